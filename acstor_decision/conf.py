@@ -14,9 +14,9 @@ from oslo_db import options as db_options
 
 from acstor_common.service import conf as common_conf
 from acstor_common.wire import decision_messages
-from acstor_decision import nova
+from acstor_decision import nova_client
 from acstor_decision.core import decider
-from acstor_decision.core import members
+from acstor_decision.core.membership import members
 
 GROUP = cfg.OptGroup("acstor_decision", title="The decision service")
 SWITCH_LOADS_NAMESPACE = "acstor.switch_loads"
@@ -177,13 +177,13 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the service's options, those of its plug-ins and those of the database."""
     for group, options in _own_opts():
         common_conf.register(conf, group, options)
-    nova.register_opts(conf)
+    nova_client.register_opts(conf)
     db_options.set_defaults(conf, connection="sqlite:////var/lib/acstor-decision/decision.sqlite")
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Return all options of acstor's own for the sample generator."""
-    of_nova = (nova.GROUP, [*nova.auth_options(), *nova.options()])
+    of_nova = (nova_client.GROUP, [*nova_client.auth_options(), *nova_client.options()])
     return [*_own_opts(), of_nova]
 
 

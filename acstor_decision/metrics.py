@@ -23,7 +23,7 @@ _NO_THRESHOLDS = threshold.Thresholds()
 
 
 @dataclasses.dataclass(frozen=True)
-class HostPicture:
+class HostMetrics:
     """One host.
 
     :param traffic_share: without chunks, in plus out, of its link's rate
@@ -55,7 +55,7 @@ class Checkpoint(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Picture:
+class InstanceMetrics:
     """What an instance knows.
 
     :param round_s: wall clock when its last round ended; 0: it has made none
@@ -83,7 +83,7 @@ class Picture:
     segment_chunks: int = 1
     places: int = 0
     traffic_cv: float = 0.0
-    hosts: Mapping[str, HostPicture] = dataclasses.field(default_factory=dict)
+    hosts: Mapping[str, HostMetrics] = dataclasses.field(default_factory=dict)
     silent: Sequence[str] = ()
     silent_total: int = 0
     heard: int = 0
@@ -103,7 +103,7 @@ class Collector(registry.Collector):
     :param by_server: checkpoints are shown for each server
     """
 
-    def __init__(self, picture: Callable[[], Picture], by_server: bool = False) -> None:
+    def __init__(self, picture: Callable[[], InstanceMetrics], by_server: bool = False) -> None:
         self._picture, self._by_server = picture, by_server
 
     def collect(self) -> Iterator[core.Metric]:
@@ -148,7 +148,7 @@ class Collector(registry.Collector):
 
 
 def serve(
-    address: str, picture: Callable[[], Picture], by_server: bool = False
+    address: str, picture: Callable[[], InstanceMetrics], by_server: bool = False
 ) -> Callable[[], None]:
     """Start the endpoint in a thread; return what stops it.
 
@@ -161,7 +161,7 @@ def serve(
     return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")
 
 
-def _of_instance(picture: Picture) -> Iterator[core.Metric]:
+def _of_instance(picture: InstanceMetrics) -> Iterator[core.Metric]:
     for name, text, value in (
         ("is_leader", "Whether this instance leads: 1, or 0", picture.leads),
         ("last_round_timestamp_seconds", "End of the last round", picture.round_s),
@@ -201,7 +201,7 @@ def _of_instance(picture: Picture) -> Iterator[core.Metric]:
         yield core.CounterMetricFamily(f"acstor_decision_{name}", text, value)
 
 
-def _of_hosts(hosts: Mapping[str, HostPicture]) -> Iterator[core.Metric]:
+def _of_hosts(hosts: Mapping[str, HostMetrics]) -> Iterator[core.Metric]:
     vnodes, share, overloaded = (
         core.GaugeMetricFamily(f"acstor_decision_host_{name}", text, labels=["host"])
         for name, text in (

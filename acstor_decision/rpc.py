@@ -101,7 +101,7 @@ def _called(
     return call
 
 
-class Rpc:
+class AgentBus:
     """Hears samples and sends tables.
 
     ``refused`` counts samples that made no sense or proved nothing.
@@ -185,7 +185,7 @@ class BusUnreachable(errors.AcstorError):
         return f"the message bus does not answer: {self.why}"
 
 
-class Caster:
+class TaskSender:
     """Sends what operators ask for; connects when there is something to send.
 
     :param conf: the global configuration

@@ -27,22 +27,22 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
-from acstor_decision import address_prover
-from acstor_decision import authority
 from acstor_decision import conf as decision_conf
-from acstor_decision import leadership
+from acstor_decision import leader_election
 from acstor_decision import metrics
-from acstor_decision import trust
-from acstor_decision.core import address_book
 from acstor_decision.core import decider
-from acstor_decision.core import health
-from acstor_decision.core import members
-from acstor_decision.core import sample_inbox
-from acstor_decision.core import sample_order
-from acstor_decision.core import table
+from acstor_decision.core import health_checks
+from acstor_decision.core import ring_conversion
 from acstor_decision.core import threshold
+from acstor_decision.core.membership import address_book
+from acstor_decision.core.membership import members
+from acstor_decision.core.membership import replay_filter
+from acstor_decision.core.membership import sample_inbox
 from acstor_decision.db import database
-from acstor_decision.db import identities
+from acstor_decision.db import identity_queries
+from acstor_decision.identity import address_verifier
+from acstor_decision.identity import certificate_authority
+from acstor_decision.identity import trust_state
 from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ HIGHEST_TRUSTED_EPOCH = hash_ring.MAX_EPOCH // 2
 WAITING_SAMPLES = 100_000
 WAITING_OF_A_HOST = 32
 """Samples of one host that wait for the next round, the newest; it sends one for each round."""
-GIVE_AGAIN_S = 45.0
+RESEND_AFTER_S = 45.0
 """How long a task is given again and again to a host that tells nothing of it; ``openstack acstor``
 waits somewhat longer before it says that a host did not hear of one."""
 TOLD_WITHIN = 2
@@ -75,17 +75,17 @@ SendTo = Callable[[str, decision_messages.RingTable], bool]
 GiveTo = Callable[[str, decision_messages.Signed], bool]
 
 
-class Prover(Protocol):
+class AddressVerifier(Protocol):
     """Connects to addresses; no method waits."""
 
     def ask(self, addresses: Iterable[address_book.Address]) -> None:
         """Have addresses connected to."""
 
-    def results(self) -> Sequence[address_prover.Proof]:
+    def results(self) -> Sequence[address_verifier.VerifyResult]:
         """Return what came of it since the last call."""
 
 
-class Service:
+class DecisionService:
     """One instance.
 
     :param publish: sends a table to all agents
@@ -98,13 +98,13 @@ class Service:
         self,
         conf: cfg.ConfigOpts,
         store: database.Database,
-        lead: leadership.Leadership,
+        lead: leader_election.LeaderElection,
         loads: base.SwitchLoads,
         *,
         publish: Publish,
         send_to: SendTo,
         give_to: GiveTo,
-        prover: Prover | None = None,
+        prover: AddressVerifier | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -120,15 +120,15 @@ class Service:
             0, hash_ring.encode(hash_ring.Ring(0, ())).decode()
         )
         self.leads = False
-        self.picture = metrics.Picture()
+        self.picture = metrics.InstanceMetrics()
         self._store, self._lead, self._loads = store, lead, loads
         self._publish, self._send_to, self._give_to = publish, send_to, give_to
         self._prover = prover
         self._clock, self._wall = clock, wall
-        self._keeper = authority.Keeper(self.own, store, wall)
-        self._trust = trust.Trust()
+        self._keeper = certificate_authority.CertificateAuthority(self.own, store, wall)
+        self._trust = trust_state.TrustState()
         self._refused_enrolments: dict[str, int] = {}
-        order: sample_order.SampleOrder[sample_inbox.Identity] = sample_order.SampleOrder(
+        order: replay_filter.ReplayFilter[sample_inbox.Identity] = replay_filter.ReplayFilter(
             members.silent_s(self.members.limits)
         )
         self._inbox = sample_inbox.SampleInbox(order, WAITING_SAMPLES, WAITING_OF_A_HOST)
@@ -143,7 +143,7 @@ class Service:
         self._failed = ""
         self._knows_loads = True
         self._heard = self._moved = 0
-        self._silent = identities.Silent()
+        self._silent = identity_queries.Silent()
         self._tables_published: collections.Counter[str] = collections.Counter()
 
     def prepare(self) -> None:
@@ -178,7 +178,7 @@ class Service:
         elif has_dropped:
             self._complaints.say("%s: a sample of it is dropped, %d wait", sample.host, waiting)
 
-    def trust(self) -> trust.Trust:
+    def trust(self) -> trust_state.TrustState:
         """Return whom the service believes; may be called from any thread."""
         return self._trust
 
@@ -225,7 +225,7 @@ class Service:
         """Look whom to believe; a host that was revoked is no member from now on."""
         self._trust = self._keeper.trust()
         self._refused_enrolments = self._store.refused_enrolments()
-        self._silent = self._store.silent_hosts(self._wall() - health.UNHEARD_S)
+        self._silent = self._store.silent_hosts(self._wall() - health_checks.UNHEARD_S)
         revoked = self._trust.revoked(self._wall())
         self.members.expel(host for host in revoked if not self._trust.is_enrolled(host))
         self.decider.revoke(revoked)
@@ -280,7 +280,7 @@ class Service:
         known = hash_ring.decode(
             (newest.table or "").encode(), f"epoch {newest.epoch} of the database"
         )
-        self.decider.replace(table.from_ring(known))
+        self.decider.replace(ring_conversion.from_ring(known))
         self.current = self._signed(newest.epoch, newest.table or "")
         for host in known.hosts:
             name = ids.HostId(host.host)
@@ -326,7 +326,7 @@ class Service:
     def _busy_levels(self) -> tuple[int, ...] | None:
         """Return the levels whose switches are busy; None if nobody can say so now."""
         hosts = {
-            host: base.HostLoad(sample.location, own_bytes_s(sample))
+            host: base.HostLoad(sample.location, other_traffic_bytes_s(sample))
             for host in self.members.living(self._clock())
             for sample in [self.members[host].last]
         }
@@ -358,7 +358,7 @@ class Service:
         :raises errors.RingFormatError: nobody would take it, this service for one
         """
         epoch = self._highest_epoch() + 1
-        text = hash_ring.encode(table.to_ring(decision.table, epoch)).decode()
+        text = hash_ring.encode(ring_conversion.to_ring(decision.table, epoch)).decode()
         if len(text) > hash_ring.MAX_FILE_BYTES:
             why = f"{len(text)} bytes, {hash_ring.MAX_FILE_BYTES} at most are taken"
             raise errors.RingFormatError(f"epoch {epoch}", hash_ring.MAX_FILE_BYTES, why)
@@ -400,7 +400,7 @@ class Service:
         """Give tasks again that were lost on their way, to hosts that can be heard."""
         now_s = self._wall()
         due_s = now_s - TOLD_WITHIN * decision_messages.COLLECTION_S
-        for given in self._store.unheard_tasks(now_s - GIVE_AGAIN_S):
+        for given in self._store.unheard_tasks(now_s - RESEND_AFTER_S):
             if given.host not in self._fresh or given.given_s > due_s:
                 continue
             LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
@@ -410,17 +410,17 @@ class Service:
             if not self._give_to(given.host, self._keeper.seal(again, signing.TASK)):
                 return
 
-    def _new_picture(self) -> metrics.Picture:
+    def _new_picture(self) -> metrics.InstanceMetrics:
         """Return what is known after a round."""
         now_s, places = self._clock(), self.decider.table.places
-        hosts: dict[str, metrics.HostPicture] = {}
+        hosts: dict[str, metrics.HostMetrics] = {}
         for host in self.members.living(now_s):
             member = self.members[host]
             vnodes = len(places[host].names) if host in places else 0
             is_overloaded = member.overloaded_in_a_row > 0
-            hosts[host] = metrics.HostPicture(vnodes, member.traffic_share(), is_overloaded)
-        silent = self._silent if self.leads and hosts else identities.Silent()
-        return metrics.Picture(
+            hosts[host] = metrics.HostMetrics(vnodes, member.traffic_share(), is_overloaded)
+        silent = self._silent if self.leads and hosts else identity_queries.Silent()
+        return metrics.InstanceMetrics(
             leads=self.leads,
             round_s=self._wall(),
             has_database=self._has_database,
@@ -447,6 +447,6 @@ class Service:
         )
 
 
-def own_bytes_s(sample: decision_messages.Sample) -> float:
+def other_traffic_bytes_s(sample: decision_messages.Sample) -> float:
     """Return what a host sent and received that were no chunks, in bytes a second."""
-    return members.own_share(sample) * sample.link_bytes_s
+    return members.other_traffic_share(sample) * sample.link_bytes_s

@@ -16,13 +16,13 @@ from acstor_common.service import conf as common_conf
 from acstor_common.service import version
 from acstor_common.wire import message_bus
 from acstor_decision import conf as decision_conf
-from acstor_decision import leadership
+from acstor_decision import leader_election
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
 from acstor_decision.api import policies
-from acstor_decision.core import enrolment
+from acstor_decision.core import enrolment_rules
 from acstor_decision.db import database
-from acstor_decision.db import samples
+from acstor_decision.db import sample_queries
 
 NAMED = 5
 """Things of one kind that are named."""
@@ -97,7 +97,7 @@ class Checks(upgradecheck.UpgradeCommands):
     def coordination(self) -> Result:
         """Say whether what instances agree by is installed."""
         try:
-            leadership.check_driver(self._conf.acstor_decision.coordination_url)
+            leader_election.check_driver(self._conf.acstor_decision.coordination_url)
         except errors.Unusable as e:
             return _failure(e)
         return _success()
@@ -140,7 +140,7 @@ class Checks(upgradecheck.UpgradeCommands):
             return _warning(NOT_LOOKED_AT)
         ours, others = version.installed(), []
         for row in self._store.hosts():
-            told = samples.health_of(row)
+            told = sample_queries.health_of(row)
             if told is None or told.version != ours:
                 others.append(f"{row.host} ({told.version if told else 'an early one'})")
         return _named(
@@ -155,11 +155,15 @@ class Checks(upgradecheck.UpgradeCommands):
             return _warning(NOT_LOOKED_AT)
         states = {row.host: row.state for row in self._store.enrolments()}
         waiting = {
-            host for host, state in states.items() if state == enrolment.EnrolmentState.WAITING
+            host
+            for host, state in states.items()
+            if state == enrolment_rules.EnrolmentState.WAITING
         }
         seen = {row.host for row in self._store.hosts()}
         known = {
-            host for host, state in states.items() if state != enrolment.EnrolmentState.FORGOTTEN
+            host
+            for host, state in states.items()
+            if state != enrolment_rules.EnrolmentState.FORGOTTEN
         }
         return _named(
             "they have no certificate",

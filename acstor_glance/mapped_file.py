@@ -9,7 +9,7 @@ from typing import IO
 
 
 @contextlib.contextmanager
-def mapped(file: IO[bytes]) -> Iterator[memoryview]:
+def map_file(file: IO[bytes]) -> Iterator[memoryview]:
     """Yield all bytes of an open file; nothing may look at them after the block."""
     file.flush()
     if not os.fstat(file.fileno()).st_size:

@@ -180,7 +180,7 @@ def is_installed(sandbox: Sandbox, program: str) -> bool:
 # What is seen of it from outside
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """Return a process and all that descend from it; those that have ended are left out."""
     found = [pid]
     for one in found:
@@ -193,19 +193,19 @@ def family(pid: int) -> list[int]:
 def resident_bytes(pid: int) -> int:
     """Return the memory that a process and its descendants take."""
     pages = 0
-    for one in family(pid):
+    for one in process_tree(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):
             pages += int(pathlib.Path(f"/proc/{one}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def starved_s(pid: int) -> float:
+def cpu_wait_s(pid: int) -> float:
     """Return how long a process has waited for a processor so far, in its unluckiest thread.
 
     0 where the kernel does not count it, or the process has ended.
     """
     longest_ns = 0
-    for one in family(pid):
+    for one in process_tree(pid):
         for path in pathlib.Path(f"/proc/{one}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
                 longest_ns = max(longest_ns, int(path.read_text().split()[1]))

@@ -40,7 +40,7 @@ class Stored(NamedTuple):
         return f"{self.size_bytes} bytes of {self.disk_format}"
 
 
-class Zeros(NamedTuple):
+class ZeroMap(NamedTuple):
     """What the agent tells of an image that it shows.
 
     :param cut: how it is cut into chunks
@@ -108,7 +108,7 @@ class AgentClient:
         """
         self._ask(control_wire.PreSeed(image_id), timeout_s)
 
-    def zeros(self, image_id: str) -> Zeros:
+    def zeros(self, image_id: str) -> ZeroMap:
         """Return where an image has zeros, and whose bytes its mirror shows.
 
         :raises errors.AgentRefused: it does not know the image, or is too old for the question
@@ -118,7 +118,7 @@ class AgentClient:
         cut = geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
         value = bytes.fromhex(said.get("os_hash_value", ""))
         os_hash = chunk_map.OsHash(said.get("os_hash_algo", ""), value)
-        return Zeros(cut, base64.b64decode(said["zeros"]), os_hash)
+        return ZeroMap(cut, base64.b64decode(said["zeros"]), os_hash)
 
     def switched_off(
         self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False
@@ -213,7 +213,7 @@ class AgentClient:
 
 def _denied(path: str) -> str:
     """Return whose a socket is, and who we are who may not use it."""
-    here = compute_user.here()
+    here = compute_user.current_user()
     who = f"this process is user {here.name}, groups {compute_user.names_of(here.groups)}"
     try:
         found = os.stat(path)

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from acstor_common import errors
-from acstor_nova import findings
+from acstor_nova import check_results
 
 COMMAND = "nova-compute"
 ACCOUNT = "nova"
@@ -68,7 +68,7 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def here() -> User:
+def current_user() -> User:
     """Return who this process is."""
     uid, gid = os.geteuid(), os.getegid()
     return User(user_name(uid), uid, gid, frozenset({gid, *os.getgroups()}))
@@ -87,13 +87,13 @@ def account(name: str) -> User:
     return User(name, found.pw_uid, found.pw_gid, groups)
 
 
-def find(name: str, root: pathlib.Path = pathlib.Path("/")) -> User:
+def find_user(name: str, root: pathlib.Path = pathlib.Path("/")) -> User:
     """Return with whose rights to look.
 
     :param name: of a user; empty: whoever runs nova-compute, or else its usual user, or else us
     :raises errors.Unusable: there is no such user
     """
-    runs = running(root)
+    runs = running_user(root)
     if runs is not None and name in ("", runs.name):
         return runs
     try:
@@ -101,10 +101,10 @@ def find(name: str, root: pathlib.Path = pathlib.Path("/")) -> User:
     except errors.Unusable:
         if name:
             raise
-        return here()
+        return current_user()
 
 
-def running(root: pathlib.Path = pathlib.Path("/")) -> User | None:
+def running_user(root: pathlib.Path = pathlib.Path("/")) -> User | None:
     """Return who the nova-compute of this host is, if one runs."""
     for pid in _pids(root):
         try:
@@ -178,7 +178,7 @@ def _is_compute(words: list[str]) -> bool:
 @contextlib.contextmanager
 def acting_as(user: User) -> Iterator[None]:
     """Have a user's rights on files and sockets, where we may take them."""
-    before = here()
+    before = current_user()
     if os.geteuid() != 0 or user.uid == 0:
         yield
         return
@@ -196,20 +196,20 @@ def _become(user: User) -> None:
     os.seteuid(user.uid)
 
 
-def finding(user: User, guards: frozenset[int]) -> findings.Finding:
+def check_user(user: User, guards: frozenset[int]) -> check_results.Finding:
     """Say with whose rights this host is looked at, and whether they are nova-compute's.
 
     :param guards: the groups that nova-compute needs; without others it works as well
     """
-    what, ours = "checked as", here()
+    what, ours = "checked as", current_user()
     if ours.uid not in (0, user.uid) or (ours.uid and not user.groups <= ours.groups):
         detail = f"{ours.name}, groups {names_of(ours.groups)}; nova-compute is {user}"
         remedy = "Run this command as root: it then looks with the rights of nova-compute."
-        return findings.Finding(what, findings.Level.WARNING, detail, remedy)
+        return check_results.Finding(what, check_results.Level.WARNING, detail, remedy)
     with contextlib.suppress(errors.Unusable):
         missing = (account(user.name).groups - user.groups) & guards
         if user.pid and user.uid and missing:
             detail = f"{user}; its account is in {names_of(missing)} too, its process is not"
             remedy = "Restart nova-compute. If that does not help, its unit names other groups."
-            return findings.Finding(what, findings.Level.WARNING, detail, remedy)
-    return findings.Finding(what, findings.Level.OK, str(user))
+            return check_results.Finding(what, check_results.Level.WARNING, detail, remedy)
+    return check_results.Finding(what, check_results.Level.OK, str(user))

@@ -23,7 +23,7 @@ NEWEST = 10
 """Checkpoints of a server that are tried, the newest first."""
 
 
-class Listed(msgspec.Struct):
+class CheckpointSummary(msgspec.Struct):
     """A checkpoint as the list has it; ``taken_at`` is its moment, in ISO 8601."""
 
     checkpoint_id: str
@@ -31,7 +31,7 @@ class Listed(msgspec.Struct):
 
 
 class _List(msgspec.Struct):
-    checkpoints: Annotated[list[Listed], msgspec.Meta(max_length=NEWEST)]
+    checkpoints: Annotated[list[CheckpointSummary], msgspec.Meta(max_length=NEWEST)]
 
 
 class Holder(msgspec.Struct):
@@ -74,7 +74,7 @@ class DecisionClient:
         self._url, self._verify = url.rstrip("/"), ca_file or True
         self._headers = {"X-Auth-Token": token, "Accept": "application/json"}
 
-    def newest(self, instance_id: str) -> list[Listed]:
+    def newest(self, instance_id: str) -> list[CheckpointSummary]:
         """Return the newest checkpoints of a server, the newest first.
 
         :raises errors.DecisionUnreachable: nobody says

@@ -34,11 +34,11 @@ from acstor_common import errors
 from acstor_common.formats import local_file
 from acstor_common.formats import recovery_marker
 from acstor_common.wire import control_wire
-from acstor_nova import composed_snapshot
 from acstor_nova import decision_client
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
 from acstor_nova import recovered_disk
+from acstor_nova.snapshots import delta_snapshot
 
 LOG = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ _LOST = frozenset(
         "ChunkLost",
         "ChunkMissing",
         "CheckpointFormatError",
-        "NotAuthentic",
-        "NumberTaken",
+        "NotAuthenticated",
+        "NumberInUse",
         "RemoteProtocolError",
         "Unusable",
         "ValueError",
@@ -80,7 +80,7 @@ _laying: set[str] = set()
 
 
 @contextlib.contextmanager
-def noted(instance_id: str, context: Any) -> Iterator[None]:
+def mark_evacuated(instance_id: str, context: Any) -> Iterator[None]:
     """Let the disks that are made in the block be those of a server that is evacuated."""
     former = _under_way.set(Evacuated(instance_id, context))
     try:
@@ -92,7 +92,7 @@ def noted(instance_id: str, context: Any) -> Iterator[None]:
 class RecoveringBase:
     """Stands before :class:`imagebackend.MirrorBase`, for disks that are made of checkpoints."""
 
-    host: imagebackend.Host
+    host: imagebackend.HostContext
     path: str
 
     def __init__(self, instance: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class RecoveringBase:
         if checkpoint_id:  # what a disk that was made before lies on
             if os.path.lexists(self.path):
                 return  # nothing is to be fetched; who starts it waits for the agent
-            raise self.host.seams.cannot_start(recovered_disk.elsewhere(checkpoint_id))
+            raise self.host.seams.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
         evacuated = _under_way.get()
         if evacuated is None or not self._is_lost(evacuated, kwargs.get("image_id")):
             super().cache(fetch_func, filename, size, safe, *args, **kwargs)  # type: ignore[misc]
@@ -148,23 +148,27 @@ class RecoveringBase:
 
         What a guest that runs has is in the memory of its QEMU, whatever its file lacks.
         """
-        if not composed_snapshot.is_of_running_guest():
-            recovered_disk.lay_again(self.host, self.path)
+        if not delta_snapshot.is_of_running_guest():
+            recovered_disk.rebase_disk(self.host, self.path)
         return super().direct_snapshot(*args, **kwargs)  # type: ignore[misc]
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Return libvirt's view of the disk; waits for the checkpoint under it, if there is one."""
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
-            recovered_disk.lay_again(self.host, self.path)
+            recovered_disk.rebase_disk(self.host, self.path)
             base = local_file.backing_of(self.path)
             if base is not None and (checkpoint_id := mirror_link.checkpoint_of(base)):
-                _wait_for_image(self.host, wait_for(self.host, checkpoint_id, base), base)
+                _wait_for_image(
+                    self.host, wait_for_checkpoint(self.host, checkpoint_id, base), base
+                )
                 self._settle(info)  # type: ignore[attr-defined]
         return info
 
 
-def _lay_newest(host: imagebackend.Host, evacuated: Evacuated, path: str, size_bytes: int) -> str:
+def _lay_newest(
+    host: imagebackend.HostContext, evacuated: Evacuated, path: str, size_bytes: int
+) -> str:
     """Lay a disk on the newest checkpoint that can be had; return the moment it is of.
 
     :raises errors.AcstorError: there is none
@@ -199,7 +203,7 @@ def _is_late(e: errors.AcstorError) -> bool:
 
 
 def _lay_in_time(
-    host: imagebackend.Host,
+    host: imagebackend.HostContext,
     recovery: decision_client.Recovery,
     base: str,
     path: str,
@@ -220,7 +224,7 @@ def _lay_in_time(
         time.sleep(ASK_AGAIN_S)
 
 
-def _base(host: imagebackend.Host, context: Any, image_id: str) -> str:
+def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
     """Return the path of an image in Nova's image cache; a link to its mirror is made now.
 
     :raises errors.Unusable: it cannot be
@@ -237,12 +241,12 @@ def _base(host: imagebackend.Host, context: Any, image_id: str) -> str:
             if e.reason is not control_wire.Fallback.NOT_ACTIVE:
                 raise errors.Unusable(what, f"it cannot be mirrored here: {e}") from e
             # Nobody gets a new server of it; this one had the image when it was active.
-            mirror_link.make(host.mirror_path(image_id), base)
+            mirror_link.make_link(host.mirror_path(image_id), base)
     return base
 
 
 def _lay(
-    host: imagebackend.Host,
+    host: imagebackend.HostContext,
     recovery: decision_client.Recovery,
     base: str,
     path: str,
@@ -263,7 +267,7 @@ def _lay(
         _laying.discard(recovery.checkpoint_id)
 
 
-def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> str:
+def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path: str) -> str:
     """Wait until what a disk lies on can be read; return the image that this lies on.
 
     :raises Exception: Nova's; it is not on this host, or the agent does not answer in time
@@ -273,7 +277,7 @@ def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> str:
         try:
             known = {one["checkpoint_id"]: one for one in host.agent.recovered()}
             if checkpoint_id not in known:
-                raise host.seams.cannot_start(recovered_disk.elsewhere(checkpoint_id))
+                raise host.seams.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
             os.stat(path)
         except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
             if time.monotonic() > ends_s:
@@ -285,7 +289,7 @@ def wait_for(host: imagebackend.Host, checkpoint_id: str, path: str) -> str:
         time.sleep(imagebackend.ASK_AGAIN_S)
 
 
-def _wait_for_image(host: imagebackend.Host, image_id: str, path: str) -> None:
+def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) -> None:
     """Wait until the image beneath a checkpoint can be read; a link that is gone is made again.
 
     :raises Exception: Nova's; it cannot
@@ -294,7 +298,7 @@ def _wait_for_image(host: imagebackend.Host, image_id: str, path: str) -> None:
     if not os.path.lexists(base) and local_file.backing_of(path) == base:
         LOG.info("%s is not there; it is made again", base)
         os.makedirs(os.path.dirname(base), exist_ok=True)
-        mirror_link.make(host.mirror_path(image_id), base)
+        mirror_link.make_link(host.mirror_path(image_id), base)
     if mirror_link.image_of(base) == image_id:
         try:
             host.wait_for(image_id)
@@ -302,7 +306,7 @@ def _wait_for_image(host: imagebackend.Host, image_id: str, path: str) -> None:
             raise host.seams.cannot_start(str(e)) from e
 
 
-def drop_unused(host: imagebackend.Host, here: Collection[str]) -> None:
+def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
     """Have the agent delete disks of checkpoints that no disk of Nova lies on any more.
 
     :param here: instances that Nova says are on this host
@@ -317,7 +321,7 @@ def drop_unused(host: imagebackend.Host, here: Collection[str]) -> None:
 
 
 def _is_used(
-    host: imagebackend.Host, checkpoint_id: str, instance_id: str, here: Collection[str]
+    host: imagebackend.HostContext, checkpoint_id: str, instance_id: str, here: Collection[str]
 ) -> bool:
     """Say whether a disk lies on it: also one that waits for a resize to be confirmed.
 
@@ -352,7 +356,7 @@ def _lies_on(disk: str, checkpoint_id: str) -> bool:
         return True
 
 
-def rebuilding(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callable[..., Any]:
+def wrap_rebuild(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callable[..., Any]:
     """Return Nova's way to build a server anew, which tells an evacuation from a rebuild.
 
     :param is_ours: says whether the disks of this host are made by acstor
@@ -362,7 +366,7 @@ def rebuilding(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callab
     def rebuild(self: Any, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
         if not kwargs.get("evacuate") or not is_ours():
             return stock(self, context, instance, *args, **kwargs)
-        with noted(instance.uuid, context):
+        with mark_evacuated(instance.uuid, context):
             return stock(self, context, instance, *args, **kwargs)
 
     return rebuild

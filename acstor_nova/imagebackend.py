@@ -6,8 +6,8 @@ disk that was made here is one that it can go on with.  The rule: whatever is
 wrong with acstor, the image or the agent, Nova then does what it does by
 itself, and says so; only what Nova itself would refuse is refused.
 
-Nothing of Nova is imported here.  What is needed comes as :class:`Seams`, and
-:mod:`acstor_nova.register` puts :class:`MirrorBase` in front of Nova's class.
+Nothing of Nova is imported here.  What is needed comes as :class:`NovaFunctions`, and
+:mod:`acstor_nova.registration` puts :class:`MirrorBase` in front of Nova's class.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _REASONS = control_wire.Fallback
 
 
 @dataclasses.dataclass(frozen=True)
-class Seams:
+class NovaFunctions:
     """What is used of Nova.
 
     :param base_name: name of an image's file in Nova's image cache
@@ -84,10 +84,10 @@ class NotEligibleError(Exception):
         return self.why
 
 
-class Host:
+class HostContext:
     """What this nova-compute knows of acstor on its host."""
 
-    def __init__(self, seams: Seams) -> None:
+    def __init__(self, seams: NovaFunctions) -> None:
         self.seams = seams
         self.fallbacks = fallbacks.Fallbacks()
 
@@ -146,7 +146,7 @@ class Host:
         # The mirror is what Nova's own conversion would have made: raw, whatever Glance has.  What
         # Glance has was inspected when the map was made of it.
         self.seams.inspect({**image, "disk_format": RAW}, image_id, path)
-        mirror_link.make(path, link)
+        mirror_link.make_link(path, link)
         self.fallbacks.tell(self.agent)
         LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
         return image
@@ -261,7 +261,7 @@ def _is_used_again(error: Exception) -> bool:
     return isinstance(error, errors.AgentRefused) and error.kind == errors.ImageIdReused.__name__
 
 
-def switch_off(host: Host, instance_id: str, *, is_taken_back: bool = False) -> None:
+def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool = False) -> None:
     """Tell the agent that an instance is being switched off, if its disk lies on a mirror.
 
     Without that a QEMU whose reads wait goes 10 s later, when libvirt kills it.
@@ -270,7 +270,7 @@ def switch_off(host: Host, instance_id: str, *, is_taken_back: bool = False) -> 
     """
     folder = os.path.join(host.seams.conf.instances_path, instance_id)
     bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
-    if any(base is not None and mirror_link.is_shown(base) for base in bases):
+    if any(base is not None and mirror_link.is_agent_file(base) for base in bases):
         try:
             host.agent.switched_off(instance_id, SWITCH_OFF_S, is_taken_back=is_taken_back)
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
@@ -295,7 +295,7 @@ def _check_eligible(image: dict[str, Any]) -> None:
 class MirrorBase:
     """Stands before Nova's Qcow2 class; :attr:`host` is set by the registration."""
 
-    host: Host
+    host: HostContext
     path: str
 
     def __init__(self, instance: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -434,7 +434,7 @@ class MirrorBase:
         if image_id is not None and not os.path.exists(base):
             LOG.info("%s is not there; it is made again", base)
             os.makedirs(os.path.dirname(base), exist_ok=True)
-            mirror_link.make(self.host.mirror_path(image_id), base)
+            mirror_link.make_link(self.host.mirror_path(image_id), base)
         return image_id
 
     def _choose_cachemode(self, info: Any) -> None:
@@ -463,7 +463,9 @@ def _pause_on_errors(info: Any) -> None:
     info.format_dom = format_dom
 
 
-def precache(host: Host, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
+def precache(
+    host: HostContext, stock: Callable[[Any, str], bool], context: Any, image_id: str
+) -> bool:
     """Do what Nova is asked when an image is to be cached; return whether it was new here.
 
     :param stock: what Nova does by itself

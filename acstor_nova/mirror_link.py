@@ -23,7 +23,7 @@ def mirror_path(mount_point: str, image_id: str) -> str:
     return os.path.join(mount_point, "images", f"{image_id}.raw")
 
 
-def make(path: str, link: str) -> None:
+def make_link(path: str, link: str) -> None:
     """Make ``link`` lead to ``path``, whatever was there before.
 
     :raises OSError: the folder cannot be written
@@ -56,7 +56,7 @@ def checkpoint_of(path: str) -> str:
     return checkpoint_in(os.path.basename(path)) if is_disk else ""
 
 
-def is_shown(base: str) -> bool:
+def is_agent_file(base: str) -> bool:
     """Say whether what a disk lies on is a file of the agent: a mirror, or a checkpoint's disk."""
     return bool(image_of(base) or checkpoint_of(base))
 

@@ -12,15 +12,15 @@ from oslo_concurrency import processutils
 from acstor_common import errors
 from acstor_common.formats import local_file
 from acstor_common.formats import recovery_marker
-from acstor_nova import disk_changes
 from acstor_nova import imagebackend
 from acstor_nova import mirror_link
+from acstor_nova.snapshots import delta_stream
 
 DISK = "disk"
 REBASE_S = 60
 
 
-def lay_again(host: imagebackend.Host, path: str) -> None:
+def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
     """Lay a disk on its checkpoint again whose QEMU ended before its file had all of that.
 
     :raises Exception: Nova's; it cannot be known, or done
@@ -43,14 +43,14 @@ def lay_again(host: imagebackend.Host, path: str) -> None:
         raise host.seams.cannot_start(why) from e
 
 
-def _check_header(host: imagebackend.Host, path: str) -> None:
+def _check_header(host: imagebackend.HostContext, path: str) -> None:
     """Check that a disk is one of ours, on an image: qemu-img follows what a header says.
 
     :raises errors.Unusable: it is not
     :raises OSError: it cannot be read
     """
     with open(path, "rb") as file:
-        disk_changes.opened(file)
+        delta_stream.open_disk(file)
     base = local_file.backing_of(path) or ""
     if os.path.dirname(base) != os.path.dirname(host.base_path("")):
         raise errors.Unusable(
@@ -58,17 +58,17 @@ def _check_header(host: imagebackend.Host, path: str) -> None:
         )
 
 
-def why_unmovable(host: imagebackend.Host, instance_id: str) -> str:
+def why_unmovable(host: imagebackend.HostContext, instance_id: str) -> str:
     """Return why a server has to stay, whose disk may lack what only this host has; else empty."""
     path = os.path.join(host.seams.conf.instances_path, instance_id, DISK)
     try:
         checkpoint_id = recovery_marker.read(path)
     except (OSError, ValueError) as e:
         return f"nobody can tell whether {path} lacks some of a checkpoint: {e}"
-    return elsewhere(checkpoint_id) if checkpoint_id else ""
+    return move_refusal_text(checkpoint_id) if checkpoint_id else ""
 
 
-def elsewhere(checkpoint_id: str) -> str:
+def move_refusal_text(checkpoint_id: str) -> str:
     """Return the words for who wants to move a server, or has moved it too early."""
     return (
         f"its disk lies on checkpoint {checkpoint_id}, which is on the host that it "

@@ -18,8 +18,8 @@ from keystoneauth1 import session as keystone_session
 from osc_lib import exceptions as osc_exceptions
 from osc_lib.command import command
 
-from acstor_osc import printable
-from acstor_osc import versions
+from acstor_osc import api_versions
+from acstor_osc import output_columns
 
 SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
@@ -42,10 +42,10 @@ class Refused(osc_exceptions.CommandError):
 class Client:
     """Asks the API in the name of whoever calls ``openstack``.
 
-    :param asked: version of the API, as :func:`versions.parse` returns it
+    :param asked: version of the API, as :func:`api_versions.parse` returns it
     """
 
-    _asked, _sent = versions.MAJOR, versions.KNOWN[0]
+    _asked, _sent = api_versions.MAJOR, api_versions.KNOWN[0]
     _timeout_s: float | None = None
 
     def __init__(
@@ -53,7 +53,7 @@ class Client:
         session: keystone_session.Session,
         region: str | None,
         interface: str | None,
-        asked: str = versions.MAJOR,
+        asked: str = api_versions.MAJOR,
     ) -> None:
         self._region, self._interface = region, interface or "public"
         self._asked = asked
@@ -69,7 +69,7 @@ class Client:
         :raises osc_exceptions.CommandError: an earlier version was asked for
         """
         made = copy.copy(self)
-        made._sent = versions.sent(self._asked, needed)
+        made._sent = api_versions.version_to_send(self._asked, needed)
         return made
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
@@ -111,18 +111,18 @@ class Client:
 
 def _message(answer: Any) -> str:
     """Return what the API says about a request that it did not fulfil, and its id in the log."""
-    request = printable.text(answer.headers.get(REQUEST_ID, "")[:REQUEST_ID_LENGTH])
+    request = output_columns.text(answer.headers.get(REQUEST_ID, "")[:REQUEST_ID_LENGTH])
     status = f"HTTP {answer.status_code}" + (f", {request}" if request else "")
     try:
         why = str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the API answered {answer.reason} for {answer.url} ({status})"
     if answer.status_code == http.HTTPStatus.NOT_ACCEPTABLE:
-        why += f": choose one with {versions.OPTION}, or upgrade the service"
-    return f"{printable.text(why)} ({status})"
+        why += f": choose one with {api_versions.OPTION}, or upgrade the service"
+    return f"{output_columns.text(why)} ({status})"
 
 
-def of(asking: command.Command, needed: str = "") -> Client:
+def client_of(asking: command.Command, needed: str = "") -> Client:
     """Return the client of the one who gave a command.
 
     :param needed: version of the API that options of the command need; else that of the command,
@@ -131,10 +131,10 @@ def of(asking: command.Command, needed: str = "") -> Client:
     """
     manager: Any = asking.app.client_manager  # openstackclient gives it what plug-ins make
     found: Client = manager.acstor
-    return found.since(needed or getattr(asking, "since", versions.KNOWN[0]))
+    return found.since(needed or getattr(asking, "since", api_versions.KNOWN[0]))
 
 
-def wait(
+def wait_until_done(
     what: str, look: Callable[[], tuple[int, int]], deadline_s: float, look_with: str = ""
 ) -> None:
     """Show progress on a terminal until all of it is done.

@@ -6,18 +6,18 @@ from typing import Any
 
 from osc_lib import exceptions
 
+from acstor_osc import api_versions
 from acstor_osc import client
-from acstor_osc import versions
 
 API_NAME = "acstor"
 API_VERSION_OPTION = "os_acstor_api_version"
-DEFAULT_API_VERSION = versions.MAJOR
-API_VERSIONS = (versions.MAJOR, *versions.KNOWN)
+DEFAULT_API_VERSION = api_versions.MAJOR
+API_VERSIONS = (api_versions.MAJOR, *api_versions.KNOWN)
 
 
 def make_client(instance: Any) -> client.Client:
     """Return what the commands ask; the service is found in Keystone's catalog."""
-    asked = versions.parse(instance._api_version[API_NAME])  # the one place that has it
+    asked = api_versions.parse(instance._api_version[API_NAME])  # the one place that has it
     return client.Client(instance.session, instance.region_name, instance.interface, asked)
 
 
@@ -26,30 +26,33 @@ def check_api_version(version: str) -> bool:
 
     :raises exceptions.CommandError: there is none that is called so
     """
-    if version == versions.NEWEST:  # openstackclient makes the name of a group of commands of it
+    if (
+        version == api_versions.NEWEST
+    ):  # openstackclient makes the name of a group of commands of it
         raise exceptions.CommandError(
-            f"acstor_api_version: write {versions.MAJOR} in clouds.yaml, which means the newest; "
-            f"{versions.NEWEST} is for {versions.OPTION} alone"
+            f"acstor_api_version: write {api_versions.MAJOR} in clouds.yaml, which means the "
+            "newest; "
+            f"{api_versions.NEWEST} is for {api_versions.OPTION} alone"
         )
-    versions.parse(version)
+    api_versions.parse(version)
     return True
 
 
 def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the option that chooses the version of the API."""
     parser.add_argument(
-        versions.OPTION,
+        api_versions.OPTION,
         type=_version,
         metavar="<version>",
         default=DEFAULT_API_VERSION,
-        help=f"version of the acstor API, {versions.KNOWN[0]} to {versions.KNOWN[-1]} or "
-        f"{versions.NEWEST} (default: the newest that client and service know)",
+        help=f"version of the acstor API, {api_versions.KNOWN[0]} to {api_versions.KNOWN[-1]} or "
+        f"{api_versions.NEWEST} (default: the newest that client and service know)",
     )
     return parser
 
 
 def _version(text: str) -> str:
     try:
-        return versions.parse(text)
+        return api_versions.parse(text)
     except exceptions.CommandError as e:
         raise argparse.ArgumentTypeError(str(e)) from e

@@ -4,10 +4,10 @@
 import dataclasses
 import statistics
 
-from acstor_decision.core import weights
-from acstor_simulator import topology
-from acstor_simulator import traces
-from acstor_simulator import workloads
+from acstor_decision.core import vnode_counts
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import topology
+from acstor_simulator.model import workloads
 
 LONGEST_S = 1800.0
 """A guest that has not booted by then counts as one that cannot."""
@@ -39,16 +39,16 @@ class Scenario:
     cv: float = 0.8
     partners: int = 8
     reach: int = 5
-    chunks: int = traces.CHUNKS
+    chunks: int = boot_traces.CHUNKS
     common: float = 0.3
     seed: int = 1
     busy: float = 0.0
-    think_s: float = traces.THINK_S
-    sizes: traces.Sizes = traces.DEBIAN
+    think_s: float = boot_traces.THINK_S
+    sizes: boot_traces.Sizes = boot_traces.DEBIAN
     longest_s: float = LONGEST_S
     workload: str = workloads.BOOT
     warm_s: float = 0.0
-    factor: float = weights.LAMBDA
+    factor: float = vnode_counts.LAMBDA
 
 
 @dataclasses.dataclass(frozen=True)

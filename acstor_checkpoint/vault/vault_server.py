@@ -4,7 +4,7 @@
 The server answers only a host that has proven its identity.  It checks before each request, and
 each second of a body, that the host's certificate was not revoked.
 
-Everything has a bound: connections (places.py), handshakes a second of an address, how long a
+Everything has a bound: connections (job_slots.py), handshakes a second of an address, how long a
 handshake, a silence and a body take, how long a connection has nothing to say.  Each connection
 has its handshake in its own thread: the reason for not taking a WSGI server, of which cheroot (10
 and 11) has all handshakes in the one thread that accepts.

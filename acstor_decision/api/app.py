@@ -23,18 +23,18 @@ from werkzeug import exceptions
 
 from acstor_common import errors
 from acstor_common.identity import token_validation
-from acstor_decision import authority
 from acstor_decision import conf as decision_conf
-from acstor_decision import nova
+from acstor_decision import nova_client
 from acstor_decision import rpc
+from acstor_decision.api import glance_client
 from acstor_decision.api import health_check
-from acstor_decision.api import image_service
 from acstor_decision.api import middleware
 from acstor_decision.api import openapi
 from acstor_decision.api import operation
-from acstor_decision.api import operations
 from acstor_decision.api import policies
+from acstor_decision.api import routes
 from acstor_decision.db import database
+from acstor_decision.identity import certificate_authority
 
 LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ DATABASE_IS_GONE = (
     "the database that [database] connection of the REST API names does not answer: the log of the "
     "API says which, and why"
 )
-_AWAY = (image_service.ImageServiceUnreachable, nova.NovaUnreachable, rpc.BusUnreachable)
+_AWAY = (glance_client.GlanceUnreachable, nova_client.NovaUnreachable, rpc.BusUnreachable)
 SEES_ALL = "acstor:image:hosts"
 """Whom this policy lets see the hosts of an image sees the images of all projects."""
 
@@ -62,14 +62,14 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
     """
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
-        return middleware.around(plain, conf)
+        return middleware.wrap_app(plain, conf)
     guarded = check_tokens(plain, conf)
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         inner = plain if environ.get("PATH_INFO") in OPEN_PATHS else guarded
         return inner(environ, start_response)
 
-    return middleware.around(app, conf)
+    return middleware.wrap_app(app, conf)
 
 
 def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
@@ -104,25 +104,25 @@ def _unavailable(message: str) -> webob.exc.HTTPServiceUnavailable:
 def make_plain_app(
     conf: cfg.ConfigOpts,
     store: database.Database,
-    images: image_service.ImageService | None = None,
-    bus: rpc.Caster | None = None,
-    asked: nova.Nova | None = None,
+    images: glance_client.GlanceClient | None = None,
+    bus: rpc.TaskSender | None = None,
+    asked: nova_client.NovaClient | None = None,
 ) -> flask.Flask:
     """Return the application without the check of tokens: it believes the headers that it gets."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.strict_slashes = False
     enforcer = policies.make_enforcer(conf)
-    keeper = authority.Keeper(conf.acstor_decision, store)
+    keeper = certificate_authority.CertificateAuthority(conf.acstor_decision, store)
     template = operation.Call(
         store=store,
         limits=decision_conf.limits(conf.acstor_decision),
-        images=images or image_service.ImageService(conf),
-        bus=bus or rpc.Caster(conf, keeper.seal),
+        images=images or glance_client.GlanceClient(conf),
+        bus=bus or rpc.TaskSender(conf, keeper.seal),
         authority=keeper,
-        nova=asked or nova.Nova(conf, image_service.CALLERS),
+        nova=asked or nova_client.NovaClient(conf, glance_client.CALLERS),
     )
-    for known in operations.ALL:
+    for known in routes.ALL:
         rule = known.path.replace("{", "<").replace("}", ">")
         view = _view(known, template, enforcer)
         app.add_url_rule(rule, known.name, view, methods=[known.method])
@@ -143,7 +143,7 @@ def _view(
         request = flask.request
         asking = context.RequestContext.from_environ(request.environ)
         if not enforcer.authorize(known.policy, {}, asking, do_raise=False):
-            raise operation.Refused(
+            raise operation.RequestRefused(
                 http.HTTPStatus.FORBIDDEN,
                 f"the policy {known.policy} does not let you do this; it asks for {known.rule}, "
                 f"and a token of the scope {' or '.join(policies.SCOPES)}",
@@ -155,7 +155,7 @@ def _view(
             body=_body(known),
             sees_all=enforcer.authorize(SEES_ALL, {}, asking, do_raise=False),
             user_id=asking.user_id or "",
-            address=middleware.address_of(request.remote_addr or ""),
+            address=middleware.client_address(request.remote_addr or ""),
             auth=request.environ.get("keystone.token_auth"),
         )
         return _json(known.handler(call), known.status)
@@ -166,31 +166,31 @@ def _view(
 def _body(known: operation.Operation) -> msgspec.Struct:
     """Return what a body says; an empty one says what is usual.
 
-    :raises operation.Refused: it is not what this operation can be told
+    :raises operation.RequestRefused: it is not what this operation can be told
     """
     raw = flask.request.get_data(cache=False).strip()
     try:
         return msgspec.json.decode(b"{}" if raw in (b"", b"null") else raw, type=known.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, f"body: {e}") from e
+        raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, f"body: {e}") from e
 
 
 def _query(known: operation.Operation) -> msgspec.Struct:
     try:
         return msgspec.convert(flask.request.args.to_dict(), known.query, strict=False)
     except msgspec.ValidationError as e:
-        raise operation.Refused(http.HTTPStatus.BAD_REQUEST, f"query: {e}") from e
+        raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, f"query: {e}") from e
 
 
 def _check_version() -> None:
     """Refuse a client that says it needs another version of the API than this one.
 
-    :raises operation.Refused: it does
+    :raises operation.RequestRefused: it does
     """
     service, _, wanted = flask.request.headers.get("OpenStack-API-Version", "").partition(" ")
     if service != "acstor" or wanted.strip() in ("latest", *openapi.VERSIONS):
         return
-    raise operation.Refused(
+    raise operation.RequestRefused(
         http.HTTPStatus.NOT_ACCEPTABLE,
         f"there is no version {wanted[:16]!r} here, but {', '.join(openapi.VERSIONS)}",
     )
@@ -215,7 +215,7 @@ def _healthz(check: health_check.HealthCheck) -> flask.Response:
 
 def _fault(error: Exception) -> flask.Response:
     """Answer what somebody can do something about, and keep the rest for the log."""
-    if isinstance(error, operation.Refused):
+    if isinstance(error, operation.RequestRefused):
         status, message = error.status, str(error)
     elif isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)

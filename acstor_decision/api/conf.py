@@ -8,7 +8,7 @@ from oslo_policy import opts as policy_opts
 
 from acstor_common.identity import token_validation
 from acstor_common.service import conf as common_conf
-from acstor_decision.api import image_service
+from acstor_decision.api import glance_client
 
 GROUP = cfg.OptGroup("acstor_decision_api", title="The REST API of the decision service")
 
@@ -51,4 +51,4 @@ def set_defaults() -> None:
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
     """Return the options for the sample generator."""
-    return [(GROUP, OPTS), (image_service.GROUP, image_service.options())]
+    return [(GROUP, OPTS), (glance_client.GROUP, glance_client.options())]

@@ -40,7 +40,7 @@ class DatabaseAnswers(pluginbase.HealthcheckBaseExtension):
         return pluginbase.HealthcheckResult(available=True, reason="OK")
 
 
-def around(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
+def wrap_app(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
     """Return the application with all that is done around it.
 
     :param inner: what checks tokens, and answers
@@ -60,12 +60,12 @@ def around(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
     return made
 
 
-def address_of(told: str) -> str:
+def client_address(told: str) -> str:
     """Return the address that a request comes from; empty if what is told is none.
 
     Behind a proxy it is what the client's own proxies told, the first of them first.
 
-    >>> [address_of(told) for told in ("192.0.2.7, 10.0.0.1", '"[2001:db8::7]:4711"', "x" * 9999)]
+    >>> [client_address(told) for told in ("192.0.2.7, 10.0.0.1", '"[2001:db8::7]:4711"', "x" * 9999)]
     ['192.0.2.7', '2001:db8::7', '']
     """
     first = told[:256].partition(",")[0].strip().strip('"')

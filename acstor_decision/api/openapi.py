@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from acstor_decision.api import operation
-from acstor_decision.api import operations
+from acstor_decision.api import routes
 
 VERSIONS = ("1.0",)
 """Versions of the API, the oldest first: paths have the first number, additions raise the second.
@@ -40,11 +40,11 @@ class Fault(msgspec.Struct, frozen=True):
 
 def document() -> dict[str, Any]:
     """Return the document, as JSON takes it."""
-    answers = {known.answer: known for known in operations.ALL}
-    bodies = {known.body: known for known in operations.ALL if known.body is not operation.NoBody}
+    answers = {known.answer: known for known in routes.ALL}
+    bodies = {known.body: known for known in routes.ALL if known.body is not operation.NoBody}
     _, schemas = msgspec.json.schema_components([*answers, *bodies, Fault], ref_template=_REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
-    for known in operations.ALL:
+    for known in routes.ALL:
         paths.setdefault(known.path, {})[known.method.lower()] = _shown(known)
     made: dict[str, Any] = {
         "openapi": "3.1.0",

@@ -18,12 +18,12 @@ from keystoneauth1 import plugin
 
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_decision import authority
-from acstor_decision import nova as nova_
+from acstor_decision import nova_client
 from acstor_decision import rpc
-from acstor_decision.api import image_service
-from acstor_decision.core import members
+from acstor_decision.api import glance_client
+from acstor_decision.core.membership import members
 from acstor_decision.db import database
+from acstor_decision.identity import certificate_authority
 
 READER = "rule:acstor:reader"
 ADMIN = "rule:acstor:admin"
@@ -32,7 +32,7 @@ AGENT = "rule:acstor:agent"
 RECOVERY = "rule:acstor:recovery"
 
 
-class Refused(errors.AcstorError):
+class RequestRefused(errors.AcstorError):
     """The request cannot be fulfilled, and the client can correct it.
 
     :param status: of the answer, 400 to 499
@@ -77,10 +77,10 @@ class Call:
 
     store: database.Database
     limits: members.Limits
-    images: image_service.ImageService
-    bus: rpc.Caster
-    authority: authority.Keeper
-    nova: nova_.Nova | None = None
+    images: glance_client.GlanceClient
+    bus: rpc.TaskSender
+    authority: certificate_authority.CertificateAuthority
+    nova: nova_client.NovaClient | None = None
     path: dict[str, str] = dataclasses.field(default_factory=dict)
     query: Any = None
     body: Any = None
@@ -137,7 +137,7 @@ def host_id(text: str) -> ids.HostId:
     try:
         return ids.parse_host_id(text)
     except ValueError as e:
-        raise Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+        raise RequestRefused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
 
 
 def image_id(text: str) -> ids.ImageId:
@@ -148,7 +148,7 @@ def image_id(text: str) -> ids.ImageId:
     try:
         return ids.parse_image_id(text)
     except ValueError as e:
-        raise Refused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
+        raise RequestRefused(http.HTTPStatus.BAD_REQUEST, str(e)) from e
 
 
 def server_id(text: str) -> str:
@@ -164,6 +164,6 @@ def since_s(call: Call) -> float:
     return call.wall() - call.limits.dead_after_samples * call.limits.collection_s
 
 
-def not_found(what: str) -> Refused:
+def not_found(what: str) -> RequestRefused:
     """Return the refusal of something that is not there."""
-    return Refused(http.HTTPStatus.NOT_FOUND, f"{what} is not known")
+    return RequestRefused(http.HTTPStatus.NOT_FOUND, f"{what} is not known")

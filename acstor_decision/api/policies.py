@@ -8,7 +8,7 @@ from oslo_config import cfg
 from oslo_policy import policy
 
 from acstor_decision.api import operation
-from acstor_decision.api import operations
+from acstor_decision.api import routes
 
 SCOPES = ["system", "project"]
 """Of tokens that may be used: administrators of clouds have either; one of a domain is for nothing
@@ -44,7 +44,7 @@ BASE = tuple(
 
 def list_rules() -> Iterator[policy.RuleDefault]:
     """Yield every rule with its default; ``oslopolicy-sample-generator`` prints them."""
-    return itertools.chain(BASE, (_rule_of(known) for known in operations.ALL))
+    return itertools.chain(BASE, (_rule_of(known) for known in routes.ALL))
 
 
 def make_enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:

@@ -20,16 +20,16 @@ from acstor_common.service import console_script
 from acstor_common.service import signals
 from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
-from acstor_decision import address_prover
-from acstor_decision import checkpoints
+from acstor_decision import checkpoint_registry
 from acstor_decision import conf as decision_conf
-from acstor_decision import intervals
-from acstor_decision import leadership
+from acstor_decision import interval_lookup
+from acstor_decision import leader_election
 from acstor_decision import metrics
-from acstor_decision import nova
+from acstor_decision import nova_client
 from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.db import database
+from acstor_decision.identity import address_verifier
 from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
@@ -59,11 +59,15 @@ def run(conf: cfg.ConfigOpts) -> int:
     own = conf.acstor_decision
     loads = base.load(own.switch_loads, conf)
     store = database.Database(conf)
-    leadership.check_driver(own.coordination_url)
-    lead = leadership.Leadership(own.coordination_url, own.instance, decision_messages.COLLECTION_S)
-    bus: rpc.Rpc
-    prover = address_prover.AddressProver(lambda: made.trust()) if own.verify_addresses else None
-    made = service.Service(
+    leader_election.check_driver(own.coordination_url)
+    lead = leader_election.LeaderElection(
+        own.coordination_url, own.instance, decision_messages.COLLECTION_S
+    )
+    bus: rpc.AgentBus
+    prover = (
+        address_verifier.AddressVerifier(lambda: made.trust()) if own.verify_addresses else None
+    )
+    made = service.DecisionService(
         conf,
         store,
         lead,
@@ -73,20 +77,20 @@ def run(conf: cfg.ConfigOpts) -> int:
         give_to=lambda host, task: bus.give(host, task),
         prover=prover,
     )
-    asked = nova.Nova(conf)
-    kept = checkpoints.Checkpoints(
+    asked = nova_client.NovaClient(conf)
+    kept = checkpoint_registry.CheckpointRegistry(
         store,
         asked,
         made.trust,
-        intervals.Intervals(asked, own.checkpoint_metadata_min_interval_s),
+        interval_lookup.IntervalLookup(asked, own.checkpoint_metadata_min_interval_s),
         kept=own.checkpoints_per_server,
         kept_after_s=float(own.checkpoint_retention_after_delete_s),
     )
     if not _wait_for_database(store, made.prepare, stopping):
         return 0
-    bus = rpc.Rpc(conf, own.instance, made.hear, made.current_ring, kept.answers())
+    bus = rpc.AgentBus(conf, own.instance, made.hear, made.current_ring, kept.answers())
 
-    def picture() -> metrics.Picture:
+    def picture() -> metrics.InstanceMetrics:
         return dataclasses.replace(
             made.picture,
             refused={**made.picture.refused, **bus.refused},
@@ -144,7 +148,7 @@ def _wait_for_database(
     return False
 
 
-def _rounds(made: service.Service, collection_s: float, stopping: threading.Event) -> None:
+def _rounds(made: service.DecisionService, collection_s: float, stopping: threading.Event) -> None:
     """Make a round in every collection; one that took too long delays the next, and no more."""
     due_s = time.monotonic()
     while not stopping.is_set():

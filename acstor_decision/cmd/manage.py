@@ -19,12 +19,12 @@ from acstor_common.service import argument_types
 from acstor_common.service import console_script
 from acstor_common.util import atomic_file
 from acstor_common.util import printable_text
-from acstor_decision import authority
 from acstor_decision import conf as decision_conf
-from acstor_decision.core import enrolment
-from acstor_decision.db import connection
+from acstor_decision.core import enrolment_rules
+from acstor_decision.db import connection_url
 from acstor_decision.db import database
 from acstor_decision.db import models
+from acstor_decision.identity import certificate_authority
 
 HISTORY_LIMIT = 10_000
 ANSWER_S = 3600
@@ -43,7 +43,7 @@ def main() -> int:
     except (
         errors.Unusable,
         errors.NotAuthenticated,
-        enrolment.Refused,
+        enrolment_rules.EnrolmentRefused,
         cfg.Error,
         OSError,
     ) as e:
@@ -64,8 +64,9 @@ def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
     try:
         if not (arguments.makes_tables or store.is_current()):
             raise errors.Unusable(
-                connection.OPTION,
-                f"{connection.shown(conf.database.connection)} has not the tables of this version",
+                connection_url.OPTION,
+                f"{connection_url.redacted_url(conf.database.connection)} has not the tables of "
+                "this version",
                 "Run acstor-decision-manage db-sync",
             )
         arguments.do(store, arguments)
@@ -112,8 +113,12 @@ def _add_authority(parser: argparse.ArgumentParser) -> None:
     )
     show.set_defaults(do=_show_authority)
     for name, kind, text in (
-        ("renew-ca", authority.CA, "create a new key for certificates"),
-        ("renew-signer", authority.SIGNER, "create a new key for v-node tables and tasks"),
+        ("renew-ca", certificate_authority.CA, "create a new key for certificates"),
+        (
+            "renew-signer",
+            certificate_authority.SIGNER,
+            "create a new key for v-node tables and tasks",
+        ),
     ):
         renew = commands.add_parser(name, help=text)
         renew.add_argument(
@@ -150,8 +155,10 @@ def _with_host(command: argparse.ArgumentParser, do: object) -> argparse.Argumen
     return command
 
 
-def _keeper(store: database.Database, arguments: argparse.Namespace) -> authority.Keeper:
-    return authority.Keeper(arguments.conf.acstor_decision, store)
+def _keeper(
+    store: database.Database, arguments: argparse.Namespace
+) -> certificate_authority.CertificateAuthority:
+    return certificate_authority.CertificateAuthority(arguments.conf.acstor_decision, store)
 
 
 def _show_authority(store: database.Database, arguments: argparse.Namespace) -> None:
@@ -162,13 +169,13 @@ def _show_authority(store: database.Database, arguments: argparse.Namespace) -> 
         return
     for found in certificates.read_ca(keeper.ca()):
         print(f"issues certificates, or did: {certificates.described(found)}")
-    for kind in (authority.CA, authority.SIGNER):
+    for kind in (certificate_authority.CA, certificate_authority.SIGNER):
         for row in keeper.keys(kind):
             print(f"{kind} {row.number}: signs from {_day(row.signs_from_s)} on, {_until(row)}")
 
 
 def _until(row: models.AuthorityKey) -> str:
-    if row.trusted_until_s == authority.STOLEN_S:
+    if row.trusted_until_s == certificate_authority.STOLEN_S:
         return "stolen: not trusted"
     return f"until {'trusted' if row.trusted_until_s is None else _day(row.trusted_until_s)}"
 
@@ -178,7 +185,7 @@ def _day(at_s: float) -> str:
 
 
 def _renew(store: database.Database, arguments: argparse.Namespace) -> None:
-    if arguments.kind == authority.CA and arguments.conf.acstor_decision.ca_dir:
+    if arguments.kind == certificate_authority.CA and arguments.conf.acstor_decision.ca_dir:
         raise errors.Unusable(
             "[acstor_decision] ca_dir",
             "the authority is one of your own, and renewed where it is kept",

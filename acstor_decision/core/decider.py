@@ -22,14 +22,14 @@ from acstor_common.ring import hash_ring
 from acstor_common.ring import location
 from acstor_common.ring import location_policies
 from acstor_common.util import minhash
-from acstor_decision.core import handover
-from acstor_decision.core import members
-from acstor_decision.core import outlets
+from acstor_decision.core import link_capacity
+from acstor_decision.core import place_routing
+from acstor_decision.core import remap
 from acstor_decision.core import segment_length
-from acstor_decision.core import standing
 from acstor_decision.core import streak
 from acstor_decision.core import threshold
-from acstor_decision.core import weights
+from acstor_decision.core import vnode_counts
+from acstor_decision.core.membership import members
 
 V = TypeVar("V")
 
@@ -65,12 +65,12 @@ class Policy:
     segment_chunks: int | None = None
 
 
-class Place(NamedTuple):
+class TableHost(NamedTuple):
     """One host of a table."""
 
     address: str
     location: str
-    names: handover.Names
+    names: remap.Names
 
 
 class Table(NamedTuple):
@@ -81,13 +81,13 @@ class Table(NamedTuple):
     :param segment_chunks: see :class:`acstor_common.ring.hash_ring.Ring`
     """
 
-    places: Mapping[ids.HostId, Place]
+    places: Mapping[ids.HostId, TableHost]
     thresholds: threshold.Thresholds = threshold.Thresholds()
     revoked: Mapping[str, int] = MappingProxyType({})
     outward: location_policies.LocationPolicies = MappingProxyType({})
     segment_chunks: int = 1
 
-    def owners(self) -> handover.Owners:
+    def owners(self) -> remap.Owners:
         """Return the v-nodes of every host."""
         return {host: place.names for host, place in self.places.items()}
 
@@ -132,7 +132,7 @@ class Decider:
         self._busy: Collection[int] = ()
         self._collections = 0
         needed = known.limits.overload_collections
-        self._standing = standing.Standing(needed, table.outward)
+        self._standing = place_routing.PlaceRouting(needed, table.outward)
         self._revoked: Mapping[str, int] = table.revoked
 
     def observe(self, busy: Collection[int] | None = ()) -> None:
@@ -159,20 +159,23 @@ class Decider:
         self._collections += 1
         known = sorted(host for host in levels if host in self._members)
         readers = {
-            host: outlets.reader(levels[host], self._members[host].last)
-            for host in outlets.in_turn(known, self._collections)
+            host: link_capacity.peer_waits(levels[host], self._members[host].last)
+            for host in link_capacity.select_hosts(known, self._collections)
         }
-        self._standing.note_slowness(outlets.slowness(readers, levels))
+        self._standing.note_slowness(link_capacity.slowness(readers, levels))
         if outer is None:
             return
-        groups: dict[str, dict[ids.HostId, outlets.Reader]] = collections.defaultdict(dict)
+        groups: dict[str, dict[ids.HostId, link_capacity.PeerWaits]] = collections.defaultdict(dict)
         for host, reader in readers.items():
             groups["/".join(location.ancestor(reader.levels, near))][host] = reader
         depth = len(next(iter(levels.values())))
         outers = [outer, *range(near + 1, min(outer, depth + 1))]
         self._standing.note_waits(
             outer,
-            {name: outlets.waits_of(group, levels, near, outers) for name, group in groups.items()},
+            {
+                name: link_capacity.group_waits(group, levels, near, outers)
+                for name, group in groups.items()
+            },
         )
 
     def revoke(self, revoked: Mapping[str, int]) -> None:
@@ -218,7 +221,9 @@ class Decider:
             self._standing.replace(table.outward)
             self._members.forget_overloads()
 
-    def _steady(self, living: Collection[ids.HostId], drained: Collection[str]) -> weights.Counts:
+    def _steady(
+        self, living: Collection[ids.HostId], drained: Collection[str]
+    ) -> vnode_counts.Counts:
         """Return the counts that change nothing but what members make necessary."""
         base = min(self.policy.vnodes_per_host, hash_ring.MAX_POINTS // max(1, len(living)))
         owned = {host: len(place.names) for host, place in self.table.places.items()}
@@ -227,14 +232,14 @@ class Decider:
             return counts
         return {host: min(count, base) for host, count in counts.items()}
 
-    def _is_relief(self, steady: weights.Counts, remapped: Decision) -> bool:
+    def _is_relief(self, steady: vnode_counts.Counts, remapped: Decision) -> bool:
         """Say whether overloaded hosts lose enough; if not, the rest would move to and fro."""
         places = remapped.table.places
         owned = sum(steady[host] for host in remapped.overloaded)
         lost = owned - sum(len(places[host].names) for host in remapped.overloaded)
         return lost > self.policy.least_moved * owned
 
-    def _by_traffic(self, steady: weights.Counts) -> weights.Counts:
+    def _by_traffic(self, steady: vnode_counts.Counts) -> vnode_counts.Counts:
         """Return Equation 1's counts of the hosts that may be homes; the others stay without."""
         homes = [host for host, count in steady.items() if count]
         fastest = max((self._members[host].last.link_bytes_s for host in homes), default=1)
@@ -243,8 +248,8 @@ class Decider:
         most = min(most, hash_ring.MAX_VNODES)
         if self.policy.factor is not None:
             most = min(most, hash_ring.MAX_POINTS // max(1, len(homes)))
-            return steady | weights.printed(traffic, self.policy.factor, most)
-        return steady | weights.counts(traffic, sum(steady.values()), most)
+            return steady | vnode_counts.printed_counts(traffic, self.policy.factor, most)
+        return steady | vnode_counts.bounded_counts(traffic, sum(steady.values()), most)
 
     def _traffic(self, host: ids.HostId, fastest_bytes_s: int) -> float:
         """Return a host's traffic for Equation 1; a link half as fast is busy twice as much."""
@@ -254,26 +259,26 @@ class Decider:
         return share * fastest_bytes_s / link_bytes_s
 
     def _decision(
-        self, wanted: weights.Counts, reason: Reason, overloaded: tuple[ids.HostId, ...] = ()
+        self, wanted: vnode_counts.Counts, reason: Reason, overloaded: tuple[ids.HostId, ...] = ()
     ) -> Decision:
         old = self.table.owners()
-        owners = handover.hand_over(old, wanted, self._similarity)
+        owners = remap.remap_vnodes(old, wanted, self._similarity)
         levels = self._usual_levels(owners)
         places = {
-            host: Place(self._members[host].last.address, self._location(host, levels), names)
+            host: TableHost(self._members[host].last.address, self._location(host, levels), names)
             for host, names in owners.items()
         }
         thresholds = threshold.Thresholds()
         if levels is not None:
             thresholds = self._settled(self._thresholds, self.table.thresholds)
-        moved = handover.moved_between(old, owners)
+        moved = remap.count_moved(old, owners)
         outward = self._outward(places.values(), thresholds.near)
         segment_chunks = self._settled(self._segment_chunks, self.table.segment_chunks)
         table = Table(places, thresholds, self._revoked, outward, segment_chunks)
         return Decision(table, reason, moved, overloaded)
 
     def _outward(
-        self, places: Iterable[Place], near: int | None
+        self, places: Iterable[TableHost], near: int | None
     ) -> location_policies.LocationPolicies:
         """Return what is said of places that there are."""
         if near is None:

@@ -28,17 +28,17 @@ from sqlalchemy import orm
 from acstor_common import errors
 from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import decision_messages
-from acstor_decision.db import boots as boots_
-from acstor_decision.db import checkpoint_failures
-from acstor_decision.db import checkpoints as checkpoints_
-from acstor_decision.db import connection as connection_
-from acstor_decision.db import given_tasks
-from acstor_decision.db import held_images
-from acstor_decision.db import identities
-from acstor_decision.db import listeners as listeners_
+from acstor_decision.db import boot_queries
+from acstor_decision.db import checkpoint_failure_queries
+from acstor_decision.db import checkpoint_queries
+from acstor_decision.db import connection_url
+from acstor_decision.db import identity_queries
+from acstor_decision.db import image_queries
+from acstor_decision.db import listener_queries
 from acstor_decision.db import migrations
 from acstor_decision.db import models
-from acstor_decision.db import samples as samples_
+from acstor_decision.db import sample_queries
+from acstor_decision.db import task_queries
 
 ENGINE_OPTIONS = (
     "connection",
@@ -67,12 +67,12 @@ class DatabaseError(errors.AcstorError):
         self.where, self.why = where, why
 
     def __str__(self) -> str:
-        return f"{connection_.OPTION}: {self.where}: {self.why}"
+        return f"{connection_url.OPTION}: {self.where}: {self.why}"
 
     def as_unusable(self) -> errors.Unusable:
         """Return what a command ends with."""
         remedy = "Does it run, and may this user read and write it?"
-        return errors.Unusable(connection_.OPTION, f"{self.where}: {self.why}", remedy)
+        return errors.Unusable(connection_url.OPTION, f"{self.where}: {self.why}", remedy)
 
 
 class EpochTaken(errors.AcstorError):
@@ -133,17 +133,17 @@ class Database:
     :raises errors.Unusable: they name no database that can be used here
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, answer_s: int = connection_.ANSWER_S) -> None:
-        connection_.check_driver(conf.database.connection or "")
-        connection_.keep_private(conf.database.connection)
-        connection_.bound_waits(conf.database.connection, answer_s)
+    def __init__(self, conf: cfg.ConfigOpts, answer_s: int = connection_url.ANSWER_S) -> None:
+        connection_url.check_driver(conf.database.connection or "")
+        connection_url.restrict_file_mode(conf.database.connection)
+        connection_url.bound_waits(conf.database.connection, answer_s)
         self._contexts = enginefacade.transaction_context()
         options = {name: getattr(conf.database, name) for name in ENGINE_OPTIONS}
         for name in ("connection", "slave_connection"):
             if options[name]:
-                options[name] = connection_.with_deadline(options[name], answer_s)
+                options[name] = connection_url.with_deadline(options[name], answer_s)
         self._contexts.configure(max_retries=0, **options)
-        self._where = connection_.shown(conf.database.connection)
+        self._where = connection_url.redacted_url(conf.database.connection)
 
     def engine(self) -> engine.Engine:
         """Return what migrations work on.
@@ -180,7 +180,7 @@ class Database:
         try:
             yield
         except (exception.DBError, sa.exc.DatabaseError) as e:
-            raise DatabaseError(self._where, connection_.why(e)) from e
+            raise DatabaseError(self._where, connection_url.error_reason(e)) from e
 
     def _read(self, work: Callable[[orm.Session], _T]) -> _T:
         with self._told():
@@ -291,43 +291,45 @@ class Database:
         :param samples: by host, with how many overloaded collections in a row it ended
         """
         if samples:
-            self._write(lambda session: samples_.note(session, samples))
+            self._write(lambda session: sample_queries.record_samples(session, samples))
 
     # Images
 
-    def images(self, after: str, limit: int, since_s: float) -> list[held_images.OnHosts]:
+    def images(self, after: str, limit: int, since_s: float) -> list[image_queries.ImageTotals]:
         """Return images with what hosts hold of them together, in the order of their ids.
 
         :param after: begin behind this id
         :param since_s: hosts that were not heard since then do not count
         """
-        return self._read(lambda session: held_images.every(session, after, limit, since_s))
+        return self._read(lambda session: image_queries.list_images(session, after, limit, since_s))
 
-    def image(self, image_id: str, since_s: float) -> held_images.OnHosts | None:
+    def image(self, image_id: str, since_s: float) -> image_queries.ImageTotals | None:
         """Return one image; None if no host holds it."""
-        return self._read(lambda session: held_images.one(session, image_id, since_s))
+        return self._read(lambda session: image_queries.get_image(session, image_id, since_s))
 
     def image_hosts(self, image_id: str, since_s: float) -> list[models.HeldImage]:
         """Return what each host holds of an image, in the order of their ids."""
-        return self._read(lambda session: held_images.of_image(session, image_id, since_s))
+        return self._read(lambda session: image_queries.list_hosts(session, image_id, since_s))
 
-    def needed_images(self, since_s: float, lately_s: float, limit: int) -> held_images.Needed:
+    def needed_images(self, since_s: float, lately_s: float, limit: int) -> image_queries.Needed:
         """Return the images that hosts use and that are not whole there, ``limit`` at most.
 
         :param since_s: hosts that were not heard since then do not count
         :param lately_s: those that were not heard since then are silent
         """
-        return self._read(lambda session: held_images.needed(session, since_s, lately_s, limit))
+        return self._read(
+            lambda session: image_queries.list_needed(session, since_s, lately_s, limit)
+        )
 
-    def uses(self, since_s: float, limit: int) -> held_images.Uses:
-        """See :func:`held_images.uses`."""
-        return self._read(lambda session: held_images.uses(session, since_s, limit))
+    def uses(self, since_s: float, limit: int) -> image_queries.Uses:
+        """See :func:`image_queries.count_uses`."""
+        return self._read(lambda session: image_queries.count_uses(session, since_s, limit))
 
     # Boots
 
     def boots(self, server_id: str) -> list[models.Boot]:
         """Return the last boot of a server on each host that told of one, the newest last."""
-        return self._read(lambda session: boots_.of_server(session, server_id))
+        return self._read(lambda session: boot_queries.list_of_server(session, server_id))
 
     # Checkpoints
 
@@ -335,14 +337,16 @@ class Database:
         self, taken: checkpoint_messages.RegisteredCheckpoint, told_s: float, kept: int
     ) -> list[models.Checkpoint] | None:
         """See :func:`checkpoints.note`."""
-        return self._write(lambda session: checkpoints_.note(session, taken, told_s, kept))
+        return self._write(
+            lambda session: checkpoint_queries.insert_checkpoint(session, taken, told_s, kept)
+        )
 
     def checkpoints(
         self, marker: str, limit: int, instance_id: str, host: str, project_id: str = ""
     ) -> list[models.Checkpoint]:
         """Return checkpoints, the newest first; see :func:`checkpoints.every`."""
         wanted = marker, limit, instance_id, host, project_id
-        return self._read(lambda session: checkpoints_.every(session, *wanted))
+        return self._read(lambda session: checkpoint_queries.list_checkpoints(session, *wanted))
 
     def checkpoint(self, checkpoint_id: str) -> models.Checkpoint | None:
         """Return one checkpoint."""
@@ -350,45 +354,51 @@ class Database:
 
     def checkpoints_of_host(self, host: str, limit: int) -> list[models.Checkpoint]:
         """Return the checkpoints that a host took."""
-        return self._read(lambda session: checkpoints_.of_host(session, host, limit))
+        return self._read(lambda session: checkpoint_queries.list_of_host(session, host, limit))
 
     def checkpointed_hosts(self, hosts: Collection[str]) -> set[str]:
         """Return those of these hosts that took a checkpoint which is there still."""
-        return self._read(lambda session: checkpoints_.of_hosts(session, hosts))
+        return self._read(lambda session: checkpoint_queries.hosts_with_checkpoints(session, hosts))
 
     def checkpointed_instances(self, after: str, limit: int) -> list[str]:
         """Return instances that have checkpoints, in the order of their ids, behind ``after``."""
-        return self._read(lambda session: checkpoints_.instances(session, after, limit))
+        return self._read(lambda session: checkpoint_queries.list_instances(session, after, limit))
 
     def note_checkpoint_failures(
         self, host: str, failing: Sequence[checkpoint_messages.Failing], now_s: float
     ) -> None:
-        """See :func:`checkpoint_failures.note`."""
-        self._write(lambda session: checkpoint_failures.note(session, host, failing, now_s))
+        """See :func:`checkpoint_failure_queries.record_failures`."""
+        self._write(
+            lambda session: checkpoint_failure_queries.record_failures(
+                session, host, failing, now_s
+            )
+        )
 
     def checkpoint_failures(
         self, now_s: float
     ) -> dict[str, tuple[checkpoint_messages.Failing, ...]]:
-        """See :func:`checkpoint_failures.every`."""
-        return self._read(lambda session: checkpoint_failures.every(session, now_s))
+        """See :func:`checkpoint_failure_queries.list_failures`."""
+        return self._read(lambda session: checkpoint_failure_queries.list_failures(session, now_s))
 
-    def newest_checkpoints(self) -> list[checkpoints_.Newest]:
+    def newest_checkpoints(self) -> list[checkpoint_queries.Newest]:
         """Return the newest checkpoint of each instance that is on a host."""
-        return self._read(checkpoints_.newest)
+        return self._read(checkpoint_queries.list_newest)
 
     def note_presence(self, instance_id: str, host: str | None, now_s: float, kept_s: float) -> int:
         """See :func:`checkpoints.note_presence`."""
         seen = instance_id, host, now_s, kept_s
-        return self._write(lambda session: checkpoints_.note_presence(session, *seen))
+        return self._write(lambda session: checkpoint_queries.record_presence(session, *seen))
 
     def note_recovery(self, checkpoint_id: str, now_s: float) -> models.Checkpoint | None:
         """See :func:`checkpoints.note_recovery`."""
         given = checkpoint_id, now_s
-        return self._write(lambda session: checkpoints_.note_recovery(session, *given))
+        return self._write(lambda session: checkpoint_queries.record_recovery(session, *given))
 
     def forget_checkpoint(self, checkpoint_id: str) -> bool:
         """Forget a checkpoint; say whether it was there."""
-        return self._write(lambda session: checkpoints_.forget(session, checkpoint_id))
+        return self._write(
+            lambda session: checkpoint_queries.delete_checkpoint(session, checkpoint_id)
+        )
 
     # Images and boots
 
@@ -396,9 +406,11 @@ class Database:
         """Forget what silent hosts told of images and checkpoints, and boots that are long over."""
 
         def work(session: orm.Session) -> None:
-            held_images.forget_silent(session, now_s - held_images.KEPT_S)
-            boots_.forget(session, now_s - boots_.KEPT_S)
-            checkpoint_failures.forget(session, now_s - checkpoint_failures.KEPT_S)
+            image_queries.forget_silent(session, now_s - image_queries.KEPT_S)
+            boot_queries.delete_before(session, now_s - boot_queries.KEPT_S)
+            checkpoint_failure_queries.delete_before(
+                session, now_s - checkpoint_failure_queries.KEPT_S
+            )
 
         self._write(work)
 
@@ -409,64 +421,66 @@ class Database:
     ) -> None:
         """Note that hosts were given a task about an image, in place of the one before."""
         if hosts:
-            self._write(lambda session: given_tasks.note(session, hosts, task, given_s))
+            self._write(lambda session: task_queries.record_task(session, hosts, task, given_s))
 
-    def unheard_tasks(self, since_s: float) -> list[given_tasks.Given]:
+    def unheard_tasks(self, since_s: float) -> list[task_queries.SentTask]:
         """Return the tasks given since then of which no sample speaks; the others are forgotten."""
         is_any = sa.select(sa.exists(sa.select(models.GivenTask.host)))
         if not self._read(lambda session: session.execute(is_any).scalar()):
             return []
-        return self._write(lambda session: given_tasks.settle(session, since_s))
+        return self._write(lambda session: task_queries.settle_tasks(session, since_s))
 
     # Identities
 
     def authority_keys(
-        self, kind: str, make: identities.MakeKey | None = None
+        self, kind: str, make: identity_queries.MakeKey | None = None
     ) -> list[models.AuthorityKey]:
         """Return the keys of a kind, the newest first.
 
         :param make: makes the first one, if there is none
         """
-        found = self._read(lambda session: identities.keys(session, kind))
+        found = self._read(lambda session: identity_queries.list_keys(session, kind))
         if found or make is None:
             return found
-        return self._write(lambda session: identities.first_key(session, kind, make))
+        return self._write(lambda session: identity_queries.ensure_key(session, kind, make))
 
     def add_authority_key(
-        self, kind: str, make: identities.MakeKey, former_trusted_until_s: float
+        self, kind: str, make: identity_queries.MakeKey, former_trusted_until_s: float
     ) -> models.AuthorityKey:
         """Add a key, and say until when those before it are trusted at most."""
         return self._write(
-            lambda session: identities.add_key(session, kind, make, former_trusted_until_s)
+            lambda session: identity_queries.add_key(session, kind, make, former_trusted_until_s)
         )
 
     def enrolments(self) -> list[models.Enrolment]:
         """Return all hosts that enrolled, asked or were allowed, in the order of their ids."""
-        return self._read(identities.enrolments)
+        return self._read(identity_queries.enrolments)
 
     def enrolment(self, host: str) -> models.Enrolment | None:
         """Return what is known of a host's enrolment."""
         return self._read(lambda session: session.get(models.Enrolment, host))
 
     def lack_of_room(self, user_id: str, now_s: float, kept_s: float) -> tuple[int, str]:
-        """See :func:`identities.lack_of_room`."""
-        return self._write(lambda session: identities.lack_of_room(session, user_id, now_s, kept_s))
+        """See :func:`identity_queries.exceeded_quota`."""
+        return self._write(
+            lambda session: identity_queries.exceeded_quota(session, user_id, now_s, kept_s)
+        )
 
     def forget_host(self, host: str, change: Callable[[models.Enrolment], bool]) -> bool:
-        """See :func:`identities.forget`."""
-        return self._write(lambda session: identities.forget(session, host, change))
+        """See :func:`identity_queries.delete_host`."""
+        return self._write(lambda session: identity_queries.delete_host(session, host, change))
 
     def count_refused(self, reason: str) -> None:
         """Note that one more request for a certificate was refused."""
-        self._write(lambda session: identities.count_refused(session, reason))
+        self._write(lambda session: identity_queries.count_refused(session, reason))
 
     def refused_enrolments(self) -> dict[str, int]:
         """Return how many requests for a certificate were refused, by the reason."""
-        return self._read(identities.refused)
+        return self._read(identity_queries.list_refused)
 
-    def silent_hosts(self, before_s: float) -> identities.Silent:
-        """See :func:`identities.silent`."""
-        return self._read(lambda session: identities.silent(session, before_s))
+    def silent_hosts(self, before_s: float) -> identity_queries.Silent:
+        """See :func:`identity_queries.list_silent`."""
+        return self._read(lambda session: identity_queries.list_silent(session, before_s))
 
     def change_enrolment(
         self, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]
@@ -475,27 +489,27 @@ class Database:
 
         ``work`` may be called more than once.
         """
-        return self._write(lambda session: identities.change(session, host, work))
+        return self._write(lambda session: identity_queries.update_enrolment(session, host, work))
 
     # Listeners
 
     def note_listener(self, name: str, now_s: float) -> bool:
         """See :func:`listeners.note`."""
-        return self._write(lambda session: listeners_.note(session, name, now_s))
+        return self._write(lambda session: listener_queries.record_listener(session, name, now_s))
 
     def listeners(self) -> list[models.Listener]:
         """See :func:`listeners.every`."""
-        return self._read(listeners_.every)
+        return self._read(listener_queries.list_listeners)
 
     # Traffic
 
     def forget_traffic(self, before_s: float) -> None:
         """Forget the traffic of collections before this time."""
-        self._write(lambda session: samples_.forget_traffic(session, before_s))
+        self._write(lambda session: sample_queries.delete_traffic(session, before_s))
 
     def traffic(self, since_s: float, hosts: Sequence[str] = ()) -> list[models.Traffic]:
         """Return the traffic of all hosts, or of some, in the order of time and host."""
-        return self._read(lambda session: samples_.traffic(session, since_s, hosts))
+        return self._read(lambda session: sample_queries.list_traffic(session, since_s, hosts))
 
 
 @enginefacade.transaction_context_provider

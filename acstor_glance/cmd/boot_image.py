@@ -27,16 +27,16 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.service import argument_types
 from acstor_common.service import console_script
-from acstor_glance import boot_builder
-from acstor_glance import boot_guest
 from acstor_glance import mapped_file
 from acstor_glance import sandbox
-from acstor_glance.cmd import image_files
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import boot_guest
+from acstor_glance.cmd import file_arguments
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 130
 DAY_S = 86400
-DEFAULTS = boot_guest.Limits()
+DEFAULTS = boot_guest.GuestLimits()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def _add_read(
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    image_files.add_files(parser, "FILE", ".acboot")
+    file_arguments.add_files(parser, "FILE", ".acboot")
     parser.add_argument(
         "--map",
         metavar="MAP",
@@ -182,7 +182,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _map_of(path: pathlib.Path) -> Iterator[chunk_map.ChunkMap]:
-    with path.open("rb") as file, mapped_file.mapped(file) as view:
+    with path.open("rb") as file, mapped_file.map_file(file) as view:
         yield chunk_map.ChunkMap.parse(view, str(path))
 
 

@@ -14,41 +14,45 @@ from acstor_common import errors
 from acstor_common.service import conf as common_conf
 from acstor_common.service import console_script
 from acstor_common.service import signals
-from acstor_glance import boot_ahead
-from acstor_glance import boot_images
-from acstor_glance import boot_service
-from acstor_glance import boot_ways
-from acstor_glance import comparing
 from acstor_glance import conf as glance_conf
-from acstor_glance import counters as glance_counters
-from acstor_glance import guard as glance_guard
-from acstor_glance import images as glance_images
-from acstor_glance import listener as glance_listener
-from acstor_glance import preparer as glance_preparer
-from acstor_glance import reconciler as glance_reconciler
+from acstor_glance import metrics
+from acstor_glance.boot import boot_image_announcer
+from acstor_glance.boot import boot_image_maker
+from acstor_glance.boot import boot_image_service
+from acstor_glance.boot import build_modes
+from acstor_glance.client import glance_client
+from acstor_glance.controller import image_reconciler
+from acstor_glance.controller import listener_service
+from acstor_glance.controller import protection_reconciler
+from acstor_glance.dedup import base_comparison
+from acstor_glance.prepare import image_preparer
 
 PROG = "acstor-glance-listener"
 
 
-def build(conf: cfg.ConfigOpts) -> tuple[glance_listener.Listener, glance_counters.Counters]:
+def build(conf: cfg.ConfigOpts) -> tuple[listener_service.ListenerService, metrics.ListenerMetrics]:
     """Put the service together.
 
     :raises errors.Unusable: some option makes no sense
     """
-    counters = glance_counters.Counters()
-    images = glance_images.connect(conf)
-    preparer = glance_preparer.Preparer(images, conf, counters)
-    ways = boot_ways.decide(conf)
+    counters = metrics.ListenerMetrics()
+    images = glance_client.connect(conf)
+    preparer = image_preparer.ImagePreparer(images, conf, counters)
+    ways = build_modes.choose_modes(conf)
     counters.show_ways(ways)
-    reconciler = glance_reconciler.Reconciler(images, preparer.wanted, builds=ways.builds)
-    guard = glance_guard.Guard(conf, images, counters)
+    reconciler = image_reconciler.ImageReconciler(images, preparer.wanted, builds=ways.builds)
+    guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
     boots = None
     if ways.any:
-        built = boot_images.BootImages(images, conf, ways)
-        ahead = boot_ahead.BootAhead(images, conf)
-        boots = boot_service.BootService(built, ways, counters, lambda: guard.needed, ahead)
-    compared = comparing.Comparing(images, conf, counters)
-    made = glance_listener.Listener(conf, preparer, reconciler, counters, guard, boots, compared)
+        built = boot_image_maker.BootImageMaker(images, conf, ways)
+        ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
+        boots = boot_image_service.BootImageService(
+            built, ways, counters, lambda: guard.needed, ahead
+        )
+    compared = base_comparison.BaseComparer(images, conf, counters)
+    made = listener_service.ListenerService(
+        conf, preparer, reconciler, counters, guard, boots, compared
+    )
     return made, counters
 
 
@@ -65,7 +69,9 @@ def main() -> int:
 
 
 def run(
-    listener: glance_listener.Listener, counters: glance_counters.Counters, metrics_listen: str
+    listener: listener_service.ListenerService,
+    counters: metrics.ListenerMetrics,
+    metrics_listen: str,
 ) -> int:
     """Serve until a signal comes."""
 

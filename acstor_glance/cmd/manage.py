@@ -32,24 +32,26 @@ from acstor_common.service import conf as common_conf
 from acstor_common.service import console_script
 from acstor_common.service import log_format
 from acstor_common.util import printable_text
-from acstor_glance import census
 from acstor_glance import conf as glance_conf
-from acstor_glance import exporter
-from acstor_glance import guarantee
-from acstor_glance import images as glance_images
-from acstor_glance import plan
-from acstor_glance import preparer as glance_preparer
-from acstor_glance import protection
-from acstor_glance import ranges
-from acstor_glance import reconciler as glance_reconciler
-from acstor_glance import verifier
-from acstor_glance import walk
+from acstor_glance import deletion_protection
+from acstor_glance.client import glance_client
+from acstor_glance.client import image_iteration
+from acstor_glance.client import range_support
+from acstor_glance.controller import artefact_verifier
+from acstor_glance.controller import image_export
+from acstor_glance.controller import image_reconciler
+from acstor_glance.controller import image_scan
+from acstor_glance.controller import protection_check
+from acstor_glance.prepare import image_preparer
+from acstor_glance.prepare import plan
 
 PROG = "acstor-glance-manage"
 EXIT_FAILED, EXIT_FAULTY, EXIT_STOPPED = 1, 3, 130
 CONF_FILE = "/etc/acstor/acstor-glance.conf"
 
-BAD_OUTCOMES = frozenset({glance_preparer.Outcome.FAILED, glance_preparer.Outcome.GONE})
+BAD_OUTCOMES = frozenset(
+    {image_preparer.PreparationOutcome.FAILED, image_preparer.PreparationOutcome.GONE}
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,11 +141,11 @@ class Tool:
 
     def __init__(self, conf: cfg.ConfigOpts, options: argparse.Namespace) -> None:
         self._conf, self._options = conf, options
-        self._images = glance_images.connect(conf)
+        self._images = glance_client.connect(conf)
 
     @functools.cached_property
-    def _preparer(self) -> glance_preparer.Preparer:
-        return glance_preparer.Preparer(self._images, self._conf)
+    def _preparer(self) -> image_preparer.ImagePreparer:
+        return image_preparer.ImagePreparer(self._images, self._conf)
 
     def prepare(self) -> int:
         """Make chunk maps of the named images, or of all that need one."""
@@ -157,7 +159,7 @@ class Tool:
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         found = []
         with self._steps("looked at", None) as step:
-            for image, image_map in walk.walk(self._images):
+            for image, image_map in image_iteration.iterate_images(self._images):
                 others = self._images.read_converted(image)
                 known = {one["id"]: one for one in (image_map, others) if one}
                 todo = plan.plan_image(image, known, project_id, self._preparer.wanted, now)
@@ -169,7 +171,7 @@ class Tool:
     def reconcile(self) -> int:
         """Do what the listener does from time to time."""
         wanted = self._preparer.wanted
-        findings = glance_reconciler.Reconciler(self._images, wanted, builds=False).run()
+        findings = image_reconciler.ImageReconciler(self._images, wanted, builds=False).run()
         for artefact_id in findings.deleted:
             self._say({"artefact": artefact_id, "outcome": "deleted"})
         return self._prepare(findings.todo)
@@ -210,7 +212,7 @@ class Tool:
         faulty, bad_boot_images = [], {}
         for image in self._chosen():
             with self._bar(image) as progress:
-                verdict = verifier.verify(
+                verdict = artefact_verifier.verify_image(
                     self._images, image, is_thorough=self._options.bytes, progress=progress
                 )
             self._say({"image": verdict.image_id, "state": verdict.state, "fault": verdict.fault})
@@ -238,22 +240,22 @@ class Tool:
         for image in self._chosen():
             try:
                 with self._bar(image) as progress:
-                    outcome = exporter.export(self._images, image, folder, progress)
-                if outcome is not exporter.Outcome.UNPREPARED:
+                    outcome = image_export.export(self._images, image, folder, progress)
+                if outcome is not image_export.ExportOutcome.UNPREPARED:
                     served.add(image["id"])
                 self._say({"image": image["id"], "outcome": outcome.value})
             except (errors.Unusable, errors.FormatError, errors.ImageGone, OSError) as exc:
                 is_whole = False
                 self._say({"image": image["id"], "outcome": "failed", "message": str(exc)})
         if not self._options.images and is_whole:
-            for image_id in exporter.remove_others(folder, served):
+            for image_id in image_export.remove_unserved(folder, served):
                 self._say({"image": image_id, "outcome": "removed"})
         return 0 if is_whole else EXIT_FAULTY
 
     def check(self) -> int:
         """Say where images that hosts need can be deleted, and which images are not served."""
         is_well = True
-        for finding in guarantee.check(self._conf, self._images):
+        for finding in protection_check.check_protection(self._conf, self._images):
             outcome = "ok" if finding.is_well else "not guaranteed"
             self._say({"check": finding.what, "outcome": outcome, "message": finding.message})
             is_well = is_well and finding.is_well
@@ -261,9 +263,9 @@ class Tool:
 
     def _count(self) -> bool:
         """Say how many images are served, and how many are not for which reason."""
-        counting = census.Census(
+        counting = image_scan.ImageScan(
             self._images,
-            ranges.Ranges(self._conf).of,
+            range_support.RangeProber(self._conf).of,
             self._conf.acstor_glance.convert_formats,
         )
         with self._steps("images", None) as step:
@@ -271,7 +273,7 @@ class Tool:
                 step()
         for label, count in sorted(counting.counts.items(), key=lambda one: -one[1].images):
             facts: dict[str, Any] = {"reason": label, "images": count.images}
-            if count.reason is not census.Reason.SERVED:
+            if count.reason is not image_scan.Reason.SERVED:
                 facts |= {"examples": count.examples, "message": count.message}
             self._say(facts)
         return counting.is_well
@@ -285,7 +287,7 @@ class Tool:
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
         project_id = self._images.project_id
         for image in self._chosen():
-            if protection.tags_of(image, project_id) != image.get("tags", []):
+            if deletion_protection.tags_of(image, project_id) != image.get("tags", []):
                 of_image = {"protection": image["id"]}
                 self._purge(of_image, self._give_back, image["id"], project_id)
             if names.keys() & image.keys():
@@ -297,8 +299,11 @@ class Tool:
     def _give_back(self, image_id: str, project_id: str) -> None:
         """Take acstor's tags from an image as it is now, and the protection that is acstor's."""
         image = self._images.read(image_id)
-        is_ours = protection.standing_of(image, project_id) is protection.Standing.OURS
-        tags = protection.tags_of(image, project_id)
+        is_ours = (
+            deletion_protection.protection_of(image, project_id)
+            is deletion_protection.ProtectionStatus.OURS
+        )
+        tags = deletion_protection.tags_of(image, project_id)
         self._images.protect(image, tags, False if is_ours else None)
 
     def _purge(self, what: dict[str, Any], remove: Callable[..., object], *arguments: Any) -> None:

@@ -30,8 +30,8 @@ from acstor_common.service import argument_types
 from acstor_common.service import console_script
 from acstor_common.service import log_format
 from acstor_glance import mapped_file
-from acstor_glance import prehash
-from acstor_glance.cmd import image_files
+from acstor_glance.cmd import file_arguments
+from acstor_glance.prepare import prehash
 
 DEFAULT_OS_HASH_ALGO = "sha512"
 """What Glance computes unless its operator says otherwise ([DEFAULT] hashing_algorithm)."""
@@ -78,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
         "chunks.",
         epilog="A run that was stopped goes on where it was when it is started again.",
     )
-    image_files.add_files(parser, "MAP", ".acmap")
+    file_arguments.add_files(parser, "MAP", ".acmap")
     parser.add_argument(
         "--image-id",
         metavar="UUID",
@@ -166,7 +166,7 @@ def naming_of(options: argparse.Namespace) -> Iterator[deduplication.Naming]:
     if not options.base:
         yield deduplication.Naming(key)
         return
-    with image_files.readable(options.base) as file, mapped_file.mapped(file) as view:
+    with file_arguments.readable(options.base) as file, mapped_file.map_file(file) as view:
         yield deduplication.Naming(key, chunk_map.ChunkMap.parse(view, str(options.base)))
 
 
@@ -175,7 +175,7 @@ def read_key(path: pathlib.Path) -> ids.ScopeKey:
 
     :raises errors.Unusable: it cannot be read, is no key, or others than its owner can read it
     """
-    with image_files.readable(path) as file:
+    with file_arguments.readable(path) as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
             raise errors.Unusable(str(path), "others can read this key", "chmod 600")
         text = file.read(200).decode("ascii", "replace").strip()

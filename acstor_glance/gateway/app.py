@@ -22,14 +22,14 @@ from werkzeug import exceptions
 
 from acstor_common.identity import token_validation
 from acstor_common.model import ids
-from acstor_glance.gateway import catalogue
-from acstor_glance.gateway import composition
-from acstor_glance.gateway import compositions
-from acstor_glance.gateway import counters
-from acstor_glance.gateway import filling
-from acstor_glance.gateway import refusal
-from acstor_glance.gateway import service
+from acstor_glance.gateway import gateway_metrics
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway import image_lookup
+from acstor_glance.gateway import range_reader
 from acstor_glance.gateway import stores
+from acstor_glance.gateway.flatten import flatten_job
+from acstor_glance.gateway.flatten import flatten_jobs
+from acstor_glance.gateway.flatten import image_upload
 
 LOG = logging.getLogger(__name__)
 
@@ -46,17 +46,17 @@ VERSIONS = {"versions": [{"id": "v1", "status": "CURRENT"}]}
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 
-def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
+def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> Wsgi:
     """Return the WSGI application, behind keystonemiddleware.
 
     :raises errors.Unusable: some option makes no sense
     """
     own = conf.acstor_gateway
-    known, places = catalogue.Catalogue(conf, counted), stores.Stores(conf, counted)
-    made = service.Service(known, places, own.max_range_bytes, own.timeout_s)
-    fills = filling.Filling(conf, known, places.default_driver)
+    known, places = image_lookup.ImageLookup(conf, counted), stores.Stores(conf, counted)
+    made = range_reader.RangeReader(known, places, own.max_range_bytes, own.timeout_s)
+    fills = image_upload.ImageUploader(conf, known, places.default_driver)
     ratio = conf.acstor_glance.max_expansion_ratio
-    composes = compositions.Compositions(known, made, fills, own, ratio, counted)
+    composes = flatten_jobs.FlattenJobs(known, made, fills, own, ratio, counted)
     plain = make_plain_app(made, composes)
     guarded = token_validation.TokenCheck(
         plain, conf, functools.partial(_unavailable, counted), KEYSTONE_IS_GONE
@@ -75,13 +75,17 @@ def make_app(conf: cfg.ConfigOpts, counted: counters.Counters) -> Wsgi:
     return app
 
 
-def _unavailable(counted: counters.Counters, message: str) -> webob.exc.HTTPServiceUnavailable:
+def _unavailable(
+    counted: gateway_metrics.GatewayMetrics, message: str
+) -> webob.exc.HTTPServiceUnavailable:
     counted.service_failed("keystone")
     body = _fault_body(http.HTTPStatus.SERVICE_UNAVAILABLE, message)
     return webob.exc.HTTPServiceUnavailable(body=body, content_type="application/json")
 
 
-def make_plain_app(made: service.Service, composes: compositions.Compositions) -> flask.Flask:
+def make_plain_app(
+    made: range_reader.RangeReader, composes: flatten_jobs.FlattenJobs
+) -> flask.Flask:
     """Return the application without the check of tokens: it believes the request's environment."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = 0
@@ -98,7 +102,7 @@ def make_plain_app(made: service.Service, composes: compositions.Compositions) -
     return app
 
 
-def _file(made: service.Service, image_id: str) -> flask.Response:
+def _file(made: range_reader.RangeReader, image_id: str) -> flask.Response:
     request = flask.request
     if request.method != "GET":
         raise exceptions.MethodNotAllowed(["GET"])
@@ -114,18 +118,18 @@ def _file(made: service.Service, image_id: str) -> flask.Response:
     )
 
 
-def _changes(composes: compositions.Compositions, image_id: str) -> flask.Response:
+def _changes(composes: flatten_jobs.FlattenJobs, image_id: str) -> flask.Response:
     request = flask.request
     wanted, caller = _image_id(image_id), _caller()
     disk_format = request.args.get("format", "")
-    if disk_format not in composition.FORMATS:
-        raise refusal.Refused(http.HTTPStatus.BAD_REQUEST, "give format=qcow2 or format=raw")
+    if disk_format not in flatten_job.FORMATS:
+        raise http_errors.HttpError(http.HTTPStatus.BAD_REQUEST, "give format=qcow2 or format=raw")
     length_bytes = request.content_length
     if length_bytes is None:
         words = "give the length of the body in Content-Length"
-        raise refusal.Refused(http.HTTPStatus.LENGTH_REQUIRED, words)
+        raise http_errors.HttpError(http.HTTPStatus.LENGTH_REQUIRED, words)
     lines = composes.begin(
-        composition.Order(wanted, disk_format, caller),
+        flatten_job.FlattenRequest(wanted, disk_format, caller),
         request.headers.get("X-Project-Id", ""),  # of keystonemiddleware, which takes others away
         request.environ["wsgi.input"],  # werkzeug's own is bounded to nothing
         length_bytes,
@@ -138,21 +142,21 @@ def _image_id(text: str) -> ids.ImageId:
     try:
         return ids.parse_image_id(text)
     except ValueError as error:
-        raise refusal.Refused(http.HTTPStatus.BAD_REQUEST, str(error)) from error
+        raise http_errors.HttpError(http.HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-def _caller() -> catalogue.Caller:
+def _caller() -> image_lookup.Caller:
     """Return who asks, if his token was good."""
     headers = flask.request.headers
     token = headers.get("X-Auth-Token", "")
     if flask.request.environ.get(TOKEN_INFO) is None or not token:
         raise exceptions.Unauthorized
-    return catalogue.Caller(token, headers.get("X-Service-Token", ""))
+    return image_lookup.Caller(token, headers.get("X-Service-Token", ""))
 
 
 def _fault(error: Exception) -> flask.Response:
     """Answer what somebody can do something about, and keep the rest for the log."""
-    if isinstance(error, refusal.Refused):
+    if isinstance(error, http_errors.HttpError):
         return _said(error.status, error.message, error.headers)
     if isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -171,7 +175,7 @@ def _said(
 
 
 def _fault_body(status: http.HTTPStatus, message: str) -> bytes:
-    return msgspec.json.encode({"error": refusal.fault(status, message)})
+    return msgspec.json.encode({"error": http_errors.error_body(status, message)})
 
 
 def _json(answer: object) -> flask.Response:

@@ -5,7 +5,7 @@ import http
 import re
 from typing import NamedTuple
 
-from acstor_glance.gateway import refusal
+from acstor_glance.gateway import http_errors
 
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
 
@@ -33,11 +33,11 @@ def parse(header: str, size_bytes: int, longest_bytes: int) -> ByteRange:
     >>> parse("bytes=4000-", 4096, 100), parse("bytes=-10", 4096, 100)
     (ByteRange(offset=4000, length=96), ByteRange(offset=4086, length=10))
 
-    :raises refusal.Refused: it is not one range of bytes, or none of this image, or too long
+    :raises http_errors.HttpError: it is not one range of bytes, or none of this image, or too long
     """
     match = _RANGE.fullmatch(header.strip())
     if match is None or not (match[1] or match[2]):
-        raise refusal.Refused(
+        raise http_errors.HttpError(
             http.HTTPStatus.BAD_REQUEST, "give one range of bytes, such as Range: bytes=0-1048575"
         )
     if match[1]:
@@ -47,13 +47,13 @@ def parse(header: str, size_bytes: int, longest_bytes: int) -> ByteRange:
         first, last = max(0, size_bytes - int(match[2])), size_bytes - 1
     last = min(last, size_bytes - 1)
     if last < first:
-        raise refusal.Refused(
+        raise http_errors.HttpError(
             http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
             f"the image has {size_bytes} bytes",
             {"Content-Range": f"bytes */{size_bytes}"},
         )
     if last - first >= longest_bytes:
-        raise refusal.Refused(
+        raise http_errors.HttpError(
             http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"ask for {longest_bytes} bytes at most ([acstor_gateway] max_range_bytes)",
         )

@@ -21,11 +21,11 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.model import addresses
-from acstor_glance.gateway import admission
 from acstor_glance.gateway import byte_range
-from acstor_glance.gateway import counters
+from acstor_glance.gateway import gateway_metrics
+from acstor_glance.gateway import read_admission
 from acstor_glance.gateway.readers import base
-from acstor_glance.gateway.readers import by_offset
+from acstor_glance.gateway.readers import offset_reader
 
 LOG = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Stores:
     :raises errors.Unusable: it names no stores
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, counted: counters.Counters) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> None:
         self._conf = conf
         self._enabled = _register(conf)
         glance_store.create_multi_stores(conf)
@@ -69,14 +69,18 @@ class Stores:
             self._prepare(name)
         own = conf.acstor_gateway
         self._counted = {
-            name: counters.StoreCounters(
+            name: gateway_metrics.StoreMetrics(
                 counted, name, _kind_of(driver), own.max_reads if name in self._readers else 0
             )
             for name, driver in self._enabled.items()
         }
-        self._others = counters.StoreCounters(counted, counters.OTHER, counters.OTHER)
+        self._others = gateway_metrics.StoreMetrics(
+            counted, gateway_metrics.OTHER, gateway_metrics.OTHER
+        )
         self._admissions = {
-            name: admission.Admission(name, own.max_reads, own.timeout_s, self._counted[name])
+            name: read_admission.ReadAdmission(
+                name, own.max_reads, own.timeout_s, self._counted[name]
+            )
             for name in self._readers
         }
 
@@ -93,26 +97,28 @@ class Stores:
         """Read a part of what lies at a location.
 
         :raises base.StoreFault: it cannot be had there
-        :raises refusal.Refused: the store has too much to do, or is too slow
+        :raises http_errors.HttpError: the store has too much to do, or is too slow
         """
         name = location.store or self._only_store_of(location)
         reader = self._readers.get(name)
         if reader is None:
             why = self._why_not.get(name, "enabled_backends of this gateway does not name it")
-            raise base.NotRead(name, f"the gateway does not read it ({location.scheme}): {why}")
+            raise base.RangesUnsupported(
+                name, f"the gateway does not read it ({location.scheme}): {why}"
+            )
         try:
             place = store_location.get_location_from_uri_and_backend(
                 location.url, name, conf=self._conf
             )
         except (glance_store.GlanceStoreException, ValueError) as error:  # ValueError: no URL
             why = f"a location of another kind ({location.scheme}) names it"
-            raise base.NotRead(name, why) from error
+            raise base.RangesUnsupported(name, why) from error
         part = self._admissions[name].run(lambda: self._read(reader, place, asked))
         self._counted[name].gave(len(part.data))
         return part
 
     def _read(self, reader: base.Reader, place: Any, asked: byte_range.ByteRange) -> base.Part:
-        if isinstance(reader, by_offset.OffsetReader):
+        if isinstance(reader, offset_reader.OffsetReader):
             return reader.read(place, asked)
         return reader.read(place.store_location, asked)
 
@@ -122,7 +128,7 @@ class Stores:
         names = [str(name) for name in known if name in self._enabled]
         if len(names) == 1:
             return names[0]
-        raise base.NotRead(
+        raise base.RangesUnsupported(
             "(not named)",
             f"a location ({location.scheme}) names no store, and {len(names)} have such",
         )
@@ -155,7 +161,7 @@ class Stores:
             return _MAKERS[kind](name, store, options, own)
         if store.is_capable(glance_store.capabilities.BitMasks.READ_RANDOM):
             find: Callable[[str], Any] = glance_store.get_store_from_store_identifier
-            return by_offset.OffsetReader(name, find)
+            return offset_reader.OffsetReader(name, find)
         raise errors.Unusable(
             name,
             f"its driver {kind} reads only complete images, and the gateway has no other reader",
@@ -189,9 +195,11 @@ def _rbd(name: str, store: Any, _options: Any, _own: Any) -> base.Reader:
 
 
 def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
-    from acstor_glance.gateway.readers import web
+    from acstor_glance.gateway.readers import http_store
 
-    return web.WebReader(name, options, own.timeout_s, _networks(name, own.internal_web_networks))
+    return http_store.WebReader(
+        name, options, own.timeout_s, _networks(name, own.internal_web_networks)
+    )
 
 
 def _networks(name: str, told: Iterable[str]) -> list[addresses.Network]:

@@ -18,7 +18,7 @@ from acstor_common.service import console_script
 from acstor_common.service import log_format
 from acstor_glance.gateway import app
 from acstor_glance.gateway import conf as gateway_conf
-from acstor_glance.gateway import counters
+from acstor_glance.gateway import gateway_metrics
 
 LOG = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def load(files: list[str]) -> app.Wsgi:
     for stray in common_conf.unknown(conf, options):
         if stray.section.lower() == gateway_conf.GROUP.name:  # the others are Glance's
             common_conf.LOG.warning("%s", stray)
-    counted = counters.Counters()
+    counted = gateway_metrics.GatewayMetrics()
     made = app.make_app(conf, counted)
     if address := conf.acstor_gateway.metrics_listen:
         try:
@@ -50,7 +50,7 @@ def load(files: list[str]) -> app.Wsgi:
             LOG.warning(
                 "this process has no metrics: %s. With several processes %s must name a folder",
                 error,
-                counters.FOLDER_VARIABLE,
+                gateway_metrics.FOLDER_VARIABLE,
             )
     return made
 

@@ -16,9 +16,9 @@ from acstor_common import errors
 from acstor_common.service import argument_types
 from acstor_common.service import console_script
 from acstor_common.util import printable_text
-from acstor_nova import check
 from acstor_nova import compute_user
-from acstor_nova import switching
+from acstor_nova import enable
+from acstor_nova.checks import host_check
 
 
 def main() -> int:
@@ -32,22 +32,22 @@ def main() -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    user = compute_user.find(options.user)
-    findings = check.check(check.load_conf(options.config_file), user)
+    user = compute_user.find_user(options.user)
+    findings = host_check.check_host(host_check.load_conf(options.config_file), user)
     if options.json:
         print(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
     else:
         print(_table(findings))
-    return int(any(finding.level == check.Level.ERROR for finding in findings))
+    return int(any(finding.level == host_check.Level.ERROR for finding in findings))
 
 
 def _enable(options: argparse.Namespace) -> int:
-    return _tell(options, switching.enable(options.folder, is_trial=options.check))
+    return _tell(options, enable.enable(options.folder, is_trial=options.check))
 
 
 def _disable(options: argparse.Namespace) -> int:
-    status = _tell(options, switching.disable(options.folder, is_trial=options.check))
-    left = switching.elsewhere(check.load_conf(options.config_file), options.folder)
+    status = _tell(options, enable.disable(options.folder, is_trial=options.check))
+    left = enable.find_other_settings(host_check.load_conf(options.config_file), options.folder)
     for line in left:
         print(f"acstor-nova-manage: take this line out yourself: {line}", file=sys.stderr)
     return 1 if left else status
@@ -55,7 +55,7 @@ def _disable(options: argparse.Namespace) -> int:
 
 def _tell(options: argparse.Namespace, is_changed: bool) -> int:
     """Say what was done; with ``--check`` the status says whether anything would be."""
-    file = options.folder / switching.NAME
+    file = options.folder / enable.NAME
     if not is_changed:
         print(f"unchanged: {file}")
     elif options.check:
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument(
             "--folder",
             type=pathlib.Path,
-            default=switching.FOLDER,
+            default=enable.FOLDER,
             help="folder with further configuration files of nova-compute (default: %(default)s)",
         )
     return parser
@@ -114,7 +114,7 @@ def _command(
     return added
 
 
-def _table(findings: list[check.Finding]) -> str:
+def _table(findings: list[host_check.Finding]) -> str:
     table = prettytable.PrettyTable(["Check", "Level", "Detail", "Remedy"], align="l")
     table.max_width = 60
     for item in findings:

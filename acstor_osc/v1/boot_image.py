@@ -7,22 +7,22 @@ from typing import Any
 from osc_lib.cli import format_columns
 
 from acstor_common.service import argument_types
-from acstor_osc import arguments
 from acstor_osc import client
-from acstor_osc import printable
+from acstor_osc import command_arguments
+from acstor_osc import output_columns
 from acstor_osc.v1 import image
 
 
-class ShowBootImage(printable.ShowOne):
+class ShowBootImage(output_columns.ShowOne):
     """Show an image's boot image, and its state on each host."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return arguments.with_image(super().get_parser(prog_name))
+        return command_arguments.with_image(super().get_parser(prog_name))
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        api = client.of(self)
+        api = client.client_of(self)
         image_id = image.id_of(self.app.client_manager, parsed_args.image)
         found = api.get(f"/v1/images/{image_id}")
         hosts = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
@@ -33,21 +33,21 @@ class ShowBootImage(printable.ShowOne):
             [*names, "read_bytes", "hosts"],
             [
                 *(found[name] for name in names),
-                printable.Size(read),
+                output_columns.SizeColumn(read),
                 format_columns.DictColumn(states),
             ],
         )
 
 
-class RecordBootImage(printable.Lister):
+class RecordBootImage(output_columns.Lister):
     """Record the next boots from an image; the listener makes its boot image from them."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_wait(
-            arguments.with_image(super().get_parser(prog_name)), image.WAIT_S
+        parser = command_arguments.with_wait(
+            command_arguments.with_image(super().get_parser(prog_name)), image.WAIT_S
         )
-        arguments.with_hosts(parser)
+        command_arguments.with_hosts(parser)
         parser.add_argument(
             "--boots",
             type=argument_types.number_between(1, 100),

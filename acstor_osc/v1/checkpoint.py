@@ -9,9 +9,9 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from acstor_common.model import ids
-from acstor_osc import arguments
 from acstor_osc import client
-from acstor_osc import printable
+from acstor_osc import command_arguments
+from acstor_osc import output_columns
 
 COLUMNS = (
     ("ID", "checkpoint_id"),
@@ -36,13 +36,13 @@ WAIT_S = 900.0
 LOOK_WITH = "openstack acstor checkpoint list --server"
 
 
-class ListCheckpoint(printable.Lister):
+class ListCheckpoint(output_columns.Lister):
     """List checkpoints, the newest first."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_page(super().get_parser(prog_name), "checkpoint")
-        arguments.with_long(parser, "images, projects, sizes and intervals")
+        parser = command_arguments.with_page(super().get_parser(prog_name), "checkpoint")
+        command_arguments.with_long(parser, "images, projects, sizes and intervals")
         parser.add_argument(
             "--server", metavar="<server>", help="show only checkpoints of this server (id or name)"
         )
@@ -53,10 +53,10 @@ class ListCheckpoint(printable.Lister):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
-        query = {**arguments.page(parsed_args), "host": parsed_args.host}
+        query = {**command_arguments.page(parsed_args), "host": parsed_args.host}
         if parsed_args.server:
             query["instance"] = _server_id(self.app.client_manager, parsed_args.server)
-        found = client.of(self).get("/v1/checkpoints", query)["checkpoints"]
+        found = client.client_of(self).get("/v1/checkpoints", query)["checkpoints"]
         columns = (*COLUMNS, *LONG) if parsed_args.long else COLUMNS
         return (
             [title for title, _ in columns],
@@ -64,7 +64,7 @@ class ListCheckpoint(printable.Lister):
         )
 
 
-class ShowCheckpoint(printable.ShowOne):
+class ShowCheckpoint(output_columns.ShowOne):
     """Show one checkpoint."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -75,21 +75,21 @@ class ShowCheckpoint(printable.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        return _fields(client.of(self).get(f"/v1/checkpoints/{_id(parsed_args.checkpoint)}"))
+        return _fields(client.client_of(self).get(f"/v1/checkpoints/{_id(parsed_args.checkpoint)}"))
 
 
-class CreateCheckpoint(printable.ShowOne):
+class CreateCheckpoint(output_columns.ShowOne):
     """Take a checkpoint of a server now; without --wait, show the host that takes it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = super().get_parser(prog_name)
         parser.add_argument("server", metavar="<server>", help="id or name of the server")
-        return arguments.with_wait(parser, WAIT_S, "other hosts keep it")
+        return command_arguments.with_wait(parser, WAIT_S, "other hosts keep it")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the request, or of the checkpoint."""
-        api = client.of(self)
+        api = client.client_of(self)
         server_id = _server_id(self.app.client_manager, parsed_args.server)
         asked = api.post("/v1/checkpoints", {"instance_id": server_id})
         if not parsed_args.wait:
@@ -101,7 +101,7 @@ class CreateCheckpoint(printable.ShowOne):
             return int(is_of_host and newest["number"] > asked["previous_number"]), 1
 
         what = f"checkpoint of {parsed_args.server} on {asked['host']}"
-        client.wait(what, look, parsed_args.timeout, f"{LOOK_WITH} {server_id}")
+        client.wait_until_done(what, look, parsed_args.timeout, f"{LOOK_WITH} {server_id}")
         return _fields(_newest(api, server_id))
 
 
@@ -126,7 +126,7 @@ class DeleteCheckpoint(command.Command):
 
         :raises exceptions.CommandError: some could not be; says which, and why
         """
-        api, failed = client.of(self), []
+        api, failed = client.client_of(self), []
         body = {"force": True} if parsed_args.force else {}
         for checkpoint in parsed_args.checkpoints:
             try:
@@ -173,7 +173,7 @@ def _id(text: str) -> str:
 
 def _shown(name: str, value: Any) -> Any:
     if name.endswith("_bytes"):
-        return printable.Size(value)
+        return output_columns.SizeColumn(value)
     return format_columns.ListColumn(value) if isinstance(value, list) else value
 
 

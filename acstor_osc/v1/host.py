@@ -8,9 +8,9 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from acstor_common.model import ids
-from acstor_osc import arguments
 from acstor_osc import client
-from acstor_osc import printable
+from acstor_osc import command_arguments
+from acstor_osc import output_columns
 
 COLUMNS = (
     ("Host", "host"),
@@ -44,13 +44,13 @@ SORTED_BY = (
 WAIT_S = 120.0
 
 
-class ListHost(printable.Lister):
+class ListHost(output_columns.Lister):
     """List hosts, with their v-nodes, certificates and load."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_page(super().get_parser(prog_name), "host", 10_000)
-        arguments.with_long(
+        parser = command_arguments.with_page(super().get_parser(prog_name), "host", 10_000)
+        command_arguments.with_long(
             parser, "addresses, rates, Keystone users, and times of the first samples"
         )
         parser.add_argument("--state", choices=STATES, help="show only hosts in this state")
@@ -79,8 +79,8 @@ class ListHost(printable.Lister):
             "location": parsed_args.location,
             "sort": parsed_args.sort,
         }
-        api = client.of(self)
-        found = api.get("/v1/hosts", {**arguments.page(parsed_args), **chosen})["hosts"]
+        api = client.client_of(self)
+        found = api.get("/v1/hosts", {**command_arguments.page(parsed_args), **chosen})["hosts"]
         rows = [
             {**host, **_identity(host), **host["rates"], "load": _load_percent(host)}
             for host in found
@@ -92,7 +92,7 @@ class ListHost(printable.Lister):
         )
 
 
-class ShowHost(printable.ShowOne):
+class ShowHost(output_columns.ShowOne):
     """Show a host, with its chunk traffic with each peer."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -101,24 +101,24 @@ class ShowHost(printable.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        return _fields(client.of(self).get(f"/v1/hosts/{parsed_args.host}"))
+        return _fields(client.client_of(self).get(f"/v1/hosts/{parsed_args.host}"))
 
 
-class _SetDrained(printable.ShowOne):
+class _SetDrained(output_columns.ShowOne):
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = _with_host(super().get_parser(prog_name))
-        return arguments.with_wait(parser, WAIT_S, "the current v-node table says so")
+        return command_arguments.with_wait(parser, WAIT_S, "the current v-node table says so")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""
-        api = client.of(self)
+        api = client.client_of(self)
         path = f"/v1/hosts/{parsed_args.host}"
         before = api.post(f"{path}/{self.action}")["vnodes"]
         if parsed_args.wait:
-            client.wait(
+            client.wait_until_done(
                 f"{self.action} {parsed_args.host}",
                 lambda: self.progress(before, api.get(path)["vnodes"]),
                 parsed_args.timeout,
@@ -150,7 +150,7 @@ class EnableHost(_SetDrained):
         return min(now, 1), 1
 
 
-class AllowHost(printable.ShowOne):
+class AllowHost(output_columns.ShowOne):
     """Allow a host to enrol once: for the first time, or with another key or Keystone user.
 
     The field trusts shows which key may enrol.  Without --fingerprint it is the key of the first
@@ -175,13 +175,13 @@ class AllowHost(printable.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""
         asked = {"fingerprint": parsed_args.fingerprint, "user_id": parsed_args.user}
-        found = client.of(self).post(f"/v1/hosts/{parsed_args.host}/allow", asked)
+        found = client.client_of(self).post(f"/v1/hosts/{parsed_args.host}/allow", asked)
         names, values = _fields(found)
         trusts = _trusted(found["enrolment"], parsed_args.fingerprint)
         return [*names, "trusts"], [*values, trusts]
 
 
-class RevokeHost(printable.ShowOne):
+class RevokeHost(output_columns.ShowOne):
     """Revoke a host's certificates; the host leaves the v-node table."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -190,7 +190,7 @@ class RevokeHost(printable.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the host and their values."""
-        return _fields(client.of(self).post(f"/v1/hosts/{parsed_args.host}/revoke"))
+        return _fields(client.client_of(self).post(f"/v1/hosts/{parsed_args.host}/revoke"))
 
 
 class ForgetHost(command.Command):
@@ -202,7 +202,7 @@ class ForgetHost(command.Command):
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
         """Ask for it."""
-        client.of(self).post(f"/v1/hosts/{parsed_args.host}/forget")
+        client.client_of(self).post(f"/v1/hosts/{parsed_args.host}/forget")
 
 
 def _sort(text: str) -> str:
@@ -261,7 +261,7 @@ def _load_percent(host: dict[str, Any]) -> int:
 def _shown(name: str, value: Any) -> Any:
     if name in ("received", "sent"):
         return round(value)
-    return printable.Size(value) if name.startswith("cache_") else value
+    return output_columns.SizeColumn(value) if name.startswith("cache_") else value
 
 
 def _fields(host: dict[str, Any]) -> tuple[list[str], list[Any]]:

@@ -14,10 +14,10 @@ from osc_lib.command import command
 
 from acstor_common.service import argument_types
 from acstor_common.wire import control_wire
-from acstor_osc import arguments
 from acstor_osc import client
-from acstor_osc import printable
-from acstor_osc import whole
+from acstor_osc import command_arguments
+from acstor_osc import fill_status
+from acstor_osc import output_columns
 
 LONG = (
     ("Status", "status"),
@@ -38,20 +38,20 @@ INSTANT = ("hydrate", "pause", "resume", "unpin")
 FINAL = ("ready", "refused", "failed")
 
 
-class ListImage(printable.Lister):
+class ListImage(output_columns.Lister):
     """List the images in hosts' caches, with the origins of the data that guests read."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_page(super().get_parser(prog_name), "image")
-        return arguments.with_long(
+        parser = command_arguments.with_page(super().get_parser(prog_name), "image")
+        return command_arguments.with_long(
             parser, "status, chunk map, boot image, cached data and messages"
         )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
-        query = arguments.page(parsed_args)
-        found = client.of(self).get("/v1/images", query)["images"]
+        query = command_arguments.page(parsed_args)
+        found = client.client_of(self).get("/v1/images", query)["images"]
         long = LONG if parsed_args.long else ()
         return (
             [
@@ -63,7 +63,7 @@ class ListImage(printable.Lister):
                 [
                     *(image[name] for name in ("image_id", "name", "state")),
                     image["boot_state"],
-                    printable.Size(image["size_bytes"]),
+                    output_columns.SizeColumn(image["size_bytes"]),
                     image["hosts"],
                     image["warm_hosts"],
                     *(image[name] for name in ("using_hosts", "fully_cached_hosts")),
@@ -75,7 +75,7 @@ class ListImage(printable.Lister):
         )
 
 
-class ShowImage(printable.ShowOne):
+class ShowImage(output_columns.ShowOne):
     """Show the preparation, the parents and the fill status of an image.
 
     parents lists the images that it descends from, the nearest first; depth is their number.  Every
@@ -86,29 +86,37 @@ class ShowImage(printable.ShowOne):
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return arguments.with_image(super().get_parser(prog_name))
+        return command_arguments.with_image(super().get_parser(prog_name))
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        api, image_id = client.of(self), id_of(self.app.client_manager, parsed_args.image)
+        api, image_id = client.client_of(self), id_of(self.app.client_manager, parsed_args.image)
         found = api.get(f"/v1/images/{image_id}")
         titles, values = fields(found)
-        by_host = whole.FillByHostColumn(_fill_by_host(api, image_id))
-        return [*titles, "fully_cached", "fill_by_host"], [*values, whole.of_image(found), by_host]
+        by_host = fill_status.FillByHostColumn(_fill_by_host(api, image_id))
+        return [*titles, "fully_cached", "fill_by_host"], [
+            *values,
+            fill_status.count_full_hosts(found),
+            by_host,
+        ]
 
 
-class ListImageHost(printable.Lister):
+class ListImageHost(output_columns.Lister):
     """List the hosts of an image, with the fill status and the last task of each."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_page(arguments.with_image(super().get_parser(prog_name)), "host")
-        return arguments.with_long(parser, "sizes, missing data, and the origins of the data")
+        parser = command_arguments.with_page(
+            command_arguments.with_image(super().get_parser(prog_name)), "host"
+        )
+        return command_arguments.with_long(
+            parser, "sizes, missing data, and the origins of the data"
+        )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
-        found = client.of(self).get(f"/v1/images/{image_id}/hosts")["hosts"]
+        found = client.client_of(self).get(f"/v1/images/{image_id}/hosts")["hosts"]
         return (
             [
                 *("Host", "Cached", "Fill", "Boot Image", *_share_titles(), "Task"),
@@ -117,24 +125,26 @@ class ListImageHost(printable.Lister):
             [
                 [
                     host["host"],
-                    printable.Size(host["cached_bytes"]),
-                    whole.FillColumn(host["fill"]),
+                    output_columns.SizeColumn(host["cached_bytes"]),
+                    fill_status.FillColumn(host["fill"]),
                     host["boot_image"],
                     *_shares(host["read"]),
                     _task(host["task"]),
                     *(_host_long(host) if parsed_args.long else ()),
                 ]
-                for host in arguments.part(found, parsed_args, "host")
+                for host in command_arguments.page_of(found, parsed_args, "host")
             ],
         )
 
 
-class PrepareImage(printable.ShowOne):
+class PrepareImage(output_columns.ShowOne):
     """Prepare an image now: make its chunk map and its boot image."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
+        parser = command_arguments.with_wait(
+            command_arguments.with_image(super().get_parser(prog_name)), WAIT_S
+        )
         parser.add_argument(
             "--force",
             action="store_true",
@@ -144,7 +154,7 @@ class PrepareImage(printable.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields of the image and their values."""
-        api = client.of(self)
+        api = client.client_of(self)
         path = f"/v1/images/{id_of(self.app.client_manager, parsed_args.image)}"
         before = api.post(f"{path}/prepare", {"force": parsed_args.force})
         is_ready = before["state"] == "ready" and not parsed_args.force
@@ -155,23 +165,26 @@ class PrepareImage(printable.ShowOne):
             return int(is_ready or (has_changed and now["state"] in FINAL)), 1
 
         if parsed_args.wait:
-            client.wait(f"prepare {parsed_args.image}", look, parsed_args.timeout)
+            client.wait_until_done(f"prepare {parsed_args.image}", look, parsed_args.timeout)
         image = api.get(path)
         if parsed_args.wait and image["state"] != "ready":
             raise exceptions.CommandError(
-                f"image {image['image_id']} is {image['state']}: {printable.text(image['message'])}"
+                f"image {image['image_id']} is {image['state']}: "
+                f"{output_columns.text(image['message'])}"
             )
         return fields(image)
 
 
-class PreSeedImage(printable.Lister):
+class PreSeedImage(output_columns.Lister):
     """Fetch all of an image to hosts and pin it, at lower priority than guests' reads."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
+        parser = command_arguments.with_wait(
+            command_arguments.with_image(super().get_parser(prog_name)), WAIT_S
+        )
         where = parser.add_mutually_exclusive_group()
-        arguments.with_hosts(where)
+        command_arguments.with_hosts(where)
         where.add_argument(
             "--count",
             type=argument_types.number_between(1, 1 << 16),
@@ -188,13 +201,15 @@ class PreSeedImage(printable.Lister):
         return ask(self, parsed_args, image_id, "pre-seed", where)
 
 
-class FlattenImage(printable.Lister):
+class FlattenImage(output_columns.Lister):
     """Copy an image into the writable disks that are based on it."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_wait(arguments.with_image(super().get_parser(prog_name)), WAIT_S)
-        arguments.with_hosts(parser)
+        parser = command_arguments.with_wait(
+            command_arguments.with_image(super().get_parser(prog_name)), WAIT_S
+        )
+        command_arguments.with_hosts(parser)
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -203,16 +218,16 @@ class FlattenImage(printable.Lister):
         return ask(self, parsed_args, image_id, "flatten", {"hosts": parsed_args.hosts})
 
 
-class _AskKeepers(printable.Lister):
+class _AskKeepers(output_columns.Lister):
     """Gives a task to the hosts that use an image or have it pinned."""
 
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        parser = arguments.with_image(super().get_parser(prog_name))
-        arguments.with_hosts(parser, "all that use it or have it pinned")
-        return arguments.with_wait(parser, TAKEN_S, "the hosts have received it")
+        parser = command_arguments.with_image(super().get_parser(prog_name))
+        command_arguments.with_hosts(parser, "all that use it or have it pinned")
+        return command_arguments.with_wait(parser, TAKEN_S, "the hosts have received it")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
@@ -244,7 +259,7 @@ class HydrateImage(_AskKeepers):
         )
         until.add_argument(
             "--deadline-at",
-            type=arguments.moment,
+            type=command_arguments.parse_time,
             metavar="<time>",
             help="time when the image must be fully cached, as 2030-01-31T18:00 in the time zone "
             "of this machine",
@@ -299,7 +314,7 @@ def ask(
 
     :raises exceptions.CommandError: a host failed, did not receive it, or takes longer than allowed
     """
-    api = client.of(asking)
+    api = client.client_of(asking)
     asked = api.post(f"/v1/images/{image_id}/{what}", body)
     taken_by_s = time.monotonic() + TAKEN_S
 
@@ -323,7 +338,7 @@ def ask(
         return sum(map(_percent, known.values())), 100 * len(asked["hosts"])
 
     if parsed_args.wait and asked["hosts"]:
-        client.wait(
+        client.wait_until_done(
             f"{what} {image_id}",
             look,
             parsed_args.timeout,
@@ -331,7 +346,7 @@ def ask(
         )
     known = tasks() if parsed_args.wait else {}
     failed = {
-        host: printable.text(task["why"])
+        host: output_columns.text(task["why"])
         for host, task in known.items()
         if task["state"] == "failed"
     }
@@ -348,23 +363,23 @@ def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
     shown = dict(image)
     for name in shown.keys() & set(SIZES):
         known = shown[name] is not None
-        shown[name] = printable.Size(shown[name]) if known else whole.UNKNOWN
+        shown[name] = output_columns.SizeColumn(shown[name]) if known else fill_status.UNKNOWN
     if "parents" in shown:
         shown["parents"] = format_columns.ListColumn(shown["parents"])
     for name in ("read", "fetched"):
-        shown[name] = printable.Sizes(shown[name])
+        shown[name] = output_columns.Sizes(shown[name])
     return list(shown), list(shown.values())
 
 
 def _long(image: Mapping[str, Any], name: str) -> Any:
     value = image[name]
-    return printable.Size(value) if name in SIZES else value
+    return output_columns.SizeColumn(value) if name in SIZES else value
 
 
 def _host_long(host: Mapping[str, Any]) -> tuple[Any, ...]:
     sizes = (host["size_bytes"], host["missing_bytes"])
-    fetched = printable.Sizes(host["fetched"])
-    return (*map(printable.Size, sizes), host["boot_revision"], fetched)
+    fetched = output_columns.Sizes(host["fetched"])
+    return (*map(output_columns.SizeColumn, sizes), host["boot_revision"], fetched)
 
 
 def _fill_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
@@ -389,7 +404,7 @@ def _task(task: Mapping[str, Any] | None) -> str:
         return ""
     told = f"{task['kind']}: {task['state']}"
     if task["why"]:
-        return f"{told}, {printable.text(task['why'])}"
+        return f"{told}, {output_columns.text(task['why'])}"
     return told if task["kind"] in INSTANT else f"{told}, {_percent(task)} %"
 
 

@@ -8,9 +8,9 @@ from osc_lib.cli import format_columns
 from osc_lib.command import command
 
 from acstor_common.service import argument_types
-from acstor_osc import arguments
 from acstor_osc import client
-from acstor_osc import printable
+from acstor_osc import command_arguments
+from acstor_osc import output_columns
 
 EPOCH = argument_types.number_between(1, 1 << 62)
 TITLES = {"vnodes": "V-nodes", "moved_vnodes": "Moved V-nodes"}
@@ -20,7 +20,7 @@ HISTORY = (
 )
 
 
-class ShowRing(printable.ShowOne):
+class ShowRing(output_columns.ShowOne):
     """Show the current v-node table, or that of an epoch."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -38,12 +38,12 @@ class ShowRing(printable.ShowOne):
         return list(shown), list(shown.values())
 
 
-class ListRingOwner(printable.Lister):
+class ListRingOwner(output_columns.Lister):
     """List the hosts of a v-node table with their shares of the v-nodes."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return arguments.with_page(_with_epoch(super().get_parser(prog_name)), "host")
+        return command_arguments.with_page(_with_epoch(super().get_parser(prog_name)), "host")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
@@ -56,12 +56,12 @@ class ListRingOwner(printable.Lister):
                     *(owner[name] for name in ("host", "address", "location", "vnodes")),
                     round(100 * owner["vnodes"] / whole, 1),
                 ]
-                for owner in arguments.part(table["owners"], parsed_args, "host")
+                for owner in command_arguments.page_of(table["owners"], parsed_args, "host")
             ],
         )
 
 
-class ListRing(printable.Lister):
+class ListRing(output_columns.Lister):
     """List the published v-node tables, the newest first, with reasons."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -85,7 +85,7 @@ class ListRing(printable.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         query = {"limit": parsed_args.limit, "before": parsed_args.before}
-        found = client.of(self).get("/v1/rings", query)["rings"]
+        found = client.client_of(self).get("/v1/rings", query)["rings"]
         return (
             [TITLES.get(name, name.replace("_", " ").title()) for name in HISTORY],
             [
@@ -112,5 +112,5 @@ def _with_epoch(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _table(asking: command.Command, parsed_args: argparse.Namespace) -> dict[str, Any]:
     path = "/v1/ring" if parsed_args.epoch is None else f"/v1/rings/{parsed_args.epoch}"
-    found: dict[str, Any] = client.of(asking).get(path)
+    found: dict[str, Any] = client.client_of(asking).get(path)
     return found

@@ -19,11 +19,11 @@ from osc_lib.command import command
 
 from acstor_common.model import boot_timeline
 from acstor_common.service import boot_chart
-from acstor_osc import arguments
 from acstor_osc import client
-from acstor_osc import printable
-from acstor_osc import timeline_events
-from acstor_osc import whole
+from acstor_osc import command_arguments
+from acstor_osc import fill_status
+from acstor_osc import nova_events
+from acstor_osc import output_columns
 from acstor_osc.v1 import image
 
 
@@ -33,7 +33,7 @@ class _Place(NamedTuple):
     host: str
 
 
-class ShowServer(printable.ShowOne):
+class ShowServer(output_columns.ShowOne):
     """Show the fill status of a server's image on its host, and what the server still depends on.
 
     The origins of the data are those of all servers of the image on that host together.
@@ -46,15 +46,15 @@ class ShowServer(printable.ShowOne):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
         place = _place_of(self.app.client_manager, parsed_args.server)
-        found = client.of(self).get(f"/v1/images/{place.image_id}/hosts")["hosts"]
+        found = client.client_of(self).get(f"/v1/images/{place.image_id}/hosts")["hosts"]
         for host in found:
             if host["host"] == place.host:
                 titles, values = image.fields({**place._asdict(), "fill": None, **host})
                 values[titles.index("task")] = format_columns.DictColumn(host["task"] or {})
-                values[titles.index("fill")] = whole.FillColumn(host["fill"])
-                needed = whole.depends_on(host["fill"])
+                values[titles.index("fill")] = fill_status.FillColumn(host["fill"])
+                needed = fill_status.depends_on(host["fill"])
                 if self._is_on_dead_mount(place):
-                    needed = whole.ON_DEAD_MOUNT
+                    needed = fill_status.ON_DEAD_MOUNT
                 return [*titles, "depends_on"], [*values, needed]
         raise exceptions.CommandError(
             f"host {place.host} does not report image {place.image_id}: does the server's disk use "
@@ -65,7 +65,7 @@ class ShowServer(printable.ShowOne):
         """Say whether the server's host reports it; False if the user may not see hosts."""
         host: Mapping[str, Any] = {}
         with contextlib.suppress(exceptions.CommandError):
-            host = client.of(self).get(f"/v1/hosts/{place.host}")
+            host = client.client_of(self).get(f"/v1/hosts/{place.host}")
         return place.server_id in host.get("on_dead_mounts", ())
 
 
@@ -85,7 +85,7 @@ class ShowServerTimeline(command.Command):
         """Print the picture."""
         manager = self.app.client_manager
         place = _place_of(manager, parsed_args.server)
-        found = client.of(self).get(f"/v1/servers/{place.server_id}/boots")["boots"]
+        found = client.client_of(self).get(f"/v1/servers/{place.server_id}/boots")["boots"]
         boot = next((one for one in found if one["host"] == place.host), None)
         if boot is None:
             raise exceptions.CommandError(
@@ -94,7 +94,7 @@ class ShowServerTimeline(command.Command):
                 "week (on the host: acstor-agent-ctl timeline)"
             )
         told = msgspec.convert(boot["timeline"], boot_timeline.Timeline)
-        events = timeline_events.before(manager.sdk_connection.compute, place.server_id, told)
+        events = nova_events.before(manager.sdk_connection.compute, place.server_id, told)
         if parsed_args.json:
             whole = {**boot, "nova": [event._asdict() for event in events]}
             self.app.stdout.write(json.dumps(whole, indent=2) + "\n")
@@ -105,12 +105,14 @@ class ShowServerTimeline(command.Command):
             )
 
 
-class PreSeedServer(printable.Lister):
+class PreSeedServer(output_columns.Lister):
     """Fetch all of a server's image to its host and pin it, at lower priority than reads."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
-        return arguments.with_wait(_with_server(super().get_parser(prog_name)), image.WAIT_S)
+        return command_arguments.with_wait(
+            _with_server(super().get_parser(prog_name)), image.WAIT_S
+        )
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the host and its progress."""

@@ -8,13 +8,13 @@ from typing import Any
 from cliff import columns
 
 from acstor_osc import client
-from acstor_osc import printable
+from acstor_osc import output_columns
 
 EXITS = {"ok": 0, "warning": 1, "error": 2}
 """Exit statuses, as monitoring takes them; 3 stands for "unknown" there."""
 
 
-class ShowStatus(printable.ShowOne):
+class ShowStatus(output_columns.ShowOne):
     """Show the status of the cloud: findings with remedies, hosts, images and servers.
 
     The exit status is 0 if there is no finding, 1 for warnings, 2 for errors.
@@ -42,7 +42,7 @@ class ShowStatus(printable.ShowOne):
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the fields and their values."""
-        found = client.of(self).get("/v1/status")
+        found = client.client_of(self).get("/v1/status")
         self._exit = EXITS.get(found["health"], max(EXITS.values()))
         shown = {**found, **{name: say(found[name]) for name, say in _SAID.items()}}
         return list(shown), list(shown.values())
@@ -60,7 +60,7 @@ def _words(say: Any) -> type[_Said]:
 
     class Words(_Said):
         def human_readable(self) -> str:
-            return str(say(printable.data(self._value)))
+            return str(say(output_columns.data(self._value)))
 
     return Words
 

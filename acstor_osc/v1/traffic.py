@@ -6,13 +6,13 @@ from typing import Any
 
 from acstor_common.service import argument_types
 from acstor_osc import client
-from acstor_osc import printable
+from acstor_osc import output_columns
 
 LONGEST_S = 86_400.0
 RATES = ("received", "sent", "chunks_received", "chunks_sent")
 
 
-class ListTraffic(printable.Lister):
+class ListTraffic(output_columns.Lister):
     """List the traffic of hosts in bytes per second, one row for each collection."""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -30,7 +30,7 @@ class ListTraffic(printable.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the columns and the rows."""
         query = {"host": parsed_args.host, "last_s": parsed_args.last}
-        found = client.of(self).get("/v1/traffic", query)["traffic"]
+        found = client.client_of(self).get("/v1/traffic", query)["traffic"]
         return (
             ["Host", "Collected At", *(name.replace("_", " ").title() for name in RATES)],
             [

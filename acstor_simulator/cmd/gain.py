@@ -14,10 +14,10 @@ import tqdm
 
 from acstor_common.service import argument_types
 from acstor_common.util import atomic_file
-from acstor_simulator import page
-from acstor_simulator import question as question_
+from acstor_simulator.gain import gain_estimate
+from acstor_simulator.gain import html_report
 
-DEFAULT = question_.Question()
+DEFAULT = gain_estimate.CloudParameters()
 
 
 def _between(lowest: float, highest: float) -> Callable[[str], float]:
@@ -36,7 +36,7 @@ def _between(lowest: float, highest: float) -> Callable[[str], float]:
 _gbit = _between(0.01, 10_000)
 _gb = _between(0.01, 10_000)
 NUMBERS = {
-    "hosts": (argument_types.number_between(1, question_.MOST_HOSTS), "compute hosts"),
+    "hosts": (argument_types.number_between(1, gain_estimate.MOST_HOSTS), "compute hosts"),
     "racks": (argument_types.number_between(1, 256), "racks that they stand in"),
     "link_gbit": (_gbit, "link of a host, in Gbit/s"),
     "uplink_gbit": (_gbit, "links of a rack to the rest, together, in Gbit/s"),
@@ -49,7 +49,7 @@ NUMBERS = {
         "servers that are created in a day",
     ),
     "at_once": (
-        argument_types.number_between(1, question_.MOST_AT_ONCE),
+        argument_types.number_between(1, gain_estimate.MOST_AT_ONCE),
         "servers that are created at once (default: one on each host)",
     ),
     "at_once_images": (argument_types.number_between(1, 1000), "of so many images"),
@@ -76,18 +76,18 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    question = question_.Question(**{name: getattr(options, name) for name in NUMBERS})
+    question = gain_estimate.CloudParameters(**{name: getattr(options, name) for name in NUMBERS})
     try:
         question.check()
         for path in filter(None, (options.output, options.picture)):
             path.parent.joinpath(".").stat()  # now, and not when all is simulated
-        told = [_simulate(question, way) for way in question_.WAYS]
+        told = [_simulate(question, way) for way in gain_estimate.WAYS]
         if options.output is not None:
             with atomic_file.atomic_write(options.output) as file:
-                file.write(page.make(question, told).encode())
+                file.write(html_report.make_page(question, told).encode())
         if options.picture is not None:
-            page.draw(told).savefig(options.picture, dpi=80, format="png")
-    except question_.WrongNumbersError as e:
+            html_report.draw(told).savefig(options.picture, dpi=80, format="png")
+    except gain_estimate.WrongNumbersError as e:
         parser.error(str(e))
     except OSError as e:
         parser.error(
@@ -97,28 +97,28 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     print(_json(question, told) if options.json else _text(question, told))
 
 
-def _simulate(question: question_.Question, way: str) -> page.Told:
-    name = question_.WAYS[way]
+def _simulate(question: gain_estimate.CloudParameters, way: str) -> html_report.StrategyResult:
+    name = gain_estimate.WAYS[way]
     with tqdm.tqdm(
         total=question.rush, desc=name, unit=" servers", leave=False, disable=None, file=sys.stderr
     ) as bar:
-        result = question_.simulate(question, way, lambda booted: bar.update() and None)
-    return page.Told(question_.answer(question, result), result)
+        result = gain_estimate.simulate(question, way, lambda booted: bar.update() and None)
+    return html_report.StrategyResult(gain_estimate.estimate_gain(question, result), result)
 
 
-def _json(question: question_.Question, told: list[page.Told]) -> str:
+def _json(question: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
     found = {
         "cloud": dataclasses.asdict(question),
         "ways": [dataclasses.asdict(one.answer) for one in told],
-        "room": dataclasses.asdict(question_.room(question)),
+        "room": dataclasses.asdict(gain_estimate.cache_size(question)),
     }
     return json.dumps(found, indent=1)
 
 
-def _text(question: question_.Question, told: list[page.Told]) -> str:
-    table = prettytable.PrettyTable(["", *(question_.WAYS[one.answer.way] for one in told)])
+def _text(question: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
+    table = prettytable.PrettyTable(["", *(gain_estimate.WAYS[one.answer.way] for one in told)])
     table.align = "r"
     table.align[""] = "l"
-    for name, cells in page.rows(told):
+    for name, cells in html_report.rows(told):
         table.add_row([name, *cells])
-    return "\n".join([*page.cloud(question), str(table), page.cache_room(question)])
+    return "\n".join([*html_report.cloud(question), str(table), html_report.cache_room(question)])

@@ -22,10 +22,10 @@ import tqdm
 
 from acstor_common.service import argument_types
 from acstor_common.service import console_script
-from acstor_simulator import figures
-from acstor_simulator import run
-from acstor_simulator import topology
+from acstor_simulator import paper_figures
+from acstor_simulator import simulation
 from acstor_simulator.cmd import gain
+from acstor_simulator.model import topology
 
 MB = 1e6
 EXIT_STOPPED = 130
@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cloud(compare)
     compare.set_defaults(run=_compare)
     figure = commands.add_parser("figure", help="repeat a figure of the ACStor paper")
-    figure.add_argument("number", choices=figures.EXPERIMENTS, help="which one, or table-1")
+    figure.add_argument("number", choices=paper_figures.EXPERIMENTS, help="which one, or table-1")
     figure.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path(), help="folder for picture and JSON"
     )
@@ -84,7 +84,12 @@ def _add_cloud(parser: argparse.ArgumentParser) -> None:
     add("--partners", type=_count, default=8, help="hosts that each host talks to")
     add("--reach", type=int, choices=(1, 3, 5), default=5, help="switches to the farthest of them")
     add("--seed", type=int, default=1, help="of all that is left to chance (default: 1)")
-    add("--policy", action="append", choices=run.POLICIES, help="may be repeated (default: all)")
+    add(
+        "--policy",
+        action="append",
+        choices=simulation.POLICIES,
+        help="may be repeated (default: all)",
+    )
     add("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -102,9 +107,9 @@ _count = argument_types.number_between(1, 1_000_000)
 _amount = argument_types.argument_type(_parse_amount)
 
 
-def _scenario(options: argparse.Namespace) -> run.Scenario:
+def _scenario(options: argparse.Namespace) -> simulation.Scenario:
     shape = topology.Shape(options.pods, options.racks, options.rack_hosts)
-    return run.Scenario(
+    return simulation.Scenario(
         shape,
         options.guests or shape.hosts,
         options.images,
@@ -124,12 +129,12 @@ def _booted(bar: tqdm.tqdm, _: int) -> None:
 def _compare(options: argparse.Namespace) -> None:
     scenario = _scenario(options)
     results: list[dict[str, Any]] = []
-    for policy in options.policy or run.POLICIES:
+    for policy in options.policy or simulation.POLICIES:
         with tqdm.tqdm(
             total=scenario.guests, desc=policy, unit=" guests", leave=False, disable=None
         ) as bar:
             began_s = time.perf_counter()
-            result = run.simulate(scenario, policy, functools.partial(_booted, bar))
+            result = simulation.simulate(scenario, policy, functools.partial(_booted, bar))
         took_s = time.perf_counter() - began_s
         results.append(
             dataclasses.asdict(result) | {"mean_boot_s": result.mean_boot_s, "took_s": took_s}
@@ -164,22 +169,22 @@ def _compare(options: argparse.Namespace) -> None:
     print(table)
 
 
-def _run(case: figures.Case) -> run.Result:
-    return run.simulate(case.scenario, case.policy)
+def _run(case: paper_figures.Case) -> simulation.Result:
+    return simulation.simulate(case.scenario, case.policy)
 
 
 def _figure(options: argparse.Namespace) -> None:
     number = options.number
-    cases = figures.EXPERIMENTS[number].make_cases()
+    cases = paper_figures.EXPERIMENTS[number].make_cases()
     options.output.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
         runs = tqdm.tqdm(pool.map(_run, cases), total=len(cases), unit=" runs", disable=None)
         results = list(zip(cases, runs, strict=True))
     name = options.output / f"simulated-{number if number[0] == 't' else f'figure-{number}'}"
-    points = [figures.point(number, *found) for found in results]
-    figures.draw(number, points).savefig(name.with_suffix(".png"), dpi=100)
+    points = [paper_figures.point(number, *found) for found in results]
+    paper_figures.draw(number, points).savefig(name.with_suffix(".png"), dpi=100)
     name.with_suffix(".json").write_text(
-        json.dumps([figures.record(*found) for found in results], indent=1)
+        json.dumps([paper_figures.record(*found) for found in results], indent=1)
     )
     print(name.with_suffix(".png"))
 

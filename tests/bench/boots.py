@@ -13,7 +13,7 @@ from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import boot_builder
+from acstor_glance.boot import boot_builder
 from tests.bench import harness
 from tests.lab import agents
 from tests.lab import guest

@@ -27,9 +27,9 @@ from typing import NamedTuple
 from typing import TypeVar
 
 from acstor_common.model import geometry
-from acstor_glance import common_ranges
 from acstor_glance import conf as glance_conf
-from acstor_glance import room_sharing
+from acstor_glance.dedup import block_dedup
+from acstor_glance.dedup import common_ranges
 from tests.bench import harness
 from tests.fakes import composed_lines
 from tests.fakes import file_systems
@@ -148,11 +148,11 @@ def share(image: composed_lines.Image, base: composed_lines.Image, bytes_s: int)
     with (
         image.chunk_map() as own_map,
         base.chunk_map() as base_map,
-        room_sharing.opened(image.path, image.path.stat().st_size) as own,
-        room_sharing.opened(base.path, base.path.stat().st_size) as below,
+        block_dedup.open_stored_file(image.path, image.path.stat().st_size) as own,
+        block_dedup.open_stored_file(base.path, base.path.stat().st_size) as below,
     ):
-        ranges = common_ranges.found(own_map, base_map, room_sharing.block_bytes(own))
-        return room_sharing.share(own, below, ranges, room_sharing.Pace(bytes_s, _wait))
+        ranges = common_ranges.find_ranges(own_map, base_map, block_dedup.block_bytes(own))
+        return block_dedup.share_blocks(own, below, ranges, block_dedup.RateLimit(bytes_s, _wait))
 
 
 def _wait(seconds: float) -> bool:

@@ -17,7 +17,7 @@ from matplotlib import figure
 
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.bench import harness
 
 IMAGE_BYTES = 1024 * geometry.MIB

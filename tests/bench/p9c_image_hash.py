@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from acstor_common.formats import chunk_map
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.bench import harness
 from tests.bench import p9_prehash
 

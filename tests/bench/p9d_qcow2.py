@@ -22,7 +22,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.bench import harness
 
 DISK_BYTES = 1024 * geometry.MIB

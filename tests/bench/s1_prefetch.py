@@ -27,9 +27,9 @@ from acstor_agent import settings
 from acstor_agent.core.images import readahead
 from acstor_agent.core.images import unit_readahead
 from acstor_common.model import geometry
-from acstor_glance import boot_builder
-from acstor_glance import boot_guest
 from acstor_glance import sandbox
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import boot_guest
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness
@@ -183,10 +183,10 @@ def boot_reads(say: harness.Say) -> dict[str, list[Read]]:
     cut = geometry.Geometry(raw.stat().st_size, CHUNK)
     say("the builder boots the image")
     with raw.open("rb") as image:
-        found = boot_builder.record(
+        found = boot_builder.record_boot(
             image.fileno(),
             cut,
-            boot_guest.Limits(),
+            boot_guest.GuestLimits(),
             boot_guest.Firmware.BIOS,
             boot_builder.DEFAULT_MARKER,
             sandbox.Sandbox.BUBBLEWRAP,

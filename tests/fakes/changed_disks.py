@@ -12,7 +12,7 @@ from acstor_common.formats import qcow2
 from acstor_common.formats import qcow2_header
 from acstor_common.formats import qcow2_writer
 from acstor_common.model import ids
-from acstor_glance.gateway import merging
+from acstor_glance.gateway.flatten import merge_plan
 
 BASE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 OS_HASH = chunk_map.OsHash("sha512", bytes(range(64)))
@@ -89,11 +89,11 @@ def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
     received, done = Received(stream), 0
     size = received.head.virtual_size
 
-    def pieces() -> Iterator[merging.Piece]:
-        return merging.pieces(received.table, base.extents(), size)
+    def pieces() -> Iterator[merge_plan.Piece]:
+        return merge_plan.pieces(received.table, base.extents(), size)
 
-    def stretches() -> Iterator[merging.Stretch]:
-        return merging.stretches(pieces(), base.cluster_bytes)
+    def stretches() -> Iterator[merge_plan.ClusterRun]:
+        return merge_plan.cluster_runs(pieces(), base.cluster_bytes)
 
     if disk_format == "raw":
         file_bytes, parts = size, bytes_of(pieces(), base, received)
@@ -111,11 +111,11 @@ def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
 
 
 def bytes_of(
-    pieces: Iterable[merging.Piece], base: Base, received: Received
+    pieces: Iterable[merge_plan.Piece], base: Base, received: Received
 ) -> Iterator[bytes | memoryview]:
     """Yield what pieces are, each read alone."""
     for piece in pieces:
-        if piece.origin is merging.Origin.PACKED:
+        if piece.origin is merge_plan.Origin.PACKED:
             assert piece.extent is not None
             stored = memoryview(bytearray(piece.extent.stored_bytes))
             base.source.read_into(stored, piece.extent.offset)
@@ -124,9 +124,9 @@ def bytes_of(
         while piece.length:
             length = min(piece.length, PART_BYTES)
             data = memoryview(bytearray(length))
-            if piece.origin is merging.Origin.CHANGED:
+            if piece.origin is merge_plan.Origin.CHANGED:
                 data = received.read(length)
-            elif piece.origin is merging.Origin.BASE:
+            elif piece.origin is merge_plan.Origin.BASE:
                 base.read_into(data, piece.at)
             yield data
             piece = piece.cut(piece.at + len(data), piece.stop)

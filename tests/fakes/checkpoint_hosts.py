@@ -12,7 +12,7 @@ from acstor_common.model import ids
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
-from acstor_decision import nova
+from acstor_decision import nova_client
 from tests.fakes import enrolled_hosts
 
 NOW_S = 1_800_000_000.0
@@ -80,17 +80,17 @@ class Nova:
     is_there = True
 
     def __init__(self) -> None:
-        self.servers = {SERVER: nova.Server("h1", PROJECT)}
+        self.servers = {SERVER: nova_client.Server("h1", PROJECT)}
         self.failure: Exception | None = None
-        self.groups: list[nova.Aggregate] = []
+        self.groups: list[nova_client.Aggregate] = []
         self.metadata: dict[str, dict[str, dict[str, str]]] = {}
         """Of the servers of each host."""
 
-    def server(self, instance_id: str, asker: str = "") -> nova.Server | None:
+    def server(self, instance_id: str, asker: str = "") -> nova_client.Server | None:
         self._fail()
         return self.servers.get(instance_id)
 
-    def aggregates(self) -> list[nova.Aggregate]:
+    def aggregates(self) -> list[nova_client.Aggregate]:
         self._fail()
         return self.groups
 

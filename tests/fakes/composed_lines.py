@@ -19,8 +19,8 @@ from acstor_common.formats import disk_delta
 from acstor_common.formats import local_file
 from acstor_common.formats import qcow2
 from acstor_common.model import ids
-from acstor_glance import prehash
-from acstor_glance import raw_format
+from acstor_glance.prepare import format_check
+from acstor_glance.prepare import prehash
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_corpus
 
@@ -57,7 +57,7 @@ def stored(path: pathlib.Path, disk_format: str, maps: pathlib.Path) -> Image:
     """Return the image that a file is, with its chunk map."""
     map_path = maps / f"{path.name}.acmap"
     image_id = ids.parse_image_id(str(uuid.uuid4()))
-    prehash.prehash(path, map_path, image_id, disk_format=raw_format.format_named(disk_format))
+    prehash.prehash(path, map_path, image_id, disk_format=format_check.format_named(disk_format))
     return Image(path, disk_format, map_path)
 
 

@@ -22,12 +22,12 @@ from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from acstor_decision import conf as decision_conf
-from acstor_decision.db import boots
-from acstor_decision.db import checkpoint_failures
-from acstor_decision.db import connection as connection_
+from acstor_decision.db import boot_queries
+from acstor_decision.db import checkpoint_failure_queries
+from acstor_decision.db import connection_url
 from acstor_decision.db import database
-from acstor_decision.db import held_images
-from acstor_decision.db import listeners
+from acstor_decision.db import image_queries
+from acstor_decision.db import listener_queries
 from acstor_decision.db import migrations
 from acstor_decision.db import models
 from tests.fakes import checkpoint_hosts
@@ -51,7 +51,7 @@ FILLING = fill_progress.FillStatus(
 
 
 @contextlib.contextmanager
-def opened(connection: str, answer_s: int = connection_.ANSWER_S) -> Iterator[database.Database]:
+def opened(connection: str, answer_s: int = connection_url.ANSWER_S) -> Iterator[database.Database]:
     """Return a database with the tables of this version."""
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
@@ -158,13 +158,13 @@ class Suite:
                     told = FAILING[: second % 3]
                     store.note_checkpoint_failures(host, told, 2000.0 + second)
                 if number == 2:
-                    store.forget_old(2000.0 + second + checkpoint_failures.KEPT_S)
+                    store.forget_old(2000.0 + second + checkpoint_failure_queries.KEPT_S)
             done.append(number)
 
         run(work, 3)
         assert sorted(done) == [0, 1, 2]
         assert store.checkpoint_failures(2008.0) == dict.fromkeys(hosts, FAILING[:2])
-        store.forget_old(2008.5 + checkpoint_failures.KEPT_S)
+        store.forget_old(2008.5 + checkpoint_failure_queries.KEPT_S)
         assert store.checkpoint_failures(0) == {}
 
     def test_a_new_database_has_no_epochs(self, store: database.Database) -> None:
@@ -257,7 +257,7 @@ class Suite:
         assert first.fetched == decision_messages.FetchedBytes(5, 6)
         rows = store.image_hosts(ids[0], 0)
         assert [row.host for row in rows] == ["h1", "h2"]
-        assert [held_images.fill_of(row) for row in rows] == [OWNED, FILLING]
+        assert [image_queries.fill_of(row) for row in rows] == [OWNED, FILLING]
         assert store.images(ids[0], 1, 0)[0].image_id == ids[1]
         store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)})
         assert store.image(ids[2], 0) is None
@@ -282,7 +282,7 @@ class Suite:
         found = store.image(image_id, 0)
         assert found is not None and (found.using_hosts, found.whole_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
-        assert [held_images.fill_of(row) for row in rows] == list(by_host.values())
+        assert [image_queries.fill_of(row) for row in rows] == list(by_host.values())
         assert [row.is_used for row in rows] == [True, True, False, True, False, True]
 
     def test_listeners_are_remembered_until_one_reports_a_day_later(
@@ -292,7 +292,7 @@ class Suite:
             assert store.note_listener(name, now_s)
         known = [(one.listener, one.reported_s) for one in store.listeners()]
         assert known == [("c1", 300.0), ("c2", 200.0)]
-        assert store.note_listener("c1", 250.0 + listeners.KEPT_S)
+        assert store.note_listener("c1", 250.0 + listener_queries.KEPT_S)
         assert [one.listener for one in store.listeners()] == ["c1"]
 
     def test_images_are_needed_where_some_host_uses_them_and_lacks_parts(
@@ -336,9 +336,9 @@ class Suite:
         held = {image_id: decision_messages.HeldImage(size_bytes=9)}
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
             store.note_samples({host: (sample(host, sent_s, images=held), 0)})
-        store.forget_old(1000.0 + held_images.KEPT_S)
+        store.forget_old(1000.0 + image_queries.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1", "h2"]
-        store.forget_old(1500.0 + held_images.KEPT_S)
+        store.forget_old(1500.0 + image_queries.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h2"]
         assert [host.host for host in store.hosts()] == ["h1", "h2"]
 
@@ -346,7 +346,7 @@ class Suite:
         self, store: database.Database
     ) -> None:
         failing = (checkpoint_messages.Failing("", "full"),)
-        kept_s = checkpoint_failures.KEPT_S
+        kept_s = checkpoint_failure_queries.KEPT_S
         store.note_checkpoint_failures("h1", failing, 1000.0)
         store.note_checkpoint_failures("h2", failing, 2000.0 + kept_s)
         assert set(store.checkpoint_failures(1000.0)) == {"h1", "h2"}  # one host deletes its own
@@ -362,13 +362,15 @@ class Suite:
         store.note_samples({"h2": (sample("h2", 2500.0), 0)})  # says nothing new
         rows = store.boots(SERVER)
         assert [(row.host, row.told_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
-        assert [boots.timeline_of(row).reads for row in rows] == [2, 3]
-        store.forget_old(2000.5 + boots.KEPT_S)
+        assert [boot_queries.timeline_of(row).reads for row in rows] == [2, 3]
+        store.forget_old(2000.5 + boot_queries.KEPT_S)
         assert [row.host for row in store.boots(SERVER)] == ["h1"]
 
     def test_boots_that_a_host_tells_of_are_bounded(self, store: database.Database) -> None:
         each = decision_messages.MAX_BOOTS
-        servers = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(boots.KEPT_OF_HOST + each)]
+        servers = [
+            f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(boot_queries.KEPT_OF_HOST + each)
+        ]
         store.note_samples({"h2": (sample("h2", 1.0, boots=(boot(servers[0], 1),)), 0)})
         for at in range(0, len(servers), each):
             told = tuple(boot(server, 1) for server in servers[at : at + each])

@@ -13,8 +13,8 @@ from acstor_common.identity import signing
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
-from acstor_decision import authority
 from acstor_decision.db import database
+from acstor_decision.identity import certificate_authority
 
 
 class EnrolledHosts:
@@ -30,7 +30,7 @@ class EnrolledHosts:
     def __init__(
         self, conf: cfg.ConfigOpts, store: database.Database, wall: Callable[[], float]
     ) -> None:
-        self.keeper = authority.Keeper(conf.acstor_decision, store, wall)
+        self.keeper = certificate_authority.CertificateAuthority(conf.acstor_decision, store, wall)
         self._identities = self._by_database.setdefault(store, {})
 
     def identity(self, host: str) -> tuple[bytes, bytes]:
@@ -39,7 +39,7 @@ class EnrolledHosts:
             self.enrol(host)
         return self._identities[host]
 
-    def enrol(self, host: str) -> authority.Issued:
+    def enrol(self, host: str) -> certificate_authority.IssuedCertificate:
         """Enrol a host with a new key."""
         key, name = certificates.new_key(), ids.parse_host_id(host)
         request = certificates.request(name, key)

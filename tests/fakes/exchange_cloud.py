@@ -134,13 +134,13 @@ class Connection:
 
 
 class Net:
-    """What a host's exchange asks others by, as ``PeerNet`` is."""
+    """What a host's exchange asks others by, as ``PeerNetwork`` is."""
 
     def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
         self._cloud, self._here = cloud, here
 
     def ask(self, host: ids.HostId, address: str, requests: Sequence[Any], hear: Any) -> None:
-        """See ``PeerNet.ask``."""
+        """See ``PeerNetwork.ask``."""
         for one in requests:
             self._cloud.asked.append((self._here, host, one.priority, one.mode))
         self._cloud.nursery.start_soon(self._ask, host, requests, hear)
@@ -173,21 +173,21 @@ class Net:
             )
 
     def cancel(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
-        """See ``PeerNet.cancel``."""
+        """See ``PeerNetwork.cancel``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if connection.hears.pop(number, None)]
             self._cloud.soon(self._cloud.hosts[host].giving.cancelled, connection, known)
 
     def hurry(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
-        """See ``PeerNet.hurry``."""
+        """See ``PeerNetwork.hurry``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if number in connection.hears]
             self._cloud.soon(self._cloud.hosts[host].giving.hurried, connection, known)
 
     def tell(self, host: ids.HostId, address: str, news: Any) -> None:
-        """See ``PeerNet.tell``."""
+        """See ``PeerNetwork.tell``."""
         self._cloud.told.append((self._here, host, news))
         if self._cloud.is_heard:
             self._cloud.soon(self._cloud.hosts[host].heard, self._here, news)

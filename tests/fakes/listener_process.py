@@ -18,11 +18,11 @@ from oslo_config import cfg
 
 from acstor_common.util import supervision
 from acstor_glance import conf as glance_conf
-from acstor_glance import counters as glance_counters
-from acstor_glance import guard
-from acstor_glance import listener
-from acstor_glance import preparer
-from acstor_glance import reconciler
+from acstor_glance import metrics
+from acstor_glance.controller import image_reconciler
+from acstor_glance.controller import listener_service
+from acstor_glance.controller import protection_reconciler
+from acstor_glance.prepare import image_preparer
 from tests.fakes import memory_images
 
 RECONCILE_S = 1.0
@@ -57,13 +57,13 @@ def main(folder: str, told: str) -> None:
     options = {"trusted_dir": folder, "protect_used_images": False, "dedup_scope": "cloud"}
     for name, value in {**options, **said}.items():
         conf.set_override(name, value, "acstor_glance")
-    counters, images = glance_counters.Counters(), _images(pathlib.Path(folder))
+    counters, images = metrics.ListenerMetrics(), _images(pathlib.Path(folder))
     tenants = list(images.records.values())
-    prepared = preparer.Preparer(images, conf, counters)
-    found = reconciler.Reconciler(images, prepared.wanted, builds=False)
-    guarded = guard.Guard(conf, images, counters)
-    made = listener.Listener(conf, prepared, found, counters, guarded)
-    listener.RECONCILE_INTERVAL_S, began_s = RECONCILE_S, time.monotonic()
+    prepared = image_preparer.ImagePreparer(images, conf, counters)
+    found = image_reconciler.ImageReconciler(images, prepared.wanted, builds=False)
+    guarded = protection_reconciler.ProtectionReconciler(conf, images, counters)
+    made = listener_service.ListenerService(conf, prepared, found, counters, guarded)
+    listener_service.RECONCILE_INTERVAL_S, began_s = RECONCILE_S, time.monotonic()
     ended: dict[str, float] = {}
     stopping = threading.Event()
     supervision.start("test-listener", made.run, stopping)

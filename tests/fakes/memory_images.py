@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in memory: what the real :class:`acstor_glance.images.Images` asks Glance for.
+"""Images in memory: what the real :class:`acstor_glance.client.glance_client.GlanceClient` asks
+Glance for.
 
 What it makes of the answers (which artefact counts, what is published in which
 order) is the real one's.
@@ -15,11 +16,11 @@ from typing import Any
 from acstor_common import errors
 from acstor_common.image import image_record
 from acstor_common.model import ids
-from acstor_glance import images as glance_images
+from acstor_glance.client import glance_client
 from tests.fakes import glance_records
 
 
-class MemoryImages(glance_images.Images):
+class MemoryImages(glance_client.GlanceClient):
     """A Glance that answers at once; ``records``, ``data`` and ``shared_with`` may be changed."""
 
     def __init__(self) -> None:

@@ -175,7 +175,7 @@ class MemoryLink(peer_link.Link):
 
 
 class _Accepted:
-    """What an accepted connection is to ``PeerNet._accept``."""
+    """What an accepted connection is to ``PeerNetwork._accept``."""
 
     def __init__(self, link: MemoryLink, peer_address: tuple[str, int]) -> None:
         self.link, self._peer_address = link, peer_address

@@ -89,14 +89,14 @@ class Nova:
         self.mirror.parent.mkdir(parents=True)
         self.mirror.write_bytes(bytes(SIZE))
         self.base = folder / "_base" / base_name(IMAGE)
-        seams = imagebackend.Seams(
+        seams = imagebackend.NovaFunctions(
             conf=self.conf,
             base_name=base_name,
             get_image=lambda context, image_id: self.image,
             inspect=lambda image, _, path: self.inspected.append((image["disk_format"], path)),
             cannot_start=CannotStartError,
         )
-        self.host = imagebackend.Host(seams)
+        self.host = imagebackend.HostContext(seams)
         self.stock = type("Stock", (Stock,), {})
         bases = evacuation.RecoveringBase, imagebackend.MirrorBase, self.stock
         self.backend = type("Acstor", bases, {"host": self.host})

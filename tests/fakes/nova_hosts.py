@@ -25,11 +25,11 @@ from typing import IO
 from typing import Any
 
 from acstor_common.model import ids
-from acstor_glance import boot_images
-from acstor_glance import boot_ways
-from acstor_glance import images as glance_images
-from acstor_glance import preparer
+from acstor_glance.boot import boot_image_maker
+from acstor_glance.boot import build_modes
+from acstor_glance.client import glance_client
 from acstor_glance.cmd import manage
+from acstor_glance.prepare import image_preparer
 from tests.fakes import descriptor_keeper
 from tests.fakes import hosts
 from tests.lab import agents
@@ -100,8 +100,8 @@ class Images:
         own = acstor_glance.options(lab, folder, file_store_dirs=lab.glance.images)
         ini.write(conf_file, {"acstor_glance": own})
         conf = manage.load_conf(str(conf_file))
-        self._glance, self._conf = glance_images.connect(conf), conf
-        self._preparer = preparer.Preparer(self._glance, conf)
+        self._glance, self._conf = glance_client.connect(conf), conf
+        self._preparer = image_preparer.ImagePreparer(self._glance, conf)
 
     def add(self, data: bytes | IO[bytes], disk_format: str = "raw", **facts: str) -> str:
         """Upload an image that no agent can show yet; return its id."""
@@ -124,13 +124,16 @@ class Images:
 
     def map(self, image_id: str) -> str:
         """Give an image its chunk map."""
-        assert self._preparer.handle(ids.parse_image_id(image_id)) == preparer.Outcome.PREPARED
+        assert (
+            self._preparer.handle(ids.parse_image_id(image_id))
+            == image_preparer.PreparationOutcome.PREPARED
+        )
         return image_id
 
     def build_boot_image(self, image_id: str) -> None:
         """Give an image with a chunk map its boot image, as the listener does soon after it."""
-        ways = boot_ways.Ways(builds=True, records=False)
-        builder = boot_images.BootImages(self._glance, self._conf, ways)
+        ways = build_modes.BuildModes(builds=True, records=False)
+        builder = boot_image_maker.BootImageMaker(self._glance, self._conf, ways)
         assert builder.make(ids.parse_image_id(image_id))
 
     def _given(self, image_id: str, status: int) -> list[int]:

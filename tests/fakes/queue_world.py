@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from acstor_common.model import ids
-from acstor_simulator import hosts as shells
+from acstor_simulator.model import virtual_host as shells
 from tests.fakes import queue_network
 from tests.fakes import transfer_world
 
@@ -71,7 +71,7 @@ class QueueWorld(transfer_world.World):
     ) -> None:
         assert isinstance(connection, tuple)
         acknowledged: Callable[[], None] | None = None
-        if connection[0] == to and isinstance(message, shells.Answers):
+        if connection[0] == to and isinstance(message, shells.Responses):
 
             def acknowledged() -> None:
                 sender.acknowledged(connection)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts in virtual time whose rules are the product's own, and which are watched at all they do.
 
-They are the simulator's shells (``acstor_simulator.hosts``) on a network of ``link_network``, whose
-messages travel on connections as TCP has them: in order, whole, or not at all, when a connection
-breaks both ends hear of it.  Beside that a host has lives, a cache that loses chunks, and images
-that it does not know.  Those that are not honest are in ``transfer_strangers``.
+They are the simulator's shells (``acstor_simulator.model.virtual_host``) on a network of
+``link_network``, whose messages travel on connections as TCP has them: in order, whole, or not at
+all, when a connection breaks both ends hear of it.  Beside that a host has lives, a cache that
+loses chunks, and images that it does not know.  Those that are not honest are in
+``transfer_strangers``.
 """
 
 import random
@@ -21,14 +22,14 @@ from acstor_agent.engine import priority
 from acstor_agent.engine import settings as settings_
 from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
-from acstor_simulator import hosts
+from acstor_simulator.model import virtual_host
 from tests.fakes import giving_checks
 from tests.fakes import known_maps
 
 Failure = failure.Failure
 
 
-class Host(hosts.Host):
+class Host(virtual_host.Host):
     """An honest host.
 
     :param world: a ``transfer_world.World``

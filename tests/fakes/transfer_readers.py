@@ -3,8 +3,8 @@
 
 What reads is the kernel: two requests of 128 KiB are open while a guest goes on, since it asks for
 the next one when the guest comes to the one before.  What is fetched ahead of them, and because of
-neighbours (``acstor_simulator.ahead``), is decided by the cores that an agent's mirror has, which
-are called as it calls them.
+neighbours (``acstor_simulator.model.host_prefetch``), is decided by the cores that an agent's
+mirror has, which are called as it calls them.
 """
 
 import collections
@@ -18,7 +18,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
 from acstor_agent.engine.gossip import prefetch
 from acstor_common.model import ids
-from acstor_simulator import ahead
+from acstor_simulator.model import host_prefetch
 from tests.fakes import transfer_world
 
 Broken = transfer_world.Broken
@@ -65,14 +65,14 @@ class Reader:
         self._at = 0
         self._chunks = {chunk.cid: chunk for chunk in world.chunks}
         self._asked: set[int] = set()
-        self._lives: list[ahead.Ahead] = []
+        self._lives: list[host_prefetch.HostPrefetch] = []
         self._forget()
         host.heard, host.let_go = self._heard, self._let_go
 
     def _forget(self) -> None:
         """Know nothing of any chunk: an agent begins."""
         what = self.host, self.world.chunks, self.host.cache
-        self._prefetching = ahead.Ahead(*what, self._limit, *self._trust)
+        self._prefetching = host_prefetch.HostPrefetch(*what, self._limit, *self._trust)
         self._lives.append(self._prefetching)
         self._ahead = readahead.ReadAhead(READ_AHEAD_BYTES)
         self._came: set[int] = set()

@@ -10,7 +10,7 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
-from acstor_simulator import hosts as shells
+from acstor_simulator.model import virtual_host as shells
 from tests.fakes import one_machine
 from tests.fakes.transfer_hosts import Host
 
@@ -122,7 +122,7 @@ class Spy(Asker):
             if host != self.name:
                 mode = rng.choice(list(Mode))
                 spied = self.ask(host, rng.choice(self.world.secret), rng.randbytes(16), mode)
-                self.send(host, shells.Asks([spied]), shells.MESSAGE_BYTES)
+                self.send(host, shells.Requests([spied]), shells.MESSAGE_BYTES)
         if count < 50:
             self.world.later(self, 0.2, self._spy, count + 1)
 
@@ -151,7 +151,7 @@ class Flooder(Asker):
             if rng.random() < 0.1:
                 chunk = chunk._replace(image_id=NOWHERE)
             requests.append(self.ask(host, chunk, proof, rng.choice(list(Mode))))
-        self.send(host, shells.Asks(requests), shells.MESSAGE_BYTES)
+        self.send(host, shells.Requests(requests), shells.MESSAGE_BYTES)
         if rng.random() < 0.3:
             some = [request.number for request in requests if rng.random() < 0.5]
             self.send(host, shells.Cancels(some), shells.MESSAGE_BYTES)
@@ -186,7 +186,7 @@ class Procrastinator(Host):
 
     def receive(self, host: ids.HostId, connection: Hashable, message: Any) -> None:
         """Promise."""
-        if isinstance(message, shells.Asks):
+        if isinstance(message, shells.Requests):
             self._promise(host, connection)
         else:
             super().receive(host, connection, message)

@@ -23,7 +23,7 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
-from acstor_simulator import hosts as shells
+from acstor_simulator.model import virtual_host as shells
 from tests.fakes import giving_checks
 from tests.fakes import link_network
 from tests.fakes import transfer_hosts
@@ -271,7 +271,7 @@ class World:
             if pair in self._silent:
                 self._silent[pair].append(arrive)
                 return
-            if is_answer and isinstance(message, shells.Answers):
+            if is_answer and isinstance(message, shells.Responses):
                 if self.hosts[to].is_deaf:
                     return
                 self.later(sender, 0.0005, sender.acknowledged, connection)

@@ -27,9 +27,9 @@ from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
+from acstor_decision.identity import certificate_authority
 from tests.fakes import compute_host
 from tests.fakes import hosts
 from tests.lab import agents
@@ -58,7 +58,7 @@ IMAGE_BYTES = 12 * MIB
 WAIT_S = 40.0
 LIFE_S = 600.0
 EVERY = "500ms"
-HEALTH = "acstor_decision.core.health"
+HEALTH = "acstor_decision.core.health_checks"
 API_CONSTANTS: tuned.Constants = {
     tuned.COLLECTION_S: decision.COLLECTION_S,
     f"{HEALTH}.LATE_S": 2.0,
@@ -74,14 +74,14 @@ AGENT_CONSTANTS: tuned.Constants = {
 }
 LISTENER_CONSTANTS: tuned.Constants = {
     tuned.RECONCILE_INTERVAL_S: 5.0,
-    "acstor_glance.guard.PASS_S": 1.0,
-    "acstor_glance.guard.REPORT_S": 1.0,
+    "acstor_glance.controller.protection_reconciler.PASS_S": 1.0,
+    "acstor_glance.controller.protection_reconciler.REPORT_S": 1.0,
 }
 DECISION_CONSTANTS: tuned.Constants = {
     tuned.METRICS_KEPT_S: 0.0,
     f"{HEALTH}.UNHEARD_S": 4.0,
 }
-MANAGE_CONSTANTS: tuned.Constants = {"acstor_glance.protection.HEARD_S": 4.0}
+MANAGE_CONSTANTS: tuned.Constants = {"acstor_glance.deletion_protection.HEARD_S": 4.0}
 LAST_ROUND = "acstor_decision_last_round_timestamp_seconds"
 THRESHOLDS = {
     "acstor_fault_start_timestamp_seconds > 300": "acstor_fault_start_timestamp_seconds > 2",
@@ -164,14 +164,14 @@ class WatchedCloud:
             metrics_listen=listen,
         )
 
-    def _authority(self) -> authority.Keeper:
+    def _authority(self) -> certificate_authority.CertificateAuthority:
         conf = cfg.ConfigOpts()
         decision_conf.register_opts(conf)
         conf([], project="acstor", default_config_files=[], default_config_dirs=[])
         conf.set_override("connection", self._url, "database")
         store = database.Database(conf)
         self._stack.callback(store.close)
-        return authority.Keeper(conf.acstor_decision, store)
+        return certificate_authority.CertificateAuthority(conf.acstor_decision, store)
 
     def _agent(self, name: str) -> agents.Agent:
         """Return the running agent of a host, enrolled."""

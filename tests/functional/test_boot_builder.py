@@ -18,10 +18,10 @@ from acstor_common.formats import boot_frames
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import boot_builder
-from acstor_glance import boot_guest
-from acstor_glance import prehash
 from acstor_glance import sandbox
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import boot_guest
+from acstor_glance.prepare import prehash
 from tests.fakes import boot_sectors
 from tests.lab import guest_image
 from tests.lab import local
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 MIB = geometry.MIB
 # Time that the guest waits for a processor is not idle time, so on a busy machine it takes longer.
-LIMITS = boot_guest.Limits(longest_s=240.0, idle_s=4.0, memory_bytes=64 * MIB)
+LIMITS = boot_guest.GuestLimits(longest_s=240.0, idle_s=4.0, memory_bytes=64 * MIB)
 UEFI = {
     "firmware": boot_guest.Firmware.UEFI,
     "limits": dataclasses.replace(LIMITS, memory_bytes=256 * MIB),
@@ -54,7 +54,7 @@ def prepared(folder: pathlib.Path, data: bytes) -> tuple[pathlib.Path, chunk_map
 
 
 def build(
-    folder: pathlib.Path, data: bytes, limits: boot_guest.Limits = LIMITS
+    folder: pathlib.Path, data: bytes, limits: boot_guest.GuestLimits = LIMITS
 ) -> tuple[boot_builder.Summary, list[int]]:
     image, image_map = prepared(folder, data)
     output = image.with_suffix(".acboot")
@@ -82,8 +82,8 @@ def test_image_without_a_boot_loader_has_none_of_what_the_firmware_looked_at(tmp
     image, image_map = prepared(tmp_path, data)
     began_s = time.monotonic()
     with pytest.raises(errors.BootFailed, match=r"no boot loader that the firmware \(bios\)"):
-        boot_builder.build(image, image_map, tmp_path / "out", limits=boot_guest.Limits())
-    assert time.monotonic() - began_s < boot_guest.Limits().idle_s  # nobody waited for it
+        boot_builder.build(image, image_map, tmp_path / "out", limits=boot_guest.GuestLimits())
+    assert time.monotonic() - began_s < boot_guest.GuestLimits().idle_s  # nobody waited for it
     assert not (tmp_path / "out").exists()
 
 
@@ -130,7 +130,7 @@ def test_qemu_is_confined_and_dies_with_the_builder(tmp_path):
         fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         assert (fields["Seccomp"], fields["NoNewPrivs"]) == ("2", "1")
         limits = pathlib.Path(f"/proc/{qemu}/limits").read_text()
-        assert f"Max file size             {boot_guest.Limits().written_bytes}" in limits
+        assert f"Max file size             {boot_guest.GuestLimits().written_bytes}" in limits
         assert f"Max cpu time              {4 * 120 + 60} " in limits
         if os.geteuid() == 0:
             assert fields["Uid"].split()[0] != "0"
@@ -146,7 +146,7 @@ def test_qemu_is_confined_and_dies_with_the_builder(tmp_path):
 
 def qemu_of(pid: int) -> int | None:
     """Return the process that a builder has started, once it is QEMU and is confined."""
-    for child in sandbox.family(pid):
+    for child in sandbox.process_tree(pid):
         with contextlib.suppress(OSError):  # it has ended
             status = pathlib.Path(f"/proc/{child}/status").read_text()
             if "Name:\tqemu-system" in status and "Seccomp:\t2" in status:

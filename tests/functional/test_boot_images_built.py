@@ -12,17 +12,17 @@ from oslo_config import cfg
 from acstor_common.image import artefacts
 from acstor_common.model import ids
 from acstor_common.wire import trace_message
-from acstor_glance import boot_ahead
-from acstor_glance import boot_guest
-from acstor_glance import boot_images
-from acstor_glance import boot_service
-from acstor_glance import boot_ways
-from acstor_glance import counters as glance_counters
-from acstor_glance import guard as glance_guard
-from acstor_glance import listener
-from acstor_glance import preparer
-from acstor_glance import reconciler
+from acstor_glance import metrics
+from acstor_glance.boot import boot_guest
+from acstor_glance.boot import boot_image_announcer
+from acstor_glance.boot import boot_image_maker
+from acstor_glance.boot import boot_image_service
+from acstor_glance.boot import build_modes
 from acstor_glance.cmd import listener as listener_command
+from acstor_glance.controller import image_reconciler
+from acstor_glance.controller import listener_service
+from acstor_glance.controller import protection_reconciler
+from acstor_glance.prepare import image_preparer
 from tests.fakes import boot_sectors
 from tests.fakes import glance_options
 from tests.fakes import memory_images
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which(boot_guest.QEMU) is None, reason="QEMU is not installed"
 )
 MIB = 1 << 20
-BOTH = boot_ways.Ways(builds=True, records=True)
+BOTH = build_modes.BuildModes(builds=True, records=True)
 ENDS_SOON = boot_sectors.image(boot_sectors.RESET, 4 * MIB)
 DATA_ONLY = local.random_bytes(4 * MIB)
 
@@ -48,16 +48,18 @@ def images() -> memory_images.MemoryImages:
 
 
 @pytest.fixture
-def made(images: memory_images.MemoryImages, conf: cfg.ConfigOpts) -> boot_images.BootImages:
-    return boot_images.BootImages(images, conf, BOTH)
+def made(
+    images: memory_images.MemoryImages, conf: cfg.ConfigOpts
+) -> boot_image_maker.BootImageMaker:
+    return boot_image_maker.BootImageMaker(images, conf, BOTH)
 
 
 def prepared(images: memory_images.MemoryImages, conf: cfg.ConfigOpts, data: bytes, **record: str):
     """Upload an image and make its chunk map; return its id and its record, which changes."""
     image = images.add(data, **record)
     image_id = ids.parse_image_id(image["id"])
-    outcome = preparer.Preparer(images, conf).handle(image_id)
-    assert outcome is preparer.Outcome.PREPARED
+    outcome = image_preparer.ImagePreparer(images, conf).handle(image_id)
+    assert outcome is image_preparer.PreparationOutcome.PREPARED
     assert image["acstor_boot_state"] == "waiting"  # whoever makes the map asks for the rest
     return image_id, image
 
@@ -88,7 +90,9 @@ def test_image_that_cannot_boot_says_so_once_and_for_all(images, conf, made, dat
     assert image["acstor_state"] == "ready"
     before = dict(image)
     assert not made.make(image_id)
-    found = reconciler.Reconciler(images, preparer.Preparer(images, conf).wanted, builds=True).run()
+    found = image_reconciler.ImageReconciler(
+        images, image_preparer.ImagePreparer(images, conf).wanted, builds=True
+    ).run()
     assert (found.to_boot, found.todo, found.boot_states) == ([], [], {"unbootable": 1})
     assert image == before
     made.traced(
@@ -120,9 +124,9 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     make = made.make
     made.make = lambda image_id, begin: (order.append(image_id), make(image_id, begin))
     owners = {image_id: images.records[image_id]["owner"] for image_id in [*catalogue, booted, new]}
-    counters = glance_counters.Counters()
-    ahead = boot_ahead.BootAhead(images, conf)
-    service = boot_service.BootService(made, BOTH, counters, lambda: {booted}, ahead)
+    counters = metrics.ListenerMetrics()
+    ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
+    service = boot_image_service.BootImageService(made, BOTH, counters, lambda: {booted}, ahead)
     service.look_again([*catalogue, booted], owners)
     service.put(new, owners[new])
     assert counters.registry.get_sample_value("acstor_glance_queued_boot_images") == 5
@@ -142,8 +146,10 @@ def test_listener_that_was_killed_loses_no_image_of_its_queue(images, conf, made
     waiting = [prepared(images, conf, ENDS_SOON)[0] for _ in range(2)]
     image_id, image = prepared(images, conf, ENDS_SOON)
     image.update(acstor_boot_state="building", acstor_boot_retry="1 2026-01-01T00:00:00+00:00")
-    wanted = preparer.Preparer(images, conf).wanted
-    findings = reconciler.Reconciler(images, wanted, builds=True).run()  # of the next listener
+    wanted = image_preparer.ImagePreparer(images, conf).wanted
+    findings = image_reconciler.ImageReconciler(
+        images, wanted, builds=True
+    ).run()  # of the next listener
     assert set(findings.to_boot) == {*waiting, image_id}
     assert findings.boot_states == {"waiting": 2, "building": 1}
     assert made.make(image_id)
@@ -152,13 +158,13 @@ def test_listener_that_was_killed_loses_no_image_of_its_queue(images, conf, made
 
 def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images, conf, made):
     image_id, image = prepared(images, conf, ENDS_SOON)  # as the import plugin does it
-    counters = glance_counters.Counters()
-    guard = glance_guard.Guard(conf, images, counters)
-    ahead = boot_ahead.BootAhead(images, conf)
-    boots = boot_service.BootService(made, BOTH, counters, lambda: guard.needed, ahead)
-    preparing = preparer.Preparer(images, conf, counters)
-    looking = reconciler.Reconciler(images, preparing.wanted, builds=True)
-    service = listener.Listener(conf, preparing, looking, counters, guard, boots)
+    counters = metrics.ListenerMetrics()
+    guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
+    ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
+    boots = boot_image_service.BootImageService(made, BOTH, counters, lambda: guard.needed, ahead)
+    preparing = image_preparer.ImagePreparer(images, conf, counters)
+    looking = image_reconciler.ImageReconciler(images, preparing.wanted, builds=True)
+    service = listener_service.ListenerService(conf, preparing, looking, counters, guard, boots)
     threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
     for thread in threads:
         thread.start()

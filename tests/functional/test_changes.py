@@ -12,7 +12,7 @@ import pytest
 
 from acstor_common.formats import qcow2
 from acstor_common.formats import qcow2_header
-from acstor_glance import image_file
+from acstor_glance.prepare import image_file
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_corpus
 from tests.fakes.qcow2_corpus import MIB
@@ -126,9 +126,9 @@ def cases() -> Iterator[Case]:
 def test_composed_disk_is_what_qemu_reads(tmp_path: pathlib.Path, case: Case) -> None:
     base_path, overlay_path = case.make(tmp_path)
     expected = qcow2_corpus.raw_bytes(overlay_path)
-    with image_file.opened(overlay_path) as file:
+    with image_file.open_image(overlay_path) as file:
         stream = changed_disks.stream_of(qcow2.Qcow2(file, may_have_backing=True))
-    with image_file.opened(base_path) as file:
+    with image_file.open_image(base_path) as file:
         base = changed_disks.base_of(file, case.base_format)
         assert b"".join(changed_disks.compose(stream, base, "raw")) == expected
         composed = tmp_path / "composed.qcow2"
@@ -150,10 +150,10 @@ def test_compressed_clusters_that_nobody_changed_stay_compressed(tmp_path: pathl
     case = Case("carried", "cluster_size=65536", 8 * MIB, "cluster_size=65536",
                 is_compressed=True, commands=("write -P 1 1M 64k",))  # fmt: skip
     base_path, overlay_path = case.make(tmp_path)
-    with image_file.opened(overlay_path) as file:
+    with image_file.open_image(overlay_path) as file:
         stream = changed_disks.stream_of(qcow2.Qcow2(file, may_have_backing=True))
     composed = tmp_path / "composed.qcow2"
-    with image_file.opened(base_path) as file:
+    with image_file.open_image(base_path) as file:
         base = changed_disks.base_of(file, "qcow2")
         changed_disks.write(composed, changed_disks.compose(stream, base, "qcow2"))
     assert composed.stat().st_size < base_path.stat().st_size + 4 * 65536
@@ -167,9 +167,9 @@ def test_disk_of_64_tebibytes_with_little_on_it_is_composed(tmp_path: pathlib.Pa
                           overlay_path)  # fmt: skip
     qcow2_corpus.qemu_io(overlay_path, ("write -P 3 512k 1M", "write -P 4 65535G 1M"))
     composed = tmp_path / "composed.qcow2"
-    with image_file.opened(overlay_path) as file:
+    with image_file.open_image(overlay_path) as file:
         stream = changed_disks.stream_of(qcow2.Qcow2(file, 64 << 40, may_have_backing=True))
-    with image_file.opened(base_path) as file:
+    with image_file.open_image(base_path) as file:
         base = qcow2.Qcow2(file, 64 << 40)
         changed_disks.write(composed, changed_disks.compose(stream, base, "qcow2"))
     check(composed)
@@ -179,7 +179,7 @@ def test_disk_of_64_tebibytes_with_little_on_it_is_composed(tmp_path: pathlib.Pa
 
 def test_overlay_is_refused_where_nobody_says_that_it_may_be_one(tmp_path: pathlib.Path) -> None:
     _, overlay_path = Case("refused", "raw", MIB, "cluster_size=65536").make(tmp_path)
-    with image_file.opened(overlay_path) as file:
+    with image_file.open_image(overlay_path) as file:
         with pytest.raises(qcow2_header.Refused) as caught:
             qcow2.Qcow2(file)
     assert caught.value.reason is qcow2_header.Reason.BACKING_FILE

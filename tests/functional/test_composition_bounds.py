@@ -14,18 +14,18 @@ from acstor_common.formats import chunk_map
 from acstor_common.formats import disk_delta
 from acstor_common.formats.disk_delta import Extent
 from acstor_common.formats.disk_delta import Kind
-from acstor_glance import budget
-from acstor_glance.gateway import catalogue
-from acstor_glance.gateway import changes_body
-from acstor_glance.gateway import composition
-from acstor_glance.gateway import refusal
-from acstor_glance.gateway import watch
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway import image_lookup
+from acstor_glance.gateway.flatten import delta_body
+from acstor_glance.gateway.flatten import flatten_job
+from acstor_glance.gateway.flatten import watchdog
+from acstor_glance.prepare import preparation_budget
 from tests.fakes import changed_disks
 from tests.fakes import qcow2_bombs
 
 TIB = 1 << 40
 RAW_BASE = bytes(range(256)) * 4096
-CALLER = catalogue.Caller("a token")
+CALLER = image_lookup.Caller("a token")
 
 
 class Glance:
@@ -33,7 +33,7 @@ class Glance:
 
     def __init__(self, base: bytes, disk_format: str) -> None:
         self.base, self.quota, self.taken = base, None, 0
-        self.image_of_base = catalogue.Image(
+        self.image_of_base = image_lookup.Image(
             changed_disks.BASE_ID, len(base), "", disk_format, changed_disks.OS_HASH
         )
 
@@ -63,20 +63,20 @@ def changes_of(size: int, *found: Extent) -> bytes:
     return writer.front + data + writer.end()
 
 
-def compose(glance: Glance, body: bytes, disk_format: str) -> composition.Composition:
-    watched = watch.Watch(30.0)
-    order = composition.Order(changed_disks.BASE_ID, disk_format, CALLER)
-    sent = changes_body.Body(io.BytesIO(body), len(body), order.image_id, watched)
-    made = composition.Composition(glance, glance, glance, order, sent, watched, 64)
+def compose(glance: Glance, body: bytes, disk_format: str) -> flatten_job.FlattenJob:
+    watched = watchdog.Watchdog(30.0)
+    order = flatten_job.FlattenRequest(changed_disks.BASE_ID, disk_format, CALLER)
+    sent = delta_body.DeltaBody(io.BytesIO(body), len(body), order.image_id, watched)
+    made = flatten_job.FlattenJob(glance, glance, glance, order, sent, watched, 64)
     made.run(30.0)
     return made
 
 
 def refused(glance: Glance, body: bytes, disk_format: str, status: int, words: str) -> None:
-    with pytest.raises(refusal.Refused, match=words) as caught:
+    with pytest.raises(http_errors.HttpError, match=words) as caught:
         compose(glance, body, disk_format)
     assert caught.value.status == status
-    assert glance.taken < budget.SPARE_BYTES
+    assert glance.taken < preparation_budget.SPARE_BYTES
 
 
 def test_body_of_160_bytes_makes_no_image_of_terabytes() -> None:

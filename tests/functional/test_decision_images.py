@@ -18,7 +18,7 @@ from keystoneauth1 import adapter
 
 from acstor_common.image import artefacts
 from acstor_common.model import ids
-from acstor_glance import claims
+from acstor_glance.client import work_leases
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import decision
@@ -280,7 +280,7 @@ def test_an_image_is_prepared_anew_on_request(cloud):
 def test_an_image_that_another_works_on_is_prepared_anew_as_soon_as_it_is_free(cloud):
     listener = cloud.listener
     before = cloud.image()["chunk_map"]
-    other = claims.Claims(None, listener.folder / "state", artefacts.Kind.CHUNK_MAP.value)
+    other = work_leases.WorkLeases(None, listener.folder / "state", artefacts.Kind.CHUNK_MAP.value)
     with other.held(cloud.image_id) as is_ours:
         assert is_ours
         cloud.acstor("image", "prepare", cloud.image_id, "--force")

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_decision import leadership
+from acstor_decision import leader_election
 from acstor_decision.db import database
 from tests.fakes import decision_databases
 from tests.lab.openstack import mariadb as mariadb_lab
 
 HOLDER = """
 import sys, time
-from acstor_decision import leadership
-lead = leadership.Leadership(sys.argv[1], "other")
+from acstor_decision import leader_election
+lead = leader_election.LeaderElection(sys.argv[1], "other")
 print(lead.is_leader(), flush=True)
 time.sleep(600)
 """
@@ -40,7 +40,7 @@ def test_who_is_killed_leads_no_more(mariadb: mariadb_lab.MariaDB) -> None:
     mariadb.new_database("coordination")
     url = f"mysql://root@127.0.0.1:{mariadb.port}/coordination"
     command = [sys.executable, "-W", "ignore", "-c", HOLDER, url]
-    own = leadership.Leadership(url, "own")
+    own = leader_election.LeaderElection(url, "own")
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout is not None and holder.stdout.readline() == b"True\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from acstor_decision.db import connection
+from acstor_decision.db import connection_url
 from acstor_decision.db import database
 from tests.fakes import decision_databases
 from tests.fakes import faulty_proxy
@@ -63,7 +63,7 @@ def test_postgresql_that_hangs_or_refuses_is_an_error_and_is_asked_again(
 def test_statement_that_takes_too_long_is_ended_by_the_server(
     postgresql: postgresql_lab.PostgreSQL,
 ) -> None:
-    url = connection.with_deadline(postgresql.new_database("slow"), 1)
+    url = connection_url.with_deadline(postgresql.new_database("slow"), 1)
     with sa.create_engine(url).connect() as link, pytest.raises(sa.exc.OperationalError) as caught:
         link.execute(sa.text("SELECT pg_sleep(30)"))
     assert "statement timeout" in str(caught.value)

@@ -16,9 +16,9 @@ from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_decision import authority
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
+from acstor_decision.identity import certificate_authority
 from tests.fakes import faulty_proxy
 from tests.fakes import hosts
 from tests.lab import agents
@@ -46,7 +46,7 @@ class Api(acstor_decision.DecisionApi):
 
 
 @pytest.fixture
-def keeper(tmp_path: pathlib.Path) -> Iterator[authority.Keeper]:
+def keeper(tmp_path: pathlib.Path) -> Iterator[certificate_authority.CertificateAuthority]:
     """Return the authority behind the API."""
     conf = cfg.ConfigOpts()
     decision_conf.register_opts(conf)
@@ -55,7 +55,7 @@ def keeper(tmp_path: pathlib.Path) -> Iterator[authority.Keeper]:
     conf.set_override("certificate_lifetime_s", LIFE_S, "acstor_decision")
     store = database.Database(conf)
     store.upgrade()
-    yield authority.Keeper(conf.acstor_decision, store)
+    yield certificate_authority.CertificateAuthority(conf.acstor_decision, store)
     store.close()
 
 
@@ -88,7 +88,11 @@ def identity_of(agent: agents.Agent) -> dict[str, Any]:
 
 
 def enrolled_earlier(
-    keeper: authority.Keeper, lab: cloud.Cloud, state_dir: pathlib.Path, name: str, age_s: float
+    keeper: certificate_authority.CertificateAuthority,
+    lab: cloud.Cloud,
+    state_dir: pathlib.Path,
+    name: str,
+    age_s: float,
 ) -> None:
     """Give a host the files that it would have if it had enrolled some seconds ago."""
     user_id = accounts.session(lab.keystone.auth_url, "acstor").get_user_id()

@@ -20,11 +20,11 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import boot_guest
-from acstor_glance import images as glance_images
-from acstor_glance import preparer
 from acstor_glance import sandbox
+from acstor_glance.boot import boot_guest
+from acstor_glance.client import glance_client
 from acstor_glance.cmd import manage as manage_command
+from acstor_glance.prepare import image_preparer
 from tests.fakes import boot_sectors
 from tests.fakes import cloud_keys
 from tests.fakes import hosts
@@ -49,7 +49,7 @@ def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
     glance.wait_state(image_id)
     listener.stop()
     conf = manage_command.load_conf(str(listener.conf_file))
-    images = glance_images.connect(conf)
+    images = glance_client.connect(conf)
     given: list[str] = []
 
     def build(image: image_record.Record) -> None:
@@ -57,10 +57,14 @@ def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
         file = io.BytesIO(b"a boot image" * len(given))
         images.publish(BOOT_IMAGE, image, file, revision=len(given))
 
-    step = preparer.NextStep(BOOT_IMAGE, build)
-    preparing = preparer.Preparer(images, conf, after_chunk_map=[step])
-    assert preparing.handle(ids.parse_image_id(image_id)) is preparer.Outcome.PREPARED
-    assert preparing.handle(ids.parse_image_id(image_id)) is preparer.Outcome.NOTHING
+    step = image_preparer.NextStep(BOOT_IMAGE, build)
+    preparing = image_preparer.ImagePreparer(images, conf, after_chunk_map=[step])
+    assert (
+        preparing.handle(ids.parse_image_id(image_id)) is image_preparer.PreparationOutcome.PREPARED
+    )
+    assert (
+        preparing.handle(ids.parse_image_id(image_id)) is image_preparer.PreparationOutcome.NOTHING
+    )
     first = images.artefact_of(images.read(image_id), BOOT_IMAGE)
     assert first is not None
     build(images.read(image_id))  # a better one takes its place
@@ -140,7 +144,7 @@ def test_boot_that_one_host_records_is_served_from_memory_on_the_next(
 def qemu_of(listener: acstor_glance.Listener) -> int | None:
     """Return the QEMU that a listener's builder has started, if it runs already."""
     assert listener.pid is not None
-    for child in sandbox.family(listener.pid):
+    for child in sandbox.process_tree(listener.pid):
         with contextlib.suppress(OSError):
             process = pathlib.Path(f"/proc/{child}")
             is_qemu = "qemu-system" in (process / "comm").read_text()

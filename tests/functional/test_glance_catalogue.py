@@ -20,7 +20,7 @@ from concurrent import futures
 import pytest
 
 from acstor_common.image import artefacts
-from acstor_glance import census
+from acstor_glance.controller import image_scan
 from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
@@ -163,7 +163,7 @@ def test_check_counts_every_image_of_the_cloud_by_why_it_is_not_served(
     for name, row in rows.items():
         if name != "served":
             assert set(row["examples"]) <= expected[name]
-            assert len(row["examples"]) == min(census.EXAMPLES, len(expected[name]))
+            assert len(row["examples"]) == min(image_scan.EXAMPLES, len(expected[name]))
             assert row["message"]
     assert "of other bytes" in rows["record-differs"]["message"]
     # It cannot be mended: these are not the bytes that Glance has a hash of.

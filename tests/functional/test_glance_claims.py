@@ -12,7 +12,7 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_glance import claims
+from acstor_glance.client import work_leases
 from tests.lab.openstack import mariadb as mariadb_lab
 
 ONE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
@@ -21,8 +21,8 @@ DEADLINE_S = 60.0
 HOLDER = """
 import pathlib, sys, time
 from acstor_common.model import ids
-from acstor_glance import claims
-mine = claims.Claims(sys.argv[1], pathlib.Path(), "chunk_map")
+from acstor_glance.client import work_leases
+mine = work_leases.WorkLeases(sys.argv[1], pathlib.Path(), "chunk_map")
 with mine.held(ids.parse_image_id(sys.argv[2])) as is_ours:
     print(is_ours, flush=True)
     time.sleep(600)
@@ -39,12 +39,12 @@ def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
 
 
 def is_free(url: str, image_id: ids.ImageId) -> bool:
-    with claims.Claims(url, pathlib.Path(), "chunk_map").held(image_id) as is_ours:
+    with work_leases.WorkLeases(url, pathlib.Path(), "chunk_map").held(image_id) as is_ours:
         return is_ours
 
 
 def test_image_is_one_listeners_until_it_lets_go_or_is_killed(url: str) -> None:
-    with claims.Claims(url, pathlib.Path(), "chunk_map").held(ONE) as is_ours:
+    with work_leases.WorkLeases(url, pathlib.Path(), "chunk_map").held(ONE) as is_ours:
         assert (is_ours, is_free(url, ONE), is_free(url, OTHER)) == (True, False, True)
     assert is_free(url, ONE)
     command = [sys.executable, "-W", "ignore", "-c", HOLDER, url, ONE]
@@ -66,7 +66,7 @@ def test_service_that_goes_away_is_said_and_used_again_when_it_is_back(
 ) -> None:
     mariadb.new_database("claims")
     url = f"mysql://root@127.0.0.1:{mariadb.port}/claims"
-    mine = claims.Claims(url, pathlib.Path(), "chunk_map")
+    mine = work_leases.WorkLeases(url, pathlib.Path(), "chunk_map")
     with mine.held(ONE) as is_ours:
         assert is_ours
         mariadb.stop()  # what was claimed is given up without an error

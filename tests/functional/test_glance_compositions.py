@@ -134,7 +134,9 @@ def test_answer_says_what_was_read_and_counts_it(sender):
 
 @pytest.mark.parametrize("into", ["s3", "swift", "rbd"])
 def test_image_gets_into_whatever_store_glance_puts_it(place, into, tmp_path):
-    """Swift's driver gets chunks: told the length of a large object it fails (see filling.py)."""
+    """Swift's driver gets chunks: told the length of a large object it fails (see
+    image_upload.py).
+    """
     if into == "rbd" and place.ceph is None:
         pytest.skip("Ceph is not installed: run tools/install.sh")
     default = {"glance_store": {"default_backend": into}}

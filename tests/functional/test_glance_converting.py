@@ -15,8 +15,8 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.model import geometry
-from acstor_glance import converting
 from acstor_glance import sandbox
+from acstor_glance.prepare import conversion
 from tests.fakes import glance_records as records
 from tests.lab import runs
 
@@ -64,7 +64,7 @@ def convert(
     with (work / "image").open("w+b") as stored:
         stored.write(path.read_bytes())
         stored.flush()
-        with converting.converted(image, stored, work, held_by) as made:
+        with conversion.convert_image(image, stored, work, held_by) as made:
             words = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
             runs.tool([*words, made.name, raw])
             assert pathlib.Path(made.name).stat().st_size < 5 * geometry.MIB
@@ -104,7 +104,7 @@ def test_image_that_is_cut_short_is_refused_or_wholly_converted_and_never_hangs(
             assert refusal.why
 
 
-@pytest.mark.parametrize("disk_format", sorted(converting.DRIVERS))
+@pytest.mark.parametrize("disk_format", sorted(conversion.DRIVERS))
 def test_bytes_of_another_format_are_refused_by_what_they_are(
     disk: pathlib.Path, tmp_path: pathlib.Path, disk_format: str
 ) -> None:
@@ -153,11 +153,11 @@ def test_small_file_that_says_the_same_block_again_and_again_does_not_grow(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = bomb(tmp_path / "bomb.vdi")
-    monkeypatch.setattr(converting, "SPARE_BYTES", 4 * geometry.MIB)
+    monkeypatch.setattr(conversion, "SPARE_BYTES", 4 * geometry.MIB)
     began_s = time.monotonic()
     with pytest.raises(errors.LimitExceeded, match=r"write 2 times"):
         convert(path, "vdi", tmp_path / "work")
-    assert time.monotonic() - began_s < converting.SPARE_S
+    assert time.monotonic() - began_s < conversion.SPARE_S
     assert max(one.stat().st_size for one in tmp_path.rglob("made")) <= 8 * geometry.MIB
 
 
@@ -165,8 +165,8 @@ def test_conversion_that_takes_too_long_is_ended_and_leaves_no_process(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = bomb(tmp_path / "bomb.vdi")
-    monkeypatch.setattr(converting, "SPARE_S", 1)
-    monkeypatch.setattr(converting, "SPARE_BYTES", 2048 * geometry.MIB)
+    monkeypatch.setattr(conversion, "SPARE_S", 1)
+    monkeypatch.setattr(conversion, "SPARE_BYTES", 2048 * geometry.MIB)
     began_s = time.monotonic()
     with pytest.raises(errors.LimitExceeded, match="was ended: for its"):
         convert(path, "vdi", tmp_path / "work")

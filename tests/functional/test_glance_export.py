@@ -16,9 +16,9 @@ from acstor_common.formats import boot_frames
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.model import ids
-from acstor_glance import boot_builder
-from acstor_glance import guest_disk
-from acstor_glance import images as glance_images
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import guest_disk
+from acstor_glance.client import glance_client
 from acstor_glance.cmd import manage as manage_command
 from tests.fakes import hosts
 from tests.lab import agents
@@ -51,13 +51,13 @@ def publish_boot_image(
     listener: acstor_glance.Listener, image_id: str, exported: pathlib.Path
 ) -> bytes:
     """Make a boot image of what was exported of an image, and publish it; return its bytes."""
-    images = glance_images.connect(manage_command.load_conf(str(listener.conf_file)))
+    images = glance_client.connect(manage_command.load_conf(str(listener.conf_file)))
     stem = exported / image_id
     image_map = chunk_map.ChunkMap.parse(stem.with_suffix(".acmap").read_bytes(), "the map")
     made = listener.folder / "made.acboot"
     with stem.with_suffix(".raw").open("rb") as raw:
         disk = guest_disk.GuestDisk(raw.fileno(), image_map)
-        boot_builder.write(disk, image_map, (2, 0, 9), made, revision=1)
+        boot_builder.write_boot_image(disk, image_map, (2, 0, 9), made, revision=1)
     with made.open("rb") as file:
         images.publish(artefacts.Kind.BOOT_IMAGE, images.read(image_id), file)
     return made.read_bytes()

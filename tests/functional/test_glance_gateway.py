@@ -18,7 +18,7 @@ from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
 from acstor_common.model import ids
-from acstor_glance import ranges
+from acstor_glance.client import range_support
 from acstor_glance.cmd import manage
 from tests.fakes import http_server
 from tests.lab import runs
@@ -91,22 +91,22 @@ def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
     def seen_by(image, **changed):
         listener = acstor_glance.Listener("unused", place.lab, tmp_path, **changed)
         listener.configure()
-        return ranges.Ranges(manage.load_conf(str(listener.conf_file))).of(image)
+        return range_support.RangeProber(manage.load_conf(str(listener.conf_file))).of(image)
 
     found = {
         store: place.ask("admin", "GET", f"/v2/images/{place.upload(store)}").json()
         for store in ("fs", "s3")
     }
     nowhere = {"region_name": "nowhere", "endpoint_override": place.lab.glance.url}
-    assert seen_by(found["fs"], **nowhere).readable is ranges.Readable.RANGES
+    assert seen_by(found["fs"], **nowhere).readable is range_support.RangeSupport.RANGES
     assert seen_by(found["s3"], **nowhere) == (
-        ranges.Readable.WHOLE,
+        range_support.RangeSupport.WHOLE,
         "Glance answers 400 when it is asked for a part of it",
     )
-    assert seen_by(found["s3"]).readable is ranges.Readable.RANGES
+    assert seen_by(found["s3"]).readable is range_support.RangeSupport.RANGES
     place.gateway.stop()
     away = seen_by(found["s3"])
-    assert away.readable is ranges.Readable.NOTHING
+    assert away.readable is range_support.RangeSupport.NOTHING
     assert away.why.startswith("the gateway gives nothing of it: ")
 
 

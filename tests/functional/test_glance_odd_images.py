@@ -19,8 +19,8 @@ from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import prehash
-from acstor_glance import spool
+from acstor_glance.prepare import map_spool
+from acstor_glance.prepare import prehash
 from tests.fakes import hosts
 from tests.lab import local
 from tests.lab import runs
@@ -127,7 +127,7 @@ def test_image_of_a_tebibyte_is_hashed_by_its_data_and_read_to_its_end(
         stored.write(end)
     # Glance's hash of it would take half an hour, so its map comes as the import plugin's do.
     chunk_bytes = geometry.MAX_CHUNK_BYTES
-    waiting = spool.Spool(tmp_path / "state").path(image_id)
+    waiting = map_spool.MapSpool(tmp_path / "state").path(image_id)
     prehash.prehash(glance.lab.glance.images / image_id, waiting, image_id, chunk_bytes=chunk_bytes)
     listen(constants={tuned.SERVICE_CHUNK_BYTES: chunk_bytes}, dedup_scope="cloud")
     record = glance.wait_state(image_id)

@@ -23,13 +23,13 @@ from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
-from acstor_glance import claims
 from acstor_glance import conf as glance_conf
-from acstor_glance import guarantee
-from acstor_glance import guard
-from acstor_glance import images as glance_images
-from acstor_glance import protection
+from acstor_glance import deletion_protection
+from acstor_glance.client import glance_client
+from acstor_glance.client import work_leases
 from acstor_glance.cmd import manage
+from acstor_glance.controller import protection_check
+from acstor_glance.controller import protection_reconciler
 from tests.functional import test_glance_roles as roles
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import acstor_glance
@@ -50,7 +50,7 @@ WHOLE = decision_messages.HeldImage(
 )
 
 
-class Counted(glance_images.Images):
+class Counted(glance_client.GlanceClient):
     """Counts what is asked of Glance about single images."""
 
     asked: list[str]
@@ -81,15 +81,17 @@ class World:
         listener.configure()
         self.conf = manage.load_conf(str(listener.conf_file))
         self.state_dir = glance_conf.state_dir(self.conf)
-        self.guard: guard.Guard
+        self.guard: protection_reconciler.ProtectionReconciler
         self.restart()
 
     def restart(self) -> None:
         """Begin with a guard that knows nothing."""
-        images = glance_images.connect(self.conf)
+        images = glance_client.connect(self.conf)
         self.images = Counted(images._client, images._find_project_id)
         self.images.asked = []
-        self.guard = guard.Guard(self.conf, self.images, clock=lambda: self.now_s)
+        self.guard = protection_reconciler.ProtectionReconciler(
+            self.conf, self.images, clock=lambda: self.now_s
+        )
 
     def tell(self, *images_of_hosts: dict[str, decision_messages.HeldImage]) -> None:
         """Let host n tell of its images."""
@@ -112,12 +114,12 @@ class World:
 
     def standing(self, image_id: str) -> str:
         record = self.glance.record(image_id)
-        return protection.standing_of(record, self.images.project_id).value
+        return deletion_protection.protection_of(record, self.images.project_id).value
 
 
 def not_guaranteed(world: World) -> dict[str, str]:
     """Return what the check finds that is not as it should be, with the first words about it."""
-    found = guarantee.check(world.conf, world.images)
+    found = protection_check.check_protection(world.conf, world.images)
     bad = {one.what: one.message for one in found if not one.is_well}
     return {what: message[:19] for what, message in bad.items()}
 
@@ -206,7 +208,7 @@ def test_images_that_a_host_lacks_cannot_be_deleted_until_they_are_whole_there(
     assert changes == [f"protect {declined}"]  # another tag
     world.tell(dict.fromkeys(made.values(), WHOLE), dict.fromkeys(made.values(), WHOLE))
     world.make_pass()
-    world.make_passes(protection.UNNEEDED_S - 1)
+    world.make_passes(deletion_protection.UNNEEDED_S - 1)
     assert world.standing(image_id) == "acstor"
     world.make_pass(1)
     assert {world.standing(one) for one in made.values()} == {"free"}
@@ -229,7 +231,7 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     glance.patch(declined, "tenant", protected=False)
     world.guard.seen(ids.parse_image_id(declined))
     for _ in range(3):
-        world.make_pass(protection.LOOK_AGAIN_S)
+        world.make_pass(deletion_protection.LOOK_AGAIN_S)
         assert world.standing(declined) == "declined"
     [noted] = glance.record(declined)["tags"]
     assert noted.startswith(f"{artefacts.UNPROTECTED}{declined},{world.images.project_id},")
@@ -251,7 +253,7 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     world.make_pass()
     assert f"image {declined}: it is not in Glance any more" in caplog.text
     world.tell({})
-    world.make_passes(protection.LOOK_AGAIN_S + protection.UNNEEDED_S)
+    world.make_passes(deletion_protection.LOOK_AGAIN_S + deletion_protection.UNNEEDED_S)
     assert world.standing(own) == "others"
 
 
@@ -262,7 +264,9 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     image_id, own = (glance.upload(uploads.some_bytes(chunks=8, seed=n)) for n in (74, 75))
     glance.patch(own, "tenant", protected=True)
     world.tell({image_id: FILLING, own: FILLING})
-    with claims.Claims(None, world.state_dir, "protection").held(guard.ALL):
+    with work_leases.WorkLeases(None, world.state_dir, "protection").held(
+        protection_reconciler.ALL
+    ):
         world.make_pass()  # another listener makes one
     assert world.images.asked == []
     world.make_pass()
@@ -311,11 +315,13 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     project_id = world.images.project_id
     artefact = glance.create().id
     glance.patch(artefact, acstor_kind="chunk_map", os_hidden=True)
-    full = sorted(glance.create().id for _ in range(guard.MOST_FAILURES))
+    full = sorted(glance.create().id for _ in range(protection_reconciler.MOST_FAILURES))
     for image_id in full:
         glance.patch(image_id, tags=[f"tag {n}" for n in range(128)])
     copied, own = (glance.create().id for _ in range(2))
-    other = protection.tags_after(protection.Change.SET, {"id": own}, project_id, 0.0)
+    other = deletion_protection.tags_after(
+        deletion_protection.Change.SET, {"id": own}, project_id, 0.0
+    )
     glance.patch(copied, protected=True, tags=other)
     wanted = {image_id: FILLING for image_id in (artefact, *full, copied)}
     world.tell(wanted)  # a host that is known longer
@@ -325,7 +331,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     def fail(**_: str) -> Iterator[image_record.Record]:
         raise errors.ImageServiceUnreachable("list of images", "it takes too long")
 
-    world.now_s += protection.LOOK_AGAIN_S
+    world.now_s += deletion_protection.LOOK_AGAIN_S
     with monkeypatch.context() as patched:
         patched.setattr(world.images, "every", fail)
         with pytest.raises(errors.ImageServiceUnreachable, match="takes too long"):
@@ -336,7 +342,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     found = not_guaranteed(world)
     assert found.pop(f"image {artefact}") == "hosts say that serv"
     assert found == dict.fromkeys((f"image {one}" for one in full), "it is not protected")
-    world.make_passes(protection.UNNEEDED_S)
+    world.make_passes(deletion_protection.UNNEEDED_S)
     assert world.standing(copied) == "others"
 
 
@@ -350,9 +356,9 @@ def test_list_that_is_not_whole_gives_nothing_back(
     world.make_pass()
     told = world.store.needed_images(0.0, 0.0, 0)
     assert (told.image_ids, told.is_complete) == ([], False)
-    cut = protection.Needed([], False, time.time(), 1.0, 3, time.time())
-    monkeypatch.setattr(guard, "_ask", lambda _: cut)
-    world.make_passes(4 * protection.UNNEEDED_S)
+    cut = deletion_protection.NeededImages([], False, time.time(), 1.0, 3, time.time())
+    monkeypatch.setattr(protection_reconciler, "_ask", lambda _: cut)
+    world.make_passes(4 * deletion_protection.UNNEEDED_S)
     assert world.standing(image_id) == "acstor"
     assert not_guaranteed(world) == {
         "hosts": "3 were heard within",
@@ -364,7 +370,7 @@ def test_list_that_is_not_whole_gives_nothing_back(
 def test_glance_that_is_away_delays_and_a_pass_is_bounded(
     glance: uploads.Images, guarded: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "MOST_A_PASS", 4)
+    monkeypatch.setattr(protection_reconciler, "MOST_A_PASS", 4)
     world = guarded(coordination_url="mysql://root@127.0.0.1:1/away")  # it is no reason to wait
     made = [glance.create().id for _ in range(6)]
     world.tell(dict.fromkeys(made, FILLING))
@@ -373,32 +379,32 @@ def test_glance_that_is_away_delays_and_a_pass_is_bounded(
         world.make_pass()
     glance.lab.glance.start()
     glance.lab.glance.wait_ready()
-    assert len(world.images.asked) == guard.MOST_FAILURES
+    assert len(world.images.asked) == protection_reconciler.MOST_FAILURES
     world.images.asked.clear()
-    world.make_pass(protection.AGAIN_S)
+    world.make_pass(deletion_protection.AGAIN_S)
     assert len(world.images.asked) == 8  # four were looked at, and protected
     world.make_pass()
     world.make_pass()
     assert sorted(map(world.standing, made)) == ["acstor"] * 6
     asked = list(world.images.asked)
     assert len(asked) == 12
-    world.make_passes(protection.UNNEEDED_S)
+    world.make_passes(deletion_protection.UNNEEDED_S)
     assert world.images.asked == asked  # nothing changed: nothing is asked
     glance.lab.glance.kill()
     world.tell({})
     world.make_pass()  # asks Glance nothing yet
-    world.make_passes(protection.UNNEEDED_S - 1)
+    world.make_passes(deletion_protection.UNNEEDED_S - 1)
     with pytest.raises(errors.ImageServiceUnreachable):
         world.make_pass(1)
     glance.lab.glance.start()
     glance.lab.glance.wait_ready()
-    world.make_passes(protection.LOOK_AGAIN_S + protection.UNNEEDED_S)
+    world.make_passes(deletion_protection.LOOK_AGAIN_S + deletion_protection.UNNEEDED_S)
     assert {world.standing(image_id) for image_id in made} == {"free"}
     world.tell({made[0]: FILLING})
     world.make_pass()
     world.api.stop()
     with pytest.raises(errors.ImageServiceUnreachable):
-        world.make_pass(2 * protection.SILENT_S)
+        world.make_pass(2 * deletion_protection.SILENT_S)
     assert world.standing(made[0]) == "acstor"
     [away] = uploads.checked(world.listener, status=3)[1:]
     assert (away["check"], away["outcome"]) == ("decision service", "not guaranteed")

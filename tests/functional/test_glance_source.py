@@ -16,7 +16,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.fakes import hosts
 from tests.fakes import one_host
 from tests.lab import agents

@@ -14,8 +14,8 @@ from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import trace_message
-from acstor_glance import boot_builder
-from acstor_glance import guest_disk
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import guest_disk
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import guest
@@ -63,7 +63,7 @@ def write_boot_image(
     with images.path(image_id).open("rb") as file:
         output = images.boot_image_path(image_id)
         disk = guest_disk.GuestDisk(file.fileno(), image_map)
-        return boot_builder.write(disk, image_map, trace, output, revision=1)
+        return boot_builder.write_boot_image(disk, image_map, trace, output, revision=1)
 
 
 def boot_bytes(agent: agents.Agent) -> int:

@@ -20,7 +20,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_decision import conf as decision_conf
-from acstor_decision import nova
+from acstor_decision import nova_client
 from tests.fakes import faulty_proxy
 from tests.fakes import hosts
 from tests.fakes import http_server
@@ -237,31 +237,31 @@ def test_nova_and_keystone_that_hang_or_refuse_the_decision_service(
         decision_conf.register_opts(conf)
         conf(["--config-file", str(path)], project="acstor", default_config_dirs=[])
 
-        def fails(client: nova.Nova, address: str) -> None:
+        def fails(client: nova_client.NovaClient, address: str) -> None:
             caplog.clear()
             began_s = time.monotonic()
-            with pytest.raises(nova.NovaUnreachable):
+            with pytest.raises(nova_client.NovaUnreachable):
                 client.aggregates()
             assert time.monotonic() - began_s < 10 * TIMEOUT_S
             assert address in caplog.text and api.PASSWORD not in caplog.text
             assert f"([nova], as acstor at {keystone.url}/v3)" in caplog.text
 
-        def answers(client: nova.Nova) -> bool:
-            with contextlib.suppress(nova.NovaUnreachable):  # Keystone may be busy
+        def answers(client: nova_client.NovaClient) -> bool:
+            with contextlib.suppress(nova_client.NovaUnreachable):  # Keystone may be busy
                 return client.aggregates() == []
             return False
 
-        def wait_answer(client: nova.Nova) -> None:
+        def wait_answer(client: nova_client.NovaClient) -> None:
             runs.wait_for(lambda: answers(client), WAIT_S, "an answer", image_services.keystone.log)
 
-        client = nova.Nova(conf)
+        client = nova_client.NovaClient(conf)
         for fault in FAULTS:
             wait_answer(client)
             getattr(asked, fault)()
             fails(client, asked.url)
             asked.pass_on()
         wait_answer(client)
-        client = nova.Nova(conf)  # it has no token yet
+        client = nova_client.NovaClient(conf)  # it has no token yet
         for fault in FAULTS:
             getattr(keystone, fault)()
             fails(client, keystone.url)

@@ -9,13 +9,13 @@ import random
 import pytest
 
 from acstor_common.model import geometry
-from acstor_glance import host_cache
+from acstor_glance.boot import page_cache_model
 from tests.fakes import hosts
 from tests.lab import local
 
 pytestmark = hosts.needs_fuse
 
-PAGE = host_cache.PAGE_BYTES
+PAGE = page_cache_model.PAGE_BYTES
 SIZE_BYTES = 32 * geometry.MIB
 READS = 300
 LENGTHS = (512, PAGE, 2 * PAGE, 4 * PAGE, 16 * PAGE, 32 * PAGE, 64 * PAGE)
@@ -38,7 +38,7 @@ def pages_here(descriptor: int) -> set[int]:
     return {page for page, state in enumerate(found) if state & 1}
 
 
-def some_reads(seed: int) -> list[host_cache.Extent]:
+def some_reads(seed: int) -> list[page_cache_model.Extent]:
     """Return reads as guests make them: half of them go on where the last one ended."""
     dice = random.Random(seed)
     made, offset = [], 0
@@ -60,7 +60,7 @@ def test_model_brings_what_the_kernel_brings(
     tmp_path: pathlib.Path, images: local.ImageFolder, seed: int
 ) -> None:
     image_id = images.add(random.Random(seed).randbytes(SIZE_BYTES))
-    model, came = host_cache.HostCache(SIZE_BYTES), set[int]()
+    model, came = page_cache_model.PageCacheModel(SIZE_BYTES), set[int]()
     with hosts.running(tmp_path, images) as agent:
         descriptor = os.open(agent.image_path(image_id), os.O_RDONLY)
         try:

@@ -15,7 +15,7 @@ from acstor_agent.cloud import bus
 from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
 from acstor_common.wire import trace_message
-from acstor_glance import bus_server
+from acstor_glance.controller import bus_server
 from tests.fakes import faulty_proxy
 from tests.lab import runs
 from tests.lab.openstack import rabbitmq as rabbitmq_lab

@@ -19,8 +19,8 @@ from acstor_common.identity import identity_files
 from acstor_common.model import checkpoint_intervals
 from acstor_common.model import geometry
 from acstor_common.wire import checkpoint_messages as messages
-from acstor_decision import intervals
-from acstor_decision import nova as decision_nova
+from acstor_decision import interval_lookup
+from acstor_decision import nova_client
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.fakes import nova_moves
@@ -253,10 +253,10 @@ def aggregate(host: nova_hosts.Host, client: Any, **metadata: str) -> Iterator[N
 def test_nova_says_how_often_checkpoints_are_wanted(cluster, tmp_path):
     ini.write(tmp_path / "nova.conf", {"nova": nova_hosts.service_user(cluster.lab)})
     conf = cfg.ConfigOpts()
-    decision_nova.register_opts(conf)
+    nova_client.register_opts(conf)
     conf(["--config-file", str(tmp_path / "nova.conf")])
     first, second = cluster.hosts
-    asked = intervals.Intervals(decision_nova.Nova(conf), 300)
+    asked = interval_lookup.IntervalLookup(nova_client.NovaClient(conf), 300)
     said = {checkpoint_intervals.NAME: "60"}
     with (
         aggregate(first, cluster.client, **said),

@@ -16,7 +16,7 @@ import pytest
 from acstor_common.image import artefacts
 from acstor_common.model import boot_timeline
 from acstor_common.service import boot_chart
-from acstor_osc import timeline_events
+from acstor_osc import nova_events
 from tests.fakes import hosts
 from tests.fakes import nova_hosts
 from tests.lab import guest_files
@@ -138,7 +138,7 @@ def check_timeline(lab: cloud.Cloud, host: nova_hosts.Host, server_id: str) -> N
     """Check that nearly all that the boot read was in the boot image; draw where its time went."""
     *_, told = host.agent.timelines(server_id)
     compute = accounts.connect(lab.keystone.auth_url).compute
-    events = timeline_events.before(compute, server_id, told)
+    events = nova_events.before(compute, server_id, told)
     print(boot_chart.draw(told, events))
     assert events, "Nova says what it did"
     assert told.boot_image == "ready"

@@ -13,7 +13,7 @@ import pytest
 from acstor_common import errors
 from acstor_common.formats import layout
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.fakes import qcow2_corpus
 from tests.lab.openstack import installed
 

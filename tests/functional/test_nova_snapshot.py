@@ -10,7 +10,7 @@ import pytest
 
 from acstor_common.model import geometry
 from acstor_nova import agent_client
-from acstor_nova import snapshot
+from acstor_nova.snapshots import sparse_snapshot
 from tests.fakes import hosts
 
 KIB, MIB = geometry.KIB, geometry.MIB
@@ -61,7 +61,9 @@ def test_snapshot_is_the_disk_and_no_zero_is_read(tmp_path, images, start, chunk
     before = read_by_origin(agent, image_id)
     client = agent_client.AgentClient(str(agent.control_socket), 20.0)
     host = types.SimpleNamespace(agent=client, fall_back=fail)
-    snapshot.extract(host, as_nova_does, str(disk), "qcow2", str(tmp_path / "out"), dest_fmt)
+    sparse_snapshot.extract_image(
+        host, as_nova_does, str(disk), "qcow2", str(tmp_path / "out"), dest_fmt
+    )
     read = read_by_origin(agent, image_id)
     assert read["zero"] == before["zero"]
     assert sum(read.values()) - sum(before.values()) <= 16 * MIB + chunk_bytes

@@ -17,10 +17,10 @@ import zipfile
 
 import pytest
 
+from acstor_nova import enable
 from acstor_nova import evacuation
-from acstor_nova import register
-from acstor_nova import seams
-from acstor_nova import switching
+from acstor_nova import nova_hooks
+from acstor_nova import registration
 from tests.lab import runs
 from tests.lab.openstack import installed
 
@@ -29,7 +29,7 @@ RELEASES = {31: "31.3.1", 32: "32.2.1", 33: "33.0.2", 34: "34.0.0"}
 PYTHONS = os.environ.get("ACSTOR_TEST_NOVA_PYTHONS", "").split()
 """Programs of other Pythons to try: each of a virtualenv with Nova and acstor[nova]."""
 NO_PYTHON = pytest.param("", marks=pytest.mark.skip(reason="ACSTOR_TEST_NOVA_PYTHONS names none"))
-CONF = switching.TEXT
+CONF = enable.TEXT
 PROGRAM = """
 import json, logging, sys
 from nova import config
@@ -70,10 +70,10 @@ print(json.dumps({
 """
 OURS = [
     "acstor_nova.evacuation.RecoveringBase",
-    "acstor_nova.composed_snapshot.ComposedBase",
+    "acstor_nova.snapshots.delta_snapshot.DeltaSnapshotBase",
     "acstor_nova.imagebackend.MirrorBase",
 ]
-STOCK = f"{register.IMAGEBACKEND}.Qcow2"
+STOCK = f"{registration.IMAGEBACKEND}.Qcow2"
 
 pytestmark = pytest.mark.skipif(
     not installed.is_ready(),
@@ -133,7 +133,7 @@ def start_nova(
 
 
 def test_table_is_the_releases_that_are_tested():
-    assert set(seams.SEAMS) == set(RELEASES)
+    assert set(nova_hooks.HOOKS) == set(RELEASES)
 
 
 def check_taken(nova: pathlib.Path, found: dict, log: str) -> None:
@@ -143,7 +143,7 @@ def check_taken(nova: pathlib.Path, found: dict, log: str) -> None:
     for classes in found["classes"].values():
         assert classes[1:5] == [*OURS, STOCK]
     for what in ("precache", "clean_up", "snapshots", "composed", "moves", "power"):
-        assert found[what] == register.__file__, what
+        assert found[what] == registration.__file__, what
     assert found["evacuations"] == evacuation.__file__
     for words in (
         "acstor is disabled",
@@ -213,7 +213,7 @@ def test_snapshot_seam_that_changed_costs_only_snapshots_of_changes(tmp_path):
         file.write("\nLibvirtDriver._live_snapshot = lambda self: None\n")
     found, log = start_nova(nova)
     assert "LibvirtDriver._live_snapshot takes ('self',)" in log
-    assert found["composed"] != register.__file__ == found["precache"]
+    assert found["composed"] != registration.__file__ == found["precache"]
     assert found["classes"]["acstor"][1:4] == OURS
 
 
@@ -243,4 +243,4 @@ def test_without_acstor_in_its_configuration_nova_is_untouched(tmp_path):
     found, _ = start_nova(nova, "[libvirt]\nimages_type = qcow2\n")
     assert list(found["classes"]) == ["qcow2"]
     assert found["classes"]["qcow2"][0] == STOCK
-    assert register.__file__ not in (found["precache"], found["power"])
+    assert registration.__file__ not in (found["precache"], found["power"])

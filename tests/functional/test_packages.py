@@ -174,7 +174,9 @@ def test_all_is_installed_on_debian_13(trixie):
     assert "acstor-simulate" not in trixie.run("ls /usr/bin")
     assert "--os-acstor-api-version" in trixie.run("openstack --help")
     assert "usage: openstack acstor host list" in trixie.run("openstack help acstor host list")
-    modules = "acstor_nova.register, acstor_glance.import_plugin, acstor_decision.service"
+    modules = (
+        "acstor_nova.registration, acstor_glance.prepare.import_plugin, acstor_decision.service"
+    )
     trixie.run(f"python3 -c 'import {modules}'")
 
 

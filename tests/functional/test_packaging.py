@@ -10,7 +10,7 @@ import pytest
 
 from acstor_agent.process import fd_holder
 from acstor_glance import sandbox
-from acstor_nova import check
+from acstor_nova.checks import host_check
 from tests.lab import agents
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def test_a_host_without_nova_gets_no_such_user(tmp_path):
 
 def test_apparmor_rules_are_what_the_check_looks_for():
     rules = (ROOT / "etc/apparmor.d/local/usr.lib.libvirt.virt-aa-helper").read_text()
-    assert f"/{check.AA_LOCAL}".endswith("/local/usr.lib.libvirt.virt-aa-helper")
+    assert f"/{host_check.AA_LOCAL}".endswith("/local/usr.lib.libvirt.virt-aa-helper")
     assert "/var/lib/acstor/mirror/images/*.raw r," in rules
 
 

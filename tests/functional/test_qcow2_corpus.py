@@ -17,8 +17,8 @@ from acstor_common.formats import qcow2
 from acstor_common.formats import qcow2_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import image_file
-from acstor_glance import prehash
+from acstor_glance.prepare import image_file
+from acstor_glance.prepare import prehash
 from tests.fakes import qcow2_corpus
 from tests.fakes import qcow2_files
 
@@ -88,7 +88,7 @@ def test_subclusters_are_read_as_qemu_reads_them_and_not_served(
     """oslo.utils does not know them, so Glance and Nova take no such image; it may learn."""
     image = variant.make(tmp_path)
     raw = qcow2_corpus.raw_bytes(image)
-    with image_file.opened(image) as source:
+    with image_file.open_image(image) as source:
         disk = qcow2.Qcow2(source, len(raw))
         got = bytearray(len(raw))
         cut = geometry.Geometry(len(raw), CHUNK)

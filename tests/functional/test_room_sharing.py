@@ -13,8 +13,8 @@ import time
 import pytest
 
 from acstor_common import errors
-from acstor_glance import common_ranges
-from acstor_glance import room_sharing
+from acstor_glance.dedup import block_dedup
+from acstor_glance.dedup import common_ranges
 from tests.fakes import composed_lines
 from tests.fakes import file_systems
 
@@ -43,17 +43,17 @@ def store(xfs, request):
 def share(image, base, ranges=None, bytes_s=FAST, wait_s=lambda _: False):
     """Let two paths share; by default all of them."""
     ranges = [Range(0, 0, base.stat().st_size)] if ranges is None else ranges
-    pace = room_sharing.Pace(bytes_s, wait_s)
+    pace = block_dedup.RateLimit(bytes_s, wait_s)
     with (
-        room_sharing.opened(image, image.stat().st_size) as own,
-        room_sharing.opened(base, base.stat().st_size) as below,
+        block_dedup.open_stored_file(image, image.stat().st_size) as own,
+        block_dedup.open_stored_file(base, base.stat().st_size) as below,
     ):
-        return room_sharing.share(own, below, ranges, pace)
+        return block_dedup.share_blocks(own, below, ranges, pace)
 
 
 def share_images(image, base):
     with image.chunk_map() as own_map, base.chunk_map() as base_map:
-        ranges = list(common_ranges.found(own_map, base_map, 4096))
+        ranges = list(common_ranges.find_ranges(own_map, base_map, 4096))
     return share(image.path, base.path, ranges)
 
 
@@ -133,7 +133,7 @@ def test_bytes_that_differ_stay_as_they_are(store):
         file.seek(3 * MIB + 5)
         file.write(b"x")
     other = image.read_bytes()
-    assert share(image, base) == len(data) - room_sharing.CALL_BYTES
+    assert share(image, base) == len(data) - block_dedup.CALL_BYTES
     assert image.read_bytes() == other and base.read_bytes() == data
 
 
@@ -153,7 +153,7 @@ def test_file_that_is_written_over_or_deleted_meanwhile_harms_nobody(store):
             file.write(bytes(len(data)))
         return False
 
-    assert share(image, base, wait_s=change) == room_sharing.CALL_BYTES
+    assert share(image, base, wait_s=change) == block_dedup.CALL_BYTES
     assert image.read_bytes() == bytes(len(data))
 
 
@@ -161,13 +161,13 @@ def test_base_that_is_not_there_or_of_another_length_is_not_opened(store):
     _image, base, data = pair(store)
     for length in (len(data) + 1, 0):
         with pytest.raises(errors.Unusable, match="not a file of"):
-            room_sharing.opened(base, length).__enter__()
+            block_dedup.open_stored_file(base, length).__enter__()
     link = store / "link"
     link.symlink_to(base)
     base.unlink()
     for path in (base, link, store):
         with pytest.raises(errors.Unusable):
-            room_sharing.opened(path, len(data)).__enter__()
+            block_dedup.open_stored_file(path, len(data)).__enter__()
 
 
 def test_other_file_system_and_one_that_cannot_say_so(store, tmp_path):
@@ -217,18 +217,19 @@ def test_folder_that_may_only_be_read_says_so(store):
 CHILD = """
 import os, sys, time
 from acstor_common import errors
-from acstor_glance import common_ranges, room_sharing
+from acstor_glance.dedup import common_ranges, block_dedup
 image, base = sys.argv[1:3]
 length, bytes_s, user = map(int, sys.argv[3:])
 ranges = [common_ranges.Range(0, 0, length)]
-pace = room_sharing.Pace(bytes_s, lambda s: time.sleep(s))
-with room_sharing.opened(image, length) as own, room_sharing.opened(base, length) as below:
+pace = block_dedup.RateLimit(bytes_s, lambda s: time.sleep(s))
+opened = block_dedup.open_stored_file
+with opened(image, length) as own, opened(base, length) as below:
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
     print("began", flush=True)
     try:
-        print(room_sharing.share(own, below, ranges, pace))
+        print(block_dedup.share_blocks(own, below, ranges, pace))
     except errors.Unusable as e:
         print(e)
 """
@@ -272,7 +273,7 @@ def test_work_ends_when_it_is_told_to(store):
         waited.append(seconds)
         return len(waited) == 3
 
-    with pytest.raises(room_sharing.Stopped):
+    with pytest.raises(block_dedup.Stopped):
         share(image, base, wait_s=wait_s)
     assert len(waited) == 3
 
@@ -293,6 +294,6 @@ def test_disk_that_fails_is_an_error_in_words(store, monkeypatch):
     def fail(*_args):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(room_sharing, "_share_one", fail)
+    monkeypatch.setattr(block_dedup, "_share_one", fail)
     with pytest.raises(errors.Unusable, match="Input/output error"):
         share(image, base)

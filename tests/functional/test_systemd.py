@@ -14,7 +14,7 @@ import pytest
 from acstor_common import errors
 from acstor_common.formats import boot_frames
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.fakes import boot_sectors
 from tests.fakes import guest_readers
 from tests.fakes import hosts

@@ -23,10 +23,10 @@ from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_decision import conf as decision_conf
-from acstor_decision.core import health
+from acstor_decision.core import health_checks
 from acstor_decision.db import database
-from acstor_glance import counters as glance_counters
-from acstor_glance.gateway import counters as gateway_counters
+from acstor_glance import metrics
+from acstor_glance.gateway import gateway_metrics
 from tests.fakes import hosts
 from tests.lab import decision
 from tests.lab import local
@@ -74,8 +74,8 @@ def metric_names(expression: str) -> set[str]:
 
 def names_of_the_gateway() -> set[str]:
     """What it tells of a store from the start, before anything was read or went wrong."""
-    told = gateway_counters.Counters()
-    gateway_counters.StoreCounters(told, "s3", "s3")
+    told = gateway_metrics.GatewayMetrics()
+    gateway_metrics.StoreMetrics(told, "s3", "s3")
     return {sample.name for family in told.registry.collect() for sample in family.samples}
 
 
@@ -157,7 +157,7 @@ def test_dashboard_and_alerts_ask_for_what_is_really_told(
     wanted = expressions_of_dashboard() + expressions_of_alerts()
     names = set().union(*map(metric_names, wanted))
     assert len(names) > 25
-    told = list(glance_counters.Counters().registry.collect())
+    told = list(metrics.ListenerMetrics().registry.collect())
     names -= {family.name for family in told} | {f"{family.name}_total" for family in told}
     names -= names_of_the_gateway() | names_of_checkpoints()
     names -= names_of_a_vault(tmp_path / "vault")
@@ -224,7 +224,7 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
 
         def findings() -> list[str]:
             failures = store.checkpoint_failures(time.time())
-            seen = health.Seen(
+            seen = health_checks.CloudState(
                 now_s=0.0,
                 epoch=0,
                 published_ago_s=None,
@@ -234,7 +234,9 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
                 checkpoints=(),
                 checkpoint_failures=failures,
             )
-            found = [one for one in health.findings(seen) if one.code == "checkpoint-failed"]
+            found = [
+                one for one in health_checks.find_problems(seen) if one.code == "checkpoint-failed"
+            ]
             return [subject for one in found for subject in one.subjects]
 
         def is_found() -> bool:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.lab import local
 from tests.lab import runs
 

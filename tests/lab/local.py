@@ -17,7 +17,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.image import deduplication
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.lab import agents
 from tests.lab import network
 from tests.lab import runs

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A command of acstor as a process of its own, with other constants than the product's.
 
-    python -P tests/lab/tuned.py MODULE '{"acstor_glance.plan.RETRY_FIRST_S": 1}' ARGUMENT...
+    python -P tests/lab/tuned.py MODULE '{"acstor_glance.prepare.plan.RETRY_FIRST_S": 1}'
+    ARGUMENT...
 
 What no operator turns is no option but a constant, and a test that cannot wait for it, or must
 have less of something, changes it here.  The product knows nothing of this, so a constant can
@@ -19,26 +20,26 @@ from typing import Any
 BACKGROUND_LIMIT = "acstor_agent.engine_io.exchange.AHEAD"
 BOOT_IDLE_S = "acstor_agent.core.boot.boot_memory.IDLE_S"
 BOOT_LONGEST_S = "acstor_agent.core.boot.boot_memory.LONGEST_S"
-BUILD_LONGEST_S = "acstor_glance.boot_images.LONGEST_S"
-CHECKPOINT_FAILURES_S = "acstor_decision.checkpoints.NOTE_EVERY_S"
+BUILD_LONGEST_S = "acstor_glance.boot.boot_image_maker.LONGEST_S"
+CHECKPOINT_FAILURES_S = "acstor_decision.checkpoint_registry.NOTE_EVERY_S"
 CHECKPOINT_INTERVALS_AGAIN_S = "acstor_checkpoint.schedule.nova_intervals.AGAIN_S"
 COLLECTION_S = "acstor_common.wire.decision_messages.COLLECTION_S"
 COPIES_LIMIT = "acstor_agent.settings.COPIES_LIMIT"
 ENROLMENT_RETRY_S = "acstor_agent.core.cloud.certificate_renewal.RETRY_LAST_S"
 FORMER_S = "acstor_agent.cloud.ring_keeper.FORMER_S"
 METRICS_KEPT_S = "acstor_common.service.metrics_endpoint.KEPT_S"
-NOTIFICATION_POOL = "acstor_glance.notifications.POOL"
+NOTIFICATION_POOL = "acstor_glance.controller.notifications.POOL"
 PEER_SILENCE_S = "acstor_agent.settings.PEER_SILENCE_S"
 PEER_VERSION = "acstor_common.wire.peer_wire.MAJOR_VERSION"
 READ_AHEAD_LIMIT_BYTES = "acstor_agent.settings.READ_AHEAD_LIMIT_BYTES"
-RECONCILE_INTERVAL_S = "acstor_glance.listener.RECONCILE_INTERVAL_S"
-RECONCILE_SOON_S = "acstor_glance.listener.SOON_S"
+RECONCILE_INTERVAL_S = "acstor_glance.controller.listener_service.RECONCILE_INTERVAL_S"
+RECONCILE_SOON_S = "acstor_glance.controller.listener_service.SOON_S"
 RECORD_IDLE_S = "acstor_agent.images.boot.boot_recording.IDLE_S"
 RECORD_LONGEST_S = "acstor_agent.images.boot.boot_recording.LONGEST_S"
-RETRY_FIRST_S = "acstor_glance.plan.RETRY_FIRST_S"
-SERVICE_CHUNK_BYTES = "acstor_glance.prehash.SERVICE_CHUNK_BYTES"
+RETRY_FIRST_S = "acstor_glance.prepare.plan.RETRY_FIRST_S"
+SERVICE_CHUNK_BYTES = "acstor_glance.prepare.prehash.SERVICE_CHUNK_BYTES"
 SOURCE_TIMEOUT_S = "acstor_agent.core.sources.attempt_timeout.BASE_S"
-TRACES_NEEDED = "acstor_glance.boot_images.TRACES_NEEDED"
+TRACES_NEEDED = "acstor_glance.boot.boot_image_maker.TRACES_NEEDED"
 
 Constants = Mapping[str, float | str]
 """Values by the names above."""

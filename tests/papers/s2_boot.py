@@ -24,10 +24,10 @@ from acstor_common import errors
 from acstor_common.formats import boot_frames
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
-from acstor_glance import boot_builder
-from acstor_glance import boot_guest
-from acstor_glance import guest_disk
-from acstor_glance import prehash
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import boot_guest
+from acstor_glance.boot import guest_disk
+from acstor_glance.prepare import prehash
 from tests.bench import boots
 from tests.bench import harness
 from tests.lab import guest
@@ -116,7 +116,7 @@ class Boot:
         image_map = _map(self.map_file(number))
         with self.image.open("rb") as file:
             disk = guest_disk.GuestDisk(file.fileno(), image_map)
-            boot_builder.write(disk, image_map, self.trace, path, revision=1)
+            boot_builder.write_boot_image(disk, image_map, self.trace, path, revision=1)
 
     @property
     def boot_image_bytes(self) -> int:

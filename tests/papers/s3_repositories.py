@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.bench import collective
 from tests.bench import harness
 from tests.lab import common_images

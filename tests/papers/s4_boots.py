@@ -8,18 +8,18 @@ from collections.abc import Iterable
 
 from matplotlib import figure
 
-from acstor_simulator import cloud
-from acstor_simulator import figures
-from acstor_simulator import run
-from acstor_simulator import topology
-from acstor_simulator import traces
+from acstor_simulator import paper_figures
+from acstor_simulator import simulation
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import cloud
+from acstor_simulator.model import topology
 from tests.papers import experiment
 from tests.papers import s4_simulated as simulated
 
 COLLABORATIVE, ACSTOR = simulated.COLLABORATIVE, simulated.ACSTOR
 SEEDS = 1, 2, 3
 """Of the traffic in which the paper has its 2.6."""
-WORST = run.Scenario(mean=70 * figures.MB, cv=1.2)
+WORST = simulation.Scenario(mean=70 * paper_figures.MB, cv=1.2)
 ENDLESS = dataclasses.replace(
     topology.ONE_SWITCH, storage_rate=1e6 * topology.GBIT, storage_s=2 * cloud.MESSAGE_S
 )
@@ -27,23 +27,23 @@ ENDLESS = dataclasses.replace(
 takes."""
 BOUND = "bound"
 """Each host by itself, from such a storage: the least that asking others could reach."""
-THOUGHTS_S = 0.0, 7.0, traces.THINK_S, 28.0
+THOUGHTS_S = 0.0, 7.0, boot_traces.THINK_S, 28.0
 
 
 # Figures 6 and 7
 
 
-def _name(scenario: run.Scenario, policy: str) -> str:
+def _name(scenario: simulation.Scenario, policy: str) -> str:
     cv = scenario.cv if scenario.mean else 0.0
     which = "" if scenario.seed == 1 else f", seed {scenario.seed}"
-    return f"{scenario.mean / figures.MB:g} MB/s, CV {cv:g}{which}, {policy}"
+    return f"{scenario.mean / paper_figures.MB:g} MB/s, CV {cv:g}{which}, {policy}"
 
 
-def _name_of(one: figures.Case) -> str:
+def _name_of(one: paper_figures.Case) -> str:
     return _name(one.scenario, one.policy)
 
 
-def _bound(scenario: run.Scenario) -> experiment.Case:
+def _bound(scenario: simulation.Scenario) -> experiment.Case:
     endless = dataclasses.replace(scenario, shape=ENDLESS)
     return dataclasses.replace(
         simulated.case(_name(scenario, BOUND), endless, "local"), about_s=simulated.SECONDS["local"]
@@ -51,7 +51,7 @@ def _bound(scenario: run.Scenario) -> experiment.Case:
 
 
 def _grid(scale: experiment.Scale) -> list[experiment.Case]:
-    both = [one for number in "67" for one in figures.EXPERIMENTS[number].make_cases()]
+    both = [one for number in "67" for one in paper_figures.EXPERIMENTS[number].make_cases()]
     if scale is experiment.Scale.QUICK:
         both = [one for one in both if one.scenario in _few(both)]
     cases = {_name_of(one): simulated.case(_name_of(one), *one[2:]) for one in both}
@@ -66,7 +66,7 @@ def _grid(scale: experiment.Scale) -> list[experiment.Case]:
     return [*cases.values(), *bounds]
 
 
-def _few(cases: Iterable[figures.Case]) -> list[run.Scenario]:
+def _few(cases: Iterable[paper_figures.Case]) -> list[simulation.Scenario]:
     """Return the scenarios at 70 MB/s that a quick run has."""
     made = [one.scenario for one in cases]
     return [one for one in made if one.mean == WORST.mean and one.cv in (0.4, 1.2)]
@@ -87,7 +87,7 @@ def _ratios(
 
 def _of_collaborative(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     ratios = _ratios(outcomes, ACSTOR, COLLABORATIVE)
-    waits = _ratios(outcomes, ACSTOR, COLLABORATIVE, traces.THINK_S)
+    waits = _ratios(outcomes, ACSTOR, COLLABORATIVE, boot_traces.THINK_S)
     if not ratios:
         return []
     best, worst = (pick(ratios, key=ratios.__getitem__) for pick in (min, max))
@@ -113,7 +113,7 @@ def _of_collaborative(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             best,
             "where it gains most",
             0.38,
-            f"{traces.THINK_S:.0f} s of both are the guest's own; of what guests wait, it is "
+            f"{boot_traces.THINK_S:.0f} s of both are the guest's own; of what guests wait, it is "
             f"{waits[best]:.0%}. The paper's guests have a time of their own, too, which it does "
             f"not say; its collaborative cache waits longer. See the bound below",
         ),
@@ -152,7 +152,7 @@ def _at_worst(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         is_headline=True,
         because=f"the most that there is to gain here is {most:.2f}: each host alone, with a "
         f"storage that is near and that nobody shares, takes {bound:.1f} s, since a busy host has "
-        f"5 % of its own link, whoever gives, and {traces.THINK_S:.0f} s are the guest's own. "
+        f"5 % of its own link, whoever gives, and {boot_traces.THINK_S:.0f} s are the guest's own. "
         f"Guests that only read gain more (below)",
     )
     part = experiment.Row(
@@ -166,7 +166,7 @@ def _at_worst(outcomes: experiment.Outcomes) -> list[experiment.Row]:
         moved / bound,
         better=experiment.Better.LESS,
     )
-    waits = [one - traces.THINK_S for one in (still, moved)]
+    waits = [one - boot_traces.THINK_S for one in (still, moved)]
     waited = experiment.Row(
         "5.4.2",
         "the same, of what guests wait",
@@ -266,7 +266,7 @@ def _rows_of_grid(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 def _draw_grid(picture: figure.Figure, outcomes: experiment.Outcomes) -> None:
     above, below = picture.subfigures(2, 1)
     for number, part in (("6", above), ("7", below)):
-        cases = figures.EXPERIMENTS[number].make_cases()
+        cases = paper_figures.EXPERIMENTS[number].make_cases()
         simulated.fill(part, number, cases, outcomes, _name_of)
     picture.set_size_inches(14, 9)
 
@@ -327,7 +327,7 @@ def _think_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 still,
                 COLLABORATIVE,
                 simulated.divided(still, moved),
-                None if think_s == traces.THINK_S else 2.6,
+                None if think_s == boot_traces.THINK_S else 2.6,
                 because=""
                 if most is None
                 else f"each host alone takes {bound:.1f} s, so {most:.2f} is the most there is",
@@ -360,7 +360,7 @@ def _guests(scale: experiment.Scale) -> list[experiment.Case]:
 @simulated.complete
 def _slopes(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = []
-    for cv in figures.CVS:
+    for cv in paper_figures.CVS:
         few, many = (
             [simulated.value(outcomes, f"CV {cv}, {guests}, {policy}") for guests in (32, 192)]
             for policy in (ACSTOR, COLLABORATIVE)
@@ -373,7 +373,7 @@ def _slopes(outcomes: experiment.Outcomes) -> list[experiment.Row]:
             experiment.Row(
                 "Figure 8",
                 f"what 192 guests take longer than 32, CV {cv}",
-                "acstor's line is less steep" if cv > figures.CVS[0] else "nearly alike",
+                "acstor's line is less steep" if cv > paper_figures.CVS[0] else "nearly alike",
                 ours,
                 "s",
                 theirs,

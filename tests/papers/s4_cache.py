@@ -11,7 +11,7 @@ from matplotlib import figure
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import public_cache
 from acstor_common.model import ids
-from acstor_simulator import traces
+from acstor_simulator.model import boot_traces
 from tests.bench import harness
 from tests.papers import experiment
 
@@ -27,7 +27,7 @@ KINDS = {"boots": 0, "boots beside a scan": 1}
 def _read(turns: int, scanned: int) -> Iterator[ids.Cid]:
     """Yield what is read on a host: guests of images that were chosen at random, five at once."""
     rng, scan = random.Random(1), itertools.count()
-    images = [traces.boot_image(n, traces.CHUNKS, COMMON, 1) for n in range(IMAGES)]
+    images = [boot_traces.boot_image(n, boot_traces.CHUNKS, COMMON, 1) for n in range(IMAGES)]
     for _ in range(turns):
         reads = []
         for guest in range(GUESTS):
@@ -43,8 +43,8 @@ def _read(turns: int, scanned: int) -> Iterator[ids.Cid]:
 
 def _hits(policy: str, share: float, kind: str, turns: int, say: harness.Say) -> experiment.Outcome:
     """Read all of it through a cache with room for a share of what boots read."""
-    different = round(traces.CHUNKS * (COMMON + IMAGES * (1 - COMMON)))
-    limit_bytes = round(share * different) * traces.CHUNK_BYTES
+    different = round(boot_traces.CHUNKS * (COMMON + IMAGES * (1 - COMMON)))
+    limit_bytes = round(share * different) * boot_traces.CHUNK_BYTES
     cache = public_cache.PublicCache(limit_bytes, cache_slab.slab_bytes_for(limit_bytes), policy)
     reads = hits = 0
     known: set[ids.Cid] = set()
@@ -54,7 +54,7 @@ def _hits(policy: str, share: float, kind: str, turns: int, say: harness.Say) ->
         is_boot = not scanned or number % (scanned + 1) == 0
         is_hit = cache.lookup(cid) is not None
         if not is_hit:
-            cache.place(cid, traces.CHUNK_BYTES, public_cache.KeepClass.BORROWED)
+            cache.place(cid, boot_traces.CHUNK_BYTES, public_cache.KeepClass.BORROWED)
         if is_boot:
             reads, hits, first = reads + 1, hits + is_hit, first + (cid not in known)
             known.add(cid)

@@ -7,8 +7,8 @@ import time
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_simulator import figures
-from acstor_simulator import run
+from acstor_simulator import paper_figures
+from acstor_simulator import simulation
 from tests.bench import harness
 from tests.fakes import chunk_maps
 from tests.papers import experiment
@@ -34,7 +34,7 @@ def _table(say: harness.Say) -> experiment.Outcome:
     random.Random(1).shuffle(order)
     return {
         "chunks": CUT.chunk_count,
-        "map_mb": round(len(raw) / figures.MB, 3),
+        "map_mb": round(len(raw) / paper_figures.MB, 3),
         "load_ms": round(1e3 * loaded_s, 3),
         "lookups_ms": [round(_looked_up_ms(image_map, order), 2) for _ in range(TURNS)],
     }
@@ -134,7 +134,7 @@ WARM_S = 60.0
 
 def _remap_cases(scale: experiment.Scale) -> list[experiment.Case]:
     guests = 160 if scale is experiment.Scale.WHOLE else 64
-    scenario = run.Scenario(guests=guests, mean=70 * figures.MB, cv=1.2, warm_s=WARM_S)
+    scenario = simulation.Scenario(guests=guests, mean=70 * paper_figures.MB, cv=1.2, warm_s=WARM_S)
     return [simulated.case(policy, scenario, policy) for policy in POLICIES]
 
 

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from matplotlib import figure
 
-from acstor_simulator import figures
-from acstor_simulator import run
+from acstor_simulator import paper_figures
+from acstor_simulator import simulation
 from tests.bench import harness
 from tests.papers import experiment
 
-MB = figures.MB
+MB = paper_figures.MB
 COLLABORATIVE, ACSTOR, PRINTED = "collaborative", "acstor", "paper"
 SECONDS = {
     "none": 1.0,
@@ -32,9 +32,9 @@ SECONDS = {
 _READS = 160 * 976
 
 
-def outcome(scenario: run.Scenario, policy: str, say: harness.Say) -> experiment.Outcome:
+def outcome(scenario: simulation.Scenario, policy: str, say: harness.Say) -> experiment.Outcome:
     """Run a scenario, and return what pages need of it."""
-    result = run.simulate(scenario, policy)
+    result = simulation.simulate(scenario, policy)
     found = {
         "boot_s": round(result.mean_boot_s, 3),
         "slowest_s": round(max(result.boot_s, default=0.0), 3),
@@ -60,7 +60,9 @@ def outcome(scenario: run.Scenario, policy: str, say: harness.Say) -> experiment
     return found
 
 
-def case(name: str, scenario: run.Scenario, policy: str, times: float = 1.0) -> experiment.Case:
+def case(
+    name: str, scenario: simulation.Scenario, policy: str, times: float = 1.0
+) -> experiment.Case:
     """Return a run as a case.
 
     :param times: so many times longer it takes than a run of as many reads on one switch
@@ -71,14 +73,14 @@ def case(name: str, scenario: run.Scenario, policy: str, times: float = 1.0) -> 
     return experiment.Case(name, run_it, about_s, is_timed=False)
 
 
-def name_of(one: figures.Case) -> str:
+def name_of(one: paper_figures.Case) -> str:
     """Return the name of a figure's case."""
     return f"{one.panel}, {one.x:g}, {one.policy}"
 
 
-def of_figure(number: str, wanted: Callable[[figures.Case], bool]) -> list[experiment.Case]:
+def of_figure(number: str, wanted: Callable[[paper_figures.Case], bool]) -> list[experiment.Case]:
     """Return a figure's cases, those that are wanted."""
-    made = figures.EXPERIMENTS[number].make_cases()
+    made = paper_figures.EXPERIMENTS[number].make_cases()
     return [case(name_of(one), one.scenario, one.policy) for one in made if wanted(one)]
 
 
@@ -86,22 +88,22 @@ def draw(
     number: str, picture: figure.Figure, outcomes: experiment.Outcomes, key: str = "boot_s"
 ) -> None:
     """Fill the picture of a figure from what was run of it."""
-    fill(picture, number, figures.EXPERIMENTS[number].make_cases(), outcomes, name_of, key)
+    fill(picture, number, paper_figures.EXPERIMENTS[number].make_cases(), outcomes, name_of, key)
 
 
 def fill(
     picture: figure.FigureBase,
     number: str,
-    cases: Iterable[figures.Case],
+    cases: Iterable[paper_figures.Case],
     outcomes: experiment.Outcomes,
-    name: Callable[[figures.Case], str],
+    name: Callable[[paper_figures.Case], str],
     key: str = "boot_s",
 ) -> None:
     """Fill a picture from cases that may have other names."""
     found = [(one, outcomes[name(one)]) for one in cases if name(one) in outcomes]
-    points = [figures.Point(one, kept[key], kept["cvs"]) for one, kept in found]
+    points = [paper_figures.Point(one, kept[key], kept["cvs"]) for one, kept in found]
     if points:
-        figures.fill(picture, figures.EXPERIMENTS[number], points)
+        paper_figures.fill(picture, paper_figures.EXPERIMENTS[number], points)
 
 
 def value(outcomes: experiment.Outcomes, name: str, key: str = "boot_s") -> float | None:

@@ -3,7 +3,7 @@
 
 import functools
 
-from acstor_simulator import workloads
+from acstor_simulator.model import workloads
 from tests.papers import experiment
 from tests.papers import s4_simulated as simulated
 
@@ -109,7 +109,8 @@ THROUGHPUT = experiment.Experiment(
     ),
     here=(
         "Reads of like shape in the simulator, 480 chunks a guest of a data set of 960 in its "
-        "image (``acstor_simulator/workloads.py``): files of 512 KiB in a steady pace and a log; "
+        "image (``acstor_simulator/model/workloads.py``): files of 512 KiB in a steady pace and a "
+        "log; "
         "reads of 16 KiB in bursts; files of 4 MiB, as much written as read and half of the reads "
         "of what was written. What stays on the host has 50 MB/s for each guest. A chunk that came "
         "stays on the host here, where the paper's comes anew each time."

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 from matplotlib import figure
 
-from acstor_simulator import figures
-from acstor_simulator import run
-from acstor_simulator import topology
-from acstor_simulator import traffic
+from acstor_simulator import paper_figures
+from acstor_simulator import simulation
+from acstor_simulator.model import background_traffic
+from acstor_simulator.model import topology
 from tests.bench import harness
 from tests.papers import experiment
 from tests.papers import s4_simulated as simulated
 
 COLLABORATIVE, ACSTOR = simulated.COLLABORATIVE, simulated.ACSTOR
-BEFORE = slice(0, int(run.QUIET_S / run.COLLECTION_S))
+BEFORE = slice(0, int(simulation.QUIET_S / simulation.COLLECTION_S))
 BOOTING = slice(BEFORE.stop, BEFORE.stop + 4)
 """The collections of the first 20 s in which guests boot: then all of them still do."""
 
@@ -29,13 +29,15 @@ REDUCED = 1 - experiment.SAME
 
 def _pairs(say: harness.Say) -> experiment.Outcome:
     """Return what each host sends to each other one, in MB/s."""
-    scenario = run.Scenario(cv=1.2)
+    scenario = simulation.Scenario(cv=1.2)
     shape, rng = scenario.shape, random.Random(scenario.seed)
-    loads = traffic.draw_loads(shape.hosts, scenario.mean, scenario.cv, 2 * shape.host_rate, rng)
+    loads = background_traffic.draw_loads(
+        shape.hosts, scenario.mean, scenario.cv, 2 * shape.host_rate, rng
+    )
     matrix = [[0.0] * shape.hosts for _ in range(shape.hosts)]
     tree = topology.Tree(shape)
-    for flow in traffic.flows(tree, loads, scenario.partners, scenario.reach, rng):
-        matrix[flow.sender][flow.receiver] += flow.rate / figures.MB
+    for flow in background_traffic.flows(tree, loads, scenario.partners, scenario.reach, rng):
+        matrix[flow.sender][flow.receiver] += flow.rate / paper_figures.MB
     return {"mb_s": [[round(rate, 2) for rate in row] for row in matrix]}
 
 
@@ -106,7 +108,7 @@ def _rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 def _rows_of_10(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = []
-    for cv in figures.CVS:
+    for cv in paper_figures.CVS:
         ours, theirs = (_cv(outcomes, cv, policy, BOOTING) for policy in (ACSTOR, COLLABORATIVE))
         rows.append(
             experiment.Row(
@@ -121,7 +123,7 @@ def _rows_of_10(outcomes: experiment.Outcomes) -> list[experiment.Row]:
                 REDUCED,
                 experiment.Better.LESS,
                 "no host is overloaded, so nothing moves",
-                is_headline=cv == max(figures.CVS),
+                is_headline=cv == max(paper_figures.CVS),
             )
         )
     return rows
@@ -129,13 +131,13 @@ def _rows_of_10(outcomes: experiment.Outcomes) -> list[experiment.Row]:
 
 def _rows_of_1(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     rows = []
-    for cv in figures.CVS:
+    for cv in paper_figures.CVS:
         booting, before = (_cv(outcomes, cv, COLLABORATIVE, when) for when in (BOOTING, BEFORE))
         rows.append(
             experiment.Row(
                 "Figure 1(b)",
                 f"CV with {COLLABORATIVE} while guests boot beside that before, CV {cv}",
-                "much higher" if cv < max(figures.CVS) else "may not be affected a lot (5.6)",
+                "much higher" if cv < max(paper_figures.CVS) else "may not be affected a lot (5.6)",
                 booting,
                 "",
                 before,
@@ -154,7 +156,7 @@ def _rows_of_swing(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     swings = {
         policy: [
             _swing(outcomes[name]["cvs"])
-            for cv in figures.CVS
+            for cv in paper_figures.CVS
             if (name := f"CV {cv}, 0, {policy}") in outcomes
         ]
         for policy in (ACSTOR, COLLABORATIVE)

@@ -7,13 +7,13 @@ import itertools
 import statistics
 from collections.abc import Mapping
 
-from acstor_simulator import figures
-from acstor_simulator import run
-from acstor_simulator import topology
+from acstor_simulator import paper_figures
+from acstor_simulator import simulation
+from acstor_simulator.model import topology
 from tests.papers import experiment
 from tests.papers import s4_simulated as simulated
 
-ORDER = figures.PAPER
+ORDER = paper_figures.PAPER
 NEXT = 0.001
 """A policy that is less than this share slower than the next one counts as being in order."""
 TREE_TIMES = {"none": 1.0, "local": 1.3, "today": 4.0, "alone": 1.3, "nova": 0.1}
@@ -30,7 +30,7 @@ def _times(policy: str) -> float:
 
 
 def _cases(scale: experiment.Scale) -> list[experiment.Case]:
-    made = figures.EXPERIMENTS["11"].make_cases()
+    made = paper_figures.EXPERIMENTS["11"].make_cases()
     if scale is experiment.Scale.QUICK:
         made = [one for one in made if one.panel == "CV 1.2" and one.x == 3]
     return [
@@ -42,8 +42,8 @@ def _cases(scale: experiment.Scale) -> list[experiment.Case]:
 def _runs(outcomes: experiment.Outcomes) -> dict[str, Mapping[str, float]]:
     """Return the boot times of all four policies, by the pattern, where all were run."""
     found = {}
-    for cv in figures.CVS:
-        for x in range(len(figures.PATTERNS)):
+    for cv in paper_figures.CVS:
+        for x in range(len(paper_figures.PATTERNS)):
             names = {policy: f"CV {cv}, {x}, {policy}" for policy in ORDER}
             if all(name in outcomes for name in names.values()):
                 times_s = {policy: outcomes[name]["boot_s"] for policy, name in names.items()}
@@ -155,20 +155,20 @@ FIGURE_11 = experiment.Experiment(
 
 # 256 hosts
 
-LARGE = run.Scenario(topology.Shape(), guests=256, mean=figures.TREE_MEAN)
+LARGE = simulation.Scenario(topology.Shape(), guests=256, mean=paper_figures.TREE_MEAN)
 
 
 def _large_cases(scale: experiment.Scale) -> list[experiment.Case]:
     if scale is experiment.Scale.QUICK:
         return []
-    return [simulated.case(policy, LARGE, policy, _times(policy)) for policy in run.POLICIES]
+    return [simulated.case(policy, LARGE, policy, _times(policy)) for policy in simulation.POLICIES]
 
 
 @simulated.complete
 def _large_rows(outcomes: experiment.Outcomes) -> list[experiment.Row]:
     beside = simulated.value(outcomes, simulated.COLLABORATIVE)
     rows = []
-    for policy in run.POLICIES:
+    for policy in simulation.POLICIES:
         ours = simulated.value(outcomes, policy)
         is_acstor = policy == simulated.ACSTOR
         rows.append(
@@ -210,11 +210,11 @@ LARGE_TREE = experiment.Experiment(
 PATTERNS = (1, 5), (8, 5)
 
 
-def _rule_scenarios() -> dict[str, run.Scenario]:
+def _rule_scenarios() -> dict[str, simulation.Scenario]:
     shape = topology.Shape(pods=2)
     return {
-        f"{partners} partner{'s' if partners > 1 else ''} anywhere, CV {cv}": run.Scenario(
-            shape, shape.hosts, mean=figures.TREE_MEAN, cv=cv, partners=partners, reach=reach
+        f"{partners} partner{'s' if partners > 1 else ''} anywhere, CV {cv}": simulation.Scenario(
+            shape, shape.hosts, mean=paper_figures.TREE_MEAN, cv=cv, partners=partners, reach=reach
         )
         for cv in (0.8, 1.2)
         for partners, reach in PATTERNS

@@ -20,11 +20,11 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
-from acstor_decision import address_prover
-from acstor_decision import trust
-from acstor_decision.core import address_book
-from acstor_decision.core import enrolment
+from acstor_decision.core import enrolment_rules
+from acstor_decision.core.membership import address_book
 from acstor_decision.db import models
+from acstor_decision.identity import address_verifier
+from acstor_decision.identity import trust_state
 from tests.fakes import hosts
 from tests.lab import identities
 from tests.lab import local
@@ -35,7 +35,7 @@ MUTE = 100
 WAIT_S = 30.0
 
 
-def believed(*shown: bytes) -> trust.Trust:
+def believed(*shown: bytes) -> trust_state.TrustState:
     """Return who believes the lab's authority; hosts with these certificates have enrolled."""
     rows = {}
     for pem in shown:
@@ -45,12 +45,12 @@ def believed(*shown: bytes) -> trust.Trust:
         )
         rows[str(found.host)] = models.Enrolment(
             host=found.host,
-            state=enrolment.EnrolmentState.ENROLLED,
+            state=enrolment_rules.EnrolmentState.ENROLLED,
             public_key=key.decode(),
             former_key="",
             revoked_before_s=0,
         )
-    return trust.Trust(ca=identities.authority().certificate_pem, hosts=rows)
+    return trust_state.TrustState(ca=identities.authority().certificate_pem, hosts=rows)
 
 
 @contextlib.contextmanager
@@ -85,9 +85,9 @@ def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -
         trusted = believed(pem)
         at_h1 = address_book.Address(local.LOOPBACK, cloud.ports["h1"])
         for _ in range(3):
-            assert address_prover.host_at(at_h1, trusted, time.time()) == "h1"
+            assert address_verifier.verify_address(at_h1, trusted, time.time()) == "h1"
         with pytest.raises(errors.NotAuthenticated, match="it has not enrolled here"):
-            address_prover.host_at(at_h1, believed(), time.time())
+            address_verifier.verify_address(at_h1, believed(), time.time())
         stranger = certificates.Authority.create("another cloud", time.time(), 3600)
         for files, refusal in (
             (identities.issue("h1", stranger), ssl.SSLError),
@@ -97,10 +97,10 @@ def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -
             ),  # of another key than the enrolled one
         ):
             with showing(files) as address, pytest.raises(refusal):
-                address_prover.host_at(address, trusted, time.time())
+                address_verifier.verify_address(address, trusted, time.time())
         with pytest.raises(OSError):
             unused = address_book.Address(local.LOOPBACK, local.unused_port())
-            address_prover.host_at(unused, trusted, time.time())
+            address_verifier.verify_address(unused, trusted, time.time())
         assert "dropped" not in cloud["h1"].log()
         assert cloud["h1"].status()["refused"]["connections"] == 0
 
@@ -108,9 +108,9 @@ def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -
 def test_addresses_where_nobody_answers_take_their_time_and_no_more(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address_prover, "ATTEMPT_S", 0.5)
+    monkeypatch.setattr(address_verifier, "ATTEMPT_S", 0.5)
     files = identities.issue("h1")
-    prover = address_prover.AddressProver(lambda: believed(files.certificate))
+    prover = address_verifier.AddressVerifier(lambda: believed(files.certificate))
 
     with contextlib.ExitStack() as stack:
         mute = [stack.enter_context(listening()) for _ in range(MUTE)]
@@ -118,11 +118,11 @@ def test_addresses_where_nobody_answers_take_their_time_and_no_more(
         prover.ask([*mute, at_h1, *mute])
         began = time.monotonic()
         prover.start(threading.Event())
-        found: list[address_prover.Proof] = []
+        found: list[address_verifier.VerifyResult] = []
         while len(found) <= MUTE and time.monotonic() - began < WAIT_S:
             found += prover.results()
             time.sleep(0.02)
         assert len(found) == MUTE + 1
         assert {proof.host for proof in found if proof.address == at_h1} == {"h1"}
         assert {proof.host for proof in found if proof.address != at_h1} == {""}
-        assert time.monotonic() - began < 3 * 0.5 * MUTE / address_prover.WORKERS
+        assert time.monotonic() - began < 3 * 0.5 * MUTE / address_verifier.WORKERS

@@ -20,12 +20,12 @@ import pytest
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
-from acstor_glance import boot_builder
-from acstor_glance import boot_guest
-from acstor_glance import boot_images
-from acstor_glance import boot_ways
-from acstor_glance import prehash
 from acstor_glance import sandbox
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import boot_guest
+from acstor_glance.boot import boot_image_maker
+from acstor_glance.boot import build_modes
+from acstor_glance.prepare import prehash
 from tests.fakes import boot_sectors
 from tests.fakes import glance_options
 
@@ -40,7 +40,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BWRAP = sandbox.Sandbox.BUBBLEWRAP
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 MIB = 1 << 20
-LIMITS = boot_guest.Limits(longest_s=60.0, idle_s=20.0, memory_bytes=64 * MIB)
+LIMITS = boot_guest.GuestLimits(longest_s=60.0, idle_s=20.0, memory_bytes=64 * MIB)
 PYTHON = "/usr/bin/python3"
 AS_NOBODY = ["setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups"]
 
@@ -271,7 +271,7 @@ def test_kernel_takes_it_first_where_memory_is_short(tmp_path, monkeypatch):
     seen = []
 
     def look(_seconds_s, _chunks):
-        for pid in sandbox.family(os.getpid()):
+        for pid in sandbox.process_tree(os.getpid()):
             if b"time.sleep(3)" in command_of(pid):
                 with contextlib.suppress(OSError):
                     seen.append(pathlib.Path(f"/proc/{pid}/oom_score_adj").read_text().strip())
@@ -295,7 +295,7 @@ def test_flood_of_output_is_read_and_ended(tmp_path, monkeypatch):
     image, image_map = prepared(tmp_path)
     flood = "import os\nwhile 1: os.write(1, b'x' * 65536), os.write(2, b'y' * 4096)"
     instead_of_qemu(monkeypatch, flood)
-    limits = boot_guest.Limits(
+    limits = boot_guest.GuestLimits(
         longest_s=20.0, idle_s=20.0, memory_bytes=64 * MIB, written_bytes=4 * MIB
     )
     with pytest.raises(errors.Unusable, match=r"ended before the image was read: y{1000}"):
@@ -305,7 +305,7 @@ def test_flood_of_output_is_read_and_ended(tmp_path, monkeypatch):
 def no_sandbox_is_left():
     """Say whether no process below this one has been started by bubblewrap, soon."""
     end_s = time.monotonic() + 10.0
-    while any(b"bwrap" in command_of(pid) for pid in sandbox.family(os.getpid())):
+    while any(b"bwrap" in command_of(pid) for pid in sandbox.process_tree(os.getpid())):
         if time.monotonic() > end_s:
             return False
         time.sleep(0.05)
@@ -327,7 +327,7 @@ def test_without_bubblewrap_nothing_is_booted_and_the_remedy_is_told(tmp_path, m
     monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bubblewrap-that-is-missing")
     with pytest.raises(errors.Unusable, match=r"bubblewrap-that.*Install bubblewrap.*--sandbox no"):
         boot_builder.build(image, image_map, tmp_path / "out", limits=LIMITS)
-    limits = boot_guest.Limits(longest_s=60.0, idle_s=2.0, memory_bytes=64 * MIB)
+    limits = boot_guest.GuestLimits(longest_s=60.0, idle_s=2.0, memory_bytes=64 * MIB)
     trusting = sandbox.Sandbox.NONE
     built = boot_builder.build(
         image, image_map, tmp_path / "out", limits=limits, held_by=trusting
@@ -358,8 +358,8 @@ def test_where_namespaces_are_forbidden_the_remedy_is_told(tmp_path):
 def test_listener_says_so_when_it_starts_and_does_the_rest(tmp_path, monkeypatch):
     conf = glance_options.conf(state_dir=tmp_path, boot_images="both")
     monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bubblewrap-that-is-missing")
-    ways = boot_ways.decide(conf)
-    assert ways == boot_ways.Ways(builds=True, records=True)  # as it was told to
-    assert boot_images.BootImages(None, conf, ways).recorded() == []
+    ways = build_modes.choose_modes(conf)
+    assert ways == build_modes.BuildModes(builds=True, records=True)  # as it was told to
+    assert boot_image_maker.BootImageMaker(None, conf, ways).recorded() == []
     conf.clear_override("boot_images", "acstor_glance")
-    assert boot_ways.decide(conf) == boot_ways.Ways(builds=False, records=True)
+    assert build_modes.choose_modes(conf) == build_modes.BuildModes(builds=False, records=True)

@@ -26,10 +26,10 @@ from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
 from acstor_common.wire import trace_message
-from acstor_glance import authority
-from acstor_glance import bus_server
-from acstor_glance import proofs
-from acstor_glance import trace_store
+from acstor_glance.boot import trace_store
+from acstor_glance.controller import bus_server
+from acstor_glance.controller import message_verifier
+from acstor_glance.controller import trust_store
 from tests.fakes import cloud_keys
 from tests.fakes import hosts
 from tests.lab import agents
@@ -294,8 +294,11 @@ def test_tasks_that_nobody_gave_are_not_done_and_one_that_was_is_done_once(cloud
 
 @pytest.mark.expect_log("message boot_traced is of no use: ")
 def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log):
-    trust = authority.checked(keys.authority.certificate_pem, keys.signers, {"h3": 1 << 40})
-    checks, store = proofs.Proofs(lambda: trust), trace_store.TraceStore(tmp_path)
+    trust = trust_store.parse_trust(keys.authority.certificate_pem, keys.signers, {"h3": 1 << 40})
+    checks, store = (
+        message_verifier.MessageVerifier(lambda: trust),
+        trace_store.TraceStore(tmp_path),
+    )
     done: queue.Queue[int] = queue.Queue()
     server = bus_server.BusServer(
         cfg.CONF, {trace_message.BOOT_TRACED: lambda sent: done.put(store.put(checks.trace(sent)))}

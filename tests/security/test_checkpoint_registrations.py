@@ -13,7 +13,7 @@ import pytest
 
 from acstor_common.model import ids
 from acstor_decision import conf as decision_conf
-from acstor_decision import nova
+from acstor_decision import nova_client
 from tests.fakes import http_server
 
 HOSTILE, HONEST, AT_A_TIME = 32, 200, 4
@@ -23,7 +23,7 @@ SERVER = ids.ImageId("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
 
 
 @pytest.fixture
-def asked(tmp_path: pathlib.Path) -> Iterator[nova.Nova]:
+def asked(tmp_path: pathlib.Path) -> Iterator[nova_client.NovaClient]:
     told = {"server": {"OS-EXT-SRV-ATTR:host": "h1", "tenant_id": "p"}}
 
     def slow(handler: Any, wanted: http_server.Asked) -> None:
@@ -36,17 +36,17 @@ def asked(tmp_path: pathlib.Path) -> Iterator[nova.Nova]:
         conf = decision_conf.load(["--config-file", str(tmp_path / "empty.conf")])
         for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
             conf.set_override(name, value, "nova")
-        yield nova.Nova(conf)
+        yield nova_client.NovaClient(conf)
 
 
-def test_names_that_ask_without_end_leave_places_for_others(asked: nova.Nova) -> None:
+def test_names_that_ask_without_end_leave_places_for_others(asked: nova_client.NovaClient) -> None:
     stopping, refused = threading.Event(), [0]
 
     def flood(name: str) -> None:
         while not stopping.is_set():
             try:
                 asked.server(SERVER, name)
-            except nova.NotAskedNow:
+            except nova_client.NovaBusy:
                 refused[0] += 1
                 time.sleep(0.01)
 
@@ -60,10 +60,10 @@ def test_names_that_ask_without_end_leave_places_for_others(asked: nova.Nova) ->
         for number in range(HOSTILE):
             pool.submit(flood, f"hostile {number}")
         try:
-            time.sleep(2 * nova.WAIT_S)
+            time.sleep(2 * nova_client.WAIT_S)
             with futures.ThreadPoolExecutor(AT_A_TIME) as honest:
                 took_s = list(honest.map(register, range(HONEST)))
         finally:
             stopping.set()
-    assert max(took_s) < nova.WAIT_S
+    assert max(took_s) < nova_client.WAIT_S
     print(f"{HONEST} of {HONEST} accepted, {max(took_s):.2f} s at worst, {refused[0]} refused")

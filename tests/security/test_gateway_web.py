@@ -16,8 +16,8 @@ import pytest
 
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
-from acstor_glance.gateway.readers import web
-from acstor_glance.gateway.readers import web_link
+from acstor_glance.gateway.readers import deadline_adapter
+from acstor_glance.gateway.readers import http_store
 from tests.fakes import http_server
 
 TIMEOUT_S = 0.5
@@ -42,7 +42,9 @@ class Url:
 
 
 def read(url, asked=ASKED, reader=None):
-    return (reader or web.WebReader("web", OPTIONS, TIMEOUT_S, NETWORKS)).read(Url(url), asked)
+    return (reader or http_store.WebReader("web", OPTIONS, TIMEOUT_S, NETWORKS)).read(
+        Url(url), asked
+    )
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def server():
 
 @pytest.fixture
 def reader():
-    return web.WebReader("web", OPTIONS, TIMEOUT_S, NETWORKS)
+    return http_store.WebReader("web", OPTIONS, TIMEOUT_S, NETWORKS)
 
 
 @contextlib.contextmanager
@@ -170,8 +172,8 @@ REFUSED = "internal_web_networks does not allow its internal address"
 )
 def test_internal_servers_are_not_connected_to(server, host):
     port = int(server.url.rsplit(":", 1)[1].rstrip("/"))
-    reader = web.WebReader("web", OPTIONS, TIMEOUT_S)
-    with pytest.raises(base.NotRead, match=REFUSED):
+    reader = http_store.WebReader("web", OPTIONS, TIMEOUT_S)
+    with pytest.raises(base.RangesUnsupported, match=REFUSED):
         read(f"http://{host}:{port}/image", reader=reader)
     assert server.connections == 0
 
@@ -214,16 +216,16 @@ def test_internal_servers_are_not_connected_to(server, host):
     ],
 )
 def test_only_public_addresses_are_connected_to(address, is_allowed):
-    assert web_link.is_allowed(address) == is_allowed
+    assert deadline_adapter.is_allowed(address) == is_allowed
     everywhere = [ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0")]
-    assert web_link.is_allowed(address, everywhere)
+    assert deadline_adapter.is_allowed(address, everywhere)
 
 
 def test_public_addresses_of_this_host_are_internal(monkeypatch):
-    monkeypatch.setattr(web_link.addresses, "is_public", lambda _: True)
-    assert web_link.is_allowed("192.0.2.1")
-    assert not web_link.is_allowed("127.0.0.1")
-    assert web_link.is_allowed("127.0.0.1", NETWORKS)
+    monkeypatch.setattr(deadline_adapter.addresses, "is_public", lambda _: True)
+    assert deadline_adapter.is_allowed("192.0.2.1")
+    assert not deadline_adapter.is_allowed("127.0.0.1")
+    assert deadline_adapter.is_allowed("127.0.0.1", NETWORKS)
 
 
 def resolved(*found):
@@ -237,7 +239,7 @@ def test_name_is_resolved_once_and_only_its_allowed_addresses_are_used(monkeypat
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.pop())
     assert read("http://rebound.example/image").data == DATA[1000:6000]
     answers.append(resolved(("169.254.169.254", 80)))
-    with pytest.raises(base.NotRead, match=REFUSED):
+    with pytest.raises(base.RangesUnsupported, match=REFUSED):
         read("http://rebound.example/image")
 
 
@@ -249,7 +251,7 @@ def test_name_that_leads_inside_after_a_redirect_is_refused(monkeypatch, server)
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers.pop())
         there = {"Location": "/secret", "Connection": "close"}
         server.behaviours = [http_server.status(302, there)]
-        with pytest.raises(base.NotRead, match=REFUSED):
+        with pytest.raises(base.RangesUnsupported, match=REFUSED):
             read("http://rebound.example/image")
         assert not answers
         with pytest.raises(BlockingIOError):
@@ -260,24 +262,26 @@ def test_redirect_to_another_server_is_not_followed(server):
     with http_server.serve({"image": DATA}) as inside:
         for code in (301, 302, 303, 307, 308):
             server.behaviours = [http_server.status(code, {"Location": f"{inside.url}image"})]
-            with pytest.raises(base.NotRead, match="to another one, of which Glance was not told"):
+            with pytest.raises(
+                base.RangesUnsupported, match="to another one, of which Glance was not told"
+            ):
                 read(f"{server.url}image")
         assert inside.connections == 0
 
 
 def test_redirect_on_the_same_server_is_followed_a_few_times(server):
     there = http_server.status(302, {"Location": "/secret"})
-    server.behaviours = [there] * web.REDIRECTS
+    server.behaviours = [there] * http_store.REDIRECTS
     assert read(f"{server.url}image").data == DATA[1000:6000]
-    server.behaviours = [there] * (web.REDIRECTS + 1)
-    with pytest.raises(base.NotRead, match="more than 5 times"):
+    server.behaviours = [there] * (http_store.REDIRECTS + 1)
+    with pytest.raises(base.RangesUnsupported, match="more than 5 times"):
         read(f"{server.url}image")
 
 
 @pytest.mark.parametrize("target", ["file:///etc/passwd", "http://[::1", "http://x:99999/"])
 def test_redirect_that_makes_no_sense_is_refused(server, target):
     server.behaviours = [http_server.status(302, {"Location": target})]
-    with pytest.raises((base.NotRead, base.StoreUnreachable)):
+    with pytest.raises((base.RangesUnsupported, base.StoreUnreachable)):
         read(f"{server.url}image")
 
 

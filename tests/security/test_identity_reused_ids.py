@@ -12,7 +12,7 @@ import pytest
 
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.fakes import hosts
 from tests.fakes import nova_backend
 from tests.lab import agents

@@ -10,13 +10,13 @@ import uuid
 
 import pytest
 
-from acstor_glance import counters as glance_counters
-from acstor_glance import guard as glance_guard
-from acstor_glance import hints
-from acstor_glance import listener
-from acstor_glance import notifications
-from acstor_glance import preparer
-from acstor_glance import reconciler
+from acstor_glance import metrics
+from acstor_glance.controller import hint_queue
+from acstor_glance.controller import image_reconciler
+from acstor_glance.controller import listener_service
+from acstor_glance.controller import notifications
+from acstor_glance.controller import protection_reconciler
+from acstor_glance.prepare import image_preparer
 from tests.fakes import glance_options
 from tests.fakes import memory_images
 from tests.lab import local
@@ -36,11 +36,11 @@ class SlowImages(memory_images.MemoryImages):
 @pytest.mark.allow_log("images that hosts need|whom to believe")
 def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
     conf, images = glance_options.conf(state_dir=tmp_path), SlowImages()
-    counters = glance_counters.Counters()
-    preparing = preparer.Preparer(images, conf, counters)
-    looking = reconciler.Reconciler(images, preparing.wanted, builds=False)
-    guard = glance_guard.Guard(conf, images, counters)
-    service = listener.Listener(conf, preparing, looking, counters, guard)
+    counters = metrics.ListenerMetrics()
+    preparing = image_preparer.ImagePreparer(images, conf, counters)
+    looking = image_reconciler.ImageReconciler(images, preparing.wanted, builds=False)
+    guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
+    service = listener_service.ListenerService(conf, preparing, looking, counters, guard)
     threads = [threading.Thread(target=run) for run in (service._work, service._hints.run)]
     for thread in threads:
         thread.start()
@@ -64,7 +64,7 @@ def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
             time.sleep(0.05)
         assert flooding.wait(60)
         assert sum(service._queue.sizes()) <= OWN
-        assert len(service._hints._waiting) <= hints.MOST_HINTS
+        assert len(service._hints._waiting) <= hint_queue.MOST_HINTS
     finally:
         service._queue.close()
         service._hints.close()

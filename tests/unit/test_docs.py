@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from acstor_nova import seams
+from acstor_nova import nova_hooks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOC = ROOT / "doc/source"
@@ -79,6 +79,6 @@ def test_guides_write_no_line_that_stock_nova_refuses() -> None:
 
 
 def test_guides_name_the_versions_of_nova_that_are_supported() -> None:
-    text = f"Nova {min(seams.SEAMS)} to {max(seams.SEAMS)} "
+    text = f"Nova {min(nova_hooks.HOOKS)} to {max(nova_hooks.HOOKS)} "
     assert text in (DOC / "admin/nova.rst").read_text()
     assert text in (DOC / "install/index.rst").read_text()

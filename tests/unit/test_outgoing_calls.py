@@ -29,10 +29,10 @@ from acstor_common.model import ids
 from acstor_common.wire import vault_paths
 from acstor_decision import conf as decision_conf
 from acstor_decision.switch_loads import base
-from acstor_glance import decision_client as glance_decision_client
-from acstor_glance import images as glance_images
+from acstor_glance.client import decision_client as glance_decision_client
+from acstor_glance.client import glance_client
 from acstor_nova import decision_client as nova_decision_client
-from acstor_nova import gateway_client
+from acstor_nova.snapshots import gateway_client
 from acstor_osc import client as osc_client
 from tests.fakes import fake_glance
 from tests.fakes import glance_options
@@ -71,7 +71,7 @@ def nova_asks_the_gateway(at: Place) -> object:
 
 
 def listener_asks_glance(at: Place) -> object:
-    return glance_images.connect(at.glance_conf()).read(IMAGE)
+    return glance_client.connect(at.glance_conf()).read(IMAGE)
 
 
 def listener_asks_the_decision_service(at: Place) -> object:

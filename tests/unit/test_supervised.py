@@ -40,11 +40,20 @@ STARTS = {
     "PeriodicWorker",
 }
 WITHOUT_LOOP = {
-    ("acstor_glance/gateway/admission.py", "ThreadPoolExecutor"): "Admission.run reads the result",
-    ("acstor_glance/gateway/composition.py", "ThreadPoolExecutor"): "BaseFile reads the results",
-    ("acstor_glance/gateway/compositions.py", "ThreadPoolExecutor"): "_lines reads the result",
-    ("acstor_glance/gateway/readers/web_link.py", "Timer"): "ends one read",
-    ("acstor_glance/prehash.py", "ThreadPoolExecutor"): "_in_order reads the results",
+    (
+        "acstor_glance/gateway/read_admission.py",
+        "ThreadPoolExecutor",
+    ): "Admission.run reads the result",
+    (
+        "acstor_glance/gateway/flatten/flatten_job.py",
+        "ThreadPoolExecutor",
+    ): "BaseFile reads the results",
+    (
+        "acstor_glance/gateway/flatten/flatten_jobs.py",
+        "ThreadPoolExecutor",
+    ): "_lines reads the result",
+    ("acstor_glance/gateway/readers/deadline_adapter.py", "Timer"): "ends one read",
+    ("acstor_glance/prepare/prehash.py", "ThreadPoolExecutor"): "_in_order reads the results",
 }
 """Threads that run no loop: who starts one waits for its result, errors included."""
 

@@ -128,7 +128,7 @@ def test_every_entry_says_what_to_do() -> None:
 
 
 def test_every_finding_of_status_has_a_row() -> None:
-    code = (ROOT / "acstor_decision/core/health.py").read_text()
+    code = (ROOT / "acstor_decision/core/health_checks.py").read_text()
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     found = {
         node.args[0].value

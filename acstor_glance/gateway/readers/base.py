@@ -37,17 +37,17 @@ class StoreFault(errors.AcstorError):
         return f"store {self.store}: {self.why}"
 
 
-class NotRead(StoreFault):
+class RangesUnsupported(StoreFault):
     """The gateway cannot read parts of what lies there."""
 
 
-class Absent(StoreFault):
+class ObjectMissing(StoreFault):
     """The store says that it has no such object."""
 
     fault = "absent"
 
 
-class OtherBytes(StoreFault):
+class ContentMismatch(StoreFault):
     """What the store has is not what Glance's record describes."""
 
     fault = "other_bytes"
@@ -122,9 +122,9 @@ class Reader(abc.ABC):
         :param words: of the store, or of its library
         """
         if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.GONE):
-            return Absent(self.name, "it has no such object")
+            return ObjectMissing(self.name, "it has no such object")
         if status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return OtherBytes(self.name, "what it has is shorter than Glance's record says")
+            return ContentMismatch(self.name, "what it has is shorter than Glance's record says")
         if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
             return CredentialsRefused(self.name, f"it refuses the credentials ({words})")
         return StoreUnreachable(self.name, words)

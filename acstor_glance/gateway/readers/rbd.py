@@ -46,7 +46,9 @@ class RbdReader(base.Reader):
                     raise self.of_status(416, "")
                 data = image.read(asked.offset, asked.length)
         except (rbd.ImageNotFound, rados.ObjectNotFound) as error:
-            raise base.Absent(self.name, "it has no such RBD image, or no such pool") from error
+            raise base.ObjectMissing(
+                self.name, "it has no such RBD image, or no such pool"
+            ) from error
         except (rados.PermissionError, rados.PermissionDeniedError, rbd.PermissionError) as error:
             raise base.CredentialsRefused(self.name, "Ceph refuses the key") from error
         except (rados.Error, rbd.Error, store_errors.GlanceStoreException) as error:

@@ -32,9 +32,9 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
-from acstor_decision import checkpoints
+from acstor_decision import checkpoint_registry
 from acstor_decision import conf as decision_conf
-from acstor_decision import intervals
+from acstor_decision import interval_lookup
 from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.db import database
@@ -108,11 +108,13 @@ class Decision:
         conf.set_override("connection", f"sqlite:///{folder}/decision.sqlite", "database")
         self.store, nova = database.Database(conf), checkpoint_hosts.Nova()
         self.store.upgrade()
-        clock = itertools.count(0.0, checkpoints.NOTE_EVERY_S).__next__  # each is asked in time
+        clock = itertools.count(
+            0.0, checkpoint_registry.NOTE_EVERY_S
+        ).__next__  # each is asked in time
         self.hosts = enrolled_hosts.EnrolledHosts(conf, self.store, lambda: NOW_S)
         for host in HOSTS:
             self.hosts.identity(host)
-        self.service = service.Service(
+        self.service = service.DecisionService(
             conf,
             self.store,
             Leader(),  # type: ignore[arg-type]
@@ -123,11 +125,11 @@ class Decision:
             wall=lambda: NOW_S,
         )
         self.service.prepare()
-        self.kept = checkpoints.Checkpoints(
+        self.kept = checkpoint_registry.CheckpointRegistry(
             self.store,
             nova,  # type: ignore[arg-type]
             self.service.trust,
-            intervals.Intervals(nova, 300, clock),  # type: ignore[arg-type]
+            interval_lookup.IntervalLookup(nova, 300, clock),  # type: ignore[arg-type]
             kept=KEPT,
             kept_after_s=100.0,
             wall=lambda: NOW_S,

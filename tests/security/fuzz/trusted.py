@@ -20,8 +20,8 @@ from acstor_common.identity import signing
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
-from acstor_glance import notifications
-from acstor_glance import raw_format
+from acstor_glance.controller import notifications
+from acstor_glance.prepare import format_check
 from tests.fakes import qcow2_files
 from tests.security.fuzz import said
 from tests.security.fuzz import stored
@@ -135,7 +135,7 @@ def _check_record(record: dict[str, Any], _data: bytes) -> None:
     assert image_record.parse_os_hash(os_hash.algo, os_hash.value.hex()) == os_hash
     image_record.why_not_served(record)
     for event in notifications.EVENTS:
-        for image_id in notifications.images_of(event, record):
+        for image_id in notifications.image_ids_of(event, record):
             assert ids.parse_image_id(image_id) == image_id
 
 
@@ -171,7 +171,7 @@ IMAGE_RECORD = Target(
 )
 RAW_FORMAT = Target(
     "raw_format",
-    raw_format.why_not_raw,
+    format_check.why_not_raw,
     (),
     lambda: [
         b"QFI\xfb\0\0\0\3" + bytes(504),
@@ -187,7 +187,7 @@ RAW_FORMAT = Target(
 )
 QCOW2_FORMAT = Target(
     "qcow2_format",
-    raw_format.why_not_qcow2,
+    format_check.why_not_qcow2,
     (),
     lambda: [*RAW_FORMAT.seeds(), qcow2_files.File(cluster_bits=9, size=512).pack()],
     max_bytes=1 << 16,

@@ -198,7 +198,7 @@ async def test_client_whose_request_is_carried_out_keeps_its_place(served, monke
         await stream.send_all(STATUS)
     await trio.testing.wait_all_tasks_blocked()
     failed, end = await served.ask(b"", replies=2)
-    assert (failed["kind"], end) == ("Crowded", None)
+    assert (failed["kind"], end) == ("QueueFull", None)
     assert "4 requests under way" in failed["error"]
     may_end.set()
     for stream in streams:

@@ -320,7 +320,7 @@ def asks(transport, key):
     """Return what asks the host as the service does; with another key if one is given."""
 
     def ask(request, key=key):
-        caster = rpc.Caster(
+        caster = rpc.TaskSender(
             cfg.CONF, lambda what, purpose: signed_messages.sign_payload(what, purpose, key)
         )
         caster._transport = transport

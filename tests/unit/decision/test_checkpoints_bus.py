@@ -15,9 +15,9 @@ from acstor_common.model import ids
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
-from acstor_decision import checkpoints
-from acstor_decision import intervals
-from acstor_decision import nova as nova_
+from acstor_decision import checkpoint_registry
+from acstor_decision import interval_lookup
+from acstor_decision import nova_client
 from acstor_decision import rpc
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
@@ -67,8 +67,8 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
     transport = registration.open_transport(bus, [])
     made = registration.Registration(HOST, files, transport, lambda instance: 600)
-    asked = intervals.Intervals(nova, 300)
-    kept = checkpoints.Checkpoints(
+    asked = interval_lookup.IntervalLookup(nova, 300)
+    kept = checkpoint_registry.CheckpointRegistry(
         store, nova, hosts.keeper.trust, asked, kept=2, kept_after_s=60.0
     )
     answers = {
@@ -79,7 +79,7 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
         messages.SERVICE_KEY: kept.service_key,
     }
     table = decision_messages.RingTable(0, "{}")
-    service = rpc.Rpc(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
+    service = rpc.AgentBus(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
     service.start()
     assert listens.wait(WAIT_S)
     made.keeper = hosts.keeper
@@ -108,7 +108,7 @@ def test_checkpoint_of_a_server_elsewhere_is_refused_over_the_bus(daemon, store,
 
 def test_intervals_of_aggregates_and_servers_come_over_the_bus(daemon, nova):
     said = {checkpoint_intervals.NAME: "60"}
-    nova.groups = [nova_.Aggregate({HOST}, said)]
+    nova.groups = [nova_client.Aggregate({HOST}, said)]
     nova.metadata = {HOST: {RECORD.instance_id: said}}
     assert daemon.intervals() == (60, {RECORD.instance_id: 300})
 

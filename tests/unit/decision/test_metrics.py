@@ -9,10 +9,10 @@ from prometheus_client import parser
 from acstor_common import errors
 from acstor_decision import metrics
 from acstor_decision.core import threshold
-from acstor_decision.db import checkpoints
+from acstor_decision.db import checkpoint_queries
 
-HOSTS = {"h1": metrics.HostPicture(40, 1.5, True), "h2": metrics.HostPicture(160, 0.0, False)}
-PICTURE = metrics.Picture(
+HOSTS = {"h1": metrics.HostMetrics(40, 1.5, True), "h2": metrics.HostMetrics(160, 0.0, False)}
+PICTURE = metrics.InstanceMetrics(
     leads=True,
     round_s=1234.5,
     has_database=False,
@@ -28,9 +28,9 @@ PICTURE = metrics.Picture(
     refused={"future": 3, "malformed": 1},
     refused_enrolments={"no_room": 5},
     checkpoints=[
-        checkpoints.Newest("s1", 25.0, 600, 4096),
-        checkpoints.Newest("s2", 12.5, 3600, 4),
-        checkpoints.Newest("by hand", 1.0, 0, 3),
+        checkpoint_queries.Newest("s1", 25.0, 600, 4096),
+        checkpoint_queries.Newest("s2", 12.5, 3600, 4),
+        checkpoint_queries.Newest("by hand", 1.0, 0, 3),
     ],
     checkpoints_registered=8,
     checkpoints_refused={"stale": 4},
@@ -39,7 +39,9 @@ PICTURE = metrics.Picture(
 )
 
 
-def shown(picture: metrics.Picture, by_server: bool = False) -> dict[tuple[str, str], float]:
+def shown(
+    picture: metrics.InstanceMetrics, by_server: bool = False
+) -> dict[tuple[str, str], float]:
     registry = prometheus_client.CollectorRegistry()
     registry.register(metrics.Collector(lambda: picture, by_server))
     return values(prometheus_client.generate_latest(registry).decode())
@@ -110,7 +112,7 @@ def test_servers_are_named_where_the_option_says_so():
 
 
 def test_an_instance_that_has_made_no_round_tells_so():
-    told = shown(metrics.Picture())
+    told = shown(metrics.InstanceMetrics())
     assert (told["is_leader", ""], told["last_round_timestamp_seconds", ""], told["hosts", ""]) == (
         0,
         0,

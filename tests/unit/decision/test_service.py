@@ -23,14 +23,14 @@ from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
-from acstor_decision import address_prover
-from acstor_decision import authority
 from acstor_decision import rpc
 from acstor_decision import service
-from acstor_decision.core import address_book
 from acstor_decision.core import threshold
+from acstor_decision.core.membership import address_book
 from acstor_decision.db import database
-from acstor_decision.db import held_images
+from acstor_decision.db import image_queries
+from acstor_decision.identity import address_verifier
+from acstor_decision.identity import certificate_authority
 from acstor_decision.switch_loads import base
 from acstor_decision.switch_loads import none
 from tests.fakes import enrolled_hosts
@@ -73,7 +73,7 @@ class Instance:
         conf: cfg.ConfigOpts,
         store: database.Database,
         leads: bool = True,
-        prover: service.Prover | None = None,
+        prover: service.AddressVerifier | None = None,
     ) -> None:
         self.lead, self.loads, self.store = Lead(leads), Loads(), store
         self.published: list[decision_messages.RingTable] = []
@@ -83,7 +83,7 @@ class Instance:
         self.now_s = 0.0
         real = store.store if isinstance(store, Mortal) else store
         self.enrolled = enrolled_hosts.EnrolledHosts(conf, real, self.wall)
-        self.service = service.Service(
+        self.service = service.DecisionService(
             conf,
             store,
             self.lead,
@@ -467,7 +467,7 @@ def test_every_table_is_signed_also_one_that_was_taken_over(configure, store, lo
 def test_a_table_is_signed_anew_once_a_new_signer_is_in_use(lone):
     Cloud(lone).collect(3)
     before = lone.service.current_ring()
-    lone.enrolled.keeper.renew(authority.SIGNER, at_once=True)
+    lone.enrolled.keeper.renew(certificate_authority.SIGNER, at_once=True)
     lone.service.round()
     after = lone.service.current_ring()
     assert (after.table, after.epoch) == (before.table, before.epoch)
@@ -551,9 +551,11 @@ class Network:
     def ask(self, addresses: Iterable[address_book.Address]) -> None:
         self.asked += addresses
 
-    def results(self) -> list[address_prover.Proof]:
+    def results(self) -> list[address_verifier.VerifyResult]:
         asked, self.asked = self.asked, []
-        return [address_prover.Proof(at, self.hosts.get(at, ""), "timed out") for at in asked]
+        return [
+            address_verifier.VerifyResult(at, self.hosts.get(at, ""), "timed out") for at in asked
+        ]
 
 
 @pytest.mark.expect_log("no agent proves who it is at 10.0.0.3 port 7201: timed out")
@@ -752,7 +754,7 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
     store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)})
     cloud.collect(2)
     assert [row.host for row in store.image_hosts(IMAGE, 0)] == ["h9"]
-    lone.now_s += held_images.KEPT_S + service.FORGET_EVERY_S
+    lone.now_s += image_queries.KEPT_S + service.FORGET_EVERY_S
     lone.service.round()
     assert store.image_hosts(IMAGE, 0) == []
 
@@ -795,7 +797,7 @@ def test_a_task_is_given_up_after_a_while(lone, store):
     cloud.collect(2)
     ask(store, 10.0, "h1")
     cloud.collect(20)
-    assert len(lone.given) == (service.GIVE_AGAIN_S - 2 * COLLECTION_S) // COLLECTION_S + 1
+    assert len(lone.given) == (service.RESEND_AFTER_S - 2 * COLLECTION_S) // COLLECTION_S + 1
     assert store.unheard_tasks(0) == []
 
 

@@ -11,9 +11,9 @@ from oslo_upgradecheck import upgradecheck
 
 from acstor_common.service import version
 from acstor_common.wire import decision_messages
-from acstor_decision import authority
 from acstor_decision import upgrade_checks
 from acstor_decision.api import conf as api_conf
+from acstor_decision.identity import certificate_authority
 from tests.unit.decision.api import conftest as samples
 
 Code = upgradecheck.Code
@@ -125,7 +125,7 @@ def test_agents_of_other_versions_and_hosts_without_certificates_are_named(check
         samples.sample(2, health=health("0.0.1")),
         *(samples.sample(number) for number in range(3, 10)),
     )
-    keeper = authority.Keeper(conf.acstor_decision, store)
+    keeper = certificate_authority.CertificateAuthority(conf.acstor_decision, store)
     for number in range(1, 9):
         keeper.allow(f"h{number:04}")
     assert found(checks.tables()) == (Code.SUCCESS, "")

@@ -9,16 +9,16 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.model import ids
-from acstor_glance import artefact_quota
-from acstor_glance import budget
-from acstor_glance import preparer
+from acstor_glance.client import artefact_quota
+from acstor_glance.prepare import image_preparer
+from acstor_glance.prepare import preparation_budget
 from tests.fakes import glance_options
 from tests.fakes import glance_records
 from tests.fakes import memory_images
 
 GIB = 1 << 30
 CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
-Outcome = preparer.Outcome
+Outcome = image_preparer.PreparationOutcome
 
 
 class Clock:
@@ -79,11 +79,11 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
     artefact_id = store(images, images.records[glance_records.IMAGE_ID], GIB)
     image = images.add(b"some bytes" * 100)
     image_id = ids.parse_image_id(image["id"])
-    assert preparer.Preparer(images, conf).handle(image_id) is Outcome.FAILED
+    assert image_preparer.ImagePreparer(images, conf).handle(image_id) is Outcome.FAILED
     assert "over their quota of 1GiB" in image["acstor_message"]
     assert image["acstor_retry"].startswith("1 2")
     images.delete(artefact_id)
-    again = preparer.Preparer(images, conf).handle(image_id, is_forced=True)
+    again = image_preparer.ImagePreparer(images, conf).handle(image_id, is_forced=True)
     assert again is Outcome.PREPARED
     made = images.records[image[CHUNK_MAP.pointer]]
     assert made["acstor_project_id"] == image["owner"]
@@ -91,9 +91,12 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
 
 @pytest.mark.expect_log("could not be prepared")
 def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf, monkeypatch) -> None:
-    monkeypatch.setattr(budget, "SPARE_ARTEFACT_BYTES", 0)
+    monkeypatch.setattr(preparation_budget, "SPARE_ARTEFACT_BYTES", 0)
     image = images.add(b"some bytes")
-    assert preparer.Preparer(images, conf).handle(ids.parse_image_id(image["id"])) is Outcome.FAILED
+    assert (
+        image_preparer.ImagePreparer(images, conf).handle(ids.parse_image_id(image["id"]))
+        is Outcome.FAILED
+    )
     assert "its 10 bytes do not allow that" in image["acstor_message"]
     assert image["acstor_retry"] == "1 never"
     assert list(images.every_artefact()) == []

@@ -9,7 +9,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import common_ranges
+from acstor_glance.dedup import common_ranges
 from tests.fakes import chunk_maps
 
 CHUNK = geometry.MIN_CHUNK_BYTES
@@ -46,7 +46,7 @@ def plain(at: int, count: int, offset: int) -> Extent:
 
 
 def found(image, base, block_bytes=BLOCK):
-    return list(common_ranges.found(image, base, block_bytes))
+    return list(common_ranges.find_ranges(image, base, block_bytes))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from oslo_config import generator
 
 from acstor_common import errors
 from acstor_glance import conf as glance_conf
-from acstor_glance import images
+from acstor_glance.client import glance_client
 from acstor_glance.cmd import manage
 from tests.fakes import glance_options
 
@@ -47,9 +47,9 @@ def test_values_out_of_range_are_refused(tmp_path: pathlib.Path, line: str) -> N
 
 def test_service_user_that_is_not_named_is_said(tmp_path: pathlib.Path) -> None:
     with pytest.raises(errors.Unusable, match="auth_type: is not set"):
-        images.connect(loaded(tmp_path))
+        glance_client.connect(loaded(tmp_path))
     with pytest.raises(errors.Unusable, match=r"\[acstor_glance\]"):
-        images.connect(loaded(tmp_path, "auth_type = no-such-plugin"))
+        glance_client.connect(loaded(tmp_path, "auth_type = no-such-plugin"))
 
 
 def test_commands_look_at_every_value_before_they_begin(tmp_path: pathlib.Path) -> None:

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from acstor_glance.gateway import admission
 from acstor_glance.gateway import byte_range
-from acstor_glance.gateway import counters
-from acstor_glance.gateway import refusal
-from acstor_glance.gateway import remembered
+from acstor_glance.gateway import gateway_metrics
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway import read_admission
+from acstor_glance.gateway import ttl_cache
 
 SIZE, LONGEST = 4096, 100
 
@@ -47,14 +47,14 @@ def test_suffix_longer_than_the_image_is_all_of_it():
     ],
 )
 def test_range_that_makes_no_sense_is_refused(header, status):
-    with pytest.raises(refusal.Refused) as caught:
+    with pytest.raises(http_errors.HttpError) as caught:
         byte_range.parse(header, SIZE, LONGEST)
     assert caught.value.status == status
 
 
 @pytest.fixture
 def numbers():
-    return counters.Counters()
+    return gateway_metrics.GatewayMetrics()
 
 
 @pytest.fixture
@@ -62,8 +62,8 @@ def open_door(numbers):
     """Return what makes the door of a store, whose reads are counted."""
 
     def make(reads, timeout_s):
-        counted = counters.StoreCounters(numbers, "s", "s3", reads)
-        return admission.Admission("s", reads, timeout_s, counted)
+        counted = gateway_metrics.StoreMetrics(numbers, "s", "s3", reads)
+        return read_admission.ReadAdmission("s", reads, timeout_s, counted)
 
     return make
 
@@ -89,7 +89,7 @@ def test_read_that_a_client_gives_up_when_its_time_is_over_is_late(open_door, nu
         time.sleep(0.05)
         raise_timeout()
 
-    with pytest.raises(refusal.Refused, match="no answer within") as late:
+    with pytest.raises(http_errors.HttpError, match="no answer within") as late:
         open_door(reads=1, timeout_s=0.05).run(give_up)
     assert late.value.status == 504
     assert shown(numbers, "store_errors_total", error="late") == 1
@@ -100,35 +100,37 @@ def raise_timeout():
 
 
 def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch, open_door, numbers):
-    monkeypatch.setattr(admission, "QUEUE_S", 0.05)
+    monkeypatch.setattr(read_admission, "QUEUE_S", 0.05)
     door, go_on = open_door(reads=2, timeout_s=0.05), threading.Event()
     try:
         for _ in range(2):
-            with pytest.raises(refusal.Refused, match="no answer within") as late:
+            with pytest.raises(http_errors.HttpError, match="no answer within") as late:
                 door.run(go_on.wait)
             assert late.value.status == 504
         for _ in range(3):
-            with pytest.raises(refusal.Refused, match="2 reads are under way, 2 late") as full:
+            with pytest.raises(
+                http_errors.HttpError, match="2 reads are under way, 2 late"
+            ) as full:
                 door.run(lambda: pytest.fail("it has no place"))
             assert (full.value.status, full.value.headers) == (503, {"Retry-After": "1"})
         faults = [shown(numbers, "store_errors_total", error=name) for name in ("late", "full")]
         assert (faults, shown(numbers, "reads_in_flight")) == ([2, 3], 2)
     finally:
         go_on.set()
-    monkeypatch.setattr(admission, "QUEUE_S", 5)
+    monkeypatch.setattr(read_admission, "QUEUE_S", 5)
     door = open_door(reads=2, timeout_s=5)
     assert [door.run(lambda: 1) for _ in range(5)] == [1] * 5
 
 
 def test_place_of_a_late_read_is_free_when_it_ends(monkeypatch, open_door):
-    monkeypatch.setattr(admission, "QUEUE_S", 5)
+    monkeypatch.setattr(read_admission, "QUEUE_S", 5)
     door, go_on = open_door(reads=1, timeout_s=0.2), threading.Event()
-    with pytest.raises(refusal.Refused):
+    with pytest.raises(http_errors.HttpError):
         door.run(go_on.wait)
     go_on.set()
     deadline_s = time.monotonic() + 10
     while time.monotonic() < deadline_s:
-        with contextlib.suppress(refusal.Refused):
+        with contextlib.suppress(http_errors.HttpError):
             assert door.run(lambda: 1) == 1
             break
     else:
@@ -137,7 +139,7 @@ def test_place_of_a_late_read_is_free_when_it_ends(monkeypatch, open_door):
 
 def test_what_is_remembered_ends_and_is_bounded():
     now = [0.0]
-    known = remembered.Remembered(for_s=10, most=2, clock=lambda: now[0])
+    known = ttl_cache.TtlCache(for_s=10, most=2, clock=lambda: now[0])
     known.put("a", 1)
     known.put("b", 2)
     assert known.get("a") == 1  # used last

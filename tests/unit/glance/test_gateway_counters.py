@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import parser
 
 from acstor_common import errors
-from acstor_glance.gateway import counters
+from acstor_glance.gateway import gateway_metrics
 from acstor_glance.gateway.readers import base
 from tests.lab import local
 from tests.lab import runs
@@ -21,9 +21,9 @@ STORE = {"store": "s3", "driver": "s3"}
 # Arguments: an address.  It counts a read that ended and one that does not, and serves.
 PROCESS = """
 import sys
-from acstor_glance.gateway import counters
-counted = counters.Counters()
-store = counters.StoreCounters(counted, "s3", "s3", 16)
+from acstor_glance.gateway import gateway_metrics
+counted = gateway_metrics.GatewayMetrics()
+store = gateway_metrics.StoreMetrics(counted, "s3", "s3", 16)
 counted.answered(206)
 store.began()
 store.ended(0.03)
@@ -65,7 +65,8 @@ def start(tmp_path, address):
         def begin():
             process = subprocess.Popen(
                 [sys.executable, "-c", PROCESS, address],
-                env=os.environ | {counters.FOLDER_VARIABLE: str(tmp_path / "made" / "numbers")},
+                env=os.environ
+                | {gateway_metrics.FOLDER_VARIABLE: str(tmp_path / "made" / "numbers")},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
@@ -111,8 +112,8 @@ def answers(address):
 
 
 def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeypatch):
-    monkeypatch.delenv(counters.FOLDER_VARIABLE, raising=False)
-    one = counters.Counters()
+    monkeypatch.delenv(gateway_metrics.FOLDER_VARIABLE, raising=False)
+    one = gateway_metrics.GatewayMetrics()
     one.answered(409)
     stop = one.serve(address)
     try:
@@ -122,24 +123,24 @@ def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeyp
         assert value(samples, "service_errors_total", service="glance") == 0
         assert any(name.startswith("process_") for name, *_ in samples)
         with pytest.raises(errors.Unusable, match="metrics_listen"):
-            counters.Counters().serve(address)
+            gateway_metrics.GatewayMetrics().serve(address)
     finally:
         stop()
 
 
 def test_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
-    monkeypatch.setenv(counters.FOLDER_VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(gateway_metrics.FOLDER_VARIABLE, str(tmp_path / "file"))
     with pytest.raises(errors.Unusable, match="PROMETHEUS_MULTIPROC_DIR"):
-        counters.Counters()
+        gateway_metrics.GatewayMetrics()
 
 
 def test_port_of_somebody_else_is_not_shared(start, address):
     start()
     with pytest.raises(errors.Unusable, match="metrics_listen"):
-        counters.Counters().serve(address)
+        gateway_metrics.GatewayMetrics().serve(address)
 
 
 def test_every_fault_of_a_store_is_one_that_is_counted():
     kinds = {base.StoreFault, *base.StoreFault.__subclasses__()}
-    assert {kind.fault for kind in kinds} | {"full", "late"} == set(counters.FAULTS)
+    assert {kind.fault for kind in kinds} | {"full", "late"} == set(gateway_metrics.FAULTS)

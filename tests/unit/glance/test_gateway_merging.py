@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from acstor_common.formats import disk_delta
 from acstor_common.formats import layout
 from acstor_common.formats import qcow2_writer
-from acstor_glance.gateway import merging
-from acstor_glance.gateway.merging import Origin
+from acstor_glance.gateway.flatten import merge_plan
+from acstor_glance.gateway.flatten.merge_plan import Origin
 
 SECTOR, CLUSTER, DISK = 512, 4096, 16 * 4096
 STORED, DEFLATE = layout.Codec.STORED, layout.Codec.DEFLATE
@@ -90,14 +90,14 @@ def expected(table, base):
 
 @given(tables(), extents())
 def test_every_sector_is_the_changes_or_the_bases_or_zeros(table, base):
-    pieces = list(merging.pieces(table, base, DISK))
+    pieces = list(merge_plan.pieces(table, base, DISK))
     assert painted(pieces) == expected(table, base)
     assert all(piece.length > 0 for piece in pieces)
 
 
 @given(tables(), extents(), st.sampled_from([CLUSTER, 2 * CLUSTER]))
 def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, cluster_bytes):
-    stretches = list(merging.stretches(merging.pieces(table, base, DISK), cluster_bytes))
+    stretches = list(merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), cluster_bytes))
     shown = ["ZERO"] * (DISK // SECTOR)
     for run, pieces in stretches:
         assert sum(piece.length for piece in pieces) == run.length
@@ -120,10 +120,10 @@ def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, c
 def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_is_not():
     base = [layout.Extent(at, CLUSTER, DEFLATE, 9000 + at, 700) for at in (0, CLUSTER)]
     table = disk_delta.Table.of([disk_delta.Extent(CLUSTER + SECTOR, SECTOR, DATA)], DISK)
-    first, second = merging.stretches(merging.pieces(table, base, DISK), CLUSTER)
+    first, second = merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), CLUSTER)
     assert first == (
         qcow2_writer.Run(0, CLUSTER, 700),
-        [merging.Piece(0, CLUSTER, Origin.PACKED, base[0])],
+        [merge_plan.Piece(0, CLUSTER, Origin.PACKED, base[0])],
     )
     assert second.run == qcow2_writer.Run(CLUSTER, CLUSTER)
     origins = [piece.origin for piece in second.pieces]
@@ -133,11 +133,13 @@ def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_
 def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
     table = disk_delta.Table.of([disk_delta.Extent(0, CLUSTER, ZERO)], DISK)
     base = [layout.Extent(0, 3 * CLUSTER, STORED, 0, 3 * CLUSTER)]
-    whole, last = merging.stretches(merging.pieces(table, base, 2 * CLUSTER + SECTOR), CLUSTER)
+    whole, last = merge_plan.cluster_runs(
+        merge_plan.pieces(table, base, 2 * CLUSTER + SECTOR), CLUSTER
+    )
     assert whole.run == qcow2_writer.Run(CLUSTER, CLUSTER)
     assert last.run == qcow2_writer.Run(2 * CLUSTER, CLUSTER)
     assert [piece.origin for piece in last.pieces] == [Origin.BASE, Origin.ZERO]
-    parts = list(merging.stretches(merging.pieces([], [], DISK), CLUSTER))
+    parts = list(merge_plan.cluster_runs(merge_plan.pieces([], [], DISK), CLUSTER))
     assert parts == []
 
 
@@ -147,10 +149,10 @@ def test_batches_are_the_same_pieces_and_each_reads_one_range_of_bounded_length(
     table, base, most_sectors
 ):
     most_bytes = most_sectors * SECTOR
-    batches = list(merging.batches(merging.pieces(table, base, DISK), most_bytes))
+    batches = list(merge_plan.batches(merge_plan.pieces(table, base, DISK), most_bytes))
     assert painted(piece for batch in batches for piece in batch.pieces) == expected(table, base)
     for offset, length, pieces in batches:
-        ranges = [merging.stored_range(piece) for piece in pieces if piece.extent]
+        ranges = [merge_plan.stored_range(piece) for piece in pieces if piece.extent]
         assert length <= most_bytes
         assert bool(length) is bool(ranges)
         for start, stop in ranges:
@@ -160,19 +162,19 @@ def test_batches_are_the_same_pieces_and_each_reads_one_range_of_bounded_length(
 def test_far_places_are_reads_of_their_own_and_near_ones_are_one():
     near = [layout.Extent(at, CLUSTER, STORED, 5 * CLUSTER - at, CLUSTER) for at in (0, CLUSTER)]
     far = [
-        layout.Extent(2 * CLUSTER, CLUSTER, STORED, 5 * CLUSTER + 2 * merging.GAP_BYTES, CLUSTER)
+        layout.Extent(2 * CLUSTER, CLUSTER, STORED, 5 * CLUSTER + 2 * merge_plan.GAP_BYTES, CLUSTER)
     ]
-    pieces = merging.pieces([], near + far, DISK)
-    reads = [(batch.offset, batch.length) for batch in merging.batches(pieces, 1 << 20)]
+    pieces = merge_plan.pieces([], near + far, DISK)
+    reads = [(batch.offset, batch.length) for batch in merge_plan.batches(pieces, 1 << 20)]
     assert reads == [(4 * CLUSTER, 2 * CLUSTER), (far[0].offset, CLUSTER)]
 
 
 def test_batch_holds_no_more_pieces_than_it_may():
     table = [disk_delta.Extent(at, SECTOR, DATA) for at in range(0, DISK * 64, 2 * SECTOR)]
-    batches = list(merging.batches(merging.pieces(table, [], DISK * 64), CLUSTER))
-    assert max(len(batch.pieces) for batch in batches) == merging.MOST_PIECES
+    batches = list(merge_plan.batches(merge_plan.pieces(table, [], DISK * 64), CLUSTER))
+    assert max(len(batch.pieces) for batch in batches) == merge_plan.MOST_PIECES
 
 
 def test_piece_that_is_not_the_bases_has_no_place_there():
     with pytest.raises(ValueError, match="not the base's"):
-        merging.stored_range(merging.Piece(0, CLUSTER, Origin.ZERO))
+        merge_plan.stored_range(merge_plan.Piece(0, CLUSTER, Origin.ZERO))

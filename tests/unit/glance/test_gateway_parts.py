@@ -10,11 +10,11 @@ from acstor_common.formats import chunk_map
 from acstor_common.formats import disk_delta
 from acstor_common.image import image_record
 from acstor_common.model import ids
-from acstor_glance.gateway import base_file
-from acstor_glance.gateway import changes_body
-from acstor_glance.gateway import places
-from acstor_glance.gateway import refusal
-from acstor_glance.gateway import watch
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway.flatten import backing_file
+from acstor_glance.gateway.flatten import delta_body
+from acstor_glance.gateway.flatten import job_slots
+from acstor_glance.gateway.flatten import watchdog
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 DISK = 1 << 20
@@ -24,11 +24,16 @@ DISK = 1 << 20
 
 
 def test_place_is_given_until_all_or_those_of_a_project_are_taken():
-    made = places.Places(3, 2)
+    made = job_slots.JobSlots(3, 2)
     with made.taken("a"), made.taken("a"):
-        with pytest.raises(refusal.Refused, match="2 compositions of this project are under way"):
+        with pytest.raises(
+            http_errors.HttpError, match="2 compositions of this project are under way"
+        ):
             made.taken("a").__enter__()
-        with made.taken("b"), pytest.raises(refusal.Refused, match="3 compositions are") as caught:
+        with (
+            made.taken("b"),
+            pytest.raises(http_errors.HttpError, match="3 compositions are") as caught,
+        ):
             made.taken("c").__enter__()
         assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "30"})
     with made.taken("a"), made.taken("b"), made.taken("c"):
@@ -36,12 +41,12 @@ def test_place_is_given_until_all_or_those_of_a_project_are_taken():
 
 
 def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_none():
-    made = places.Places(1, 1)
+    made = job_slots.JobSlots(1, 1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), made.taken("a"):
             raise ZeroDivisionError
-    with pytest.raises(refusal.Refused, match="0 compositions are under way, of 0"):
-        places.Places(0, 1).taken("a").__enter__()
+    with pytest.raises(http_errors.HttpError, match="0 compositions are under way, of 0"):
+        job_slots.JobSlots(0, 1).taken("a").__enter__()
 
 
 # The watch
@@ -49,27 +54,27 @@ def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_no
 
 def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
     now_s = [100.0]
-    made = watch.Watch(10.0, lambda: now_s[0])
+    made = watchdog.Watchdog(10.0, lambda: now_s[0])
     now_s[0] = 109.0
     assert (made.is_still, made.left_s) == (False, 1.0)
     made.moved()
     now_s[0] = 120.0
     assert (made.is_still, made.left_s) == (True, 0.0)
-    made.end(refusal.Broken(408, "first", "client"))
-    made.end(refusal.Broken(409, "second", "client"))
-    with pytest.raises(refusal.Broken, match="first"):
+    made.end(http_errors.FlattenAborted(408, "first", "client"))
+    made.end(http_errors.FlattenAborted(409, "second", "client"))
+    with pytest.raises(http_errors.FlattenAborted, match="first"):
         made.moved()
 
 
 def test_watch_ends_what_moves_for_too_long():
     now_s = [100.0]
-    made = watch.Watch(10.0, lambda: now_s[0])
+    made = watchdog.Watchdog(10.0, lambda: now_s[0])
     made.end_in(25.0)
     for at_s in (110.0, 118.0, 125.0):
         now_s[0] = at_s
         made.moved()
     now_s[0] = 126.0
-    with pytest.raises(refusal.Broken, match="not done in 25 s"):
+    with pytest.raises(http_errors.FlattenAborted, match="not done in 25 s"):
         made.moved()
 
 
@@ -79,7 +84,7 @@ def test_watch_ends_what_moves_for_too_long():
 def body_of(raw, length_bytes=None):
     stream = io.BytesIO(raw)
     length_bytes = len(raw) if length_bytes is None else length_bytes
-    return changes_body.Body(stream, length_bytes, IMAGE, watch.Watch(5.0))
+    return delta_body.DeltaBody(stream, length_bytes, IMAGE, watchdog.Watchdog(5.0))
 
 
 def stream_of(*found, data=b""):
@@ -126,13 +131,13 @@ class Dripping(io.BytesIO):
 @pytest.mark.parametrize(("each_s", "is_taken"), [(0.7, True), (2.0, False)])
 def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is_taken):
     stream = Dripping(WHOLE, each_s)
-    body = changes_body.Body(stream, len(WHOLE), IMAGE, watch.Watch(3.0), stream.clock)
+    body = delta_body.DeltaBody(stream, len(WHOLE), IMAGE, watchdog.Watchdog(3.0), stream.clock)
     got = []
     if is_taken:
         read_all(body, got)
         assert b"".join(got) == DATA
         return
-    with pytest.raises(refusal.Broken, match=r"bytes of changes came in 4 s") as caught:
+    with pytest.raises(http_errors.FlattenAborted, match=r"bytes of changes came in 4 s") as caught:
         read_all(body, got)
     assert caught.value.status == 408 and not body.is_whole.is_set()
 
@@ -141,7 +146,7 @@ def test_larger_disk_than_is_served_is_refused_by_its_header():
     size = image_record.SERVED_VIRTUAL_BYTES + 512
     table = disk_delta.Table.of([disk_delta.Extent(0, 512, disk_delta.Kind.ZERO)], size)
     writer = disk_delta.Writer(size, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
-    with pytest.raises(refusal.Broken, match="are allowed"):
+    with pytest.raises(http_errors.FlattenAborted, match="are allowed"):
         body_of(writer.front + writer.end()).front()
 
 
@@ -149,7 +154,7 @@ def test_larger_disk_than_is_served_is_refused_by_its_header():
 def test_body_that_ends_early_gives_not_its_last_bytes(length):
     body = body_of(WHOLE[:length], len(WHOLE))
     got = []
-    with pytest.raises(refusal.Broken, match="the body ended after") as caught:
+    with pytest.raises(http_errors.FlattenAborted, match="the body ended after") as caught:
         read_all(body, got)
     assert (caught.value.status, caught.value.who) == (400, "client")
     assert (b"".join(got) != DATA, body.is_whole.is_set()) == (True, False)
@@ -165,7 +170,7 @@ def test_body_that_was_altered_gives_not_its_last_bytes(at):
     raw = bytearray(WHOLE)
     raw[at] ^= 1
     got = []
-    with pytest.raises(refusal.Broken) as caught:
+    with pytest.raises(http_errors.FlattenAborted) as caught:
         read_all(body_of(bytes(raw)), got)
     assert (caught.value.status, b"".join(got) != DATA) == (400, True)
 
@@ -173,7 +178,7 @@ def test_body_that_was_altered_gives_not_its_last_bytes(at):
 @pytest.mark.parametrize("more", [-1, 1, 4096])
 def test_length_that_is_not_that_of_the_changes_is_refused_at_the_header(more):
     body = body_of(WHOLE, len(WHOLE) + more)
-    with pytest.raises(refusal.Broken, match="not what its header says"):
+    with pytest.raises(http_errors.FlattenAborted, match="not what its header says"):
         body.front()
     assert body.read_bytes == disk_delta.HEADER_BYTES
 
@@ -195,12 +200,12 @@ class Link:
 def test_read_that_waits_for_the_client_can_be_broken_off():
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        watched = watch.Watch(5.0)
-        body = changes_body.Body(Link(ours), len(WHOLE), IMAGE, watched)
+        watched = watchdog.Watchdog(5.0)
+        body = delta_body.DeltaBody(Link(ours), len(WHOLE), IMAGE, watched)
         theirs.sendall(WHOLE[:100])
-        watched.end(refusal.Broken(408, "too slow", "client"))
+        watched.end(http_errors.FlattenAborted(408, "too slow", "client"))
         body.break_off()
-        with pytest.raises(refusal.Broken, match="too slow"):
+        with pytest.raises(http_errors.FlattenAborted, match="too slow"):
             body.front()
     body_of(WHOLE).break_off()  # a stream that has no socket
 
@@ -222,36 +227,38 @@ class Store:
 
 
 def file_of(store, longest_s=30.0):
-    return base_file.BaseFile("base", len(store.data), store.read, watch.Watch(longest_s))
+    return backing_file.BackingFile(
+        "base", len(store.data), store.read, watchdog.Watchdog(longest_s)
+    )
 
 
 def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not(monkeypatch):
-    monkeypatch.setattr(base_file, "PAGES", 2)
+    monkeypatch.setattr(backing_file, "PAGES", 2)
     store = Store(bytes(range(256)) * 1000)
     file, view = file_of(store), bytearray(100)
     for at in (0, 65_500, 65_500, 255_900):
         file.read_into(memoryview(view), at)
         assert view == store.data[at : at + 100]
-    assert [asked.offset // base_file.PAGE_BYTES for asked in store.asked] == [0, 1, 3]
+    assert [asked.offset // backing_file.PAGE_BYTES for asked in store.asked] == [0, 1, 3]
     assert file.part(10, 20) == store.data[10:30]
     assert file.read_bytes == 65_536 * 2 + 256_000 % 65_536 + 20
 
 
 def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not(monkeypatch):
-    monkeypatch.setattr(base_file, "PAUSE_S", 0.01)
-    passing = [refusal.Refused(status, "later") for status in (502, 503, 504)]
+    monkeypatch.setattr(backing_file, "PAUSE_S", 0.01)
+    passing = [http_errors.HttpError(status, "later") for status in (502, 503, 504)]
     store = Store(b"x" * 100, *passing)
     assert file_of(store).part(0, 10) == b"x" * 10
     assert len(store.asked) == 4
-    gone = Store(b"x" * 100, refusal.Refused(409, "no such object"))
-    with pytest.raises(refusal.Broken, match="the base: no such object") as caught:
+    gone = Store(b"x" * 100, http_errors.HttpError(409, "no such object"))
+    with pytest.raises(http_errors.FlattenAborted, match="the base: no such object") as caught:
         file_of(gone).part(0, 10)
     assert (caught.value.status, caught.value.who) == (409, "base")
 
 
 def test_store_that_stays_busy_ends_the_composition_in_time(monkeypatch):
-    monkeypatch.setattr(base_file, "PAUSE_S", 0.01)
-    store = Store(b"x", *[refusal.Refused(503, "full")] * 1000)
-    with pytest.raises(refusal.Broken, match="full") as caught:
+    monkeypatch.setattr(backing_file, "PAUSE_S", 0.01)
+    store = Store(b"x", *[http_errors.HttpError(503, "full")] * 1000)
+    with pytest.raises(http_errors.FlattenAborted, match="full") as caught:
         file_of(store, longest_s=0.1).part(0, 1)
     assert caught.value.status == 503

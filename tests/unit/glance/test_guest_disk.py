@@ -10,8 +10,8 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.model import ids
-from acstor_glance import guest_disk
-from acstor_glance import prehash
+from acstor_glance.boot import guest_disk
+from acstor_glance.prepare import prehash
 
 IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 65536

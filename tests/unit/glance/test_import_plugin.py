@@ -11,8 +11,8 @@ from taskflow.patterns import linear_flow
 
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
-from acstor_glance import import_plugin
-from acstor_glance import prehash
+from acstor_glance.prepare import import_plugin
+from acstor_glance.prepare import prehash
 from tests.fakes import glance_options
 from tests.fakes import glance_records as records
 from tests.fakes import qcow2_bombs

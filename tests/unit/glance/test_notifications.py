@@ -7,7 +7,7 @@ import threading
 import oslo_messaging
 import pytest
 
-from acstor_glance import notifications
+from acstor_glance.controller import notifications
 from tests.fakes import glance_options
 from tests.fakes import glance_records as records
 
@@ -15,7 +15,7 @@ OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
 
 
 def images_of(event: str, payload: object) -> list[str]:
-    return list(notifications.images_of(event, payload))
+    return list(notifications.image_ids_of(event, payload))
 
 
 def test_message_names_its_image() -> None:
@@ -75,7 +75,7 @@ def test_what_glance_says_on_the_topics_of_the_configuration_is_heard(
         seen.append((event, image_id))
         heard.set()
 
-    listening = notifications.Listening(conf, see)
+    listening = notifications.NotificationListener(conf, see)
     listening.start()
     conf.set_override("control_exchange", "images")  # Glance's own
     transport = oslo_messaging.get_notification_transport(conf)

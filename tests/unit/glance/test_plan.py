@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from acstor_common.image import artefacts
-from acstor_glance import plan
+from acstor_glance.prepare import plan
 from tests.fakes import glance_records as records
 
 NOW = datetime.datetime(2026, 11, 20, 12, 0, tzinfo=datetime.UTC)
 CHUNK_MAP, BOOT_IMAGE = artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE
-WANTED = plan.Wanted({CHUNK_MAP: records.VERSIONS[CHUNK_MAP]})
+WANTED = plan.DesiredArtefacts({CHUNK_MAP: records.VERSIONS[CHUNK_MAP]})
 OTHER_ID = "0c9e3f7a-1111-4222-8333-444455556666"
 READY = {"acstor_state": "ready", "acstor_state_of": records.IMAGE_ID}
 POINTER = {"acstor_chunk_map": records.ARTEFACT_ID}
@@ -42,7 +42,7 @@ def test_chunk_map_without_the_state_is_finished() -> None:
 
 
 def test_every_wanted_artefact_must_be_there() -> None:
-    both = plan.Wanted({kind: records.VERSIONS[kind] for kind in (CHUNK_MAP, BOOT_IMAGE)})
+    both = plan.DesiredArtefacts({kind: records.VERSIONS[kind] for kind in (CHUNK_MAP, BOOT_IMAGE)})
     image = records.image(**POINTER, **READY)
     found = {records.ARTEFACT_ID: records.artefact(image)}
     missing = plan.plan_image(image, found, records.SERVICE_PROJECT, both, NOW)

@@ -18,9 +18,9 @@ from acstor_common.image import deduplication
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.util import atomic_file
-from acstor_glance import prehash
-from acstor_glance import progress_log
-from acstor_glance import raw_format
+from acstor_glance.prepare import format_check
+from acstor_glance.prepare import prehash
+from acstor_glance.prepare import progress_log
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 16384
@@ -231,7 +231,7 @@ def test_stopped_run_goes_on_where_it_stopped(image: pathlib.Path) -> None:
     before = bytes_read_so_far()
     summary = make(image, workers=1)
     hashed_bytes = image.stat().st_size - 5 * RECORD
-    inspected_bytes = min(raw_format.INSPECTED_BYTES, image.stat().st_size)
+    inspected_bytes = min(format_check.INSPECTED_BYTES, image.stat().st_size)
     assert summary.resumed_chunks == 20
     assert bytes_read_so_far() - before < hashed_bytes + inspected_bytes + 2 * RECORD
     assert cids_of(map_of(image)) == expected_cids(image)

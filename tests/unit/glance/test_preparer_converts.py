@@ -15,15 +15,15 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.model import ids
-from acstor_glance import converting
-from acstor_glance import preparer
-from acstor_glance import verifier
+from acstor_glance.controller import artefact_verifier
+from acstor_glance.prepare import conversion
+from acstor_glance.prepare import image_preparer
 from tests.fakes import glance_options
 from tests.fakes import memory_images
 from tests.lab import runs
 
 CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
-Outcome = preparer.Outcome
+Outcome = image_preparer.PreparationOutcome
 
 pytestmark = pytest.mark.skipif(
     shutil.which("qemu-img") is None or shutil.which("bwrap") is None,
@@ -52,7 +52,9 @@ def data(tmp_path: pathlib.Path) -> bytes:
 def handle(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts, image: dict[str, Any], **how: bool
 ) -> Outcome:
-    outcome = preparer.Preparer(images, conf).handle(ids.parse_image_id(image["id"]), **how)
+    outcome = image_preparer.ImagePreparer(images, conf).handle(
+        ids.parse_image_id(image["id"]), **how
+    )
     assert list(pathlib.Path(conf.acstor_glance.state_dir, "maps").iterdir()) == []
     return outcome
 
@@ -66,7 +68,7 @@ def test_conversion_and_its_map_appear_together_and_are_whole(images, conf, data
     assert handle(images, conf, image) is Outcome.PREPARED
     pointers = {image[kind.pointer] for kind in (CHUNK_MAP, CONVERTED)}
     assert made_of(images, image) == pointers
-    assert verifier.verify(images, image, is_thorough=True).fault == ""
+    assert artefact_verifier.verify_image(images, image, is_thorough=True).fault == ""
     assert handle(images, conf, image) is Outcome.NOTHING
 
 
@@ -76,7 +78,7 @@ def test_forced_it_keeps_the_conversion_that_guests_read(images, conf, data):
     before = image[CHUNK_MAP.pointer], image[CONVERTED.pointer]
     assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
     assert image[CHUNK_MAP.pointer] != before[0] and image[CONVERTED.pointer] == before[1]
-    assert verifier.verify(images, image, is_thorough=True).fault == ""
+    assert artefact_verifier.verify_image(images, image, is_thorough=True).fault == ""
 
 
 @pytest.mark.expect_log("its converted image is incomplete")
@@ -85,10 +87,13 @@ def test_conversion_that_is_damaged_is_found_and_made_anew(images, conf, data):
     handle(images, conf, image)
     old = image[CONVERTED.pointer]
     images.data[old] = images.data[old][:-1] + b"?"
-    assert "does not have the sha512" in verifier.verify(images, image, is_thorough=True).fault
+    assert (
+        "does not have the sha512"
+        in artefact_verifier.verify_image(images, image, is_thorough=True).fault
+    )
     assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
     assert image[CONVERTED.pointer] != old and old not in images.records
-    assert verifier.verify(images, image, is_thorough=True).fault == ""
+    assert artefact_verifier.verify_image(images, image, is_thorough=True).fault == ""
 
 
 def test_conversion_of_other_bytes_or_of_another_owner_is_replaced(images, conf, data):
@@ -116,7 +121,7 @@ def test_format_that_is_not_named_any_more_is_refused_and_points_to_nothing(imag
 def test_bytes_that_are_not_glances_are_never_converted(images, conf, data, monkeypatch):
     image = images.add(data, disk_format="vdi")
     images.data[image["id"]] = data[:-1] + b"?"
-    monkeypatch.setattr(converting, "converted", None)
+    monkeypatch.setattr(conversion, "convert_image", None)
     assert handle(images, conf, image) is Outcome.FAILED
     assert "does not have the sha512" in image["acstor_message"]
     assert made_of(images, image) == set()
@@ -143,8 +148,8 @@ def test_glance_that_goes_away_between_both_artefacts_leaves_neither_in_force(
 def test_conversion_that_takes_more_than_its_bytes_allow_fails_for_good(
     images, conf, data, monkeypatch
 ):
-    monkeypatch.setattr(converting, "SPARE_BYTES", 0)
-    monkeypatch.setattr(converting, "_GROWTH", 0)
+    monkeypatch.setattr(conversion, "SPARE_BYTES", 0)
+    monkeypatch.setattr(conversion, "_GROWTH", 0)
     image = images.add(data, disk_format="vdi")
     assert handle(images, conf, image) is Outcome.FAILED
     assert "qemu-img was ended" in image["acstor_message"]

@@ -8,7 +8,7 @@ import pytest
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from acstor_glance import progress_log
+from acstor_glance.prepare import progress_log
 
 CUT = geometry.Geometry(5 * geometry.MIB - 100, 16 * geometry.KIB)
 RECORD_BYTES = geometry.MIB

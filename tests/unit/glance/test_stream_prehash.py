@@ -12,7 +12,7 @@ import pytest
 from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.model import ids
-from acstor_glance import stream_prehash
+from acstor_glance.prepare import stream_prehash
 from tests.fakes import glance_records as records
 from tests.fakes import qcow2_files
 

@@ -5,7 +5,7 @@ import uuid
 
 from acstor_common.model import ids
 from acstor_common.wire import trace_message
-from acstor_glance import trace_store
+from acstor_glance.boot import trace_store
 
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CHUNK = 65536

@@ -7,7 +7,7 @@ import pytest
 
 from acstor_common.formats import layout
 from acstor_common.model import ids
-from acstor_glance import prehash
+from acstor_glance.prepare import prehash
 from tests.fakes import qcow2_images
 from tests.lab import demo_images
 from tests.lab import image_server

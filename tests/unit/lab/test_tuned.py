@@ -22,7 +22,7 @@ def test_every_name_is_that_of_a_plain_value_in_the_product(name: str) -> None:
 COMMAND = """
 import sys
 
-from acstor_glance import plan
+from acstor_glance.prepare import plan
 
 def main():
     print(plan.RETRY_FIRST_S, *sys.argv)
@@ -44,7 +44,7 @@ def test_command_runs_with_what_was_changed(tmp_path: pathlib.Path) -> None:
 
 
 def test_constant_that_is_not_there_ends_the_command() -> None:
-    argv = tuned.argv("acstor_agent.cmd.ctl", {"acstor_glance.plan.NO_SUCH_THING": 7})
+    argv = tuned.argv("acstor_agent.cmd.ctl", {"acstor_glance.prepare.plan.NO_SUCH_THING": 7})
     done = subprocess.run([*argv, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "NO_SUCH_THING" in done.stderr
 

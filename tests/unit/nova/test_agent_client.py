@@ -38,7 +38,7 @@ def test_answers_are_returned(path, client):
         assert client.ensure(IMAGE) == ("qcow2", 7)
         cut = geometry.Geometry(9 << 16, 1 << 16)
         older = chunk_map.UNKNOWN_OS_HASH
-        assert client.zeros(IMAGE) == agent_client.Zeros(cut, b"\xff\x01", older)
+        assert client.zeros(IMAGE) == agent_client.ZeroMap(cut, b"\xff\x01", older)
         assert client.status() == {"host": "h1"}
         client.switched_off(IMAGE, 20.0)
         client.count_fallback(control_wire.Fallback.DISK_FORMAT, 3)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from acstor_common.service import version
-from acstor_nova import agent_health
+from acstor_nova.checks import agent_health
 
 NOW_S = 1_800_000_000.0
 WELL = {
@@ -20,7 +20,7 @@ REFUSED = {"message bus": {"why": "controller as acstor: ACCESS_REFUSED", "since
 
 
 def found(**changed):
-    said = agent_health.findings({**WELL, **changed}, lambda: NOW_S)
+    said = agent_health.check_health({**WELL, **changed}, lambda: NOW_S)
     return {one.what: one for one in said}
 
 
@@ -29,7 +29,7 @@ def test_well_agent_has_no_finding_that_is_not_ok():
 
 
 def test_agent_that_is_too_old_to_tell_has_none():
-    said = list(agent_health.findings({}))
+    said = list(agent_health.check_health({}))
     assert {one.level for one in said} == {"ok"}
 
 

@@ -34,11 +34,11 @@ def test_rights_are_those_of_the_process(tmp_path, put, words, monkeypatch):
     monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
     put(40, "vi", "/etc/nova/nova-compute.conf", "nova-compute")
     put(70, *words, uid=65534, gid=4, groups="4 6")
-    found = compute_user.find("", tmp_path)
+    found = compute_user.find_user("", tmp_path)
     assert found == ("nobody", 65534, 4, frozenset({4, 6}), 70)
     assert str(found) == "user nobody, groups adm, disk (nova-compute, process 70)"
-    assert compute_user.find("nobody", tmp_path) == found
-    assert compute_user.find("daemon", tmp_path).pid is None
+    assert compute_user.find_user("nobody", tmp_path) == found
+    assert compute_user.find_user("daemon", tmp_path).pid is None
 
 
 EVIL = (*SCRIPT, "--config-file", "/tmp/evil.conf")
@@ -52,9 +52,9 @@ EVIL = (*SCRIPT, "--config-file", "/tmp/evil.conf")
 def test_nobody_else_can_say_what_root_reads(tmp_path, put, who):
     """He calls his process nova-compute, and it is the first."""
     put(60, *EVIL, **who)
-    assert compute_user.running(tmp_path) is None and compute_user.config_args(tmp_path) == []
+    assert compute_user.running_user(tmp_path) is None and compute_user.config_args(tmp_path) == []
     put(70, *SCRIPT, "--config-file", "/etc/nova/nova.conf")
-    assert compute_user.running(tmp_path).pid == 70
+    assert compute_user.running_user(tmp_path).pid == 70
     assert compute_user.config_args(tmp_path) == ["--config-file=/etc/nova/nova.conf"]
 
 
@@ -63,7 +63,7 @@ def test_owner_of_novas_options_is_believed(tmp_path, put):
     put(70, *SCRIPT, uid=65534)
     (tmp_path / "etc/nova").mkdir(parents=True)
     os.chown(tmp_path / "etc/nova", 65534, -1)
-    assert compute_user.running(tmp_path).pid == 70
+    assert compute_user.running_user(tmp_path).pid == 70
 
 
 def test_process_that_ends_meanwhile_is_no_process(tmp_path, put):
@@ -71,7 +71,7 @@ def test_process_that_ends_meanwhile_is_no_process(tmp_path, put):
     (tmp_path / "proc/70/status").unlink()
     put(71, *SCRIPT)
     (tmp_path / "proc/71/status").write_text("Uid:\n")
-    assert compute_user.running(tmp_path) is None
+    assert compute_user.running_user(tmp_path) is None
 
 
 def test_files_are_those_that_it_was_given(tmp_path, put):
@@ -89,44 +89,44 @@ def test_files_stand_in_a_title_too(tmp_path, put):
 
 def test_user_who_is_not_there_is_refused():
     with pytest.raises(errors.Unusable, match="there is no user nobody-of-that-name"):
-        compute_user.find("nobody-of-that-name")
+        compute_user.find_user("nobody-of-that-name")
 
 
 def test_group_that_came_after_the_start_is_told(tmp_path, put, monkeypatch):
     """As where the package made nova a member and nova-compute was not restarted."""
     monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
     put(70, *SCRIPT, uid=65534, gid=0, groups="0")
-    user = compute_user.find("", tmp_path)
-    found = compute_user.finding(user, NOGROUP)
+    user = compute_user.find_user("", tmp_path)
+    found = compute_user.check_user(user, NOGROUP)
     assert found.level == "warning" and "nogroup too, its process is not" in found.detail
-    assert compute_user.finding(compute_user.account("nobody"), NOGROUP).level == "ok"
+    assert compute_user.check_user(compute_user.account("nobody"), NOGROUP).level == "ok"
 
 
 def test_group_that_opens_nothing_may_be_missing(tmp_path, put, monkeypatch):
     """As in DevStack, whose nova-compute has libvirt's group in place of its user's own."""
     monkeypatch.setattr(compute_user, "ACCOUNT", "nobody")
     put(70, *SCRIPT, uid=65534, gid=4, groups="4")
-    found = compute_user.finding(compute_user.find("", tmp_path), frozenset({4}))
+    found = compute_user.check_user(compute_user.find_user("", tmp_path), frozenset({4}))
     assert found.level == "ok" and "groups adm" in found.detail
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may look as somebody else")
 def test_rights_are_given_back_whatever_happens():
-    before = compute_user.here()
+    before = compute_user.current_user()
     with pytest.raises(ZeroDivisionError), compute_user.acting_as(compute_user.account("nobody")):
-        assert compute_user.here()[:3] == compute_user.account("nobody")[:3]
-        assert compute_user.here().groups == compute_user.account("nobody").groups
+        assert compute_user.current_user()[:3] == compute_user.account("nobody")[:3]
+        assert compute_user.current_user().groups == compute_user.account("nobody").groups
         raise ZeroDivisionError
-    assert compute_user.here() == before
+    assert compute_user.current_user() == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may be somebody else")
 def test_who_is_neither_root_nor_nova_compute_is_told_to_be_root(tmp_path, put, monkeypatch):
     monkeypatch.setattr(compute_user, "ACCOUNT", "bin")
     put(70, *SCRIPT, uid=2, gid=2)
-    user = compute_user.find("", tmp_path)
+    user = compute_user.find_user("", tmp_path)
     with compute_user.acting_as(compute_user.account("nobody")):
-        found = compute_user.finding(user, NOGROUP)
+        found = compute_user.check_user(user, NOGROUP)
         with compute_user.acting_as(user):
-            assert compute_user.here().name == "nobody"
+            assert compute_user.current_user().name == "nobody"
     assert found.level == "warning" and "as root" in found.remedy

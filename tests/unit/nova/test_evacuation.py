@@ -14,11 +14,11 @@ from acstor_common import errors
 from acstor_common.formats import recovery_marker
 from acstor_common.wire import control_wire
 from acstor_nova import agent_client
-from acstor_nova import composed_snapshot
 from acstor_nova import decision_client
 from acstor_nova import evacuation
 from acstor_nova import imagebackend
 from acstor_nova import recovered_disk
+from acstor_nova.snapshots import delta_snapshot
 from tests.fakes import nova_backend
 from tests.fakes import scripted_agent
 
@@ -112,7 +112,7 @@ def agent(nova):
 
 
 def evacuate(nova):
-    with evacuation.noted(INSTANCE, CONTEXT):
+    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
         return nova.spawn(size=SIZE)
 
 
@@ -146,13 +146,13 @@ def test_start_waits_for_the_disk_and_chooses_as_for_mirrors(nova, agent):
 
 
 def test_disk_of_a_larger_flavor_is_as_large(nova, agent):
-    with evacuation.noted(INSTANCE, CONTEXT):
+    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
         made = nova.spawn(size=2 * SIZE)
     assert base_of(made)[1] == 2 * SIZE
 
 
 def test_disk_of_a_flavor_without_a_size_is_as_large_as_the_checkpoint(nova, agent):
-    with evacuation.noted(INSTANCE, CONTEXT):
+    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
         assert base_of(nova.spawn(size=None))[1] == SIZE
     assert asked(agent, control_wire.AttachCheckpoint)[0].max_bytes == 0
 
@@ -163,9 +163,9 @@ def test_rebuild_gives_an_empty_disk(nova, agent, api):
 
 
 def test_other_disks_of_the_server_and_of_other_servers_are_made_as_ever(nova, agent, api):
-    with evacuation.noted(OLD, CONTEXT):
+    with evacuation.mark_evacuated(OLD, CONTEXT):
         nova.spawn()
-    with evacuation.noted(INSTANCE, CONTEXT):
+    with evacuation.mark_evacuated(INSTANCE, CONTEXT):
         nova.disk("disk.swap").cache(fetch_func=nova_backend.download, filename="swap_64", size=1)
     assert api.asked == []
 
@@ -329,7 +329,7 @@ def test_start_fetches_nothing_for_what_lies_on_a_checkpoint(nova, agent, api):
 def test_agent_is_told_before_a_guest_on_a_checkpoint_is_ended(nova, agent):
     agent.answers[control_wire.SwitchedOff] = scripted_agent.done({})
     evacuate(nova)
-    imagebackend.switch_off(nova.host, INSTANCE)
+    imagebackend.notify_power_off(nova.host, INSTANCE)
     assert asked(agent, control_wire.SwitchedOff) == [control_wire.SwitchedOff(INSTANCE)]
 
 
@@ -386,12 +386,12 @@ def test_snapshot_of_a_server_that_is_off_has_all_of_its_checkpoint(nova, agent,
     seen = []
     nova.stock.direct_snapshot = lambda self, *args: seen.append((base_of(self)[0], args))
     made = marked(nova, agent)
-    under_way = how and composed_snapshot.UnderWay(None, bool(how[0]), bool(how[1]), None, None)
-    token = composed_snapshot._under_way.set(under_way)
+    under_way = how and delta_snapshot.PendingSnapshot(None, bool(how[0]), bool(how[1]), None, None)
+    token = delta_snapshot._under_way.set(under_way)
     try:
         made.direct_snapshot("context", "name")
     finally:
-        composed_snapshot._under_way.reset(token)
+        delta_snapshot._under_way.reset(token)
     assert seen == [(f"{NEW}.qcow2" if is_laid else nova.base.name, ("context", "name"))]
 
 
@@ -508,10 +508,10 @@ def test_only_an_evacuation_is_noted():
         seen.append(evacuation._under_way.get())
 
     instance = types.SimpleNamespace(uuid=INSTANCE)
-    ours = evacuation.rebuilding(stock, lambda: True)
+    ours = evacuation.wrap_rebuild(stock, lambda: True)
     ours(None, context=CONTEXT, instance=instance, evacuate=True)
     ours(None, context=CONTEXT, instance=instance, evacuate=False)
-    evacuation.rebuilding(stock, lambda: False)(None, CONTEXT, instance, evacuate=True)
+    evacuation.wrap_rebuild(stock, lambda: False)(None, CONTEXT, instance, evacuate=True)
     assert seen == [(INSTANCE, CONTEXT), None, None]
     assert evacuation._under_way.get() is None
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from acstor_common import errors
-from acstor_nova import gateway_client
+from acstor_nova.snapshots import gateway_client
 from tests.fakes import gateway_server
 from tests.fakes import tripwire
 

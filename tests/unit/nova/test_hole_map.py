@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from acstor_common.model import geometry
-from acstor_nova import hole_map
+from acstor_nova.snapshots import hole_map
 
 KIB, MIB = geometry.KIB, geometry.MIB
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
@@ -24,7 +24,7 @@ def qemu_img(*argv):
 def mapped(folder, cut, zeros):
     """Write a map; return what QEMU takes for its name, and the data file that is to be made."""
     with (folder / "holes").open("xb") as file:
-        hole_map.write(file, cut, zeros.__contains__)
+        hole_map.write_hole_map(file, cut, zeros.__contains__)
     data = {"driver": "file", "filename": str(folder / "data")}
     file = {"driver": "file", "filename": str(folder / "holes")}
     return "json:" + json.dumps({"driver": "qcow2", "file": file, "data-file": data})

@@ -385,16 +385,16 @@ def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirro
     nova.answers[control_wire.SwitchedOff] = scripted_agent.done({"processes": 1})
     nova.spawn()
     del agent.asked[:]
-    imagebackend.switch_off(nova.host, INSTANCE)
-    imagebackend.switch_off(nova.host, INSTANCE, is_taken_back=True)
+    imagebackend.notify_power_off(nova.host, INSTANCE)
+    imagebackend.notify_power_off(nova.host, INSTANCE, is_taken_back=True)
     assert agent.asked == [
         control_wire.SwitchedOff(INSTANCE),
         control_wire.SwitchedOff(INSTANCE, is_taken_back=True),
     ]
     nova.base.unlink()
     nova.base.write_bytes(bytes(SIZE))
-    imagebackend.switch_off(nova.host, INSTANCE)
-    imagebackend.switch_off(nova.host, "no-instance")
+    imagebackend.notify_power_off(nova.host, INSTANCE)
+    imagebackend.notify_power_off(nova.host, "no-instance")
     assert len(agent.asked) == 2
 
 
@@ -406,6 +406,6 @@ def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, monkeypa
         nova.spawn()
         for answer in answers:
             agent.answers[control_wire.SwitchedOff] = answer
-            imagebackend.switch_off(nova.host, INSTANCE)
-    imagebackend.switch_off(nova.host, INSTANCE)
+            imagebackend.notify_power_off(nova.host, INSTANCE)
+    imagebackend.notify_power_off(nova.host, INSTANCE)
     assert caplog.text.count(f"instance {INSTANCE}: its reads may delay its end") == 3

@@ -19,7 +19,7 @@ def test_link_takes_the_place_of_whatever_was_there(tmp_path, before):
         link.write_text("old")
     elif before != "nothing":
         link.symlink_to("/nowhere" if before == "dangling" else tmp_path)
-    mirror_link.make(path, str(link))
+    mirror_link.make_link(path, str(link))
     assert os.readlink(link) == path
     assert os.listdir(tmp_path) == ["abc"]
     assert mirror_link.image_of(str(link)) == IMAGE

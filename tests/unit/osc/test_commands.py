@@ -22,8 +22,8 @@ from acstor_common.ring import location_policies
 from acstor_common.wire import decision_messages
 from acstor_decision.api import app
 from acstor_decision.db import models
+from acstor_osc import api_versions
 from acstor_osc import client
-from acstor_osc import versions
 from acstor_osc.v1 import authority
 from acstor_osc.v1 import boot_image
 from acstor_osc.v1 import host
@@ -40,7 +40,7 @@ SERVER = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
 class InProcess(client.Client):
     """A client whose requests go straight into the application."""
 
-    def __init__(self, wsgi: testing.FlaskClient, asked: str = versions.MAJOR) -> None:
+    def __init__(self, wsgi: testing.FlaskClient, asked: str = api_versions.MAJOR) -> None:
         self._adapter = types.SimpleNamespace(request=self._request)
         self._wsgi, self._asked = wsgi, asked
 

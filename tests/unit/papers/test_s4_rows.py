@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from acstor_simulator import figures
+from acstor_simulator import paper_figures
 from tests.papers import experiment
 from tests.papers import s4
 from tests.papers import s4_boots
@@ -180,5 +180,5 @@ def test_a_cache_with_less_room_hits_less_often() -> None:
 
 
 def test_every_figure_of_the_simulator_has_its_cases() -> None:
-    assert list(figures.EXPERIMENTS) == ["1", "6", "7", "8", "9", "10", "11", "table-1"]
-    assert len(figures.EXPERIMENTS["11"].make_cases()) == 72
+    assert list(paper_figures.EXPERIMENTS) == ["1", "6", "7", "8", "9", "10", "11", "table-1"]
+    assert len(paper_figures.EXPERIMENTS["11"].make_cases()) == 72

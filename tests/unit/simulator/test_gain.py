@@ -7,20 +7,23 @@ import pathlib
 
 import pytest
 
-from acstor_simulator import measured
-from acstor_simulator import page
-from acstor_simulator import question
-from acstor_simulator import run
+from acstor_simulator import simulation
 from acstor_simulator.cmd import simulate
+from acstor_simulator.gain import gain_estimate
+from acstor_simulator.gain import html_report
+from acstor_simulator.gain import model_validation
 
 GAIN = ["gain", "--hosts", "8", "--racks", "2", "--image-gb", "0.1", "--at-once", "4"]
-SMALL = question.Question(hosts=8, image_gb=0.1, store_gbit=1.0, boots_a_day=200)
+SMALL = gain_estimate.CloudParameters(hosts=8, image_gb=0.1, store_gbit=1.0, boots_a_day=200)
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, page.Told]:
-    results = {way: question.simulate(SMALL, way) for way in question.WAYS}
-    return {way: page.Told(question.answer(SMALL, found), found) for way, found in results.items()}
+def told() -> dict[str, html_report.StrategyResult]:
+    results = {way: gain_estimate.simulate(SMALL, way) for way in gain_estimate.WAYS}
+    return {
+        way: html_report.StrategyResult(gain_estimate.estimate_gain(SMALL, found), found)
+        for way, found in results.items()
+    }
 
 
 class Links(html.parser.HTMLParser):
@@ -38,34 +41,38 @@ class Links(html.parser.HTMLParser):
                 self.loaded.append(value or "")
 
 
-def test_nova_copies_the_image_to_each_host_before_it_boots(told: dict[str, page.Told]) -> None:
+def test_nova_copies_the_image_to_each_host_before_it_boots(
+    told: dict[str, html_report.StrategyResult],
+) -> None:
     nova = told["nova"].answer
     assert nova.storage_gb == pytest.approx(8 * 0.1, rel=0.01)
-    least_s = 8 * 0.1 * 8 / question.PAYLOAD - run.GUESTS_START_WITHIN_S
+    least_s = 8 * 0.1 * 8 / gain_estimate.PAYLOAD - simulation.GUESTS_START_WITHIN_S
     assert nova.first_s[-1] >= least_s, "all of them over 1 Gbit/s"
     assert nova.login_s[0] == pytest.approx(nova.first_s[0] + SMALL.boot_s, rel=0.01)
 
 
 def test_acstor_reads_the_store_about_once_and_nobody_waits_for_a_copy(
-    told: dict[str, page.Told],
+    told: dict[str, html_report.StrategyResult],
 ) -> None:
     acstor, alone, nova = (told[way].answer for way in ("today", "alone", "nova"))
-    assert 0.1 <= acstor.storage_gb < 1.3 * 0.1 + 8 * SMALL.sizes.map / question.GB
+    assert 0.1 <= acstor.storage_gb < 1.3 * 0.1 + 8 * SMALL.sizes.map / gain_estimate.GB
     assert acstor.storage_gb < alone.storage_gb / 4
     assert acstor.first_s[-1] < 1 < nova.first_s[0]
     assert acstor.day_storage_gb < nova.day_storage_gb / 2
     assert acstor.whole_s is not None and acstor.whole_s > 60, "a minute after the boot"
 
 
-def test_each_host_has_all_of_the_image_in_the_end(told: dict[str, page.Told]) -> None:
+def test_each_host_has_all_of_the_image_in_the_end(
+    told: dict[str, html_report.StrategyResult],
+) -> None:
     results = {way: one.result for way, one in told.items()}
-    assert [len(results[way].whole_s) for way in question.WAYS] == [0, 8, 8]
+    assert [len(results[way].whole_s) for way in gain_estimate.WAYS] == [0, 8, 8]
     assert all(result.used == (1, 2, 8) for result in results.values())
     assert all(result.unbooted == 0 for result in results.values())
 
 
 def test_no_link_carries_more_than_it_can_in_its_busiest_second(
-    told: dict[str, page.Told],
+    told: dict[str, html_report.StrategyResult],
 ) -> None:
     for one in told.values():
         assert one.result.storage_peak <= SMALL.shape.storage_rate * 1.000001
@@ -74,31 +81,33 @@ def test_no_link_carries_more_than_it_can_in_its_busiest_second(
 
 
 def test_servers_of_a_rush_are_in_all_racks() -> None:
-    few = question.Question(hosts=40, racks=4, at_once=4, image_gb=0.1)
-    assert question.simulate(few, "nova").used == (1, 4, 4)
+    few = gain_estimate.CloudParameters(hosts=40, racks=4, at_once=4, image_gb=0.1)
+    assert gain_estimate.simulate(few, "nova").used == (1, 4, 4)
 
 
 def test_who_does_not_boot_in_time_is_told_and_not_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(question, "LONGEST_S", 5.0)
-    found = question.answer(SMALL, question.simulate(SMALL, "nova"))
+    monkeypatch.setattr(gain_estimate, "LONGEST_S", 5.0)
+    found = gain_estimate.estimate_gain(SMALL, gain_estimate.simulate(SMALL, "nova"))
     assert (found.unbooted, found.login_s[0], found.whole_s) == (8, float("inf"), None)
-    assert "not in 12 h" in str(page.rows([page.Told(found, question.simulate(SMALL, "nova"))]))
+    assert "not in 12 h" in str(
+        html_report.rows([html_report.StrategyResult(found, gain_estimate.simulate(SMALL, "nova"))])
+    )
 
 
 def test_page_has_numbers_pictures_and_limits_and_loads_nothing(
-    told: dict[str, page.Told],
+    told: dict[str, html_report.StrategyResult],
 ) -> None:
-    text = page.make(SMALL, list(told.values()))
+    text = html_report.make_page(SMALL, list(told.values()))
     seen = Links()
     seen.feed(text)
     assert {"table", "svg", "ul"} <= seen.tags
     assert not seen.loaded and "script" not in seen.tags
-    for line in (*page.ASSUMPTIONS, *page.LIMITS, page.cache_room(SMALL)):
-        assert page.html.escape(line) in text
-    for name, cells in (*page.rows(list(told.values())), *page.nearness()):
-        assert all(page.html.escape(cell) in text for cell in (name, *cells))
+    for line in (*html_report.ASSUMPTIONS, *html_report.LIMITS, html_report.cache_room(SMALL)):
+        assert html_report.html.escape(line) in text
+    for name, cells in (*html_report.rows(list(told.values())), *html_report.nearness()):
+        assert all(html_report.html.escape(cell) in text for cell in (name, *cells))
 
 
 def test_terminal_has_a_table_and_files_have_the_page_and_the_picture(
@@ -107,7 +116,7 @@ def test_terminal_has_a_table_and_files_have_the_page_and_the_picture(
     files = tmp_path / "gain.html", tmp_path / "gain.png"
     assert simulate.main([*GAIN, "--output", str(files[0]), "--picture", str(files[1])]) == 0
     out, err = capsys.readouterr()
-    assert all(way in out for way in question.WAYS.values()) and "cache_limit_bytes" in out
+    assert all(way in out for way in gain_estimate.WAYS.values()) and "cache_limit_bytes" in out
     assert not err, "a bar is for terminals"
     assert files[0].read_text().startswith("<!DOCTYPE html>")
     assert files[1].read_bytes().startswith(b"\x89PNG")
@@ -116,7 +125,7 @@ def test_terminal_has_a_table_and_files_have_the_page_and_the_picture(
 def test_machines_get_the_same_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main([*GAIN, "--at-once", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["way"] for one in found["ways"]] == list(question.WAYS)
+    assert [one["way"] for one in found["ways"]] == list(gain_estimate.WAYS)
     assert found["cloud"]["at_once"] == 3 and found["room"]["all_gb"] > found["room"]["day_gb"]
 
 
@@ -141,15 +150,15 @@ def test_who_gives_wrong_numbers_is_told_the_right_ones(
     assert remedy in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("figure", measured.FIGURES, ids=lambda figure: figure.what)
-def test_model_says_what_the_page_says_that_it_says(figure: measured.Measured) -> None:
-    result: run.Result = question.simulate(figure.question, figure.way)
+@pytest.mark.parametrize("figure", model_validation.FIGURES, ids=lambda figure: figure.what)
+def test_model_says_what_the_page_says_that_it_says(figure: model_validation.Measurement) -> None:
+    result: simulation.Result = gain_estimate.simulate(figure.question, figure.way)
     assert figure.of(result) == pytest.approx(figure.modelled, rel=0.005)
     assert abs(figure.off) < 0.2
 
 
 def test_document_shows_what_the_command_prints_today() -> None:
     text = (pathlib.Path(__file__).parents[3] / "doc/source/user/does_it_pay.txt").read_text()
-    asked = question.Question()
-    for line in (*page.cloud(asked), page.cache_room(asked)):
+    asked = gain_estimate.CloudParameters()
+    for line in (*html_report.cloud(asked), html_report.cache_room(asked)):
         assert line in text

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_simulator import network
+from acstor_simulator.model import network
 
 MB = 1_000_000
 CHUNK = 64 * 1024
@@ -9,7 +9,7 @@ CHUNK = 64 * 1024
 
 def run(*sendings: tuple[list[network.Link], float]) -> list[float]:
     """Send one chunk along each way, beginning at its time; return when each was there."""
-    agenda = network.Agenda()
+    agenda = network.EventQueue()
     arrived = [0.0] * len(sendings)
 
     def note(number: int) -> None:
@@ -22,7 +22,7 @@ def run(*sendings: tuple[list[network.Link], float]) -> list[float]:
 
 
 def test_things_of_one_moment_happen_in_the_order_of_their_coming() -> None:
-    agenda, seen = network.Agenda(), list[str]()
+    agenda, seen = network.EventQueue(), list[str]()
     agenda.after(1.0, seen.append, "first")
     agenda.after(1.0, seen.append, "second")
     agenda.after(0.5, agenda.after, 0.5, seen.append, "third")
@@ -31,7 +31,7 @@ def test_things_of_one_moment_happen_in_the_order_of_their_coming() -> None:
 
 
 def test_who_stops_the_agenda_is_the_last_to_be_called() -> None:
-    agenda, seen = network.Agenda(), list[str]()
+    agenda, seen = network.EventQueue(), list[str]()
     agenda.after(1.0, agenda.stop)
     agenda.after(1.0, seen.append, "too late")
     agenda.run(until_s=2.0)

@@ -4,11 +4,11 @@ import pathlib
 
 import pytest
 
-from acstor_simulator import figures
-from acstor_simulator import run
-from acstor_simulator import topology
-from acstor_simulator import traces
+from acstor_simulator import paper_figures
+from acstor_simulator import simulation
 from acstor_simulator.cmd import simulate
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import topology
 
 TINY = [
     "compare",
@@ -28,7 +28,7 @@ TINY = [
 def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(TINY) == 0
     table = capsys.readouterr().out
-    assert all(policy in table for policy in run.POLICIES)
+    assert all(policy in table for policy in simulation.POLICIES)
 
 
 def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,10 +53,14 @@ def test_wrong_numbers_are_refused_by_name(
 def test_figure_leaves_a_picture_and_its_numbers(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = traces.Sizes(stored=10_000_000, data=20_000_000)
-    small = run.Scenario(topology.Shape(1, 1, 4), guests=4, chunks=10, sizes=sizes)
-    cases = [figures.Case("CV 0.8", x, small, p) for x in (1.0, 2.0) for p in run.POLICIES]
-    monkeypatch.setitem(figures.EXPERIMENTS, "6", figures.Experiment("Small", "x", lambda: cases))
+    sizes = boot_traces.Sizes(stored=10_000_000, data=20_000_000)
+    small = simulation.Scenario(topology.Shape(1, 1, 4), guests=4, chunks=10, sizes=sizes)
+    cases = [
+        paper_figures.Case("CV 0.8", x, small, p) for x in (1.0, 2.0) for p in simulation.POLICIES
+    ]
+    monkeypatch.setitem(
+        paper_figures.EXPERIMENTS, "6", paper_figures.Experiment("Small", "x", lambda: cases)
+    )
     assert simulate.main(["figure", "6", "--output", str(tmp_path)]) == 0
     assert (tmp_path / "simulated-figure-6.png").read_bytes().startswith(b"\x89PNG")
     points = json.loads((tmp_path / "simulated-figure-6.json").read_text())

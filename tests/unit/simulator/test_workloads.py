@@ -3,17 +3,17 @@ import random
 
 import pytest
 
-from acstor_simulator import traces
-from acstor_simulator import workloads
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import workloads
 
-IMAGE = traces.boot_image(0, 256, 0.0, seed=1)
+IMAGE = boot_traces.boot_image(0, 256, 0.0, seed=1)
 
 
 @pytest.mark.parametrize("name", workloads.WORKLOADS)
 def test_a_guest_reads_whole_files_of_its_image(name: str) -> None:
     shape = workloads.WORKLOADS[name]
     task = workloads.task(name, IMAGE, 128, random.Random(1))
-    numbers = [read.chunk.offset // traces.CHUNK_BYTES for read in task.reads]
+    numbers = [read.chunk.offset // boot_traces.CHUNK_BYTES for read in task.reads]
     assert len(numbers) == 128
     files = [numbers[at : at + shape.file_chunks] for at in range(0, 128, shape.file_chunks)]
     assert all(file == list(range(file[0], file[0] + shape.file_chunks)) for file in files)
@@ -24,7 +24,7 @@ def test_what_stays_on_the_host_takes_the_time_of_its_disk(name: str) -> None:
     shape = workloads.WORKLOADS[name]
     task = workloads.task(name, IMAGE, 128, random.Random(1))
     read_bytes = task.used_bytes / (1 + shape.local)
-    assert read_bytes == pytest.approx(128 * shape.used * traces.CHUNK_BYTES)
+    assert read_bytes == pytest.approx(128 * shape.used * boot_traces.CHUNK_BYTES)
     local_s = read_bytes * shape.local / workloads.DISK_BYTES_S
     assert sum(read.think_s for read in task.reads) >= 0.99 * local_s
 
@@ -42,4 +42,4 @@ def test_a_web_server_reads_at_a_steady_pace_and_a_proxy_does_not() -> None:
 def test_a_boot_is_the_boot_of_the_image() -> None:
     task = workloads.task(workloads.BOOT, IMAGE, 7, random.Random(1))
     assert task.reads is IMAGE.reads
-    assert task.used_bytes == 256 * traces.CHUNK_BYTES
+    assert task.used_bytes == 256 * boot_traces.CHUNK_BYTES

@@ -19,7 +19,7 @@ from acstor_common.ring import vnode
 from acstor_common.wire import decision_messages
 from acstor_decision.api import app
 from acstor_decision.api import conf as api_conf
-from acstor_decision.api import image_service
+from acstor_decision.api import glance_client
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
@@ -68,10 +68,10 @@ class Glance:
             raise self.failure
         return {one: self.shown[one] for one in wanted if one in self.shown}
 
-    def every(self, auth: object) -> image_service.Listed:
+    def every(self, auth: object) -> glance_client.ImageListing:
         if self.failure:
             raise self.failure
-        return image_service.Listed(list(self.shown.values()), True)
+        return glance_client.ImageListing(list(self.shown.values()), True)
 
 
 class Bus:

@@ -32,7 +32,7 @@ class Adapter:
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr("acstor_decision.enrolments.LEAST_INTERVAL_S", 0.0)
+    monkeypatch.setattr("acstor_decision.identity.enrolment_records.LEAST_INTERVAL_S", 0.0)
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ import pytest
 from acstor_common.identity import certificates
 from acstor_common.model import ids
 from acstor_decision.api import openapi
-from acstor_decision.api import operations
 from acstor_decision.api import policies
+from acstor_decision.api import routes
 from acstor_decision.db import database
 from tests.fakes import checkpoint_hosts
 from tests.unit.decision.api import conftest
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 DOCUMENT = ROOT / "doc/source/api/openapi.json"
-CHANGES = [known for known in operations.ALL if known.method != "GET"]
+CHANGES = [known for known in routes.ALL if known.method != "GET"]
 EXAMPLES = {
     "host": "h0000",
     "epoch": "1",
@@ -78,7 +78,7 @@ def in_one_order(value):
     return ordered
 
 
-@pytest.mark.parametrize("known", operations.ALL, ids=lambda known: known.name)
+@pytest.mark.parametrize("known", routes.ALL, ids=lambda known: known.name)
 def test_every_answer_has_the_type_that_the_document_promises(known, client, filled):
     body = BODIES.get(known.name)
     answer = client.open(path_of(known), method=known.method, json=body)
@@ -88,7 +88,7 @@ def test_every_answer_has_the_type_that_the_document_promises(known, client, fil
 
 
 def test_tenants_may_ask_for_nothing(client, filled):
-    for known in operations.ALL:
+    for known in routes.ALL:
         answer = client.open(path_of(known), method=known.method, headers=conftest.TENANT)
         assert answer.status_code == 403, known.name
         assert known.policy in answer.json["error"]["message"]
@@ -108,7 +108,7 @@ def test_readers_of_the_system_see_hosts(client, filled):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # the library tells of each such token
 def test_tokens_of_a_domain_are_for_nothing(client, filled):
-    for known in operations.ALL:
+    for known in routes.ALL:
         answer = client.open(path_of(known), method=known.method, headers=conftest.OF_DOMAIN)
         assert answer.status_code == 403, known.name
         assert "scope system or project" in answer.json["error"]["message"]
@@ -120,7 +120,7 @@ def test_every_rule_says_which_scopes_it_takes():
 
 def test_every_rule_is_documented():
     names = {rule.name for rule in policies.list_rules()}
-    assert {known.policy for known in operations.ALL} < names
+    assert {known.policy for known in routes.ALL} < names
     assert all(rule.description for rule in policies.list_rules())
 
 

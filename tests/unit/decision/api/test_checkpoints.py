@@ -6,10 +6,10 @@ import time
 import pytest
 
 from acstor_common.identity import signing
-from acstor_decision import nova as nova_
+from acstor_decision import nova_client
 from acstor_decision import rpc
 from acstor_decision.api import app
-from acstor_decision.db import checkpoints
+from acstor_decision.db import checkpoint_queries
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 from tests.unit.decision.api import conftest
@@ -150,7 +150,10 @@ def test_one_that_is_pruned_before_its_recovery_is_noted_is_not_given_out(
 
 
 def test_recovery_is_over_after_three_days_at_the_latest(client, three, store):
-    for ago_s, status in ((checkpoints.RECOVERY_S - 60, 409), (checkpoints.RECOVERY_S + 60, 200)):
+    for ago_s, status in (
+        (checkpoint_queries.RECOVERY_S - 60, 409),
+        (checkpoint_queries.RECOVERY_S + 60, 200),
+    ):
         store.note_recovery(checkpoint_id(1), time.time() - ago_s)
         assert client.post(f"{ONE}/delete").status_code == status
 
@@ -174,8 +177,8 @@ def test_one_is_asked_of_the_servers_host(client, bus, three):
     ("prepare", "status"),
     [
         (lambda nova, bus: nova.servers.clear(), 404),
-        (lambda nova, bus: nova.servers.update({SERVER: nova_.Server("", "p")}), 409),
-        (lambda nova, bus: setattr(nova, "failure", nova_.NovaUnreachable("HTTP 503")), 503),
+        (lambda nova, bus: nova.servers.update({SERVER: nova_client.Server("", "p")}), 409),
+        (lambda nova, bus: setattr(nova, "failure", nova_client.NovaUnreachable("HTTP 503")), 503),
         (lambda nova, bus: setattr(bus, "failure", rpc.BusUnreachable("gone")), 503),
     ],
 )

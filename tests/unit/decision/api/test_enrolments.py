@@ -60,7 +60,7 @@ def test_a_stolen_password_of_another_host_and_one_without_the_key_are_refused_a
 
 
 def test_a_host_renews_with_a_proof(client, monkeypatch):
-    monkeypatch.setattr("acstor_decision.enrolments.LEAST_INTERVAL_S", 0.0)
+    monkeypatch.setattr("acstor_decision.identity.enrolment_records.LEAST_INTERVAL_S", 0.0)
     ask(client)
     csr = certificates.request(ids.HostId("h1"), certificates.new_key())
     proof = signed_messages.signature_of(signing.RENEWAL, csr, KEY)
@@ -70,7 +70,7 @@ def test_a_host_renews_with_a_proof(client, monkeypatch):
 @pytest.fixture
 def patient(monkeypatch):
     """A minute lies between certificates: however slow this machine is, nobody waits for it."""
-    monkeypatch.setattr("acstor_decision.enrolments.LEAST_INTERVAL_S", 60.0)
+    monkeypatch.setattr("acstor_decision.identity.enrolment_records.LEAST_INTERVAL_S", 60.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -164,7 +164,7 @@ def test_an_operator_names_the_key_and_the_user_that_he_lets_in(client, store):
 def test_a_password_takes_no_more_names_than_its_bound_until_some_are_forgotten(
     client, store, monkeypatch
 ):
-    monkeypatch.setattr("acstor_decision.db.identities.MAX_UNHEARD", 2)
+    monkeypatch.setattr("acstor_decision.db.identity_queries.MAX_UNHEARD", 2)
     for number in range(2):
         assert ask(client, path=f"/v1/hosts/n{number}/certificate").status_code == 200
     for _ in range(3):

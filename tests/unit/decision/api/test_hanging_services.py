@@ -13,7 +13,7 @@ from acstor_common.wire import decision_messages
 from acstor_common.wire import message_bus
 from acstor_decision import rpc
 from acstor_decision.api import app
-from acstor_decision.api import image_service
+from acstor_decision.api import glance_client
 from tests.fakes import silent_server
 from tests.unit.decision.api import conftest as api
 
@@ -40,7 +40,7 @@ def client(api_configuration: cfg.ConfigOpts, store, bus, glance):
 
 
 def test_every_request_to_another_service_has_a_deadline_by_default(api_configuration):
-    assert api_configuration.glance.timeout == image_service.TIMEOUT_S
+    assert api_configuration.glance.timeout == glance_client.TIMEOUT_S
     assert api_configuration.nova.timeout > 0
 
 
@@ -53,7 +53,7 @@ def test_status_says_that_glance_is_silent_and_the_rest_answers_at_once(client, 
         assert pool.submit(client.get, "/v1/hosts").result(30).status_code == 200
         assert time.monotonic() - began_s < 2.0
         answers = [one.result(30).json for one in asking]
-    assert glance.connections <= 2 * image_service.CALLERS
+    assert glance.connections <= 2 * glance_client.CALLERS
     away = [
         " ".join(one["subjects"])
         for answer in answers
@@ -72,7 +72,9 @@ def test_requests_that_need_the_broker_take_few_threads_while_it_hangs(monkeypat
     with futures.ThreadPoolExecutor(THREADS) as pool:
         with silent_server.serve() as broker:
             url = f"rabbit://u:p@{broker.address}/"
-            bus = rpc.Caster(cfg.CONF, lambda payload, _: decision_messages.Signed("{}", "", ""))
+            bus = rpc.TaskSender(
+                cfg.CONF, lambda payload, _: decision_messages.Signed("{}", "", "")
+            )
             transport = message_bus.open_transport(
                 cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, url)
             )

@@ -6,9 +6,9 @@ import pytest
 
 from acstor_common.ring import location_policies
 from acstor_common.wire import decision_messages
-from acstor_decision.api import hosts
-from acstor_decision.api import rings
-from acstor_decision.api import traffic
+from acstor_decision.api.v1 import hosts
+from acstor_decision.api.v1 import rings
+from acstor_decision.api.v1 import traffic
 from tests.unit.decision.api import conftest
 
 

@@ -12,8 +12,8 @@ from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from acstor_decision import rpc
 from acstor_decision.api import app
-from acstor_decision.api import image_service
-from acstor_decision.db import held_images
+from acstor_decision.api import glance_client
+from acstor_decision.db import image_queries
 from tests.unit.decision.api import conftest
 
 IMAGES = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(10, 15)]
@@ -154,13 +154,13 @@ def test_tenants_see_the_images_that_glance_shows_them_and_no_hosts(open_to_tena
 
 @pytest.mark.expect_log("showing images without their names")
 def test_without_glance_who_sees_all_does_without_names(client, store, glance):
-    glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
+    glance.failure = glance_client.GlanceUnreachable("ConnectFailure")
     hold(store, {IMAGES[0]: WARM})
     assert client.get("/v1/images").json["images"][0]["name"] is None
 
 
 def test_without_glance_tenants_are_told_so(open_to_tenants, store, glance):
-    glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
+    glance.failure = glance_client.GlanceUnreachable("ConnectFailure")
     hold(store, {IMAGES[0]: WARM})
     answer = open_to_tenants.get("/v1/images")
     assert answer.status_code == 503
@@ -391,7 +391,10 @@ def test_services_are_told_which_images_hosts_need(roles, status, client, store)
 
 
 def test_a_host_that_fell_silent_needs_its_images_for_a_day(client, store):
-    for silent_s, needs in ((held_images.KEPT_S - 60, [IMAGES[0]]), (held_images.KEPT_S + 60, [])):
+    for silent_s, needs in (
+        (image_queries.KEPT_S - 60, [IMAGES[0]]),
+        (image_queries.KEPT_S + 60, []),
+    ):
         told = conftest.sample(0, sent_s=time.time() - silent_s, images={IMAGES[0]: LACKING})
         conftest.note(store, told)
         assert client.get("/v1/needed-images").json["images"] == needs

@@ -160,7 +160,7 @@ def test_headers_of_proxies_count_only_where_there_is_a_proxy(served):
     ],
 )
 def test_address_that_a_proxy_tells_is_one_or_nothing(told, address):
-    assert middleware.address_of(told) == address
+    assert middleware.client_address(told) == address
 
 
 def test_pages_of_other_origins_ask_only_if_they_may(served):
@@ -187,7 +187,7 @@ def test_who_asks_comes_from_the_address_that_the_proxy_tells(served, store, mon
     asked = served(oslo_middleware__enable_proxy_headers_parsing=True)
     seen = []
     monkeypatch.setattr(
-        "acstor_decision.api.enrolments._log", lambda call, what: seen.append(call.address)
+        "acstor_decision.api.v1.enrolments._log", lambda call, what: seen.append(call.address)
     )
     for told in ("192.0.2.9", "x" * 500):
         headers = {"X-Roles": "admin", "X-Forwarded-For": told}

@@ -9,7 +9,7 @@ import pytest
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
-from acstor_decision.api import image_service
+from acstor_decision.api import glance_client
 from acstor_decision.db import models
 from tests.fakes import checkpoint_hosts
 from tests.unit.decision.api import conftest as api
@@ -106,7 +106,7 @@ def test_all_is_told_together(status, store, glance):
 
 def test_rest_is_told_when_glance_is_away(status, store, glance):
     api.note(store, sample(0))
-    glance.failure = image_service.ImageServiceUnreachable("ConnectFailure")
+    glance.failure = glance_client.GlanceUnreachable("ConnectFailure")
     found = status()
     assert found["images"] is None and "glance-unreachable" in codes(found)
     assert found["hosts"]["up"] == 1

@@ -3,9 +3,9 @@
 
 import pytest
 
-from acstor_decision.core import address_book
-from acstor_decision.core import address_proofs
-from acstor_decision.core import members
+from acstor_decision.core.membership import address_book
+from acstor_decision.core.membership import address_proofs
+from acstor_decision.core.membership import members
 from tests.unit.decision.core import test_members as known
 
 R = members.Refusal

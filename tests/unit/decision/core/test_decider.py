@@ -14,10 +14,10 @@ from acstor_common.ring import hash_ring
 from acstor_common.ring import vnode
 from acstor_common.wire import decision_messages
 from acstor_decision.core import decider
-from acstor_decision.core import handover
-from acstor_decision.core import members
-from acstor_decision.core import table
+from acstor_decision.core import remap
+from acstor_decision.core import ring_conversion
 from acstor_decision.core import threshold
+from acstor_decision.core.membership import members
 
 LINK_BYTES_S = 1000
 COLLECTION_S = 5.0
@@ -250,9 +250,9 @@ def test_thresholds_count_when_they_were_asked_for_twice():
     [decision] = cloud.collect({})
     assert (decision.reason, decision.moved) == (Reason.THRESHOLD, 0)
     assert decision.table.thresholds == Thresholds(1, 2)
-    published = table.to_ring(decision.table, 2)
+    published = ring_conversion.to_ring(decision.table, 2)
     assert (published.threshold, published.outer_threshold) == (1, 2)
-    assert table.from_ring(published) == decision.table
+    assert ring_conversion.from_ring(published) == decision.table
     cloud.places = dict.fromkeys(RACKS, "pod1/rack1")
     cloud.collect({})
     cloud.decider.observe([2])
@@ -273,8 +273,8 @@ def test_segments_are_as_long_as_most_links_have_it_in_two_collections():
     cloud.decider.observe()
     [decision] = cloud.collect({})
     assert (decision.reason, decision.moved) == (Reason.SEGMENTS, 0)
-    assert table.to_ring(decision.table, 2).segment_chunks == 16
-    assert table.from_ring(table.to_ring(decision.table, 2)) == decision.table
+    assert ring_conversion.to_ring(decision.table, 2).segment_chunks == 16
+    assert ring_conversion.from_ring(ring_conversion.to_ring(decision.table, 2)) == decision.table
     cloud.links = {"h1": TEN_GBIT_S}
     cloud.collect({})
     cloud.decider.observe()
@@ -380,8 +380,11 @@ def test_rack_whose_way_out_is_slow_is_home_of_less_for_others_and_as_much_withi
     assert {place: rule.share for place, rule in decision.table.outward.items()} == {
         "pod/rack1": 20
     }
-    published = table.to_ring(decision.table, 4)
-    assert table.from_ring(hash_ring.decode(hash_ring.encode(published), "table")) == decision.table
+    published = ring_conversion.to_ring(decision.table, 4)
+    assert (
+        ring_conversion.from_ring(hash_ring.decode(hash_ring.encode(published), "table"))
+        == decision.table
+    )
     owners = [published.owners_at(ids.Oid(n << 50), 1)[0] for n in range(1 << 14)]
     slow = sum(cloud.places[owner] == "pod/rack1" for owner in owners) / len(owners)
     assert 0.05 < slow < 0.14, "a ninth, where it was a third"
@@ -417,7 +420,7 @@ def test_group_that_gets_chunks_much_faster_from_its_pod_asks_there_and_nobody_e
     assert {p: rule.outer_threshold for p, rule in decision.table.outward.items()} == {
         "pod1/rack3": 2
     }
-    published = table.to_ring(decision.table, 4)
+    published = ring_conversion.to_ring(decision.table, 4)
     outer = {host: published.outer_group_of(ids.HostId(host)) for host in cloud.hosts}
     for host, of in outer.items():
         assert of is not None
@@ -445,7 +448,7 @@ def test_a_host_without_the_others_levels_stands_apart_and_takes_theirs_from_nob
     assert [places[h].location for h in (H1, H2, H3)] == [cloud.places[h] for h in (H1, H2, H3)]
     cloud.places["h4"] = ""
     assert cloud.collect({}) == []
-    table.to_ring(decision.table, 1)
+    ring_conversion.to_ring(decision.table, 1)
 
 
 def test_one_host_that_claims_to_be_idle_on_an_endless_link_gets_a_bounded_share():
@@ -475,15 +478,18 @@ def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
     cloud.hosts.remove("h3")
     [decision] = cloud.collect({})
     assert decision.reason is Reason.REVOKED and set(decision.table.places) == {H1, H2}
-    assert table.to_ring(decision.table, 5).revoked == {"h3": 7}
+    assert ring_conversion.to_ring(decision.table, 5).revoked == {"h3": 7}
     assert cloud.collect({}) == []
     cloud.hosts.clear()
     cloud.members.expel(["h1", "h2"])
     cloud.decider.revoke({"h1": 8, "h2": 8, "h3": 7})
     [decision] = cloud.collect({})
     assert decision.reason is Reason.REVOKED and not decision.table.places
-    as_ring = table.to_ring(decision.table, 6)
-    assert table.from_ring(hash_ring.decode(hash_ring.encode(as_ring), "table")) == decision.table
+    as_ring = ring_conversion.to_ring(decision.table, 6)
+    assert (
+        ring_conversion.from_ring(hash_ring.decode(hash_ring.encode(as_ring), "table"))
+        == decision.table
+    )
 
 
 def test_a_table_that_somebody_else_published_is_gone_on_from():
@@ -516,11 +522,13 @@ def test_whatever_the_traffic_tables_are_whole_and_change_only_for_a_reason(host
         new = cloud.decider.table
         assert bool(made) == (new != old)
         if made:
-            assert made[0].moved == handover.moved_between(old.owners(), new.owners())
+            assert made[0].moved == remap.count_moved(old.owners(), new.owners())
         for host, count in cloud.counts().items():
             assert (count == 0) == (host in drained)
-        as_ring = table.to_ring(new, 5)
-        assert table.from_ring(hash_ring.decode(hash_ring.encode(as_ring), "table")) == new
+        as_ring = ring_conversion.to_ring(new, 5)
+        assert (
+            ring_conversion.from_ring(hash_ring.decode(hash_ring.encode(as_ring), "table")) == new
+        )
 
 
 @pytest.mark.parametrize("hosts", [400])
@@ -528,7 +536,7 @@ def test_a_large_cloud_is_decided_about_and_fits_a_table(hosts):
     cloud = Cloud(hosts)
     [decision] = cloud.collect(dict.fromkeys(cloud.hosts[::3], 0.95), times=2)
     assert decision.reason is Reason.OVERLOAD
-    encoded = hash_ring.encode(table.to_ring(decision.table, 2))
+    encoded = hash_ring.encode(ring_conversion.to_ring(decision.table, 2))
     assert len(encoded) < hash_ring.MAX_FILE_BYTES
 
 
@@ -537,5 +545,5 @@ def test_more_hosts_get_fewer_v_nodes_each_before_a_table_is_too_large(monkeypat
     monkeypatch.setattr(hash_ring, "MAX_POINTS", 250)
     cloud.hosts.append("h3")
     cloud.collect({}, times=3)
-    published = table.to_ring(cloud.decider.table, 1)
+    published = ring_conversion.to_ring(cloud.decider.table, 1)
     assert [host.vnodes for host in published.hosts] == [83, 83, 83]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import decision_messages
-from acstor_decision.core import members
+from acstor_decision.core.membership import members
 
 R = members.Refusal
 WALL_S = 1_000_000.0

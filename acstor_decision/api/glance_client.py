@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Glance, asked in the name of whoever asks the API.
+
+What an image is called, and whether it exists, is told to nobody to whom Glance
+does not tell it; so Glance decides, with the token that came along.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from keystoneauth1 import plugin
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.service import session_options
+from acstor_common.util import concurrency_limit
+
+LOG = logging.getLogger(__name__)
+
+GROUP = cfg.OptGroup("glance", title="Requests to Glance, in the name of whoever asks the REST API")
+TIMEOUT_S = 10
+CALLERS = 4
+"""Threads of a process that ask Glance at a time: a quarter of those of the documented server."""
+AT_ONCE = 100
+"""Images in one request: their ids have to fit into a URL."""
+
+PAGE, MAX_PAGES = 1000, 20
+"""Of Glance's list of all images; Glance may give fewer a page (``api_limit_max``)."""
+
+Records = dict[str, image_record.Record]
+
+
+class ImageListing(NamedTuple):
+    """Images of a list.
+
+    :param is_complete: there are no others
+    """
+
+    images: list[image_record.Record]
+    is_complete: bool
+
+
+class GlanceUnreachable(errors.AcstorError):
+    """Glance does not answer, or not as it should.
+
+    :param detail: for operators: it may name addresses
+    """
+
+    def __init__(self, why: str, detail: str = "") -> None:
+        super().__init__(why, detail)
+        self.why, self.detail = why, detail or why
+
+    def __str__(self) -> str:
+        return f"Glance does not say which images there are: {self.why}"
+
+
+def options() -> list[cfg.Opt]:
+    """Return the options of requests to Glance."""
+    found = session_options.session_options(TIMEOUT_S)
+    found += loading.get_adapter_conf_options(include_deprecated=False)
+    cfg.set_defaults(found, service_type="image", valid_interfaces=["internal", "public"])
+    return found
+
+
+class GlanceClient:
+    """What Glance tells.
+
+    :param conf: with the options of :func:`options`
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._session = loading.load_session_from_conf_options(conf, GROUP.name)
+        self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
+
+    def records(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:
+        """Return those of the images that ``auth`` may see, by id.
+
+        :param auth: of whoever asks; None: somebody who may see none
+        :raises GlanceUnreachable: it cannot be known
+        """
+        if auth is None:
+            return {}
+        found: Records = {}
+        for start in range(0, len(wanted), AT_ONCE):
+            some = ",".join(wanted[start : start + AT_ONCE])
+            for hidden in ("false", "true"):
+                query = {"id": f"in:{some}", "os_hidden": hidden, "visibility": "all"}
+                answer = self._get("/v2/images", auth, {**query, "limit": str(AT_ONCE)})
+                found |= {image_record.text_of(one, "id"): one for one in _images_of(answer)}
+        return found
+
+    def every(self, auth: plugin.BaseAuthPlugin | None) -> ImageListing:
+        """Return all images that ``auth`` may see and that are not hidden.
+
+        :raises GlanceUnreachable: it cannot be known
+        """
+        found: list[image_record.Record] = []
+        query = {"visibility": "all", "sort": "id:asc", "limit": str(PAGE)}
+        if auth is None:
+            return ImageListing(found, True)
+        for _ in range(MAX_PAGES):
+            answer = self._get("/v2/images", auth, query)
+            found += _images_of(answer)
+            page = answer.get("images") if isinstance(answer, dict) else None
+            if not page or "next" not in answer:
+                return ImageListing(found, True)
+            query["marker"] = image_record.text_of(page[-1], "id")
+        return ImageListing(found, False)
+
+    def _get(self, path: str, auth: plugin.BaseAuthPlugin, query: dict[str, str]) -> Any:
+        asking = loading.load_adapter_from_conf_options(
+            self._conf, GROUP.name, session=self._session, auth=auth
+        )
+        try:
+            with self._limit.place():
+                return asking.get(path, params=query).json()
+        except concurrency_limit.LimitReached as e:
+            raise GlanceUnreachable(str(e)) from e
+        except exceptions.ConnectTimeout as e:
+            LOG.warning("Glance did not answer within [glance] timeout: %s", e)
+            why = f"no answer within {self._session.timeout:g} s"
+            raise GlanceUnreachable(why, f"{why} ([glance] timeout): {e}") from e
+        except (exceptions.ClientException, ValueError) as e:
+            LOG.warning("Glance: %s", e)
+            raise GlanceUnreachable(type(e).__name__, str(e)) from e
+
+
+def _images_of(answer: Any) -> Iterator[image_record.Record]:
+    """Yield the images of a list; chunk maps and boot images are none."""
+    images: Iterable[Any] = answer.get("images", ()) if isinstance(answer, dict) else ()
+    for image in images:
+        if isinstance(image, dict) and artefacts.KIND not in image:
+            yield image

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actions on images: prepare, pre-seed, hydrate, flatten, record boots.
+
+An action goes to its hosts over the message bus, and the API does not wait for it.  The image in
+Glance shows the progress of a preparation; the samples of the hosts show that of all other tasks.
+The leader of the service sends a task again to hosts whose samples do not mention it.
+"""
+
+import http
+import random
+from collections.abc import Callable
+from typing import Annotated
+from typing import Any
+
+import msgspec
+
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.wire import control_wire
+from acstor_common.wire import decision_messages
+from acstor_decision.api import operation
+from acstor_decision.api.v1 import hosts
+from acstor_decision.api.v1 import images
+from acstor_decision.db import image_queries
+
+REQUEST_BITS = 52
+"""A request is an integer that JSON readers with floating-point numbers get right."""
+
+HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
+PreviousImages = Annotated[
+    list[str], msgspec.Meta(max_length=decision_messages.MAX_PREVIOUS_IMAGES)
+]
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a preparation.
+
+    :param force: prepare the image again, even if it is ready or was refused
+    """
+
+    force: bool = False
+
+
+class PreSeedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts that fetch and pin an image.
+
+    :param hosts: these hosts; empty: all hosts that are up
+    :param count: number of hosts, the least loaded of those that lack a part of it; 0: all
+    """
+
+    hosts: HostNames = []
+    count: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+
+
+class FlattenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts that copy an image into the disks that are based on it.
+
+    :param hosts: these hosts; empty: all hosts that are up
+    """
+
+    hosts: HostNames = []
+
+
+class HostSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Hosts of an image.
+
+    :param hosts: these hosts; empty: all hosts that use the image or have it pinned
+    """
+
+    hosts: HostNames = []
+
+
+class HydrateRequest(HostSelection, frozen=True, forbid_unknown_fields=True):
+    """Hosts that cache an image completely, and by when.
+
+    :param deadline_s: seconds from now until the image must be fully cached; 0: as soon as possible
+    """
+
+    deadline_s: control_wire.Deadline = 0.0
+
+
+class RecordBootsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Boots to record.
+
+    :param hosts: these hosts; empty: all hosts that are up
+    :param boots: number of boots on each host
+    """
+
+    hosts: HostNames = []
+    boots: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+
+class PrefetchBootImageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Facts by which each host decides whether to prefetch a boot image.
+
+    :param previous_images: earlier images of the family; hosts that use one may want the boot image
+    :param is_public: all projects may read the image
+    """
+
+    previous_images: PreviousImages = []
+    is_public: bool = False
+
+
+class BroadcastTask(msgspec.Struct, frozen=True):
+    """A task that went to all hosts; those that take it report its progress.
+
+    :param request: number of the task in these reports
+    """
+
+    image_id: str
+    request: int
+
+
+class AcceptedTask(msgspec.Struct, frozen=True):
+    """A task that hosts were given; ``GET /v1/images/{image_id}/hosts`` shows its progress.
+
+    :param request: number of the task there
+    :param hosts: hosts that were given the task
+    """
+
+    image_id: str
+    request: int
+    hosts: list[str]
+
+
+def prepare(call: operation.Call) -> images.Image:
+    """Start the preparation of an image; answer with the image as it is now."""
+    image_id = operation.image_id(call.path["image_id"])
+    record = _visible(call, image_id)
+    if why := _why_not_prepared(record) if record else "":
+        raise operation.RequestRefused(
+            http.HTTPStatus.CONFLICT, f"image {image_id} cannot be prepared: {why}"
+        )
+    has_failed = artefacts.state_of(record) is artefacts.State.FAILED if record else False
+    wanted = decision_messages.ImageWanted(image_id, call.body.force or has_failed)
+    call.bus.want(wanted, random.getrandbits(REQUEST_BITS))
+    return images.one(call) if record else images.unknown(image_id)
+
+
+def pre_seed(call: operation.Call) -> AcceptedTask:
+    """Let hosts fetch all of an image and pin it."""
+    image_id = _prepared(call)
+    if call.body.count and call.body.hosts:
+        raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, "give either hosts or count")
+    chosen = _chosen(call, call.body.hosts)
+    if call.body.count:
+        rows = call.store.image_hosts(image_id, operation.since_s(call))
+        warm = {row.host for row in rows if row.missing_bytes == 0}
+        chosen = [name for name in chosen if name not in warm][: call.body.count]
+    task = _task(decision_messages.TaskKind.PRE_SEED, image_id)
+    return _give(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
+
+
+def flatten(call: operation.Call) -> AcceptedTask:
+    """Copy an image into the disks that are based on it; Glance may have deleted it."""
+    image_id = operation.image_id(call.path["image_id"])
+    if not call.store.image_hosts(image_id, operation.since_s(call)):
+        _visible(call, image_id)
+    task = _task(decision_messages.TaskKind.FLATTEN, image_id)
+    return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
+
+
+def record_boots(call: operation.Call) -> AcceptedTask:
+    """Record the next boots from an image, for a better boot image."""
+    image_id = _prepared(call)
+    task = _task(decision_messages.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
+    return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
+
+
+def prefetch_boot_image(call: operation.Call) -> BroadcastTask:
+    """Announce a new boot image to all hosts; a host that misses this fetches it at a boot."""
+    image_id = operation.image_id(call.path["image_id"])
+    task = _task(
+        decision_messages.TaskKind.PREFETCH_BOOT_IMAGE,
+        image_id,
+        previous_images=tuple(map(operation.image_id, call.body.previous_images)),
+        is_public=call.body.is_public,
+    )
+    call.bus.give(task, None)
+    return BroadcastTask(image_id, task.request)
+
+
+def hydrate(call: operation.Call) -> AcceptedTask:
+    """Cache an image completely before others, and before the end of its boots."""
+    deadline_s = call.body.deadline_s
+    due_at_s = call.wall() + deadline_s if deadline_s else 0.0
+    kind = decision_messages.TaskKind.HYDRATE
+    return _ask_keepers(call, kind, deadline_s=deadline_s, due_at_s=due_at_s)
+
+
+def pause(call: operation.Call) -> AcceptedTask:
+    """Stop filling caches with an image."""
+    return _ask_keepers(call, decision_messages.TaskKind.PAUSE)
+
+
+def resume(call: operation.Call) -> AcceptedTask:
+    """Fill caches with an image at the normal rate: ends a hydrate and a pause."""
+    return _ask_keepers(call, decision_messages.TaskKind.RESUME)
+
+
+def unpin(call: operation.Call) -> AcceptedTask:
+    """Keep an image only as long as servers use it, although it was pre-seeded."""
+    return _ask_keepers(call, decision_messages.TaskKind.UNPIN)
+
+
+def _why_not_prepared(record: image_record.Record) -> str:
+    """Say why an image cannot be prepared; empty if it can, or if only a listener knows."""
+    why = image_record.why_not_served(record)
+    is_decided = image_record.text_of(record, artefacts.MESSAGE) == artefacts.fit_message(why)
+    return why if is_decided or not image_record.is_convertible(record) else ""
+
+
+def _ask_keepers(
+    call: operation.Call, kind: decision_messages.TaskKind, **more: Any
+) -> AcceptedTask:
+    """Give a task to the hosts that were named, or to all that use an image or pin it.
+
+    :raises operation.RequestRefused: there is no such image, or no such host
+    """
+    image_id = operation.image_id(call.path["image_id"])
+    rows = call.store.image_hosts(image_id, operation.since_s(call))
+    if not rows:
+        _visible(call, image_id)
+    told = ((row.host, image_queries.fill_of(row)) for row in rows)
+    keepers = {host for host, whole in told if whole and (whole.is_used or whole.is_pinned)}
+    chosen = _chosen(call, call.body.hosts)
+    if not call.body.hosts:
+        chosen = [name for name in chosen if name in keepers]
+        if not chosen:
+            raise operation.RequestRefused(
+                http.HTTPStatus.CONFLICT, f"no host uses image {image_id} or has it pinned"
+            )
+    return _give(call, _task(kind, image_id, **more), chosen, is_for_all=False)
+
+
+def _task(
+    kind: decision_messages.TaskKind, image_id: ids.ImageId, **more: Any
+) -> decision_messages.ImageTask:
+    request = random.getrandbits(REQUEST_BITS)
+    return decision_messages.ImageTask(request=request, kind=kind, image_id=image_id, **more)
+
+
+def _give(
+    call: operation.Call, task: decision_messages.ImageTask, chosen: list[str], *, is_for_all: bool
+) -> AcceptedTask:
+    call.bus.give(task, None if is_for_all else chosen)
+    call.store.note_given(chosen, task, call.wall())
+    return AcceptedTask(task.image_id, task.request, chosen)
+
+
+def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Record | None:
+    """Return what Glance says of an image; None where there is nobody to ask it for.
+
+    :raises operation.RequestRefused: Glance shows no such image
+    """
+    if call.auth is None:
+        return None
+    found = call.images.records([image_id], call.auth).get(image_id)
+    if found is None:
+        raise operation.not_found(f"image {image_id}")
+    return found
+
+
+def _prepared(call: operation.Call) -> ids.ImageId:
+    """Return the image that the path names.
+
+    :raises operation.RequestRefused: there is none, or agents can do nothing with it yet
+    """
+    image_id = operation.image_id(call.path["image_id"])
+    record = _visible(call, image_id)
+    if record is not None and artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP) is None:
+        raise operation.RequestRefused(
+            http.HTTPStatus.CONFLICT,
+            f"image {image_id} has no chunk map yet: have it prepared first "
+            f"(openstack acstor image prepare {image_id})",
+        )
+    return image_id
+
+
+def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
+    """Return the hosts that were named, or all that are up, the least loaded first.
+
+    :raises operation.RequestRefused: one that was named is not up
+    """
+    up = [row for row in call.store.hosts() if hosts.is_up(call, row)]
+    up.sort(key=lambda row: (max(row.received_bytes_s, row.sent_bytes_s), row.host))
+    names = [row.host for row in up]
+    if missing := sorted(set(wanted).difference(names)):
+        raise operation.RequestRefused(
+            http.HTTPStatus.CONFLICT,
+            f"hosts send no samples: {', '.join(missing[:5])}. Is acstor-agent running there? "
+            "(openstack acstor host list)",
+        )
+    return list(dict.fromkeys(wanted)) if wanted else names
+
+
+def _of_keepers(
+    name: str,
+    summary: str,
+    handler: Callable[[operation.Call], AcceptedTask],
+    body: type[HostSelection],
+) -> operation.Operation:
+    return operation.Operation(
+        f"image:{name}",
+        "POST",
+        f"/v1/images/{{image_id}}/{name}",
+        summary,
+        AcceptedTask,
+        handler,
+        rule=operation.ADMIN,
+        body=body,
+        status=http.HTTPStatus.ACCEPTED,
+    )
+
+
+OPERATIONS = (
+    operation.Operation(
+        "image:prepare",
+        "POST",
+        "/v1/images/{image_id}/prepare",
+        "Prepare an image: make its chunk map and its boot image",
+        images.Image,
+        prepare,
+        rule=operation.ADMIN,
+        body=PrepareRequest,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "image:pre_seed",
+        "POST",
+        "/v1/images/{image_id}/pre-seed",
+        "Let hosts fetch all of an image and pin it",
+        AcceptedTask,
+        pre_seed,
+        rule=operation.ADMIN,
+        body=PreSeedRequest,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "image:flatten",
+        "POST",
+        "/v1/images/{image_id}/flatten",
+        "Copy an image into the writable disks that are based on it",
+        AcceptedTask,
+        flatten,
+        rule=operation.ADMIN,
+        body=FlattenRequest,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    _of_keepers("hydrate", "Cache an image completely, before others", hydrate, HydrateRequest),
+    _of_keepers("pause", "Stop filling caches with an image", pause, HostSelection),
+    _of_keepers(
+        "resume", "Fill caches with an image at the normal rate again", resume, HostSelection
+    ),
+    _of_keepers("unpin", "Keep an image only as long as servers use it", unpin, HostSelection),
+    operation.Operation(
+        "image:record_boots",
+        "POST",
+        "/v1/images/{image_id}/record-boots",
+        "Record the next boots from an image",
+        AcceptedTask,
+        record_boots,
+        rule=operation.ADMIN,
+        body=RecordBootsRequest,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+    operation.Operation(
+        "image:prefetch_boot_image",
+        "POST",
+        "/v1/images/{image_id}/prefetch-boot-image",
+        "Announce a new boot image to hosts, which may prefetch it",
+        BroadcastTask,
+        prefetch_boot_image,
+        rule=f"role:acstor-prepare or role:service or {operation.ADMIN}",
+        body=PrefetchBootImageRequest,
+        status=http.HTTPStatus.ACCEPTED,
+    ),
+)

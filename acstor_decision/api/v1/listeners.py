@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Glance listeners: each reports that it runs, so operators notice a silent one."""
+
+import datetime
+import http
+from typing import Annotated
+
+import msgspec
+
+from acstor_common.model import patterns
+from acstor_decision.api import operation
+from acstor_decision.core import health_checks
+from acstor_decision.db import listener_queries
+from acstor_decision.db import models
+
+RULE = "role:acstor-prepare or role:service"
+
+
+class ListenerReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A report that a listener runs.
+
+    :param listener: the name of its host
+    """
+
+    listener: Annotated[str, patterns.full_match(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")]
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """A listener.
+
+    :param listener: the name of its host
+    :param is_silent: it has not reported for some minutes
+    """
+
+    listener: str
+    reported_at: datetime.datetime
+    is_silent: bool
+
+
+class Listeners(msgspec.Struct, frozen=True):
+    """Listeners that reported within a day; if none did, the last ones."""
+
+    listeners: list[Listener]
+
+
+def every(call: operation.Call) -> Listeners:
+    """Answer with the listeners."""
+    return Listeners([_shown(row, call.wall()) for row in call.store.listeners()])
+
+
+def report(call: operation.Call) -> Listeners:
+    """Note that a listener runs."""
+    if not call.store.note_listener(call.body.listener, call.wall()):
+        message = f"the limit of {listener_queries.MOST} listeners is reached"
+        raise operation.RequestRefused(http.HTTPStatus.CONFLICT, message)
+    return every(call)
+
+
+def _shown(row: models.Listener, now_s: float) -> Listener:
+    return Listener(
+        listener=row.listener,
+        reported_at=datetime.datetime.fromtimestamp(row.reported_s, datetime.UTC),
+        is_silent=now_s - row.reported_s > health_checks.LISTENER_S,
+    )
+
+
+OPERATIONS = (
+    operation.Operation(
+        "listener:list",
+        "GET",
+        "/v1/listeners",
+        "List the Glance listeners",
+        Listeners,
+        every,
+        rule=f"{RULE} or {operation.READER}",
+    ),
+    operation.Operation(
+        "listener:report",
+        "POST",
+        "/v1/listeners",
+        "Report that a Glance listener runs",
+        Listeners,
+        report,
+        rule=f"{RULE} or {operation.ADMIN}",
+        body=ListenerReport,
+    ),
+)

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Status of the cloud: hosts, images, servers, and findings for the operator."""
+
+import collections
+import datetime
+
+import msgspec
+
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.wire import decision_messages
+from acstor_common.wire import fill_progress
+from acstor_decision.api import glance_client
+from acstor_decision.api import operation
+from acstor_decision.api.v1 import hosts
+from acstor_decision.core import enrolment_rules
+from acstor_decision.core import health_checks
+from acstor_decision.db import database
+from acstor_decision.db import image_queries
+from acstor_decision.db import models
+from acstor_decision.db import sample_queries
+
+MAX_UNFINISHED = 1000
+MAX_VERSIONS = MAX_REASONS = 20
+STUCK = (fill_progress.FillState.NO_SPACE, fill_progress.FillState.FAILING)
+"""States in which an image does not become fully cached by waiting."""
+NEW_S = 600.0
+"""The listener begins with a new image within this time."""
+
+
+class HostCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of hosts.
+
+    :param up: hosts that send samples
+    :param overloaded: of these, hosts whose links were overloaded in the last collection
+    :param silent: hosts that send no samples
+    :param waiting: hosts that an operator must allow to enrol
+    :param versions: number of hosts that are up by their version of acstor; "": not reported
+    """
+
+    up: int
+    overloaded: int
+    silent: int
+    waiting: int
+    drained: int
+    versions: dict[str, int]
+
+
+class RingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The current v-node table.
+
+    :param hosts: number of its hosts
+    :param up_to_date_hosts: number of hosts that are up and use it
+    """
+
+    epoch: int
+    published_at: datetime.datetime
+    hosts: int
+    up_to_date_hosts: int
+
+
+class ImageCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of images that Glance shows the client, without hidden ones.
+
+    :param ready: images from whose mirrors servers boot
+    :param preparing: images whose preparation is not complete
+    :param failed: images whose preparation failed; the listener tries again
+    :param unsupported: images that acstor does not serve, by the reason, the most frequent first;
+        Nova downloads them itself
+    :param unsupported_total: number of all of these
+    :param is_complete: all images are counted
+    """
+
+    ready: int
+    preparing: int
+    failed: int
+    unsupported: dict[str, int]
+    unsupported_total: int
+    is_complete: bool
+
+
+class ImageUseCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of images in use, counted on each host.
+
+    :param fully_cached: images whose servers need no other host and no image store
+    """
+
+    used: int
+    fully_cached: int
+
+
+class GuestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of guests that wait or fail.
+
+    :param waiting_requests: requests that have waited for 5 s or more
+    :param longest_wait_s: age of the oldest of these
+    :param failed_reads: reads that failed in the last hour
+    :param fallbacks: fallbacks to Nova's own download in the last hour, by the reason
+    """
+
+    waiting_requests: int
+    longest_wait_s: float
+    failed_reads: int
+    fallbacks: dict[str, int]
+
+
+class CheckpointCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Checkpoints of servers.
+
+    :param servers: number of servers with checkpoints
+    :param oldest_age_s: age of the oldest among their latest checkpoints; null: there are none
+    """
+
+    servers: int
+    oldest_age_s: float | None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of the cloud.
+
+    :param health: severity of the worst finding
+    :param findings: problems, the worst first
+    :param ring: null: no v-node table was published
+    :param images: null: Glance does not answer
+    """
+
+    health: health_checks.Severity
+    findings: list[health_checks.Finding]
+    hosts: HostCounts
+    ring: RingStatus | None
+    images: ImageCounts | None
+    images_in_use: ImageUseCounts
+    guests: GuestCounts
+    checkpoints: CheckpointCounts
+    now: datetime.datetime
+
+
+def show(call: operation.Call) -> Status:
+    """Answer with the status of the cloud."""
+    now_s = call.wall()
+    seen_hosts = [_host(call, *pair) for pair in _known(call)]
+    listed, why_unlisted = _listed(call)
+    images = None if listed is None else [_image(one, now_s) for one in listed.images]
+    published = next(iter(call.store.rings(limit=1)), None)
+    uses = call.store.uses(operation.since_s(call), MAX_UNFINISHED)
+    newest = call.store.newest_checkpoints()
+    seen = health_checks.CloudState(
+        now_s=now_s,
+        epoch=published.epoch if published else 0,
+        published_ago_s=now_s - published.published_s if published else None,
+        hosts=seen_hosts,
+        images=images,
+        why_no_images=why_unlisted,
+        instance=published.instance if published else "",
+        listeners=[
+            health_checks.Listener(name=one.listener, reported_ago_s=now_s - one.reported_s)
+            for one in call.store.listeners()
+        ],
+        unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
+        checkpoints=[
+            health_checks.Checkpoint(
+                server=one.instance_id, age_s=now_s - one.taken_s, interval_s=one.interval_s
+            )
+            for one in newest
+        ],
+        checkpoint_failures=call.store.checkpoint_failures(now_s),
+    )
+    findings = health_checks.find_problems(seen)
+    return Status(
+        health=health_checks.worst_severity(findings),
+        findings=findings,
+        hosts=_host_counts(seen_hosts),
+        ring=_ring(published, seen_hosts),
+        images=None if listed is None else _image_counts(images or [], listed.is_complete),
+        images_in_use=ImageUseCounts(used=uses.uses, fully_cached=uses.whole),
+        guests=_guest_counts(seen_hosts),
+        checkpoints=CheckpointCounts(
+            servers=len(newest),
+            oldest_age_s=max((one.age_s for one in seen.checkpoints), default=None),
+        ),
+        now=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
+    )
+
+
+def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | None]]:
+    """Return the hosts that are or were heard, enrolled, or wait; not those that are shut out."""
+    enrolled = {row.host: row for row in call.store.enrolments()}
+    heard = {row.host: row for row in call.store.hosts()}
+    asked = {name for name, row in enrolled.items() if row.state in _ASKED}
+    gone = {name for name, row in enrolled.items() if row.state in _OUT}
+    names = sorted({*heard, *asked} - gone)
+    return [(heard.get(name) or models.Host(host=name), enrolled.get(name)) for name in names]
+
+
+_ASKED = (enrolment_rules.EnrolmentState.WAITING, enrolment_rules.EnrolmentState.ENROLLED)
+_OUT = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.FORGOTTEN)
+
+
+def _host(
+    call: operation.Call, row: models.Host, enrolled: models.Enrolment | None
+) -> health_checks.Host:
+    is_heard = hosts.is_up(call, row)
+    return health_checks.Host(
+        name=row.host,
+        is_heard=is_heard,
+        unheard_s=_unheard_s(row, enrolled, call.wall()),
+        is_drained=bool(row.is_drained),
+        is_overloaded=is_heard and bool(row.overloaded_in_a_row),
+        epoch=row.ring_epoch or 0,
+        waits=enrolled is not None and enrolled.state == enrolment_rules.EnrolmentState.WAITING,
+        left_share=_left_share(enrolled, call.wall()),
+        health=sample_queries.health_of(row),
+    )
+
+
+def _unheard_s(row: models.Host, enrolled: models.Enrolment | None, now_s: float) -> float | None:
+    """Return how old the certificate of a host is of which no sample ever came; else None."""
+    if row.seen_s is not None or enrolled is None or enrolled.issued_s is None:
+        return None
+    return now_s - enrolled.issued_s
+
+
+def _left_share(row: models.Enrolment | None, now_s: float) -> float | None:
+    """Return how much of the life of a host's certificate is left; None: it has none."""
+    if row is None or row.issued_s is None or row.not_after_s is None:
+        return None
+    life_s = max(1.0, row.not_after_s - row.issued_s)
+    return (row.not_after_s - now_s) / life_s
+
+
+def _listed(call: operation.Call) -> tuple[glance_client.ImageListing | None, str]:
+    """Return the images of Glance, or why they are not known."""
+    try:
+        return call.images.every(call.auth), ""
+    except glance_client.GlanceUnreachable as e:
+        return None, e.detail
+
+
+def _image(record: image_record.Record, now_s: float) -> health_checks.Image:
+    state, why = _state(record, now_s)
+    return health_checks.Image(
+        image_id=image_record.text_of(record, "id"),
+        name=image_record.text_of(record, "name"),
+        state=state,
+        why=why,
+    )
+
+
+def _state(record: image_record.Record, now_s: float) -> tuple[health_checks.ImageState, str]:
+    """Return how far an image is, and why it is no farther."""
+    state, message = artefacts.state_of(record), image_record.text_of(record, artefacts.MESSAGE)
+    if state is artefacts.State.READY:
+        return health_checks.ImageState.READY, ""
+    if state is artefacts.State.REFUSED:
+        return health_checks.ImageState.NOT_SERVED, message
+    if state is artefacts.State.FAILED:
+        return health_checks.ImageState.FAILED, message
+    if why := image_record.why_not_served(record):
+        return health_checks.ImageState.NOT_SERVED, why
+    is_begun = state is not None or now_s - _changed_s(record, now_s) < NEW_S
+    return (
+        health_checks.ImageState.PREPARING if is_begun else health_checks.ImageState.NOT_BEGUN,
+        "",
+    )
+
+
+def _changed_s(record: image_record.Record, now_s: float) -> float:
+    """Return when an image changed last; now, if Glance does not say it."""
+    try:
+        moment = datetime.datetime.fromisoformat(image_record.text_of(record, "updated_at"))
+    except ValueError:
+        return now_s
+    return moment.timestamp() if moment.tzinfo else now_s
+
+
+def _stuck(row: models.HeldImage) -> health_checks.UnfilledImage | None:
+    """Return an image that does not become whole on a host; None if it does, or may."""
+    told = image_queries.fill_of(row)
+    if told is None or (told.state not in STUCK and not told.is_late):
+        return None
+    return health_checks.UnfilledImage(
+        host=row.host, image_id=row.image_id, why=told.why or told.state
+    )
+
+
+def _host_counts(seen: list[health_checks.Host]) -> HostCounts:
+    up = [host for host in seen if host.is_heard]
+    versions = collections.Counter(host.health.version if host.health else "" for host in up)
+    return HostCounts(
+        up=len(up),
+        overloaded=sum(host.is_overloaded for host in up),
+        silent=sum(not host.is_heard and not host.waits for host in seen),
+        waiting=sum(host.waits for host in seen),
+        drained=sum(host.is_drained for host in seen),
+        versions=dict(versions.most_common(MAX_VERSIONS)),
+    )
+
+
+def _ring(
+    published: database.Publication | None, seen: list[health_checks.Host]
+) -> RingStatus | None:
+    if published is None:
+        return None
+    return RingStatus(
+        epoch=published.epoch,
+        published_at=datetime.datetime.fromtimestamp(published.published_s, datetime.UTC),
+        hosts=published.hosts,
+        up_to_date_hosts=sum(host.is_heard and host.epoch == published.epoch for host in seen),
+    )
+
+
+def _image_counts(images: list[health_checks.Image], is_complete: bool) -> ImageCounts:
+    states = collections.Counter(image.state for image in images)
+    why = collections.Counter(
+        image.why for image in images if image.state is health_checks.ImageState.NOT_SERVED
+    )
+    return ImageCounts(
+        ready=states[health_checks.ImageState.READY],
+        preparing=states[health_checks.ImageState.PREPARING]
+        + states[health_checks.ImageState.NOT_BEGUN],
+        failed=states[health_checks.ImageState.FAILED],
+        unsupported=dict(why.most_common(MAX_REASONS)),
+        unsupported_total=why.total(),
+        is_complete=is_complete,
+    )
+
+
+def _guest_counts(seen: list[health_checks.Host]) -> GuestCounts:
+    told = [host.health for host in seen if host.is_heard and host.health is not None]
+    fallbacks: collections.Counter[str] = collections.Counter()
+    for one in told:
+        fallbacks.update(one.fallbacks)
+    return GuestCounts(
+        waiting_requests=sum(one.waiting for one in told),
+        longest_wait_s=max((one.longest_wait_s for one in told), default=0.0),
+        failed_reads=sum(one.failed_reads for one in told),
+        fallbacks=dict(fallbacks.most_common(decision_messages.MAX_REASONS)),
+    )
+
+
+OPERATIONS = (
+    operation.Operation(
+        "status:get",
+        "GET",
+        "/v1/status",
+        "Show the status of the cloud, with findings and remedies",
+        Status,
+        show,
+    ),
+)

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers checkpoints of hosts, and forgets those of servers that are gone.
+
+The one rule: a host may register for a server that Nova says is on it, and for no other.  Who
+could do more would let a server be recovered with a disk of his own.  So what Nova does not say
+is a no, which passes.
+"""
+
+import base64
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from acstor_common import errors
+from acstor_common.identity import replay_filter
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
+from acstor_decision import interval_lookup
+from acstor_decision import nova_client
+from acstor_decision.core import enrolment_rules
+from acstor_decision.core import holder_check
+from acstor_decision.db import checkpoint_queries
+from acstor_decision.db import database
+from acstor_decision.db import models
+from acstor_decision.identity import trust_state
+
+LOG = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 30.0
+"""Prometheus looks that often."""
+SWEEP_EVERY_S = 300.0
+"""Nova is asked that often whether servers with checkpoints still exist."""
+SWEPT = 200
+"""Servers that are asked for in a row, some seconds of Nova's time; the next ones then."""
+BETWEEN_S = 0.02
+NOTE_EVERY_S = 60.0
+"""What one host says of checkpoints that fail is written down that often at most."""
+_GONE = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.FORGOTTEN)
+
+
+class CheckpointRegistry:
+    """What this instance of the service does about checkpoints.
+
+    ``registered`` and ``refused`` (by the reason) count since its start; ``newest`` are the newest
+    checkpoints of all servers, some seconds ago, where this instance leads.
+
+    :param trust: returns whom the service believes now
+    :param intervals: knows how often checkpoints are wanted
+    :param kept: newest checkpoints of an instance that stay
+    :param kept_after_s: for how long those of one stay that Nova does not know any more
+    """
+
+    def __init__(
+        self,
+        store: database.Database,
+        nova: nova_client.NovaClient,
+        trust: Callable[[], trust_state.TrustState],
+        intervals: interval_lookup.IntervalLookup,
+        *,
+        kept: int,
+        kept_after_s: float,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.newest: tuple[checkpoint_queries.Newest, ...] = ()
+        self.registered, self._clock = 0, clock
+        self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
+        self._store, self._nova, self._trust, self._intervals = store, nova, trust, intervals
+        self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
+        # For each host, so that one that says much keeps no other from being heard.
+        self._freshness: dict[str, replay_filter.ReplayFilter] = {}
+        self._noted_s: dict[str, float] = {}
+        self._asking: set[tuple[object, ...]] = set()
+        self._lock = threading.Lock()
+        self._complaints = message_bus.ThrottledWarnings(clock)
+
+    def answers(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
+        """Return what answers hosts, by the method that they call."""
+        return {
+            messages.REGISTER_CHECKPOINT: self.register,
+            messages.KEPT_CHECKPOINTS: self.kept,
+            messages.INTERVALS: self.intervals,
+            messages.OWNERS: self.owners,
+            messages.SERVICE_KEY: self.service_key,
+        }
+
+    def register(self, payload: object) -> dict[str, Any]:
+        """Answer a host that has taken a checkpoint; called in threads of the message bus."""
+        return self._answered(payload, messages.SealedMessage, self._revealed)
+
+    def kept(self, payload: object) -> dict[str, Any]:
+        """Answer a host that asks which of its checkpoints stay."""
+        return self._answered(payload, messages.RetentionRequest, self._kept_of)
+
+    def intervals(self, payload: object) -> dict[str, Any]:
+        """Answer a host that asks how often checkpoints are wanted; note which of its fail."""
+        return self._answered(
+            payload,
+            messages.IntervalRequest,
+            self._intervals_of,
+            signing.CHECKPOINT_INTERVALS,
+        )
+
+    def owners(self, payload: object) -> dict[str, Any]:
+        """Answer a host that asks which of those it keeps checkpoints for are gone for good."""
+        return self._answered(
+            payload, messages.OwnerRequest, self._gone_of, signing.CHECKPOINT_OWNERS
+        )
+
+    def service_key(self, _payload: object) -> dict[str, Any]:
+        """Answer with what a checkpoint is to be concealed with."""
+        signer = self._trust().signer
+        key = messages.ServiceKey(sealed_box.public_key(signer).hex())
+        return decision_messages.encode(
+            signed_messages.sign_payload(key, signing.CHECKPOINT_KEY, signer)
+        )
+
+    def _answered(
+        self,
+        payload: object,
+        kind: type[Any],
+        work: Callable[[Any], messages.Response],
+        purpose: str = signing.CHECKPOINT_ANSWER,
+    ) -> dict[str, Any]:
+        """Return the answer, sealed: who trusts another one drops what is to stay."""
+        host, sent_s = "", 0.0
+
+        def done() -> messages.Response:
+            nonlocal host, sent_s
+            told = self._checked(payload, kind)
+            host, sent_s = told.host, told.sent_s
+            with self._alone(told.host, purpose, kind):
+                return work(told)
+
+        answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
+        made = signed_messages.sign_payload(answer, purpose, self._trust().signer)
+        return decision_messages.encode(made)
+
+    def _said(self, work: Callable[[], messages.Response]) -> messages.Response:
+        try:
+            return work()
+        except errors.NotAuthenticated as e:
+            self.refused["not_authentic"] += 1
+            self._complaints.say("checkpoints: %s", e)
+            return messages.Response(str(e))
+        except errors.RemoteProtocolError as e:
+            self.refused["not_authentic"] += 1
+            return messages.Response(str(e))
+        except nova_client.NovaBusy as e:  # no line in the log: that would be as many as questions
+            self.refused["unknown"] += 1
+            return messages.Response(str(e), may_pass=True)
+        except (nova_client.NovaUnreachable, database.DatabaseError) as e:
+            self.refused["unknown"] += 1
+            self._complaints.say("checkpoints: a host must retry: %s", e)
+            is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
+            return messages.Response(
+                "the database is away" if is_database else str(e), may_pass=True
+            )
+
+    @contextlib.contextmanager
+    def _alone(self, host: str, *what: object) -> Iterator[None]:
+        """Keep a host from taking threads of the message bus with many questions at a time.
+
+        :raises nova_client.NovaBusy: it waits for the answer to another one of this kind
+        """
+        with self._lock:
+            if (host, *what) in self._asking:
+                raise nova_client.NovaBusy(f"{host} waits for another answer")
+            self._asking.add((host, *what))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking.discard((host, *what))
+
+    def _checked(self, payload: object, kind: type[Any]) -> Any:
+        """Return what a host says, once it has proven who it is, and that this is new."""
+        signed = decision_messages.decode(payload, decision_messages.Signed)
+        trust = self._trust()
+        certificate, told = signed_messages.verify_from_host(
+            signed, signing.CHECKPOINT, trust.ca, kind
+        )
+        what = f"what {told.host} says of its checkpoints"
+        if certificate.host != told.host:
+            raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
+        if fault := trust.fault(certificate, self._wall()):
+            raise errors.NotAuthenticated(what, fault)
+        with self._lock:
+            its = self._freshness.setdefault(told.host, replay_filter.ReplayFilter())
+            if fault := its.why_not((kind.__name__, told.sent_s), told.sent_s, self._wall()):
+                raise errors.NotAuthenticated(what, fault)
+        return told
+
+    def _revealed(self, told: messages.SealedMessage) -> messages.CheckpointResponse:
+        what = f"the checkpoint that {told.host} tells of"
+        try:
+            box = base64.b64decode(told.box, validate=True)
+            raw = sealed_box.decrypt(self._trust().signer, box, told.host.encode())
+            taken = msgspec.json.decode(raw, type=messages.RegisteredCheckpoint)
+        except (ValueError, msgspec.DecodeError, RecursionError) as e:
+            raise errors.RemoteProtocolError(told.host, str(e)) from e
+        if (taken.host, taken.sent_s) != (told.host, told.sent_s):
+            raise errors.NotAuthenticated(what, "it is not what the message around it says")
+        return self._register(taken)
+
+    def _register(self, taken: messages.RegisteredCheckpoint) -> messages.CheckpointResponse:
+        server = self._nova.server(ids.ImageId(taken.instance_id), taken.host)
+        why = _fault_of(taken, server) or self._fault_of_holders(taken)
+        if why:
+            self.refused["not_its_own"] += 1
+            told = (taken.host, taken.checkpoint_id, why)
+            self._complaints.say("%s: checkpoint %s is refused: %s", *told)
+            return messages.CheckpointResponse(why)
+        stays = self._store.note_checkpoint(taken, self._wall(), self._kept)
+        if stays is None:
+            self.refused["stale"] += 1
+            return messages.CheckpointResponse(
+                "a later one of this disk, or another of this id, is registered"
+            )
+        self.registered += 1
+        return messages.CheckpointResponse(kept=tuple(map(_kept, stays)))
+
+    def _fault_of_holders(self, taken: messages.RegisteredCheckpoint) -> str:
+        known = self._store.addresses_of([taken.host, *(one.host for one in taken.holders)])
+        return holder_check.holder_fault(
+            taken.host, taken.holders, known, self._trust().is_enrolled
+        )
+
+    def _kept_of(self, asked: messages.RetentionRequest) -> messages.CheckpointResponse:
+        rows: Sequence[models.Checkpoint] = self._store.checkpoints_of_host(
+            asked.host, messages.MAX_KEPT + 1
+        )
+        told = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
+        return messages.CheckpointResponse(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
+
+    def _intervals_of(self, asked: messages.IntervalRequest) -> messages.IntervalResponse:
+        if self._clock() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:
+            self._noted_s[asked.host] = self._clock()
+            self._store.note_checkpoint_failures(asked.host, asked.failing, self._wall())
+        return self._intervals.of(asked.host)
+
+    def _gone_of(self, asked: messages.OwnerRequest) -> messages.OwnerResponse:
+        """Who is not known at all is not said to be gone: this database may be an old one."""
+        hosts = self._trust().hosts
+        left = [one for one in asked.owners if one in hosts and hosts[one].state in _GONE]
+        needed = self._store.checkpointed_hosts(left)
+        return messages.OwnerResponse(gone=tuple(one for one in left if one not in needed))
+
+    def run(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
+        """Look at checkpoints, and forget those of servers that are gone, while this one leads."""
+        sweeps_s = self._clock() + SWEEP_EVERY_S
+        while not stopping.wait(LOOK_EVERY_S):
+            try:
+                self.newest = tuple(self._store.newest_checkpoints()) if leads() else ()
+                if leads() and self._nova.is_there and self._clock() >= sweeps_s:
+                    sweeps_s = self._clock() + SWEEP_EVERY_S
+                    self.sweep(stopping)
+            except (nova_client.NovaUnreachable, database.DatabaseError) as e:
+                LOG.warning("checkpoints: %s", e)
+            except Exception:
+                LOG.exception("checkpoints are not checked")
+
+    def sweep(self, stopping: threading.Event) -> None:
+        """Ask Nova for each server that has checkpoints.
+
+        :raises nova_client.NovaUnreachable: it cannot be known
+        """
+        marker = ""
+        while found := self._store.checkpointed_instances(marker, SWEPT):
+            for instance_id in found:
+                if stopping.wait(BETWEEN_S):
+                    return
+                server = self._nova.server(ids.ImageId(instance_id))
+                host = None if server is None else server.host
+                gone = self._store.note_presence(
+                    instance_id, host, self._wall(), self._kept_after_s
+                )
+                if gone:
+                    LOG.info("server %s is gone: %d checkpoints forgotten", instance_id, gone)
+            marker = found[-1]
+
+
+def _fault_of(taken: messages.RegisteredCheckpoint, server: nova_client.Server | None) -> str:
+    """Return why a host may not register a checkpoint; empty if it may."""
+    if server is None:
+        return f"Nova knows no server {taken.instance_id}"
+    if server.host != taken.host:
+        return f"Nova says that server {taken.instance_id} is on {server.host or 'no host'}"
+    if server.project_id != taken.project_id:
+        return f"Nova says that server {taken.instance_id} is of project {server.project_id}"
+    return ""
+
+
+def _kept(row: models.Checkpoint) -> messages.RetainedCheckpoint:
+    return messages.RetainedCheckpoint(
+        row.checkpoint_id, row.instance_id, row.vault_disk, row.manifest_name
+    )

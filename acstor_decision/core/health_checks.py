@@ -1,0 +1,505 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Health checks of a cloud, and their findings.
+
+Each check is a function of one snapshot (:class:`CloudState`) that yields findings.  A finding
+names the problem, its subjects and the remedy.
+"""
+
+import collections
+import enum
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from acstor_common.wire import checkpoint_messages
+from acstor_common.wire import decision_messages
+
+NAMED: Final = 20
+"""A finding names so many subjects, and counts all."""
+LATE_S: Final = 60.0
+"""Hosts receive a new v-node table within this time."""
+WAIT_S: Final = 30.0
+"""Longer waits may soon cause errors in guests."""
+UNHEARD_S: Final = 120.0
+"""A host that enrolled sends its first sample within seconds."""
+LISTENER_S: Final = 180.0
+"""A listener reports every half a minute that it runs."""
+TROUBLE_S: Final = 300.0
+ENDS_SHARE: Final = 0.2
+"""Of a certificate's life, left: hosts renew theirs before two thirds of it have passed."""
+FAILURE_REMEDIES: Final = {
+    "holder": "look at the vault of the host that is named last",
+    "holder_slow": "look at the disk and the network of the host that is named last",
+    "holder_lost": "look at the disk of the host that is named last: its vault lost chunks; or "
+    "revoke it, if it is in wrong hands",
+    "too_large": "rebuild the server from an image that has its data",
+    "scratch_full": "raise scratch_limit_bytes",
+    "overwritten": "raise scratch_limit_bytes",
+    "host": "look at the routes, the memory, the threads and the descriptors of that host",
+    "full": "raise vault_limit_bytes or vault_limit_inodes, give the vault a larger disk, or more "
+    "hosts vaults",
+    "slow": "give vault_dir a file system of its own, or a faster disk",
+    "not_safe": "look at the disk of vault_dir, and restart acstor-checkpointd",
+}
+"""By the reason that a checkpoint daemon reports."""
+
+
+class Severity(enum.StrEnum):
+    """Severity of a finding; the health of the cloud is that of its worst finding."""
+
+    OK = "ok"
+    WARNING = "warning"  # guests read, but slower or less safely than they should
+    ERROR = "error"  # guests wait or fail, or hosts will soon lose their peers
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A problem.
+
+    :param code: its kind, for machines
+    :param count: number of hosts, images or servers that have it
+    :param subjects: the first of these, the worst first, with details
+    :param remedy: action of the operator
+    """
+
+    code: str
+    severity: Severity
+    message: str
+    count: int
+    subjects: list[str]
+    remedy: str
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """A host.
+
+    :param is_heard: its agent sends samples
+    :param unheard_s: how long ago it got its certificate, if no sample of it ever came
+    :param waits: an operator has to allow it before it gets a certificate
+    :param left_share: of its certificate's life; None: it has none
+    """
+
+    name: str
+    is_heard: bool
+    unheard_s: float | None = None
+    is_drained: bool = False
+    is_overloaded: bool = False
+    epoch: int = 0
+    waits: bool = False
+    left_share: float | None = None
+    health: decision_messages.HostHealth | None = None
+
+
+class ImageState(enum.StrEnum):
+    """How far an image of Glance is."""
+
+    READY = "ready"  # servers start from its mirrors
+    PREPARING = "preparing"
+    NOT_BEGUN = "not begun"  # and it is not new
+    FAILED = "failed"  # it is tried again
+    NOT_SERVED = "not served"  # it cannot be: servers start from it as without acstor
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image of Glance.
+
+    :param why: it is no farther
+    """
+
+    image_id: str
+    name: str
+    state: ImageState
+    why: str = ""
+
+
+class UnfilledImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image in use that does not become fully cached on a host."""
+
+    host: str
+    image_id: str
+    why: str
+
+
+class Listener(msgspec.Struct, frozen=True, kw_only=True):
+    """A listener beside Glance.
+
+    :param name: of its host
+    :param reported_ago_s: since it said last that it runs
+    """
+
+    name: str
+    reported_ago_s: float
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest checkpoint of a server.
+
+    :param interval_s: how often one was promised; 0: not at all
+    """
+
+    server: str
+    age_s: float
+    interval_s: int
+
+
+class CloudState(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of a cloud.
+
+    :param epoch: of the v-node table that was published last; 0: none was
+    :param published_ago_s: how long ago; None: none was
+    :param images: None: Glance does not answer
+    :param why_no_images: with the address that was asked
+    :param instance: of the service, which published the last table
+    :param listeners: that ever reported, those left out that have been gone for long
+    :param checkpoint_failures: by the host that reports them
+    """
+
+    now_s: float
+    epoch: int
+    published_ago_s: float | None
+    hosts: Sequence[Host]
+    images: Sequence[Image] | None
+    why_no_images: str = ""
+    instance: str = ""
+    listeners: Sequence[Listener] = ()
+    unfinished: Sequence[UnfilledImage]
+    checkpoints: Sequence[Checkpoint]
+    checkpoint_failures: Mapping[str, Sequence[checkpoint_messages.Failing]] = {}
+
+
+def find_problems(seen: CloudState) -> list[Finding]:
+    """Return what is not as it should be, the worst first."""
+    found = [one for check in CHECKS for one in check(seen)]
+    order = list(Severity)
+    return sorted(found, key=lambda one: -order.index(one.severity))
+
+
+def worst_severity(found: Iterable[Finding]) -> Severity:
+    """Return how a cloud is.
+
+    >>> worst_severity([])
+    <Severity.OK: 'ok'>
+    """
+    return max((one.severity for one in found), key=list(Severity).index, default=Severity.OK)
+
+
+def _hosts(seen: CloudState) -> Iterator[Finding]:
+    heard = [host for host in seen.hosts if host.is_heard]
+    silent = [
+        host.name
+        for host in seen.hosts
+        if not host.is_heard and not host.waits and host.unheard_s is None
+    ]
+    if not seen.hosts:
+        yield _finding(
+            "no-hosts",
+            Severity.WARNING,
+            "no host has enrolled or sent a sample",
+            [],
+            "install acstor-agent on a host, with [enrolment] and transport_url; its log says why "
+            "it does not enrol",
+        )
+    if unheard := [
+        f"{host.name}: its certificate is {host.unheard_s / 60:.0f} min old"
+        for host in seen.hosts
+        if host.unheard_s is not None and host.unheard_s > UNHEARD_S
+    ]:
+        yield _finding(
+            "host-no-samples",
+            Severity.WARNING,
+            "hosts enrolled but never sent a sample",
+            unheard,
+            "compare [DEFAULT] transport_url there with that of acstor-decision; acstor-agent-ctl "
+            "status there names the broker and the user under Faults, and the log of "
+            "acstor-decision names the samples that it refuses",
+        )
+    if silent and not heard:
+        yield _finding(
+            "no-samples",
+            Severity.ERROR,
+            "acstor-decision receives no samples",
+            [*([f"instance {seen.instance}: the last leader"] if seen.instance else []), *silent],
+            "check that acstor-decision and the broker run, and read the log of acstor-decision "
+            "on the last leader; hosts continue with the v-node table that they have",
+        )
+    elif silent:
+        yield _finding(
+            "host-silent",
+            Severity.WARNING,
+            "hosts send no samples",
+            silent,
+            "check acstor-agent there (systemctl status acstor-agent); delete the record of a host "
+            "that is gone for good: openstack acstor host forget <host>",
+        )
+    if waiting := [host.name for host in seen.hosts if host.waits]:
+        yield _finding(
+            "host-waiting",
+            Severity.WARNING,
+            "hosts wait for approval to enrol",
+            waiting,
+            "compare the key (openstack acstor host show), then openstack acstor host allow <host>",
+        )
+
+
+def _certificates(seen: CloudState) -> Iterator[Finding]:
+    left = sorted(
+        (
+            (host.name, host.left_share)
+            for host in seen.hosts
+            if host.is_heard and host.left_share is not None
+        ),
+        key=lambda pair: pair[1],
+    )
+    remedy = "acstor-agent-ctl status there says under Identity why the renewal fails"
+    if ended := [name for name, share in left if share <= 0]:
+        message = "certificates have expired; other hosts will soon refuse these hosts"
+        yield _finding("certificate-expired", Severity.ERROR, message, ended, remedy)
+    if soon := [name for name, share in left if 0 < share < ENDS_SHARE]:
+        message = "certificates expire soon and were not renewed"
+        yield _finding("certificate-expires", Severity.WARNING, message, soon, remedy)
+
+
+def _tables(seen: CloudState) -> Iterator[Finding]:
+    if not seen.epoch:
+        if seen.hosts:
+            yield _finding(
+                "no-table",
+                Severity.WARNING,
+                "no v-node table was published, so hosts exchange no chunks",
+                [],
+                "check in the log of acstor-decision that an instance leads and receives samples",
+            )
+        return
+    is_due = seen.published_ago_s is not None and seen.published_ago_s > LATE_S
+    late = [host for host in seen.hosts if host.is_heard and host.epoch < seen.epoch]
+    if is_due and late:
+        yield _finding(
+            "table-old",
+            Severity.WARNING,
+            f"hosts use an older v-node table than {seen.epoch}",
+            [f"{host.name}: {host.epoch}" for host in sorted(late, key=lambda host: host.epoch)],
+            "tables arrive over the message bus: see the log of acstor-agent there",
+        )
+
+
+def _guests(seen: CloudState) -> Iterator[Finding]:
+    told = list(_told(seen))
+    if late := [(host, told_) for host, told_ in told if told_.longest_wait_s > WAIT_S]:
+        yield _finding(
+            "reads-wait",
+            Severity.ERROR,
+            f"guests' requests have waited for more than {WAIT_S:g} s",
+            [
+                f"{host.name}: {one.waiting} requests, {one.longest_wait_s:.0f} s"
+                + (f", {one.waits_for}" if one.waits_for else "")
+                for host, one in sorted(late, key=lambda pair: -pair[1].longest_wait_s)
+            ],
+            "a read blocks until its data arrives: check the image store and the network between "
+            "hosts; acstor-agent-ctl status there has details",
+        )
+    if lost := [f"{host.name}: {guest}" for host, one in told for guest in one.on_dead_mounts]:
+        yield _finding(
+            "mount-dead",
+            Severity.ERROR,
+            "guests use a dead mount and get I/O errors",
+            lost,
+            "restart these servers (openstack server reboot --hard); they then read through the "
+            "current mount",
+        )
+    if failed := [(host, one) for host, one in told if one.failed_reads]:
+        yield _finding(
+            "reads-failed",
+            Severity.ERROR,
+            "guests got I/O errors in the last hour",
+            [
+                f"{host.name}: {one.failed_reads}"
+                for host, one in sorted(failed, key=lambda pair: -pair[1].failed_reads)
+            ],
+            "the data was lost, or no source returned it in time: check whether an image in use "
+            "was deleted; the log of acstor-agent there names it",
+        )
+    if back := [(host, one) for host, one in told if one.fallbacks]:
+        yield _finding(
+            "nova-fallback",
+            Severity.WARNING,
+            "Nova fell back to its own download in the last hour",
+            [
+                f"{host.name}: {_counted(one.fallbacks)}"
+                for host, one in sorted(back, key=lambda pair: -sum(pair[1].fallbacks.values()))
+            ],
+            "the log of nova-compute there names the images and the reasons; acstor-nova-manage "
+            "check finds configuration errors",
+        )
+
+
+def _parts(seen: CloudState) -> Iterator[Finding]:
+    broken = [
+        f"{host.name}: {what}: {trouble.why}"
+        for host, told in _told(seen)
+        for what, trouble in sorted(told.faults.items())
+        if seen.now_s - trouble.since_s > TROUBLE_S
+    ]
+    if broken:
+        yield _finding(
+            "agent-fault",
+            Severity.WARNING,
+            "parts of agents fail; guests read without them",
+            broken,
+            "acstor-agent-ctl status there lists them under Faults, with their beginning",
+        )
+    versions = {told.version for _, told in _told(seen) if told.version}
+    if len(versions) > 1:
+        yield _finding(
+            "versions-differ",
+            Severity.WARNING,
+            "hosts run different versions of acstor",
+            sorted(f"{host.name}: {told.version}" for host, told in _told(seen)),
+            "expected during an upgrade; otherwise upgrade the other hosts",
+        )
+
+
+def _images(seen: CloudState) -> Iterator[Finding]:
+    if seen.images is None:
+        yield _finding(
+            "glance-unreachable",
+            Severity.WARNING,
+            "Glance does not list its images",
+            [seen.why_no_images] if seen.why_no_images else [],
+            "try openstack image list; the REST API uses the address of [glance] endpoint_override "
+            "or of Keystone's catalog",
+        )
+        return
+    late = [image for image in seen.images if image.state is ImageState.NOT_BEGUN]
+    if late:
+        yield _finding(
+            "image-not-prepared",
+            Severity.WARNING,
+            "images are not prepared, so Nova downloads them itself",
+            [f"{image.image_id} ({image.name})" for image in late],
+            "check that acstor-glance-listener runs and receives Glance's notifications; its log "
+            "and acstor-glance-manage check show what it sees",
+        )
+    failed = [image for image in seen.images if image.state is ImageState.FAILED]
+    if failed:
+        yield _finding(
+            "image-failed",
+            Severity.WARNING,
+            "the preparation of images failed, so Nova downloads them itself",
+            [f"{image.image_id} ({image.name}): {image.why}" for image in failed],
+            "the listener tries again; to try now: openstack acstor image prepare --force <image>",
+        )
+
+
+def _listeners(seen: CloudState) -> Iterator[Finding]:
+    if silent := [
+        f"{one.name}: for {one.reported_ago_s / 60:.0f} min"
+        for one in sorted(seen.listeners, key=lambda one: -one.reported_ago_s)
+        if one.reported_ago_s > LISTENER_S
+    ]:
+        yield _finding(
+            "listener-silent",
+            Severity.WARNING,
+            "Glance listeners are silent",
+            silent,
+            "check acstor-glance-listener there (systemctl status acstor-glance-listener); without "
+            "a listener, new images are not prepared and images in use can be deleted. The service "
+            "forgets a removed listener after a day in which another one reports",
+        )
+
+
+def _fills(seen: CloudState) -> Iterator[Finding]:
+    if seen.unfinished:
+        yield _finding(
+            "image-not-cached",
+            Severity.WARNING,
+            "images in use do not become fully cached",
+            [f"{one.host}: {one.image_id}: {one.why}" for one in seen.unfinished],
+            "their servers depend on other hosts and on the image store: raise cache_limit_bytes, "
+            "or openstack acstor image hydrate <image>",
+        )
+
+
+def _checkpoints(seen: CloudState) -> Iterator[Finding]:
+    late = [
+        one
+        for one in seen.checkpoints
+        if one.interval_s and one.age_s > 2 * one.interval_s + TROUBLE_S
+    ]
+    if late:
+        yield _finding(
+            "checkpoint-late",
+            Severity.WARNING,
+            "checkpoints are older than their interval",
+            [
+                f"{one.server}: {one.age_s / 60:.0f} min"
+                for one in sorted(late, key=lambda one: -one.age_s / one.interval_s)
+            ],
+            "data written since is lost if their hosts fail now; the log of acstor-checkpointd "
+            "there says why",
+        )
+
+
+def _checkpoint_failures(seen: CloudState) -> Iterator[Finding]:
+    if failing := [
+        (host, one) for host, told in sorted(seen.checkpoint_failures.items()) for one in told
+    ]:
+        reasons = {one.reason for _, one in failing}
+        remedies = [f"{why}: {what}; " for why, what in FAILURE_REMEDIES.items() if why in reasons]
+        yield _finding(
+            "checkpoint-failed",
+            Severity.WARNING,
+            "checkpoints or vaults fail",
+            [
+                f"{one.instance_id or 'vault'} on {host}: {one.reason} {one.holder}".rstrip()
+                for host, one in sorted(failing, key=lambda pair: bool(pair[1].instance_id))
+            ],
+            f"{''.join(remedies)}the log of acstor-checkpointd on that host has details",
+        )
+
+
+CHECKS: Final[tuple[Callable[[CloudState], Iterator[Finding]], ...]] = (
+    _hosts,
+    _certificates,
+    _tables,
+    _guests,
+    _parts,
+    _images,
+    _listeners,
+    _fills,
+    _checkpoints,
+    _checkpoint_failures,
+)
+
+
+def _told(seen: CloudState) -> Iterator[tuple[Host, decision_messages.HostHealth]]:
+    """Yield the hosts that are heard, with what they say of themselves."""
+    for host in seen.hosts:
+        if host.is_heard and host.health is not None:
+            yield host, host.health
+
+
+def _counted(counts: dict[str, int]) -> str:
+    """Return counts in words, the most frequent first.
+
+    >>> _counted({"a": 1, "b": 3})
+    'b 3, a 1'
+    """
+    return ", ".join(f"{what} {times}" for what, times in collections.Counter(counts).most_common())
+
+
+def _finding(
+    code: str, severity: Severity, message: str, subjects: Collection[str], remedy: str
+) -> Finding:
+    return Finding(
+        code=code,
+        severity=severity,
+        message=message,
+        count=len(subjects),
+        subjects=list(subjects)[:NAMED],
+        remedy=remedy,
+    )

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whom and where a host may name as keepers of its checkpoints.
+
+Who recovers a server connects to what was named, so a host that lies must not be
+able to lead others anywhere but to hosts of this cloud, at their own addresses.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Protocol
+
+from acstor_common.model import addresses
+
+
+class Holder(Protocol):
+    """A host that is named."""
+
+    @property
+    def host(self) -> str:
+        """Which host it is."""
+
+    @property
+    def address(self) -> str:
+        """Where its vault is, ``ip:port``."""
+
+
+def holder_fault(
+    owner: str,
+    holders: Iterable[Holder],
+    known: Mapping[str, str],
+    is_enrolled: Callable[[str], bool],
+) -> str:
+    """Return why a host may not name these holders; "" if it may.
+
+    :param known: ``ip:port`` of agents, of those hosts that have told theirs
+    """
+    is_local = not (at := known.get(owner, "")) or addresses.is_loopback(addresses.parse(at)[0])
+    for holder in holders:
+        what, ip = f"{holder.host} at {holder.address}", addresses.parse(holder.address)[0]
+        if not is_enrolled(holder.host):
+            return f"{what} has not enrolled here"
+        agent = known.get(holder.host, "")
+        if agent and addresses.parse(agent)[0] != ip:
+            return f"{what} is at {agent}, as it says itself"
+        if addresses.is_loopback(ip) and not is_local:
+            return f"{what} would be {owner} itself"
+    return ""

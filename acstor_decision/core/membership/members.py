@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lives, and how busy everybody is: what samples say, once they have been looked at.
+
+The one rule: a sample that is refused changes nothing but a counter.  A host is a
+member from its second good sample in a row on, until it has been silent for a
+while.  If most members fall silent at once then the bus has failed, not they: all
+of them stay.
+"""
+
+import collections
+import dataclasses
+import fnmatch
+import functools
+import statistics
+from collections.abc import Iterable
+from collections.abc import Sequence
+
+from acstor_common.model import addresses
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_decision.core.membership import address_book
+from acstor_decision.core.membership import address_proofs
+from acstor_decision.core.membership import replay_filter
+
+SAMPLES_TO_JOIN = 2
+Refusal = replay_filter.Refusal
+
+_cached = functools.lru_cache(2 * hash_ring.MAX_HOSTS)
+_is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses.why_unreachable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What the rules are measured with.
+
+    :param collection_s: time between two samples of a host
+    :param dead_after_samples: collections without a sample after which a host is gone
+    :param overload_share: of its link's rate either way, above which a host is overloaded
+    :param overload_collections: overloaded collections in a row after which v-nodes move; after
+        one of them every burst would
+    :param allowed: patterns of the host ids that may join
+    :param hosts_per_ip: that may be at one IP address, but for the loopback, where labs are
+    :param verify_addresses: a host is a member only where it proved to be, but for the loopback
+    """
+
+    collection_s: float = decision_messages.COLLECTION_S
+    dead_after_samples: int = 6
+    overload_share: float = 0.8
+    overload_collections: int = 2
+    allowed: Sequence[str] = ("*",)
+    hosts_per_ip: int = 4
+    verify_addresses: bool = False
+
+
+class Member:
+    """One host, as its samples show it."""
+
+    def __init__(self, sample: decision_messages.Sample, heard_s: float) -> None:
+        self.last = sample
+        self.heard_s = heard_s
+        self.samples = 0
+        self.overloaded_in_a_row = 0
+        self.recent: collections.deque[decision_messages.Sample] = collections.deque()
+
+    @property
+    def is_heard(self) -> bool:
+        """Say whether it has sent a sample; until then the table alone tells of it."""
+        return bool(self.recent)
+
+    def traffic_share(self) -> float:
+        """Return the traffic without chunks, in plus out, as a share of the link's rate.
+
+        It is the mean of the collections that an overload takes; 2 is the most that a link carries.
+        """
+        shares = [other_traffic_share(sample) for sample in self.recent]
+        return sum(shares) / len(shares) if shares else 0.0
+
+
+def may_join(host: str, limits: Limits) -> bool:
+    """Say whether a host of this name may join."""
+    return any(fnmatch.fnmatchcase(host, pattern) for pattern in limits.allowed)
+
+
+def other_traffic_share(sample: decision_messages.Sample) -> float:
+    """Return what a host sent and received that were no chunks, as a share of its link's rate."""
+    possible = sample.link_bytes_s * sample.interval_s
+    received = max(0, sample.total.received - sample.chunks.received)
+    sent = max(0, sample.total.sent - sample.chunks.sent)
+    return min(1.0, received / possible) + min(1.0, sent / possible)
+
+
+def busiest_share(sample: decision_messages.Sample) -> float:
+    """Return what a host carried in its busier direction, as a share of its link's rate."""
+    most = max(sample.total.received, sample.total.sent)
+    return most / (sample.link_bytes_s * sample.interval_s)
+
+
+def total_bytes_s(sample: decision_messages.Sample) -> float:
+    """Return all that a host sent and received, chunks too, in bytes a second."""
+    return (sample.total.received + sample.total.sent) / sample.interval_s
+
+
+def silent_s(limits: Limits) -> float:
+    """Return after how long without a sample a host is gone."""
+    return limits.dead_after_samples * limits.collection_s
+
+
+class Members:
+    """All hosts that were heard of."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.refused = dict.fromkeys(Refusal, 0)
+        self._members: dict[ids.HostId, Member] = {}
+        self._addresses = address_book.AddressBook()
+        self._proofs = address_proofs.AddressProofs()
+        self._order: replay_filter.ReplayFilter[ids.HostId] = replay_filter.ReplayFilter(
+            silent_s(limits)
+        )
+
+    def __getitem__(self, host: ids.HostId) -> Member:
+        return self._members[host]
+
+    def __contains__(self, host: ids.HostId) -> bool:
+        return host in self._members
+
+    def hosts(self) -> list[ids.HostId]:
+        """Return all hosts that are known, living or not, sorted."""
+        return sorted(self._members)
+
+    def expect(self, host: ids.HostId, address: str, place: str, now_s: float) -> None:
+        """Take a host for living that is on the ring already, as if it had been heard now."""
+        unknown = decision_messages.Sample(
+            host=host,
+            address=address,
+            location=place,
+            session=0,
+            started_s=0,
+            number=1,
+            sent_s=0,
+            interval_s=self.limits.collection_s,
+            link_bytes_s=1,
+            total=decision_messages.Traffic(),
+        )
+        if host not in self._members:
+            self._members[host] = Member(unknown, now_s)
+            self._members[host].samples = SAMPLES_TO_JOIN
+            self._addresses.put(host, address_book.parse(address))
+        if self._claim(host) == address_book.parse(address):
+            self._proofs.prove(host, self._claim(host))
+
+    def hear(self, sample: decision_messages.Sample, now_s: float, wall_s: float) -> Refusal | None:
+        """Take a sample; return why it is refused, if it is.
+
+        :param now_s: of a clock that never goes back
+        :param wall_s: of the clock that samples are stamped with
+        """
+        refusal = self._refusal(sample, now_s, wall_s)
+        if refusal is not None:
+            self.refused[refusal] += 1
+            return refusal
+        host = ids.HostId(sample.host)
+        if host not in self._members or self._is_gone(host, now_s):
+            self._members[host] = Member(sample, now_s)
+        self._take_address(host, address_book.parse(sample.address))
+        self._count(self._members[host], sample)
+        self._members[host].heard_s = now_s
+        self._order.note(host, sample, now_s)
+        return None
+
+    def living(self, now_s: float) -> list[ids.HostId]:
+        """Return the hosts that the ring should have, sorted."""
+        settled = [
+            host
+            for host, member in self._members.items()
+            if member.samples >= SAMPLES_TO_JOIN and self._is_at_home(host)
+        ]
+        silent = [host for host in settled if self._is_gone(host, now_s)]
+        if 2 * len(silent) > len(settled):
+            return sorted(settled)
+        return sorted(set(settled).difference(silent))
+
+    def overloaded(self, now_s: float) -> list[ids.HostId]:
+        """Return the living hosts that have been overloaded for long enough, sorted."""
+        needed = self.limits.overload_collections
+        return [
+            host for host in self.living(now_s) if self._members[host].overloaded_in_a_row >= needed
+        ]
+
+    def traffic_cv(self, now_s: float) -> float:
+        """Return how unevenly the living hosts carry what they carry (Wu et al. 2017, Equation 2).
+
+        It is the standard deviation by the mean; 0 if nobody carries anything.
+        """
+        carried = [total_bytes_s(self._members[host].last) for host in self.living(now_s)]
+        mean = statistics.fmean(carried) if carried else 0.0
+        return statistics.pstdev(carried, mean) / mean if mean else 0.0
+
+    def expel(self, hosts: Iterable[str]) -> None:
+        """Forget hosts at once, silent or not: they are not to be believed any more."""
+        for host in hosts:
+            self._members.pop(ids.HostId(host), None)
+        self._addresses.keep(self._members)
+
+    def to_prove(self, now_s: float) -> list[address_book.Address]:
+        """Return the addresses to connect to now: those not proven yet, and those of the silent."""
+        if not self.limits.verify_addresses:
+            return []
+        claims = ((host, self._claim(host)) for host in self._members)
+        wanted = [
+            address
+            for host, address in claims
+            if not self._is_proven(host, address)
+            or (self._is_silent(host, now_s) and not _is_loopback(address.ip))
+        ]
+        return self._proofs.due(wanted, now_s)
+
+    def note_proof(self, address: address_book.Address, found: str, now_s: float) -> None:
+        """Note which host proved to be at an address.
+
+        :param found: "": none did
+        """
+        host = ids.HostId(found)
+        has_failed = host not in self._members or self._claim(host) != address
+        self._proofs.note_attempt(address, found, now_s, has_failed=has_failed)
+        if not has_failed:
+            self._proofs.prove(host, address)
+            self._addresses.put(host, address)
+
+    def forget_overloads(self) -> None:
+        """Count overloads from 0 again: what was seen has been answered."""
+        for member in self._members.values():
+            member.overloaded_in_a_row = 0
+
+    def forget_dead(self, now_s: float) -> None:
+        """Forget hosts that are gone, so that strangers' names do not pile up."""
+        living = set(self.living(now_s))
+        dead = [h for h in self._members if h not in living and self._is_silent(h, now_s)]
+        for host in dead:
+            del self._members[host]
+        self._proofs.keep(self._members, {self._claim(host) for host in self._members})
+        self._addresses.keep(self._members)
+        self._order.forget_late(now_s)
+
+    def _is_at_home(self, host: ids.HostId) -> bool:
+        """Say whether a host is where it said, and nobody has come to its address since."""
+        address = self._addresses.address_of(host)
+        return address is not None and self._is_proven(host, address)
+
+    def _claim(self, host: ids.HostId) -> address_book.Address:
+        """Return where a host says that it is."""
+        return address_book.parse(self._members[host].last.address)
+
+    def _is_proven(self, host: ids.HostId, address: address_book.Address) -> bool:
+        is_exempt = not self.limits.verify_addresses or _is_loopback(address.ip)
+        return is_exempt or self._proofs.is_proven(host, address)
+
+    def _take_address(self, host: ids.HostId, address: address_book.Address) -> None:
+        """Put a host at the address that it claims, unless another one proved to be there."""
+        other = self._addresses.host_at(address) or host
+        must_prove = self.limits.verify_addresses and not _is_loopback(address.ip)
+        if other == host or not (must_prove and self._proofs.is_proven(other, address)):
+            self._addresses.put(host, address)
+        elif self._addresses.address_of(host) != address:
+            self._addresses.remove(host)
+
+    def _is_gone(self, host: ids.HostId, now_s: float) -> bool:
+        """Say whether a host is silent and, where addresses are proven, was not reached since."""
+        if not self._is_silent(host, now_s):
+            return False
+        address = self._claim(host)
+        if not self.limits.verify_addresses or _is_loopback(address.ip):
+            return True
+        silent_since_s = self._members[host].heard_s + silent_s(self.limits)
+        return self._proofs.was_missed(host, address, silent_since_s)
+
+    def _is_silent(self, host: ids.HostId, now_s: float) -> bool:
+        return now_s - self._members[host].heard_s > silent_s(self.limits)
+
+    def _count(self, member: Member, sample: decision_messages.Sample) -> None:
+        """Note a good sample; one that does not follow the last one begins a row anew."""
+        last = member.last
+        follows = sample.session == last.session and sample.number == last.number + 1
+        is_overloaded = busiest_share(sample) > self.limits.overload_share
+        if not follows:
+            member.overloaded_in_a_row = 0
+            member.recent.clear()
+        member.overloaded_in_a_row = member.overloaded_in_a_row + 1 if is_overloaded else 0
+        member.samples += 1
+        member.recent.append(sample)
+        while len(member.recent) > self.limits.overload_collections:
+            member.recent.popleft()
+        member.last = sample
+
+    def _refusal(
+        self, sample: decision_messages.Sample, now_s: float, wall_s: float
+    ) -> Refusal | None:
+        if not may_join(sample.host, self.limits):
+            return Refusal.NOT_ALLOWED
+        if stale := self._order.refusal(ids.HostId(sample.host), sample, now_s, wall_s):
+            return stale
+        if sample.host not in self._members and len(self._members) >= hash_ring.MAX_HOSTS:
+            return Refusal.FULL
+        return self._address_refusal(ids.HostId(sample.host), sample.address, now_s)
+
+    def _holds(self, host: ids.HostId, address: address_book.Address, now_s: float) -> bool:
+        """Say whether an address is a host's, and nobody's claim to it is looked at."""
+        is_heard = host in self._members and not self._is_silent(host, now_s)
+        return is_heard and self._is_proven(host, address)
+
+    def _address_refusal(self, host: ids.HostId, text: str, now_s: float) -> Refusal | None:
+        address = address_book.parse(text)
+        is_loopback = _is_loopback(address.ip)  # in a lab all hosts are there
+        if _address_fault(address.ip):
+            return Refusal.UNREACHABLE
+        if is_loopback and self._addresses.are_others_in_network(host):
+            return Refusal.UNREACHABLE
+        other = self._addresses.host_at(address) or host
+        if other != host and self._holds(other, address, now_s):
+            return Refusal.TAKEN_ADDRESS
+        others = self._addresses.others_at(address.ip, host) - (other != host)
+        current = self._addresses.address_of(host)
+        has_moved = current is None or current.ip != address.ip
+        if has_moved and not is_loopback and others >= self.limits.hosts_per_ip:
+            return Refusal.CROWDED
+        return None

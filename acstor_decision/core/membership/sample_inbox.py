@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples that wait for the next round, in the order in which they were received.
+
+A copy of a recorded sample takes no place.  Where an identity sends more than it has places
+for, its newest samples stay.
+"""
+
+import collections
+from typing import NamedTuple
+
+from acstor_common.identity import certificates
+from acstor_common.wire import decision_messages
+from acstor_decision.core.membership import replay_filter
+
+Identity = tuple[str, str]
+"""A host and the fingerprint of its key: a revoked key takes no place of the key after it."""
+
+
+class Received(NamedTuple):
+    """A sample whose signature was checked.
+
+    :param heard_s: when, of a clock that never goes back
+    :param certificate: of the host that it is of
+    """
+
+    heard_s: float
+    certificate: certificates.HostCertificate
+    sample: decision_messages.Sample
+
+
+class SampleInbox:
+    """At most ``total`` samples, ``of_one`` of each identity.
+
+    :param order: the newest sample of each identity
+    """
+
+    def __init__(
+        self, order: replay_filter.ReplayFilter[Identity], total: int, of_one: int
+    ) -> None:
+        self.refused: collections.Counter[replay_filter.Refusal] = collections.Counter()
+        self.dropped = 0
+        self._order = order
+        self._total, self._of_one = total, of_one
+        self._waiting: collections.defaultdict[Identity, collections.deque[Received]] = (
+            collections.defaultdict(collections.deque)
+        )
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, received: Received, wall_s: float) -> replay_filter.Refusal | None:
+        """Take a sample, unless a newer one was here; return why it is refused, if it is.
+
+        Where there is no place, the oldest sample of its identity is dropped, or else the sample.
+
+        :param wall_s: of the clock that samples are stamped with
+        """
+        heard_s, certificate, sample = received
+        who = certificate.host, certificates.fingerprint(certificate.public_key)
+        refusal = self._order.refusal(who, sample, heard_s, wall_s)
+        if refusal is not None:
+            self.refused[refusal] += 1
+            return refusal
+        self._order.note(who, sample, heard_s)
+        waiting = self._waiting[who]
+        waiting.append(received)
+        self._count += 1
+        if len(waiting) > self._of_one or self._count > self._total:
+            waiting.popleft()
+            self._count -= 1
+            self.dropped += 1
+        return None
+
+    def take(self, now_s: float) -> list[Received]:
+        """Return all samples in the order of their receipt, and make all places free."""
+        found = [received for waiting in self._waiting.values() for received in waiting]
+        self._waiting.clear()
+        self._count = 0
+        self._order.forget_late(now_s)
+        return sorted(found, key=lambda received: received.heard_s)

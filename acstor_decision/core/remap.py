@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which v-nodes move when the counts change: as few as can be, to hosts that are most alike.
+
+Wu et al. 2017 (ACStor), section 3.6: a host that has too many v-nodes gives them to
+the host that needs some and holds most of the same chunks, so that what is asked
+for at the new home is there already.
+
+The one rule: a v-node moves only from a host that has too many to one that has too
+few.  What nobody can take goes; what nobody gives is made new.
+"""
+
+import collections
+import itertools
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+
+from acstor_common.model import ids
+from acstor_common.ring import vnode
+
+Names = frozenset[vnode.VNode]
+Owners = dict[ids.HostId, Names]
+"""The v-nodes of every host, by name."""
+Similarity = Callable[[ids.HostId, ids.HostId], float]
+"""Says how much two hosts have in common, from 0 to 1."""
+
+CANDIDATES = 64
+"""Hosts that a giver is compared with at most, those that need most: 10,000 hosts have 25 million
+pairs."""
+
+
+def remap_vnodes(
+    owners: Mapping[ids.HostId, Names],
+    wanted: Mapping[ids.HostId, int],
+    similarity: Similarity,
+) -> Owners:
+    """Return who owns which v-nodes when every host has as many as wanted.
+
+    The v-nodes of hosts that are not wanted any more go with them: what lies there falls to the
+    next points on the ring, which belong to all hosts.
+    """
+    if {host: len(names) for host, names in owners.items()} == dict(wanted):
+        return dict(owners)
+    result = {host: set(owners.get(host, ())) for host in wanted}
+    needs = {h: wanted[h] - len(names) for h, names in result.items() if len(names) < wanted[h]}
+    for giver in sorted(result):
+        surplus = len(result[giver]) - wanted[giver]
+        for taker in _most_alike(giver, needs, similarity):
+            if surplus <= 0:
+                break
+            moved = _choose(result[giver], giver, taker, min(surplus, needs[taker]))
+            result[giver] -= moved
+            result[taker] |= moved
+            surplus -= len(moved)
+            needs[taker] -= len(moved)
+            if not needs[taker]:
+                del needs[taker]
+        result[giver] -= _choose(result[giver], giver, giver, max(0, surplus))
+    _make(result, needs)
+    return {host: frozenset(names) for host, names in result.items()}
+
+
+def count_moved(old: Mapping[ids.HostId, Names], new: Mapping[ids.HostId, Names]) -> int:
+    """Count the v-nodes that have another owner, are gone or are new."""
+    before = {name: host for host, names in old.items() for name in names}
+    after = {name: host for host, names in new.items() for name in names}
+    return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
+
+
+def _most_alike(
+    giver: ids.HostId, needs: Mapping[ids.HostId, int], similarity: Similarity
+) -> list[ids.HostId]:
+    if len(needs) < 2:
+        return list(needs)
+    candidates = sorted(needs, key=lambda host: (-needs[host], host))
+    compared = {host: similarity(giver, host) for host in candidates[:CANDIDATES]}
+    rest = candidates[CANDIDATES:]
+    return [*sorted(compared, key=lambda host: (-compared[host], -needs[host], host)), *rest]
+
+
+def _choose(
+    names: Collection[vnode.VNode], giver: ids.HostId, taker: ids.HostId, count: int
+) -> Names:
+    """Return ``count`` v-nodes of a giver: the taker's own, then adopted ones, then others."""
+
+    def order(name: vnode.VNode) -> tuple[bool, bool, ids.HostId, int]:
+        return name.made_for != taker, name.made_for == giver, name.made_for, -name.number
+
+    return frozenset(sorted(names, key=order)[:count]) if count else frozenset()
+
+
+def _make(result: Mapping[ids.HostId, set[vnode.VNode]], needs: Mapping[ids.HostId, int]) -> None:
+    """Give hosts that still need some v-nodes of their own that nobody has."""
+    taken: collections.defaultdict[ids.HostId, set[int]] = collections.defaultdict(set)
+    for name in itertools.chain.from_iterable(result.values() if needs else ()):
+        taken[name.made_for].add(name.number)
+    for host, count in needs.items():
+        free = (number for number in itertools.count() if number not in taken[host])
+        made = itertools.islice(free, count)
+        result[host].update(vnode.VNode(host, number) for number in made)

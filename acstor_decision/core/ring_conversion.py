@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is between the decider's table and the ring that agents use: an epoch."""
+
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_decision.core import decider
+from acstor_decision.core import threshold
+
+
+def to_ring(table: decider.Table, epoch: int) -> hash_ring.Ring:
+    """Return a table as the ring of that epoch.
+
+    :raises ValueError: it breaks a bound of the ring
+    """
+    hosts = tuple(
+        hash_ring.named_host(host, place.address, place.names, place.location)
+        for host, place in table.places.items()
+    )
+    return hash_ring.Ring(
+        *(epoch, hosts, *table.thresholds, table.revoked, table.outward),
+        segment_chunks=table.segment_chunks,
+    )
+
+
+def from_ring(published: hash_ring.Ring) -> decider.Table:
+    """Return a ring as the decider's table."""
+    places = {
+        ids.HostId(host.host): decider.TableHost(
+            host.address, host.location, frozenset(host.owned())
+        )
+        for host in published.hosts
+    }
+    thresholds = threshold.Thresholds(published.threshold, published.outer_threshold)
+    said = published.revoked, published.outward, published.segment_chunks
+    return decider.Table(places, thresholds, *said)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements about boots of servers; :mod:`acstor_decision.db.database` runs them.
+
+A host has one row for each server, its last boot there, and so many rows at most.
+Who tells of a server that is not his fills his own rows.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_common.model import boot_timeline
+from acstor_common.wire import decision_messages
+from acstor_decision.db import models
+
+ROW = models.Boot
+KEPT_OF_HOST = 256
+KEPT_S = 7 * 86400.0
+"""For so long a boot can be looked at; a row takes some KiB."""
+
+
+def record_boots(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
+    """Let the boots that hosts tell of take the place of what they told of these servers before."""
+    for host, sample in sorted(samples.items()):
+        told = {boot.instance_id: boot for boot in sample.boots if boot.instance_id}
+        if not told:
+            continue
+        session.execute(sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(sorted(told))))
+        rows = [_row(host, sample.sent_s, boot) for _, boot in sorted(told.items())]
+        session.execute(sa.insert(ROW), rows)
+        _forget_oldest(session, host)
+
+
+def _forget_oldest(session: orm.Session, host: str) -> None:
+    mine = sa.select(ROW.server_id).where(ROW.host == host)
+    newest = mine.order_by(ROW.told_s.desc(), ROW.server_id).offset(KEPT_OF_HOST)
+    # A limit, as MariaDB has no offset without one; more than a sample brings are never over.
+    old = list(session.execute(newest.limit(decision_messages.MAX_BOOTS)).scalars())
+    if old:
+        session.execute(sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(old)))
+
+
+def delete_before(session: orm.Session, before_s: float) -> None:
+    """Forget what was told before a time."""
+    session.execute(sa.delete(ROW).where(ROW.told_s < before_s))
+
+
+def list_of_server(session: orm.Session, server_id: str) -> list[models.Boot]:
+    """Return the last boot of a server on each host that told of one, the newest last."""
+    wanted = sa.select(ROW).where(ROW.server_id == server_id).order_by(ROW.told_s, ROW.host)
+    return list(session.execute(wanted).scalars())
+
+
+def timeline_of(row: models.Boot) -> boot_timeline.Timeline:
+    """Return what a host told."""
+    return msgspec.json.decode(row.timeline, type=boot_timeline.Timeline)
+
+
+def _row(host: str, told_s: float, boot: boot_timeline.Timeline) -> dict[str, object]:
+    return {
+        "host": host,
+        "server_id": boot.instance_id,
+        "told_s": told_s,
+        "timeline": msgspec.json.encode(boot).decode(),
+    }

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements about keys and enrolments; :mod:`acstor_decision.db.database` runs them.
+
+The first key of a kind is made once.  Its number is part of the primary key, so
+of several instances that start together one notes its key, and the others use
+that one.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_common.ring import hash_ring
+from acstor_decision.core import enrolment_rules
+from acstor_decision.db import models
+
+MAX_ENROLMENTS = 65_536
+"""Bound on the hosts that were ever spoken of: four times those of a v-node table."""
+MAX_OF_USER = hash_ring.MAX_HOSTS
+"""Bound on the hosts that one Keystone user enrolled or asked for."""
+MAX_UNHEARD = 1024
+"""Bound on those of them of which no sample ever came: with a password alone nobody takes more."""
+MOST_SILENT = 100
+"""Silent hosts that are named."""
+WAITS_S = 3600.0
+"""For how long a host that waits for an operator keeps its place when there is none left."""
+
+MakeKey = Callable[[], models.AuthorityKey]
+
+
+def list_keys(session: orm.Session, kind: str) -> list[models.AuthorityKey]:
+    """Return the keys of a kind, the newest first."""
+    row = models.AuthorityKey
+    wanted = sa.select(row).where(row.kind == kind).order_by(row.number.desc())
+    return list(session.execute(wanted).scalars())
+
+
+def ensure_key(session: orm.Session, kind: str, make: MakeKey) -> list[models.AuthorityKey]:
+    """Return the keys of a kind, the newest first; make one if there is none.
+
+    Raises what the database does of two rows with one primary key if another one was faster.
+    """
+    found = list_keys(session, kind)
+    if not found:
+        session.add(_numbered(make(), kind, 1))
+        session.flush()
+        found = list_keys(session, kind)
+    return found
+
+
+def add_key(
+    session: orm.Session, kind: str, make: MakeKey, former_trusted_until_s: float
+) -> models.AuthorityKey:
+    """Add a key, and say until when those before it are trusted at most."""
+    former = list_keys(session, kind)
+    for row in former:
+        until_s = row.trusted_until_s
+        is_first = until_s is None or former_trusted_until_s < until_s
+        row.trusted_until_s = former_trusted_until_s if is_first else until_s
+    made = _numbered(make(), kind, former[0].number + 1 if former else 1)
+    session.add(made)
+    session.flush()
+    return made
+
+
+def _numbered(made: models.AuthorityKey, kind: str, number: int) -> models.AuthorityKey:
+    made.kind, made.number = kind, number
+    return made
+
+
+def enrolments(session: orm.Session) -> list[models.Enrolment]:
+    """Return all hosts that enrolled, asked or were allowed, in the order of their ids."""
+    wanted = sa.select(models.Enrolment).order_by(models.Enrolment.host)
+    return list(session.execute(wanted).scalars())
+
+
+def update_enrolment(
+    session: orm.Session, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]
+) -> models.Enrolment:
+    """Let ``work`` change what is known of a host, or make it; nobody comes between.
+
+    :param work: returns what it was given, or a new row; what it raises leaves all as it was
+    """
+    row = session.get(models.Enrolment, host, with_for_update=True)
+    changed = work(row)
+    if row is None:
+        session.add(changed)
+    session.flush()
+    return changed
+
+
+def exceeded_quota(
+    session: orm.Session, user_id: str, now_s: float, kept_s: float
+) -> tuple[int, str]:
+    """Return how many hosts are known, and which, if a user's next one is too many; else (0, "").
+
+    Before it is, hosts that waited for long are forgotten: who is still there asks again.
+
+    :param user_id: empty: an operator's own hand
+    :param kept_s: for how long it has to be known that a name was freed
+    """
+    if _lack(session, user_id)[0]:
+        row, state = models.Enrolment, enrolment_rules.EnrolmentState
+        waited = sa.and_(row.state == state.WAITING, row.asked_s < now_s - WAITS_S)
+        freed = sa.and_(row.state == state.FORGOTTEN, row.revoked_before_s < now_s - kept_s)
+        session.execute(sa.delete(row).where(waited | freed))
+    return _lack(session, user_id)
+
+
+def _lack(session: orm.Session, user_id: str) -> tuple[int, str]:
+    row = models.Enrolment
+    known = sa.select(sa.func.count()).select_from(row)
+    bounds = [(known, MAX_ENROLMENTS, "are known")]
+    if user_id:
+        of_user = known.where(row.user_id == user_id)
+        unheard = of_user.where(~sa.exists().where(models.Host.host == row.host))
+        bounds.append((of_user, MAX_OF_USER, "are of this user"))
+        bounds.append((unheard, MAX_UNHEARD, "of this user were never heard"))
+    for counted, bound, which in bounds:
+        if (session.execute(counted).scalar() or 0) >= bound:
+            return bound, which
+    return 0, ""
+
+
+class Silent(NamedTuple):
+    """Hosts that send no samples.
+
+    :param names: the first of them, in the order of their names
+    """
+
+    total: int = 0
+    names: Sequence[str] = ()
+
+
+def list_silent(session: orm.Session, before_s: float) -> Silent:
+    """Return the hosts that got a certificate before a time and sent no sample since then."""
+    row, told = models.Enrolment, models.Host
+    heard = sa.exists().where(told.host == row.host, told.seen_s >= before_s)
+    wanted = (row.state == enrolment_rules.EnrolmentState.ENROLLED, row.issued_s < before_s, ~heard)
+    total = session.execute(sa.select(sa.func.count()).select_from(row).where(*wanted)).scalar()
+    named = sa.select(row.host).where(*wanted).order_by(row.host).limit(MOST_SILENT)
+    return Silent(total or 0, list(session.execute(named).scalars()) if total else ())
+
+
+def delete_host(
+    session: orm.Session, host: str, change: Callable[[models.Enrolment], bool]
+) -> bool:
+    """Forget what a host told, and what is known of it; say whether there was anything.
+
+    :param change: changes the row of its enrolment; whether it must stay, for what it says now
+    """
+    row = session.get(models.Enrolment, host, with_for_update=True)
+    is_known = session.get(models.Host, host) is not None
+    if row is not None:
+        is_known = is_known or row.state != enrolment_rules.EnrolmentState.FORGOTTEN
+        if not change(row):
+            session.delete(row)
+    for told in (models.Host, models.HeldImage, models.GivenTask):
+        session.execute(sa.delete(told).where(told.host == host))
+    session.flush()
+    return is_known
+
+
+def count_refused(session: orm.Session, reason: str) -> None:
+    """Note that one more request for a certificate was refused."""
+    row = session.get(models.RefusedEnrolments, reason, with_for_update=True)
+    if row is None:
+        row = models.RefusedEnrolments(reason=reason, times=0)
+        session.add(row)
+    row.times += 1
+    session.flush()
+
+
+def list_refused(session: orm.Session) -> dict[str, int]:
+    """Return how many requests for a certificate were refused, by the reason."""
+    row = models.RefusedEnrolments
+    return {reason: times for reason, times in session.execute(sa.select(row.reason, row.times))}

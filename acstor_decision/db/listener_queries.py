@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements about listeners; :mod:`acstor_decision.db.database` runs them."""
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_decision.db import models
+
+MOST = 100
+KEPT_S = 86400.0
+"""How long a listener is remembered that is silent while another one reports."""
+
+
+def record_listener(session: orm.Session, name: str, now_s: float) -> bool:
+    """Note that a listener runs; say whether there is room for it."""
+    row = models.Listener
+    session.execute(sa.delete(row).where(row.reported_s < now_s - KEPT_S))
+    known = session.get(row, name)
+    if known is not None:
+        known.reported_s = now_s
+        return True
+    if (session.execute(sa.select(sa.func.count()).select_from(row)).scalar() or 0) >= MOST:
+        return False
+    session.add(row(listener=name, reported_s=now_s))
+    return True
+
+
+def list_listeners(session: orm.Session) -> list[models.Listener]:
+    """Return all, sorted by name."""
+    row = models.Listener
+    return list(session.execute(sa.select(row).order_by(row.listener)).scalars())

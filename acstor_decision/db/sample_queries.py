@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of samples: the last one of each host, and the traffic of all of them for a while.
+
+The one rule: a collection's traffic of a host is noted once, whoever notes it.
+"""
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_common.wire import decision_messages
+from acstor_decision.db import boot_queries
+from acstor_decision.db import image_queries
+from acstor_decision.db import models
+
+
+def record_samples(
+    session: orm.Session, samples: Mapping[str, tuple[decision_messages.Sample, int]]
+) -> None:
+    """Note the last sample of each host, and its traffic in the history.
+
+    :param samples: by host, at least one, with how many overloaded collections in a row it ended
+    """
+    rows = [_host_row(*samples[host]) for host in sorted(samples)]
+    known = set(session.execute(sa.select(models.Host.host)).scalars())
+    if seen := [row for row in rows if row["host"] in known]:
+        session.execute(sa.update(models.Host), seen)
+    if fresh := [row for row in rows if row["host"] not in known]:
+        first = [{**row, "first_seen_s": row["seen_s"], "is_drained": False} for row in fresh]
+        session.execute(sa.insert(models.Host), first)
+    last = {host: sample for host, (sample, _) in samples.items()}
+    image_queries.replace_images(session, last)
+    boot_queries.record_boots(session, last)
+    _add_traffic(session, [_traffic_row(row) for row in rows])
+
+
+def _host_row(sample: decision_messages.Sample, overloaded: int) -> dict[str, Any]:
+    per_s = 1 / sample.interval_s
+    return {
+        "host": sample.host,
+        "address": sample.address,
+        "location": sample.location,
+        "seen_s": sample.sent_s,
+        "ring_epoch": sample.ring_epoch,
+        "link_bytes_s": sample.link_bytes_s,
+        "received_bytes_s": sample.total.received * per_s,
+        "sent_bytes_s": sample.total.sent * per_s,
+        "chunks_received_bytes_s": sample.chunks.received * per_s,
+        "chunks_sent_bytes_s": sample.chunks.sent * per_s,
+        "cache_bytes": sample.cache_bytes,
+        "cache_limit_bytes": sample.cache_limit_bytes,
+        "overloaded_in_a_row": overloaded,
+        "peers": json.dumps(decision_messages.encode(sample)["peers"]),
+        "health": msgspec.json.encode(sample.health).decode() if sample.health else None,
+    }
+
+
+def health_of(row: models.Host) -> decision_messages.HostHealth | None:
+    """Return how a host says that it does; None: it does not tell."""
+    return msgspec.json.decode(row.health or "null", type=decision_messages.HostHealth | None)
+
+
+def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:
+    """Add what is not there yet: who led before may have noted some of it."""
+    row = models.Traffic
+    oldest_s = min(new["collected_s"] for new in rows)
+    found = session.execute(sa.select(row.host, row.collected_s).where(row.collected_s >= oldest_s))
+    known = {(host, collected_s) for host, collected_s in found}
+    if fresh := [new for new in rows if (new["host"], new["collected_s"]) not in known]:
+        session.execute(sa.insert(row), fresh)
+
+
+def _traffic_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = [column.key for column in models.Traffic.__table__.columns if column.key in row]
+    return {"collected_s": row["seen_s"], **{name: row[name] for name in names}}
+
+
+def delete_traffic(session: orm.Session, before_s: float) -> None:
+    """Forget the traffic of collections before this time."""
+    session.execute(sa.delete(models.Traffic).where(models.Traffic.collected_s < before_s))
+
+
+def list_traffic(
+    session: orm.Session, since_s: float, hosts: Sequence[str]
+) -> list[models.Traffic]:
+    """Return the traffic of all hosts, or of some, in the order of time and host."""
+    row = models.Traffic
+    wanted = sa.select(row).where(row.collected_s >= since_s)
+    if hosts:
+        wanted = wanted.where(row.host.in_(hosts))
+    return list(session.execute(wanted.order_by(row.collected_s, row.host)).scalars())

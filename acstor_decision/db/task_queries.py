@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The statements about tasks on their way to hosts; :mod:`acstor_decision.db.database` runs them.
+
+A task is here from when it was given until a sample speaks of it.  A host has
+one for each image, the last, as an agent tells of one only.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from acstor_common.wire import decision_messages
+from acstor_decision.db import models
+
+ROW = models.GivenTask
+
+
+class SentTask(NamedTuple):
+    """A task that a host was given, and when."""
+
+    host: str
+    given_s: float
+    task: decision_messages.ImageTask
+
+
+def record_task(
+    session: orm.Session, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
+) -> None:
+    """Note that hosts were given a task, in place of what they were given for this image before."""
+    former = sa.delete(ROW).where(ROW.host.in_(hosts), ROW.image_id == task.image_id)
+    session.execute(former)
+    told = {
+        "image_id": task.image_id,
+        "request": task.request,
+        "given_s": given_s,
+        "task": msgspec.json.encode(task).decode(),
+    }
+    session.execute(sa.insert(ROW), [{"host": host, **told} for host in sorted(hosts)])
+
+
+def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
+    """Return the tasks that no host has spoken of; forget the others, and those from before."""
+    left = []
+    held = models.HeldImage
+    is_its = sa.and_(held.host == ROW.host, held.image_id == ROW.image_id)
+    told_of = sa.select(ROW, held.task).outerjoin(held, is_its).order_by(ROW.host, ROW.image_id)
+    for row, told in session.execute(told_of):
+        if row.given_s < since_s or _request_of(told) == row.request:
+            same = (ROW.host == row.host, ROW.image_id == row.image_id, ROW.request == row.request)
+            session.execute(sa.delete(ROW).where(*same))
+        else:
+            task = msgspec.json.decode(row.task, type=decision_messages.ImageTask)
+            left.append(SentTask(row.host, row.given_s, task))
+    return left
+
+
+def _request_of(told: str | None) -> int | None:
+    progress = msgspec.json.decode(told or "null", type=decision_messages.TaskProgress | None)
+    return progress.request if progress else None

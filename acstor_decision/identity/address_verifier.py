@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connects to agents by TLS, to see which host proves to be at an address.
+
+The handshake ends here: the service shows no certificate and says nothing.  It is over after
+ATTEMPT_S whatever the other side does, and WORKERS go on at a time.
+"""
+
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import credentials
+from acstor_common.util import supervision
+from acstor_decision.core.membership import address_book
+from acstor_decision.identity import trust_state
+
+ATTEMPT_S = 3.0
+WORKERS = 16
+
+
+class VerifyResult(NamedTuple):
+    """What came of an attempt.
+
+    :param host: who is there; "": nobody proved anything
+    :param why: why nobody did
+    """
+
+    address: address_book.Address
+    host: str
+    why: str = ""
+
+
+class AddressVerifier:
+    """Threads that connect to addresses.
+
+    :param believed: returns whom the service believes
+    :param wall: wall clock
+    """
+
+    def __init__(
+        self, believed: Callable[[], trust_state.TrustState], wall: Callable[[], float] = time.time
+    ) -> None:
+        self._believed, self._wall = believed, wall
+        self._wanted: queue.Queue[address_book.Address] = queue.Queue()
+        self._found: queue.SimpleQueue[VerifyResult] = queue.SimpleQueue()
+        self._under_way: set[address_book.Address] = set()
+
+    def start(self, stopping: threading.Event) -> None:
+        """Start the threads; they end with the process."""
+        for number in range(WORKERS):
+            supervision.start(f"address proofs {number}", self._work, stopping)
+
+    def ask(self, addresses: Iterable[address_book.Address]) -> None:
+        """Have addresses connected to, unless that is under way; never waits."""
+        for address in addresses:
+            if address not in self._under_way:
+                self._under_way.add(address)
+                self._wanted.put(address)
+
+    def results(self) -> list[VerifyResult]:
+        """Return what came of attempts since the last call; called by the thread that asks."""
+        found: list[VerifyResult] = []
+        while True:
+            try:
+                found.append(self._found.get_nowait())
+            except queue.Empty:
+                self._under_way.difference_update(proof.address for proof in found)
+                return found
+
+    def _work(self) -> None:
+        while True:
+            address = self._wanted.get()
+            try:
+                proof = VerifyResult(
+                    address, verify_address(address, self._believed(), self._wall())
+                )
+            except (OSError, ValueError, errors.NotAuthenticated) as e:
+                proof = VerifyResult(address, "", str(e) or type(e).__name__)
+            except BaseException:
+                self._found.put(VerifyResult(address, "", "a fault of this service"))
+                raise
+            self._found.put(proof)
+
+
+def verify_address(
+    address: address_book.Address, believed: trust_state.TrustState, now_s: float
+) -> str:
+    """Return which host proves by TLS that it is at an address.
+
+    :raises OSError: nobody answers in time, or not by TLS
+    :raises errors.NotAuthenticated: who answers is no host that is believed
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # the name is a host id, and is looked at below
+    context.verify_flags |= credentials.NO_CHECK_TIME
+    context.set_alpn_protocols([credentials.PROOF_PROTOCOL])
+    context.load_verify_locations(cadata=believed.ca.decode("ascii"))
+    with socket.create_connection(address, ATTEMPT_S) as link:
+        with context.wrap_socket(link, do_handshake_on_connect=False) as tls:
+            tls.settimeout(ATTEMPT_S)  # of the whole handshake
+            tls.do_handshake()
+            shown = tls.getpeercert(binary_form=True) or b""
+    certificate = certificates.read_host_certificate(shown, believed.ca)
+    if fault := believed.fault(certificate, now_s):
+        raise errors.NotAuthenticated(f"the certificate of {certificate.host}", fault)
+    return certificate.host

@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cloud's certificate authority, and the keys that sign v-node tables and tasks.
+
+Hosts know a new key before anything is signed with it, and know the former one
+until nothing is left that it signed.  So a renewal needs no handwork on any host;
+only a key that was stolen is taken out of use at once.
+
+All of it lies in the database, so all instances of the service have the same, and
+whoever reads the database can speak in the service's name.
+"""
+
+import logging
+import pathlib
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
+from acstor_decision import conf as decision_conf
+from acstor_decision.core import enrolment_rules
+from acstor_decision.db import database
+from acstor_decision.db import models
+from acstor_decision.identity import enrolment_records
+from acstor_decision.identity import trust_state
+
+LOG = logging.getLogger(__name__)
+
+CA = "ca"
+SIGNER = "signer"
+CA_LIFE_S = 10 * 366 * 86400
+FORMER_TRUSTED_S = 30 * 86400
+"""For how long a former key is trusted, beyond the life of what it signed last."""
+STOLEN_S = 0.0
+"""Until when a key is trusted that is in wrong hands: never, wherever a clock stands."""
+MAX_KEYS = signing.MAX_PUBLIC_KEYS
+"""Bound on the keys of a kind that hosts are told to trust at one time: they take no more."""
+
+
+class IssuedCertificate(NamedTuple):
+    """A certificate, and what its host needs besides; all PEM.
+
+    :param not_after_s: the certificate ends
+    :param now_s: this service's clock
+    """
+
+    certificate: bytes
+    ca: bytes
+    signers: bytes
+    not_after_s: float
+    now_s: float
+
+
+class CertificateAuthority:
+    """What can be done with the authority; every method may raise a DatabaseError.
+
+    :param own: the options of [acstor_decision]
+    :raises errors.Unusable: by every method: the operator's files cannot be used
+    """
+
+    def __init__(
+        self,
+        own: cfg.ConfigOpts.GroupAttr,
+        store: database.Database,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._own, self._store, self._wall = own, store, wall
+        self.enrolment: str = own.enrolment
+        self.certificate_lifetime_s: int = own.certificate_lifetime_s
+
+    # What there is
+
+    def trust(self) -> trust_state.TrustState:
+        """Return whom the service believes now; make what is not there yet."""
+        signer = _in_use(self._keys(SIGNER), self._wall()).secret_key.encode()
+        hosts = {row.host: row for row in self._store.enrolments()}
+        return trust_state.TrustState(self.ca(), self.signers(), signer, hosts)
+
+    def signers(self) -> bytes:
+        """Return the public keys that may sign (PEM)."""
+        rows = _told(self._keys(SIGNER), self._wall())
+        return b"".join(signing.public_pem(row.secret_key.encode()) for row in rows)
+
+    def ca(self) -> bytes:
+        """Return the authorities that hosts are to trust (PEM), the one that issues first."""
+        if self._own.ca_dir:
+            return self._own_ca(pathlib.Path(self._own.ca_dir, certificates.CA_FILE))
+        rows = _told(self._keys(CA), self._wall())
+        return b"".join(row.certificate.encode() for row in rows)
+
+    def _own_ca(self, path: pathlib.Path) -> bytes:
+        bundle = _file(path)
+        try:
+            certificates.read_ca(bundle)
+        except errors.NotAuthenticated as e:
+            raise errors.Unusable(f"[acstor_decision] ca_dir: {path}", e.why) from e
+        return bundle
+
+    def authority(self) -> certificates.Authority:
+        """Return the authority that issues now."""
+        if not self._own.ca_dir:
+            row = _in_use(self._keys(CA), self._wall())
+            return certificates.Authority(row.certificate.encode(), row.secret_key.encode())
+        bundle = self.ca()
+        key = _file(pathlib.Path(self._own.ca_dir, certificates.CA_KEY_FILE))
+        try:
+            return certificates.Authority(bundle, key)
+        except errors.NotAuthenticated as e:
+            raise errors.Unusable(f"[acstor_decision] ca_dir = {self._own.ca_dir}", e.why) from e
+
+    def keys(self, kind: str) -> list[models.AuthorityKey]:
+        """Return the keys of a kind in the database, the newest first; make the first one."""
+        return self._keys(kind)
+
+    def _keys(self, kind: str) -> list[models.AuthorityKey]:
+        found = self._store.authority_keys(kind)
+        if not found:
+            now_s = self._wall()
+            found = self._store.authority_keys(kind, lambda: _made(kind, now_s, now_s))
+            LOG.info("the %s's key %d is in the database", kind, found[0].number)
+        return found
+
+    def renew(self, kind: str, *, at_once: bool) -> models.AuthorityKey:
+        """Make a new key.
+
+        :param at_once: sign with it from now on, and trust those before it no more: they are in
+            wrong hands. Hosts that do not know it yet are cut off until they have asked for it.
+        :raises errors.Unusable: so many are trusted still that hosts would take no more
+        """
+        now_s = self._wall()
+        if not at_once:
+            _check_keys(_trusted(self._keys(kind), now_s))
+        from_s = now_s if at_once else now_s + self.certificate_lifetime_s
+        until_s = STOLEN_S if at_once else from_s + self.certificate_lifetime_s + FORMER_TRUSTED_S
+        return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
+
+    def seal(self, payload: msgspec.Struct, purpose: str) -> decision_messages.Signed:
+        """Return ``payload`` signed with the key that signs now."""
+        rows = self._keys(SIGNER)
+        return signed_messages.sign_payload(
+            payload, purpose, _in_use(rows, self._wall()).secret_key.encode()
+        )
+
+    # Hosts
+
+    def enrol(
+        self, host: ids.HostId, user_id: str, address: str, csr: bytes, proof: str
+    ) -> IssuedCertificate:
+        """Issue a certificate to a host, or note that it waits.
+
+        :param user_id: of the Keystone user who asks
+        :param address: where he asks from, for those who are to decide
+        :param csr: PEM
+        :param proof: signature over ``csr`` (base64, purpose ``renewal``) by the key of the
+            certificate that the host has; empty: none
+        :raises enrolment_rules.EnrolmentRefused: it gets none, now or at all
+        :raises errors.NotAuthenticated: the request's own signature is wrong
+        """
+        asked = enrolment_records.read_request(user_id, csr, proof)
+        authority, now_s = self.authority(), self._wall()
+        if enrolment_records.is_free(self._store.enrolment(host)):
+            self._check_room(host, user_id)
+        issued: list[bytes] = []
+        refused: list[enrolment_rules.Verdict] = []
+
+        def work(row: models.Enrolment | None) -> models.Enrolment:
+            issued.clear()
+            refused.clear()
+            is_automatic = self.enrolment == "automatic"
+            verdict = enrolment_rules.decide_request(
+                enrolment_records.known_enrolment(row), asked, is_automatic=is_automatic
+            )
+            if verdict is enrolment_rules.Verdict.WAIT:
+                refused.append(verdict)
+                return enrolment_records.record_request(row, host, asked, address, now_s)
+            if verdict is not enrolment_rules.Verdict.ISSUE:
+                raise enrolment_records.refusal(verdict, host, row)
+            row = row or enrolment_records.new_row(host)
+            enrolment_records.check_rate(row, now_s)
+            at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
+            issued.append(authority.issue(csr, host, at_s, self.certificate_lifetime_s))
+            enrolment_records.bind_key(
+                row, asked, address, max(now_s, at_s), at_s + self.certificate_lifetime_s
+            )
+            return row
+
+        row = self._store.change_enrolment(host, work)
+        if refused:
+            raise enrolment_records.refusal(refused[0], host)
+        return IssuedCertificate(
+            issued[0], self.ca(), self.signers(), row.not_after_s or 0.0, now_s
+        )
+
+    def _check_room(self, host: str, user_id: str) -> None:
+        bound, which = self._store.lack_of_room(
+            user_id, self._wall(), trust_state.REVOCATION_KEPT_S
+        )
+        if bound:
+            raise enrolment_rules.EnrolmentRefused(
+                host,
+                enrolment_rules.Verdict.NO_ROOM,
+                f"{bound} hosts {which}, and no more may be; an operator frees the names of those "
+                f"that are gone (openstack acstor host forget NAME), or lets this one in "
+                f"(openstack acstor host allow {host} --fingerprint ...)",
+            )
+
+    def allow(self, host: ids.HostId, fingerprint: str = "", user_id: str = "") -> models.Enrolment:
+        """Let a host enrol: for the first time, or anew, with another user or key.
+
+        Certificates that it has count no more.
+
+        :param fingerprint: of the key that is let in; empty: that which asked first, if it waits,
+            or whichever comes
+        :param user_id: of the Keystone user who is let in; empty likewise
+        """
+        now_s = self._wall()
+
+        def work(row: models.Enrolment | None) -> models.Enrolment:
+            row = row or enrolment_records.new_row(host)
+            enrolment_records.allow_host(row, fingerprint, user_id, now_s)
+            return row
+
+        return self._store.change_enrolment(host, work)
+
+    def revoke(self, host: ids.HostId) -> models.Enrolment:
+        """Let no certificate of a host count, and give it none until it is allowed again."""
+        now_s = self._wall()
+
+        def work(row: models.Enrolment | None) -> models.Enrolment:
+            row = row or enrolment_records.new_row(host)
+            enrolment_records.invalidate_certificates(row, now_s)
+            row.state = enrolment_rules.EnrolmentState.REVOKED
+            return row
+
+        return self._store.change_enrolment(host, work)
+
+    def forget(self, host: ids.HostId) -> bool:
+        """Free the name of a host that is gone, and forget what it told; say whether it was known.
+
+        Certificates that it had count no more, whoever enrols under its name.
+
+        :raises enrolment_rules.EnrolmentRefused: it is not gone
+        """
+        now_s = self._wall()
+        row = self._store.host(host)
+        if row and (row.seen_s or 0.0) >= now_s - decision_conf.silent_after_s(self._own):
+            raise enrolment_rules.EnrolmentRefused(
+                host,
+                None,
+                "it still sends samples; stop its agent, or shut it out (openstack acstor host "
+                f"revoke {host}), and try again when it is silent",
+            )
+        return self._store.forget_host(host, lambda row: enrolment_records.release_name(row, now_s))
+
+
+def _file(path: pathlib.Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as e:
+        raise errors.Unusable(f"[acstor_decision] ca_dir: {path}", e.strerror or str(e)) from e
+
+
+def _made(kind: str, now_s: float, from_s: float) -> models.AuthorityKey:
+    if kind == CA:
+        made = certificates.Authority.create("acstor", now_s, CA_LIFE_S)
+        key, certificate = made.key_pem, made.certificate_pem
+    else:
+        key, certificate = signing.new_key(), b""
+    return models.AuthorityKey(
+        secret_key=key.decode(), certificate=certificate.decode(), made_s=now_s, signs_from_s=from_s
+    )
+
+
+def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.AuthorityKey:
+    """Return the newest key whose time has come; the oldest, should a clock be wrong.
+
+    It is none that is trusted no more, as long as there is another one.
+    """
+    usable = _trusted(rows, now_s) or rows
+    return next((row for row in usable if row.signs_from_s <= now_s), usable[-1])
+
+
+def _told(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
+    """Return the keys that hosts are told to trust: the one in use, then the others, newest first.
+
+    A database from before keys were bounded may hold more than hosts take.
+    """
+    first = _in_use(rows, now_s)
+    others = [row for row in _trusted(rows, now_s) if row.number != first.number]
+    return [first, *others][:MAX_KEYS]
+
+
+def _check_keys(trusted: Sequence[models.AuthorityKey]) -> None:
+    if len(trusted) < MAX_KEYS:
+        return
+    ends = [row.trusted_until_s for row in trusted if row.trusted_until_s is not None]
+    first_s = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(min(ends, default=0.0)))
+    raise errors.Unusable(
+        f"the {trusted[0].kind}'s keys",
+        f"{len(trusted)} are trusted at this time, and hosts take no more",
+        f"Try again after {first_s} UTC, when trust in one of them ends; --stolen ends it at once",
+    )
+
+
+def _trusted(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
+    return [row for row in rows if row.trusted_until_s is None or row.trusted_until_s > now_s]

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the database knows of a host's enrolment, and what changes in it.
+
+Nothing here decides who gets a certificate, :mod:`core.enrolment_rules` does; a name that
+goes to somebody else never brings back a certificate of who had it before.
+"""
+
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.wire import signed_messages
+from acstor_decision.core import enrolment_rules
+from acstor_decision.db import models
+from acstor_decision.identity import trust_state
+
+LEAST_INTERVAL_S = 1.0
+
+
+def read_request(user_id: str, csr: bytes, proof: str) -> enrolment_rules.CertificateRequest:
+    """Return what a request asks for.
+
+    :param proof: see :meth:`authority.Keeper.enrol`
+    :raises errors.NotAuthenticated: its own signature is wrong
+    """
+    key = certificates.request_key(csr)
+    return enrolment_rules.CertificateRequest(
+        user_id,
+        signing.pem_of(key),
+        certificates.fingerprint(key),
+        lambda of: _is_signed_by(of, csr, proof),
+    )
+
+
+def fingerprint(row: models.Enrolment) -> str:
+    """Return the fingerprint of the key that a host has, or of the one that is let in."""
+    if not row.public_key:
+        return row.allowed_fingerprint
+    return certificates.fingerprint(signing.read_public_keys(row.public_key.encode())[0])
+
+
+def is_free(row: models.Enrolment | None) -> bool:
+    """Say whether a name belongs to nobody."""
+    return row is None or row.state == enrolment_rules.EnrolmentState.FORGOTTEN
+
+
+def new_row(host: ids.HostId) -> models.Enrolment:
+    """Return a row of a host of which nobody has spoken."""
+    row = models.Enrolment(host=host, revoked_before_s=0)
+    row.user_id = row.address = row.public_key = row.former_key = row.allowed_fingerprint = ""
+    return row
+
+
+def allow_host(row: models.Enrolment, key_fingerprint: str, user_id: str, now_s: float) -> None:
+    """Note that an operator lets a host in.
+
+    Who waits keeps the name for himself, unless it is another key or user that is let in.
+    """
+    is_waiting = row.state == enrolment_rules.EnrolmentState.WAITING
+    is_who_waits = key_fingerprint in ("", fingerprint(row)) and user_id in ("", row.user_id)
+    if not is_waiting or not is_who_waits:
+        if row.state is not None:
+            invalidate_certificates(row, now_s)
+        row.user_id, row.allowed_fingerprint = user_id, key_fingerprint
+    row.state = enrolment_rules.EnrolmentState.ALLOWED
+
+
+def release_name(row: models.Enrolment, now_s: float) -> bool:
+    """Free the name of a host; say whether its row must stay: it had certificates, which end so."""
+    if not row.revoked_before_s and row.issued_s is None:
+        return False
+    invalidate_certificates(row, now_s)
+    row.state, row.address, row.asked_s = enrolment_rules.EnrolmentState.FORGOTTEN, "", None
+    return True
+
+
+def invalidate_certificates(row: models.Enrolment, now_s: float) -> None:
+    """Let nothing that a host has count any more, also what a clock that was ahead has issued."""
+    before_s = certificates.refused_before(max(now_s, row.issued_s or 0.0))
+    row.revoked_before_s = max(before_s, row.revoked_before_s or 0)
+    row.user_id = row.public_key = row.former_key = row.allowed_fingerprint = ""
+    row.not_after_s = row.issued_s = None
+
+
+def known_enrolment(row: models.Enrolment | None) -> enrolment_rules.KnownEnrolment | None:
+    """Return what the rules go by."""
+    if row is None:
+        return None
+    return enrolment_rules.KnownEnrolment(
+        enrolment_rules.EnrolmentState(row.state),
+        row.user_id,
+        trust_state.keys_of(row),
+        row.allowed_fingerprint,
+    )
+
+
+def _is_signed_by(key: str, csr: bytes, proof: str) -> bool:
+    try:
+        signed_messages.check_signature(
+            signing.read_public_keys(key.encode()), signing.RENEWAL, csr, proof
+        )
+    except errors.NotAuthenticated:
+        return False
+    return True
+
+
+def record_request(
+    row: models.Enrolment | None,
+    host: ids.HostId,
+    asked: enrolment_rules.CertificateRequest,
+    address: str,
+    now_s: float,
+) -> models.Enrolment:
+    """Note who asked first; later ones are told to wait and change nothing."""
+    if row is not None and not is_free(row):
+        return row
+    row = row or new_row(host)
+    row.state, row.asked_s = enrolment_rules.EnrolmentState.WAITING, now_s
+    row.user_id, row.public_key, row.address = asked.user_id, asked.key, address
+    return row
+
+
+def bind_key(
+    row: models.Enrolment,
+    asked: enrolment_rules.CertificateRequest,
+    address: str,
+    issued_s: float,
+    not_after_s: float,
+) -> None:
+    """Note that a host has a certificate for a key; the one before may prove it once more.
+
+    Without that an answer that is lost on its way would leave the host without a key that counts.
+    A request for the key before, which somebody may have recorded, does not take that of now away.
+    """
+    if asked.key == row.former_key:
+        row.public_key, row.former_key = row.former_key, row.public_key
+    elif asked.key != row.public_key:
+        proven = [key for key in trust_state.keys_of(row) if asked.is_proven_by(key)]
+        row.former_key = proven[0] if proven else ""
+        row.public_key = asked.key
+    else:
+        row.former_key = ""
+    row.state = enrolment_rules.EnrolmentState.ENROLLED
+    row.user_id, row.address, row.allowed_fingerprint = asked.user_id, address, ""
+    row.issued_s, row.not_after_s = issued_s, not_after_s
+
+
+def check_rate(row: models.Enrolment, now_s: float) -> None:
+    """Return if a host has not been given a certificate just now.
+
+    :raises enrolment_rules.EnrolmentRefused: it has
+    """
+    if row.issued_s is not None and abs(now_s - row.issued_s) < LEAST_INTERVAL_S:
+        why = "it was given a certificate less than a second ago"
+        raise enrolment_rules.EnrolmentRefused(row.host, enrolment_rules.Verdict.TOO_OFTEN, why)
+
+
+def refusal(
+    verdict: enrolment_rules.Verdict, host: str, row: models.Enrolment | None = None
+) -> enrolment_rules.EnrolmentRefused:
+    """Return the refusal of a request, with what can be done about it.
+
+    It never lets in who asked first where another one asks, nor names the key of who asks as one
+    to let in: an operator reads it in the log, where anybody may have asked.
+    """
+    if (
+        row is not None
+        and row.state == enrolment_rules.EnrolmentState.WAITING
+        and verdict in _OTHERS
+    ):
+        return enrolment_rules.EnrolmentRefused(host, verdict, _FIRST.format(host=host))
+    return enrolment_rules.EnrolmentRefused(host, verdict, _WHY[verdict].format(host=host))
+
+
+_OTHERS = (enrolment_rules.Verdict.OTHER_USER, enrolment_rules.Verdict.OTHER_KEY)
+_ALLOW = "openstack acstor host allow {host} --fingerprint KEY (acstor-agent-ctl status tells KEY)"
+_FIRST = (
+    "another user or key asked for this name first (openstack acstor host show {host}); if that is "
+    f"nobody of yours: {_ALLOW}"
+)
+_WHY = {
+    enrolment_rules.Verdict.WAIT: f"an operator has to let it in: {_ALLOW}",
+    enrolment_rules.Verdict.REVOKED: f"it is revoked; to let it enrol again: {_ALLOW}",
+    enrolment_rules.Verdict.OTHER_USER: "another Keystone user enrolled it; if this is right now, "
+    "an "
+    f"operator lets it enrol anew: {_ALLOW}",
+    enrolment_rules.Verdict.OTHER_KEY: "it enrolled before, and its key did not sign this request. "
+    "If "
+    f"the key is lost, an operator lets it enrol anew: {_ALLOW}",
+    enrolment_rules.Verdict.NOT_LET_IN: "an operator let another key in; if this one is right, "
+    f"he lets it in instead: {_ALLOW}",
+}

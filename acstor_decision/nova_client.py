@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nova, asked by the service itself: where servers are, and what they and aggregates say.
+
+The one rule: what Nova does not say clearly is not known, and nothing is done on account of it.
+Who asks may be a thread that hosts' samples need too, so few wait for Nova, and none for another.
+Hosts share the places fairly, so no host's questions keep out those of another one.
+Nothing that it said of a server is remembered: where that was some seconds ago says nothing of
+who may speak for it now.
+"""
+
+import copy
+import logging
+import threading
+import time
+from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any
+from typing import NamedTuple
+
+from keystoneauth1 import exceptions
+from keystoneauth1 import loading
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.service import conf as common_conf
+from acstor_common.service import session_options
+from acstor_common.util import concurrency_limit
+from acstor_common.util import log_once
+
+LOG = logging.getLogger(__name__)
+
+GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user")
+TIMEOUT_S = 15
+CALLERS = 16
+"""Threads that ask at a time: a quarter of those in which oslo.messaging hands over messages."""
+WAITING = 16
+"""Threads that wait for a place, for WAIT_S at most."""
+WAIT_S = 3.0
+MAX_PAGES = 16
+"""Of the servers of one host; Nova gives 1,000 on each, if it is not told otherwise."""
+_HOST = "OS-EXT-SRV-ATTR:host"
+
+
+class NovaUnreachable(errors.AcstorError):
+    """Nova does not answer, or not as it should."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"Nova does not say where the server is: {self.why}"
+
+
+class NovaBusy(NovaUnreachable):
+    """Nova was asked enough for the moment; who wants to know may try again soon."""
+
+    def __str__(self) -> str:
+        return f"Nova is not asked now, try again: {self.why}"
+
+
+class Server(NamedTuple):
+    """What Nova says of a server; ``host`` is empty if it is on none."""
+
+    host: str
+    project_id: str
+
+
+class Aggregate(NamedTuple):
+    """A host aggregate."""
+
+    hosts: Collection[str]
+    metadata: Mapping[str, Any]
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the options of requests to Nova; those of the way to log in come with that."""
+    loading.register_auth_conf_options(conf, GROUP.name)
+    common_conf.register(conf, GROUP, options())
+
+
+def auth_options() -> list[cfg.Opt]:
+    """Return the options of the usual way to log in, for the sample."""
+    found = [*loading.get_auth_common_conf_options()]
+    for opt in loading.get_auth_plugin_conf_options("v3password"):  # their help is short
+        told = copy.copy(opt)
+        told.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+        found.append(told)
+    return found
+
+
+def options() -> list[cfg.Opt]:
+    """Return the options of requests to Nova."""
+    found = session_options.session_options(TIMEOUT_S)
+    found += loading.get_adapter_conf_options(include_deprecated=False)
+    cfg.set_defaults(found, service_type="compute", valid_interfaces=["internal", "public"])
+    return found
+
+
+class NovaClient:
+    """What Nova tells; may be asked by many threads.
+
+    :param conf: with the options of :func:`options`
+    :param callers: threads that ask at a time
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, callers: int = CALLERS) -> None:
+        self._conf = conf
+        self._lock = threading.Lock()
+        self._limit = concurrency_limit.ConcurrencyLimit(
+            "Nova", callers, time.monotonic, WAIT_S, WAITING
+        )
+        self._trouble = log_once.LogOnce(LOG)
+        self._adapter: Any = None
+
+    @property
+    def is_there(self) -> bool:
+        """Say whether there is a way to Nova: [nova] says as whom it is asked."""
+        return bool(self._conf[GROUP.name].auth_type)
+
+    def server(self, instance_id: ids.ImageId, asker: str = "") -> Server | None:
+        """Return what Nova says of a server now; None if it knows none.
+
+        :param asker: the host on whose behalf Nova is asked; "": the service itself
+        :raises NovaUnreachable: it cannot be known
+        """
+        answer = self._get(f"/servers/{instance_id}", asker)
+        if answer is None:
+            return None
+        try:
+            server = answer["server"]
+            return Server(_host_of(server), str(server["tenant_id"]))
+        except _ODD as e:
+            raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+
+    def aggregates(self) -> list[Aggregate]:
+        """Return all host aggregates.
+
+        :raises NovaUnreachable: they cannot be known
+        """
+        answer = self._get("/os-aggregates") or {}
+        try:
+            return [
+                Aggregate(frozenset(one["hosts"]), dict(one["metadata"]))
+                for one in answer["aggregates"]
+            ]
+        except _ODD as e:
+            raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+
+    def metadata_on(self, host: str) -> dict[str, Mapping[str, Any]]:
+        """Return the metadata of all servers that are on a host, by their ids.
+
+        :raises NovaUnreachable: it cannot be known
+        """
+        found: dict[str, Mapping[str, Any]] = {}
+        wanted = {"host": host, "all_tenants": "1"}
+        for _ in range(MAX_PAGES):
+            answer = self._get("/servers/detail", host, **wanted) or {}
+            try:
+                page = answer["servers"]
+                its = {
+                    str(one["id"]): dict(one["metadata"]) for one in page if _host_of(one) == host
+                }
+            except _ODD as e:
+                raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+            found |= its
+            if not answer.get("servers_links"):
+                break
+            wanted["marker"] = str(page[-1]["id"])
+        return found
+
+    def _get(self, path: str, asker: str = "", **query: str) -> dict[str, Any] | None:
+        """Return what Nova answers; None if there is no such thing.
+
+        :raises NovaUnreachable: it is no answer
+        """
+        try:
+            with self._limit.place(asker):
+                answer = self._answer(path, query)
+        except concurrency_limit.LimitReached as e:
+            raise NovaBusy(str(e)) from e
+        except NovaUnreachable as e:
+            configured = session_options.describe(GROUP.name, self._conf[GROUP.name])
+            self._trouble.say(f"Nova does not answer: {e.why} ({configured})")
+            raise
+        self._trouble.say("")
+        return answer
+
+    def _answer(self, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
+        try:
+            answer = self._opened().get(path, params=query, raise_exc=False)
+            if answer.status_code == 404:
+                return None
+            if answer.status_code != 200:
+                raise NovaUnreachable(f"HTTP {answer.status_code}")
+            return dict(answer.json())
+        except (exceptions.ClientException, *_ODD) as e:
+            raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
+
+    def _opened(self) -> Any:
+        if not self.is_there:
+            raise NovaUnreachable("[nova] auth_type is not set")
+        with self._lock:
+            if self._adapter is None:
+                auth = loading.load_auth_from_conf_options(self._conf, GROUP.name)
+                session = loading.load_session_from_conf_options(self._conf, GROUP.name, auth=auth)
+                self._adapter = loading.load_adapter_from_conf_options(
+                    self._conf, GROUP.name, session=session, auth=auth
+                )
+            return self._adapter
+
+
+_ODD = (ValueError, LookupError, TypeError, AttributeError)
+"""What comes of an answer that is not what Nova gives."""
+
+
+def _host_of(server: dict[str, Any]) -> str:
+    """Return which host a server is on; empty: on none.
+
+    :raises NovaUnreachable: it is not told
+    """
+    if _HOST not in server:
+        raise NovaUnreachable("[nova] is a user to whom Nova does not tell hosts")
+    return str(server[_HOST] or "")

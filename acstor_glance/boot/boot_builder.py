@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The boot-image builder: boots an image in a throw-away guest and keeps what it reads.
+
+The image is hostile.  It sees a machine without network, with bounded memory, and
+a disk whose bytes come through :mod:`nbd_recorder`; what it writes goes to a
+temporary file of bounded size.  QEMU itself is held by a seccomp filter, by
+resource limits and by a :mod:`sandbox`; it dies with this process.  Its disk, its
+socket and its log have no names, so a builder that is killed leaves nothing behind.
+
+The guest decides nothing but which chunks are in the trace.  Whether it hangs,
+floods its console, ends QEMU or never stops reading, the builder is done at its
+limit, and every chunk is checked against the chunk map before it is kept.
+
+A boot is over when the marker was seen on the console and a little later, or when
+nothing new was read for a while, or at a limit.  Where the firmware says that there is
+nothing to boot there is no boot image: the sectors in which it looked are of no use.
+"""
+
+import dataclasses
+import enum
+import os
+import pathlib
+import re
+import selectors
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+
+from acstor_common import errors
+from acstor_common.formats import boot_frames
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import boot_trace
+from acstor_common.model import geometry
+from acstor_common.util import atomic_file
+from acstor_glance import sandbox
+from acstor_glance.boot import boot_guest
+from acstor_glance.boot import guest_disk
+from acstor_glance.boot import nbd_recorder
+from acstor_glance.boot import page_cache_model
+from acstor_glance.prepare import preparation_budget
+
+DEFAULT_MARKER = r"\S login: "
+CONSOLE_TAIL_BYTES = 64 * geometry.KIB
+SECTOR_BYTES = 512
+BOOT_CODE_BYTES = 440
+"""What the BIOS starts, at the head of the image; the partition table follows."""
+_OTHER_FIRMWARE = "If it boots by the other one, set its property hw_firmware_type (bios or uefi)"
+_LOOK_S = 0.25
+_KILLED = [
+    status
+    for number in (signal.SIGKILL, signal.SIGTERM)
+    for status in (-number, 128 + number)  # what started it in its sandbox says it like a shell
+]
+
+Progress = Callable[[float, int], None]
+"""Is told the seconds since the start and the chunks read so far, several times a second."""
+
+
+class EndReason(enum.Enum):
+    """Why the recording ended."""
+
+    MARKER = "marker"  # the console showed that the boot was over
+    IDLE = "idle"  # nothing new was read for a while
+    TIME = "time"  # the time was up
+    FULL = "full"  # more chunks were read than a boot image may have
+    ENDED = "ended"  # the guest, or QEMU, has ended
+    NOTHING = "nothing"  # the firmware found nothing to boot
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recording:
+    """A boot trace, and how the boot ended."""
+
+    trace: tuple[int, ...]
+    end: EndReason
+    seconds_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Summary:
+    """What was built."""
+
+    path: str
+    end: str
+    chunks: int
+    raw_bytes: int
+    stored_bytes: int
+    image_bytes: int
+    seconds_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.chunks} chunks, {self.stored_bytes / geometry.MIB:.1f} MiB, "
+            f"in {self.seconds_s:.1f} s, until {self.end}"
+        )
+
+
+# Building
+
+
+def build(
+    image: pathlib.Path,
+    image_map: chunk_map.ChunkMap,
+    output: pathlib.Path,
+    *,
+    limits: boot_guest.GuestLimits | None = None,
+    firmware: boot_guest.Firmware = boot_guest.Firmware.BIOS,
+    marker: str = DEFAULT_MARKER,
+    revision: int = 1,
+    held_by: sandbox.Sandbox = sandbox.Sandbox.BUBBLEWRAP,
+    progress: Progress = lambda seconds_s, chunks: None,
+    budget: preparation_budget.PreparationBudget | None = None,
+) -> Summary:
+    """Boot an image and write its boot image.
+
+    :param image: its file, as Glance has it
+    :param image_map: its chunk map, which says where in the file a guest's bytes are
+    :param marker: regular expression of what the console shows when the boot is over
+    :param held_by: what keeps QEMU away from this host
+    :param budget: what its clusters may cost; None: no more than slow decoders are refused
+    :raises errors.LimitExceeded: they cost more
+    :raises errors.BootFailed: there is nothing to boot in it, by this firmware
+    :raises errors.Unusable: QEMU cannot be run or takes too much
+    :raises errors.ChunkInvalid: the image is not the one that the chunk map is of
+    :raises OSError: the image cannot be read, or the output not written
+    """
+    with image.open("rb") as file:
+        size_bytes, expected = os.fstat(file.fileno()).st_size, image_map.layout.stored.size_bytes
+        if size_bytes != expected:
+            why = f"it has {size_bytes} bytes, its chunk map says {expected}"
+            raise errors.Unusable(str(image), why, "Make the chunk map again")
+        disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
+        if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
+            raise _nothing_by(
+                image, firmware
+            )  # the BIOS would run zeros if a partition table says so
+        recording = record_boot(
+            disk,
+            image_map.geometry,
+            limits or boot_guest.GuestLimits(),
+            firmware,
+            marker,
+            held_by,
+            progress,
+        )
+        if recording.end is EndReason.NOTHING:
+            raise _nothing_by(image, firmware)
+        head = write_boot_image(disk, image_map, recording.trace, output, revision)
+    if not head.header.chunk_count:
+        output.unlink()
+        raise errors.BootFailed(str(image), "the guest read nothing: it does not boot")
+    return Summary(
+        str(output),
+        recording.end.value,
+        head.header.chunk_count,
+        head.raw_bytes,
+        head.size_bytes,
+        disk.size_bytes,
+        round(recording.seconds_s, 3),
+    )
+
+
+def _nothing_by(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.BootFailed:
+    why = f"it does not boot: it has no boot loader that the firmware ({firmware}) finds"
+    return errors.BootFailed(str(image), why, _OTHER_FIRMWARE)
+
+
+def write_boot_image(
+    disk: guest_disk.GuestDisk,
+    image_map: chunk_map.ChunkMap,
+    trace: tuple[int, ...],
+    output: pathlib.Path,
+    revision: int,
+) -> boot_image.Head:
+    """Write the boot image of a trace; it appears whole or not at all.
+
+    :raises errors.ChunkInvalid: a chunk is not what the chunk map says
+    """
+    own_scope = next(iter(image_map.scope_keys), None)
+    writer = boot_image.Writer(boot_image.Binding.of(image_map), revision, key=own_scope)
+    for chunk_no in trace:
+        if not image_map.is_zero(chunk_no):
+            writer.add(chunk_no, _read_chunk(disk, image_map, chunk_no))
+    parts = list(writer.parts())
+    with atomic_file.atomic_write(output) as file:
+        file.writelines(parts)
+    return boot_image.parse_head(parts[0], str(output))
+
+
+def check_chunks(
+    raw: bytes, head: boot_image.Head, image_map: chunk_map.ChunkMap, what: str
+) -> None:
+    """Compare the chunks of a boot image with the chunk map.
+
+    :raises errors.BootImageFormatError: they are of another image, or of other bytes
+    """
+    boot_image.check_binding(head.header, boot_image.Binding.of(image_map), what)
+    for frame in head.frames:
+        stored = raw[frame.offset : frame.offset + frame.stored_bytes]
+        boot_frames.unpack_checked(image_map, frame, stored, what)
+
+
+def _read_chunk(disk: guest_disk.GuestDisk, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:
+    cut = image_map.geometry
+    data = disk.read(cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no))
+    if not image_map.content(chunk_no).matches(data):
+        what = f"chunk {chunk_no} of image {image_map.image_id}"
+        raise errors.ChunkInvalid(what, "the image", "it is not what the chunk map says")
+    return data
+
+
+# Recording
+
+
+def record_boot(
+    disk: guest_disk.GuestDisk,
+    cut: geometry.Geometry,
+    limits: boot_guest.GuestLimits,
+    firmware: boot_guest.Firmware,
+    marker: str,
+    held_by: sandbox.Sandbox,
+    progress: Progress,
+) -> Recording:
+    """Boot an image and return what it read.
+
+    :raises errors.Unusable: QEMU cannot be run, or takes more than it may
+    """
+    window = boot_trace.Window(
+        limits.longest_s,
+        limits.idle_s,
+        min(boot_image.MAX_CHUNKS, max(1, limits.boot_bytes // cut.chunk_bytes)),
+    )
+    size_bytes = -(-cut.size_bytes // SECTOR_BYTES) * SECTOR_BYTES
+    notes = _Notes(boot_trace.Recorder(cut, window), page_cache_model.PageCacheModel(size_bytes))
+    with (
+        tempfile.TemporaryFile() as written,
+        tempfile.TemporaryFile() as log,
+        nbd_recorder.NbdRecorder(disk, size_bytes, notes.read) as export,
+    ):
+        boot_guest.make_overlay(written.fileno(), size_bytes)
+        with boot_guest.run_guest(
+            written.fileno(), export.client, log, limits, firmware, held_by
+        ) as process:
+            began_s = time.monotonic()
+            end = _Watch(process, notes, limits, marker).wait(progress)
+            seconds_s = time.monotonic() - began_s
+            status = process.poll()
+        words = boot_guest.first_log_lines(log)
+    if status in _KILLED:
+        why = f"it was killed after {seconds_s:.0f} s, by somebody or for want of memory: {words}"
+        raise errors.Unusable(boot_guest.QEMU, why)
+    if end is EndReason.ENDED and not notes.trace():
+        raise errors.Unusable(boot_guest.QEMU, f"it ended before the image was read: {words}")
+    return Recording(notes.trace(), end, seconds_s)
+
+
+class _Notes:
+    """A recorder that the export's thread writes to and the builder's reads from.
+
+    Its time stands still while the guest waits for a processor: on a busy host a guest reads
+    nothing for long without having booted.
+
+    :param cache: says what the kernel of a host asks a mirror for because of a guest's read
+    """
+
+    def __init__(
+        self, recorder: boot_trace.Recorder, cache: page_cache_model.PageCacheModel
+    ) -> None:
+        self._recorder = recorder
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._starved_s = 0.0
+
+    def read(self, offset: int, length: int) -> None:
+        with self._lock:
+            if self._recorder.is_full:
+                return  # so the cache is bounded, too
+            for asked in self._cache.read(offset, length):
+                self._recorder.read(*asked, self._now_s())
+
+    def starved(self, starved_s: float) -> None:
+        """Take note of how long the guest has waited for a processor so far."""
+        with self._lock:
+            self._starved_s = max(self._starved_s, starved_s)
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._starved_s
+
+    def trace(self) -> tuple[int, ...]:
+        with self._lock:
+            return self._recorder.trace
+
+    def state(self) -> tuple[int, bool, bool]:
+        """Return the chunks read so far, whether they are too many, whether the boot is over."""
+        with self._lock:
+            recorder = self._recorder
+            return recorder.chunk_count, recorder.is_full, recorder.is_over(self._now_s())
+
+
+class _Watch:
+    """Looks at a guest until its boot is over."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        notes: _Notes,
+        limits: boot_guest.GuestLimits,
+        marker: str,
+    ) -> None:
+        self._process, self._notes, self._limits = process, notes, limits
+        self._marker = re.compile(marker.encode())
+        self._tail = b""
+        self._console_is_open = True
+        self._marked_s: float | None = None
+        self._has_nothing = False
+
+    def wait(self, progress: Progress) -> EndReason:
+        """Return why the boot is over.
+
+        :raises errors.Unusable: QEMU takes more memory than it may
+        """
+        began_s = time.monotonic()
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while True:
+                if self._console_is_open:
+                    if selector.select(_LOOK_S):
+                        self._take_console(selector)
+                else:
+                    time.sleep(_LOOK_S)
+                now_s = time.monotonic()
+                self._notes.starved(sandbox.cpu_wait_s(self._process.pid))
+                self._check_memory()
+                progress(now_s - began_s, self._notes.state()[0])
+                end = self._end(now_s, now_s - began_s)
+                if end is not None:
+                    return end
+
+    def _check_memory(self) -> None:
+        taken, allowed = sandbox.resident_bytes(self._process.pid), self._limits.resident_bytes
+        if taken > allowed:
+            sizes = f"{taken // geometry.MIB} MiB of memory, more than {allowed // geometry.MIB}"
+            raise errors.Unusable(boot_guest.QEMU, f"it took {sizes}, and was killed")
+
+    def _take_console(self, selector: selectors.BaseSelector) -> None:
+        """Look at what the console shows; only its end is kept, a guest may write for ever."""
+        assert self._process.stdout is not None
+        text = os.read(self._process.stdout.fileno(), CONSOLE_TAIL_BYTES)
+        if not text:
+            self._console_is_open = False
+            selector.unregister(self._process.stdout)
+        self._tail = (self._tail + text)[-CONSOLE_TAIL_BYTES:]
+        if self._marked_s is None and self._marker.search(self._tail):
+            self._marked_s = time.monotonic()
+        elif self._marked_s is None and boot_guest.NOTHING_TO_BOOT.search(self._tail):
+            self._has_nothing = True
+
+    def _end(self, now_s: float, since_s: float) -> EndReason | None:
+        _, is_full, is_over = self._notes.state()
+        if self._marked_s is not None and now_s - self._marked_s >= self._limits.settle_s:
+            return EndReason.MARKER
+        if self._has_nothing:
+            return EndReason.NOTHING
+        if is_full:
+            return EndReason.FULL
+        if self._process.poll() is not None:
+            return EndReason.ENDED
+        if since_s >= self._limits.longest_s:
+            return EndReason.TIME
+        return EndReason.IDLE if is_over else None

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The throw-away guest that boots an image for the builder: QEMU, and what holds it.
+
+Nothing that the guest or QEMU touches has a name in the file system; its disk,
+its socket and its log are open files, and it dies with this process.
+"""
+
+import contextlib
+import dataclasses
+import enum
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import IO
+
+from acstor_common import errors
+from acstor_common.model import geometry
+from acstor_glance import sandbox
+
+QEMU, QEMU_IMG = "qemu-system-x86_64", "qemu-img"
+UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
+"""OVMF as one file that is only read: what a guest stores in variables is gone with it."""
+ARCHITECTURES = ("x86_64", "amd64", "x86", "i386", "i486", "i586", "i686")
+"""What images are called, in Glance's properties, that QEMU runs."""
+NOTHING_TO_BOOT = re.compile(
+    rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
+)
+"""What the firmware shows on the console when it has looked everywhere: SeaBIOS; OVMF without its
+shell, and with it."""
+_FIRMWARE_PORT = "0x402"
+"""Where SeaBIOS shows what it shows on the screen, which the guest has not got."""
+_ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
+_RESIDENT_SPARE_BYTES = 768 * geometry.MIB
+_TRANSLATION_CACHE_MIB = 128
+_THREADS = 128
+_QEMU_WORDS_BYTES = 2000
+_STOP_S = 10.0
+
+
+class Firmware(enum.StrEnum):
+    """What starts the guest: the values are those of Nova's property ``hw_firmware_type``."""
+
+    BIOS = "bios"
+    UEFI = "uefi"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GuestLimits:
+    """What a guest may use, and when its boot is taken to be over.
+
+    :param longest_s: the whole recording
+    :param idle_s: how long nothing new is read until the boot counts as over
+    :param settle_s: how long to go on after the marker
+    :param memory_bytes: the guest's memory
+    :param written_bytes: how much the guest may write to its disk
+    :param boot_bytes: how much of the image may be read
+    """
+
+    longest_s: float = 300.0
+    idle_s: float = 30.0
+    settle_s: float = 2.0
+    memory_bytes: int = 512 * geometry.MIB
+    written_bytes: int = 1024 * geometry.MIB
+    boot_bytes: int = 1024 * geometry.MIB
+
+    @property
+    def resident_bytes(self) -> int:
+        """The memory that QEMU may take, its guest's and its own: some 200 MiB are usual."""
+        return self.memory_bytes + _RESIDENT_SPARE_BYTES
+
+
+def accelerator() -> str:
+    """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation).
+
+    A ``/dev/kvm`` alone proves nothing: under a paravirtual one stock kernels do not boot.
+    """
+    has_kvm = any(pathlib.Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
+    return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
+
+
+def make_overlay(written: int, size_bytes: int) -> None:
+    """Make an empty qcow2 in the open file ``written``.
+
+    :raises errors.Unusable: qemu-img is not installed, or fails
+    """
+    argv = [QEMU_IMG, "create", "-q", "-f", "qcow2", f"/proc/self/fd/{written}", str(size_bytes)]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=60, pass_fds=[written]
+        )
+    except FileNotFoundError as e:
+        raise errors.Unusable(QEMU_IMG, "it is not installed", "Install QEMU") from e
+    if done.returncode:
+        raise errors.Unusable(QEMU_IMG, done.stderr.strip())
+
+
+@contextlib.contextmanager
+def run_guest(
+    written: int,
+    image: socket.socket,
+    log: IO[bytes],
+    limits: GuestLimits,
+    firmware: Firmware,
+    held_by: sandbox.Sandbox,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run QEMU; its standard output is the guest's console, and what the firmware says.
+
+    :param written: file descriptor of what takes the guest's writes
+    :param image: where the image can be read; it is QEMU's alone afterwards
+
+    :raises errors.Unusable: it, or the firmware, is not installed, or its sandbox cannot be made
+    """
+    if not sandbox.is_installed(held_by, QEMU):
+        raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
+    if firmware is Firmware.UEFI and not UEFI_FIRMWARE.is_file():
+        why = "it is not installed, and the image boots by UEFI"
+        raise errors.Unusable(str(UEFI_FIRMWARE), why, "Install ovmf")
+    sandbox.check(held_by)
+    devices, group = (["/dev/kvm"], "kvm") if accelerator() == "kvm" else ([], "")
+    confined = sandbox.command(held_by, _bounds(limits), devices, group)
+    process = subprocess.Popen(
+        [*confined, *_argv(written, image.fileno(), limits, firmware)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        pass_fds=[written, image.fileno()],
+        cwd="/",
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+    )
+    image.close()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=_STOP_S)
+
+
+def _bounds(limits: GuestLimits) -> dict[str, int]:
+    """Return the resource limits of QEMU, by the names that prlimit(1) has for them."""
+    return {
+        "cpu": int(limits.longest_s * 4) + 60,  # a processor's second for each of 4 threads
+        "fsize": limits.written_bytes,
+        "as": limits.memory_bytes + _ADDRESS_SPACE_SPARE_BYTES,
+        "nofile": 128,
+        "nproc": _THREADS,
+        "core": 0,
+    }
+
+
+def _argv(written: int, image: int, limits: GuestLimits, firmware: Firmware) -> list[str]:
+    accel = accelerator()
+    export = {"driver": "nbd", "server": {"type": "fd", "str": str(image)}, "read-only": True}
+    disk = {
+        "driver": "qcow2",
+        "node-name": "disk",
+        "file": {"driver": "file", "filename": "/dev/fdset/1"},
+        "backing": export,
+    }
+    speed = f"tcg,tb-size={_TRANSLATION_CACHE_MIB}" if accel == "tcg" else "kvm"
+    denied = "obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+    return [
+        *(QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-machine", "pc", "-accel", speed, "-smp", "1"),
+        *(("-bios", str(UEFI_FIRMWARE)) if firmware is Firmware.UEFI else ()),
+        *(("-cpu", "host") if accel == "kvm" else ()),
+        *("-m", f"{limits.memory_bytes // geometry.MIB}M", "-nic", "none"),
+        *("-add-fd", f"fd={written},set=1", "-blockdev", json.dumps(disk)),
+        *("-device", "virtio-blk-pci,drive=disk,rerror=report,werror=report"),
+        *("-chardev", "stdio,id=console,mux=on,signal=off", "-serial", "chardev:console"),
+        *("-device", f"isa-debugcon,iobase={_FIRMWARE_PORT},chardev=console", "-monitor", "none"),
+        *("-sandbox", f"on,{denied}"),
+    ]
+
+
+def first_log_lines(log: IO[bytes]) -> str:
+    """Return what QEMU wrote into its log first."""
+    log.seek(0)
+    return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes boot images of images in Glance: by the builder, or of the boots that agents recorded.
+
+A boot image is a help and never a condition.  An image that cannot be booted, a
+host without QEMU, traces that fit nothing: all of it is said in the log, and the
+image stays as ready as it was.
+"""
+
+import contextlib
+import datetime
+import logging
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import boot_trace
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import atomic_file
+from acstor_common.wire import trace_message
+from acstor_glance import conf as glance_conf
+from acstor_glance import mapped_file
+from acstor_glance import sandbox
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import boot_guest
+from acstor_glance.boot import build_modes
+from acstor_glance.boot import guest_disk
+from acstor_glance.boot import predecessor_images
+from acstor_glance.boot import trace_store
+from acstor_glance.client import artefact_quota
+from acstor_glance.client import glance_client
+from acstor_glance.client import stored_bytes
+from acstor_glance.client import work_leases
+from acstor_glance.prepare import plan
+from acstor_glance.prepare import preparation_budget
+
+LOG = logging.getLogger(__name__)
+
+BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
+CHANGED_SHARE = 0.05
+"""A boot image is replaced when at least this share of its chunks would change."""
+LONGEST_S = boot_guest.GuestLimits().longest_s
+"""How long an image is booted at most; ``acstor-boot-image build`` can be told otherwise."""
+LIMIT_BYTES = 256 * geometry.MIB
+"""What a boot image may hold of its image, before compression. A boot reads some tens of MiB."""
+TRACES_NEEDED = 2
+"""Recorded boots from which on a boot image is made: a single one may have been an odd one.  It is
+enough where the image has none and none is about to be built."""
+TRACE_SHARE = 0.5
+"""A chunk belongs to the boot image if this share of the boots read it: what one instance alone did
+when it booted would cost the memory of all."""
+
+
+class BootImageMaker:
+    """Boot images of the images in Glance."""
+
+    def __init__(
+        self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts, ways: build_modes.BuildModes
+    ) -> None:
+        self._images, self._conf, self._ways = images, conf.acstor_glance, ways
+        state_dir = glance_conf.state_dir(conf)
+        self._claims = work_leases.WorkLeases(
+            self._conf.coordination_url, state_dir, BOOT_IMAGE.value
+        )
+        self._quota = artefact_quota.ArtefactQuota(images, conf)
+        self._traces = trace_store.TraceStore(state_dir)
+        self._folder = state_dir / "boot"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def recorded(self) -> list[ids.ImageId]:
+        """Return the images of which boots are recorded: a killed process may owe them an image."""
+        return self._traces.images()
+
+    def traced(self, trace: trace_message.BootTrace) -> ids.ImageId:
+        """Take in the trace of one boot; return its image."""
+        count = self._traces.put(trace)
+        LOG.info("image %s: %d boots are recorded", trace.image_id, count)
+        return ids.parse_image_id(trace.image_id)
+
+    def make(
+        self, image_id: ids.ImageId, begin: Callable[[str], bool] = lambda project: True
+    ) -> bool:
+        """Make the boot image that an image should have now; say whether one was made.
+
+        :param begin: told the image's project; returns whether it is to be made now
+        :raises errors.ImageServiceError: Glance does not do its part
+        :raises errors.FormatError: what Glance has of the image is damaged
+        """
+        with self._claims.held(image_id) as is_ours:
+            image = self._images.read_or_none(image_id) if is_ours else None
+            if image is None or image_record.why_not_served(image):
+                return False
+            present = self._images.artefact_of(image, BOOT_IMAGE)
+            build = self._due_build(image, present)
+            is_built_soon = build is not None and not build.attempts
+            has_its_own = present is not None and not artefacts.is_stopgap(present)
+            needed = TRACES_NEEDED if has_its_own or is_built_soon else 1
+            traces = self._traces.traces(image_id) if self._ways.records else []
+            before = self._before(image) if present is None else None
+            if len(traces) < needed and build is None and before is None:
+                return False
+            if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
+                return False
+            if not begin(image_record.text_of(image, "owner")):
+                return False
+            with self._chunk_map(image) as image_map:
+                if self._merge(image, image_map, present, traces, needed):
+                    return True
+                has_one = before is not None and self._inherit(image, image_map, *before)
+                if build is None:
+                    return has_one
+                if has_one:
+                    present = self._images.artefact_of(self._images.read(image_id), BOOT_IMAGE)
+                return self._build(image, image_map, present, build) or has_one
+
+    # Built
+
+    def _due_build(
+        self, image: image_record.Record, present: image_record.Record | None
+    ) -> plan.Retry | None:
+        """Return the attempts so far if the image's boot image is to be built now."""
+        if not self._ways.builds:
+            return None
+        found = {present["id"]: present} if present else {}
+        retry = plan.next_build(image, found, self._images.project_id)
+        is_due = retry is not None and retry.at is not None and retry.at <= _now()
+        return retry if is_due else None
+
+    def _build(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        present: image_record.Record | None,
+        before: plan.Retry,
+    ) -> bool:
+        retry = plan.Retry.after(before, _now())
+        told = "it is being built, or the builder was killed"
+        self._say(image, artefacts.BootState.BUILDING, told, str(retry))
+        revision = artefacts.revision_of(present) + 1 if present else 1
+        output = self._output(image_map.image_id)
+        limits = boot_guest.GuestLimits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
+        try:
+            _check_machine(image)
+            self._quota.reserve(image, 0)
+            budget = self._budget(image_map, LONGEST_S)
+            with self._bytes(image, budget) as path:
+                summary = boot_builder.build(
+                    path,
+                    image_map,
+                    output,
+                    limits=limits,
+                    budget=budget,
+                    firmware=firmware_of(image),
+                    revision=revision,
+                    held_by=sandbox.Sandbox(self._conf.builder_sandbox),
+                )
+            self._reserve(image, output)
+        except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
+            state = artefacts.BootState.FAILED
+            if isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
+                retry = plan.Retry(retry.attempts, None)
+            if isinstance(exc, errors.BootFailed):
+                state = artefacts.BootState.UNBOOTABLE
+            LOG.info("image %s has no boot image (attempt and next: %s): %s",
+                     image["id"], retry, exc)  # fmt: skip
+            self._say(image, state, _words(exc), str(retry))
+            return False
+        LOG.info("image %s: boot image built: %s", image["id"], summary)
+        self._publish(image, output, revision, artefacts.BootOrigin.BUILT)
+        return True
+
+    def _say(
+        self, image: image_record.Record, state: artefacts.BootState, message: str, retry: str
+    ) -> None:
+        """Write on the image how far its boot image is, why, and when it is built next."""
+        said = artefacts.boot_properties(state, message, retry)
+        self._images.set_properties(image["id"], said)
+
+    def _budget(
+        self, image_map: chunk_map.ChunkMap, longer_s: float = 0.0
+    ) -> preparation_budget.PreparationBudget:
+        """Return what a boot image may cost beside the time in which a guest boots."""
+        return preparation_budget.PreparationBudget(
+            f"image {image_map.image_id}",
+            image_map.layout.stored.size_bytes,
+            self._conf.max_expansion_ratio,
+            preparation_budget.SPARE_S + longer_s,
+        )
+
+    @contextlib.contextmanager
+    def _bytes(
+        self, image: image_record.Record, budget: preparation_budget.PreparationBudget
+    ) -> Iterator[pathlib.Path]:
+        """Yield a file with the image's bytes: the store's own, or a sparse copy."""
+        read = stored_bytes.find_stored_bytes(self._images, image)
+        local = self._images.local_path(read.own_record, self._conf.file_store_dirs)
+        if local is not None:
+            yield local
+            return
+        with tempfile.TemporaryFile(dir=self._folder) as file:  # without a name: a kill leaves none
+            with self._images.opened(read.glance_id) as pieces:
+                for piece in budget.in_time(pieces):
+                    if any(piece):
+                        file.write(piece)
+                    else:
+                        file.seek(len(piece), os.SEEK_CUR)
+            file.truncate(file.tell())
+            file.flush()
+            yield pathlib.Path(f"/proc/self/fd/{file.fileno()}")
+
+    # Recorded
+
+    def _merge(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        present: image_record.Record | None,
+        traces: Sequence[trace_message.BootTrace],
+        needed: int,
+    ) -> bool:
+        cut = image_map.geometry
+        fitting = [
+            boot.trace
+            for boot in traces
+            if (boot.size_bytes, boot.chunk_bytes) == (cut.size_bytes, cut.chunk_bytes)
+        ]
+        if len(fitting) < needed:
+            return False
+        limit = max(1, LIMIT_BYTES // cut.chunk_bytes)
+        merged = boot_trace.merge(fitting, TRACE_SHARE, limit)
+        trace = tuple(chunk_no for chunk_no in merged if not image_map.is_zero(chunk_no))
+        before = self._head_of(present) if present else None
+        is_same = before is not None and not is_worth_rebuilding(trace, list(before.trace))
+        if not trace or (is_same and not artefacts.is_stopgap(present)):
+            return False
+        revision = before.header.revision + 1 if before else 1
+        output = self._output(image_map.image_id)
+        if not self._write(image, image_map, trace, output, revision):
+            return False
+        self._publish(image, output, revision, artefacts.BootOrigin.RECORDED)
+        LOG.info(
+            "image %s: boot image of %d boots, revision %d", image["id"], len(fitting), revision
+        )
+        return True
+
+    def _head_of(self, artefact: image_record.Record) -> boot_image.Head | None:
+        """Return the head of a boot image, if it is sound."""
+        raw = bytearray()
+        with self._images.opened(artefact["id"]) as pieces:
+            for piece in pieces:
+                raw += piece
+                with contextlib.suppress(errors.BootImageFormatError):
+                    return boot_image.parse_head(raw, f"boot image {artefact['id']}")
+        return None
+
+    def _write(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        trace: tuple[int, ...],
+        output: pathlib.Path,
+        revision: int,
+    ) -> bool:
+        """Write a boot image of a trace; say whether the image's bytes were what they should be."""
+        try:
+            budget = self._budget(image_map)
+            with self._bytes(image, budget) as path, path.open("rb") as file:
+                disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
+                boot_builder.write_boot_image(disk, image_map, trace, output, revision)
+            self._reserve(image, output)
+        except (errors.ChunkInvalid, errors.Unusable, OSError) as exc:
+            LOG.warning("image %s: no boot image of recorded boots: %s", image["id"], exc)
+            return False
+        return True
+
+    def _reserve(self, image: image_record.Record, output: pathlib.Path) -> None:
+        """Count a boot image to its project's quota; one that does not fit goes.
+
+        :raises errors.LimitExceeded: it is longer than the image
+        :raises errors.QuotaExceeded: it does not fit
+        """
+        count, size_bytes = output.stat().st_size, image_record.size_bytes_of(image)
+        budget = preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes)
+        try:
+            budget.check_artefact(BOOT_IMAGE, count)
+            self._quota.reserve(image, count)
+        except errors.AcstorError:
+            output.unlink()
+            raise
+
+    # Inherited
+
+    def _before(
+        self, image: image_record.Record
+    ) -> tuple[image_record.Record, image_record.Record] | None:
+        """Return the youngest predecessor that has a boot image, and that boot image."""
+        for other in predecessor_images.find_predecessors(self._images, image):
+            found = self._images.artefact_of(other, BOOT_IMAGE)
+            if found is not None and not image_record.why_not_served(other):
+                return other, found
+        return None
+
+    def _inherit(
+        self,
+        image: image_record.Record,
+        image_map: chunk_map.ChunkMap,
+        before: image_record.Record,
+        artefact: image_record.Record,
+    ) -> bool:
+        """Make a boot image of what an image has in common with its predecessor's boots."""
+        head = self._head_of(artefact)
+        try:
+            with self._chunk_map(before) as its_map:
+                trace = tuple(head.trace) if head else ()
+                if trace and max(trace) >= len(its_map):
+                    return False
+                trace = predecessor_images.inherit_trace(trace, its_map, image_map)
+        except (errors.FormatError, errors.Unusable) as exc:
+            LOG.info("image %s: nothing of image %s is used: %s", image["id"], before["id"], exc)
+            return False
+        output = self._output(image_map.image_id)
+        if not trace or not self._write(image, image_map, trace, output, 1):
+            return False
+        self._publish(image, output, 1, artefacts.BootOrigin.INHERITED)
+        LOG.info("image %s: boot image of %d chunks that boots of image %s read",
+                 image["id"], len(trace), before["id"])  # fmt: skip
+        return True
+
+    # All
+
+    def _output(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where the image's boot image is written; what a killed process left there goes.
+
+        The image is claimed, so nobody else is writing there.
+        """
+        output = self._folder / f"{image_id}.acboot"
+        output.unlink(missing_ok=True)
+        atomic_file.remove_leftovers(self._folder, output.name)
+        return output
+
+    @contextlib.contextmanager
+    def _chunk_map(self, image: image_record.Record) -> Iterator[chunk_map.ChunkMap]:
+        """Yield the image's chunk map, as Glance has it, checked.
+
+        :raises errors.ChunkMapFormatError: it is damaged
+        """
+        artefact = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
+        if artefact is None:
+            raise errors.Unusable(f"image {image['id']}", "it has no chunk map")
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            with self._images.opened(artefact["id"]) as pieces:
+                file.writelines(pieces)
+            with mapped_file.map_file(file) as view:
+                read = stored_bytes.find_stored_bytes(self._images, image)
+                yield artefacts.parse_chunk_map(read.record, view)
+
+    def _publish(
+        self,
+        image: image_record.Record,
+        path: pathlib.Path,
+        revision: int,
+        origin: artefacts.BootOrigin,
+    ) -> None:
+        is_its_own = origin is not artefacts.BootOrigin.INHERITED
+        state = artefacts.BootState.READY if is_its_own else artefacts.BootState.WAITING
+        said = artefacts.boot_properties(state)
+        also = {artefacts.ORIGIN: origin.value}
+        try:
+            with path.open("rb") as file:
+                self._images.publish(BOOT_IMAGE, image, file, revision, also=also, said=said)
+        finally:
+            path.unlink()
+
+
+def firmware_of(image: image_record.Record) -> boot_guest.Firmware:
+    """Return what Nova would start a guest of this image by: its ``hw_firmware_type``, or BIOS.
+
+    >>> firmware_of({"hw_firmware_type": "uefi"}).value, firmware_of({}).value
+    ('uefi', 'bios')
+    """
+    wants_uefi = image_record.text_of(image, "hw_firmware_type") == boot_guest.Firmware.UEFI
+    return boot_guest.Firmware.UEFI if wants_uefi else boot_guest.Firmware.BIOS
+
+
+def _check_machine(image: image_record.Record) -> None:
+    """Refuse an image for a processor that the builder's guest has not got.
+
+    :raises errors.BootFailed: it is for another one
+    """
+    for name in ("hw_architecture", "architecture"):
+        said = image_record.text_of(image, name).lower()
+        if said and said not in boot_guest.ARCHITECTURES:
+            why = f"its property {name} is {said}, and only x86_64 is booted to build boot images"
+            raise errors.BootFailed(f"image {image['id']}", why)
+
+
+def _words(exc: Exception) -> str:
+    """Return what an error says of an image, without the file in which the builder had it."""
+    if not isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
+        return str(exc)
+    return f"{exc.why}. {exc.remedy}" if exc.remedy else exc.why
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def is_worth_rebuilding(new: Sequence[int], old: Sequence[int]) -> bool:
+    """Say whether a trace is so different from another that a new boot image is worth while.
+
+    >>> is_worth_rebuilding([1, 2, 3], [3, 2, 1]), is_worth_rebuilding([1, 2, 3], [1, 2])
+    (False, True)
+    """
+    changed = len(set(new) ^ set(old))
+    return changed > CHANGED_SHARE * max(1, len(old))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which ways a listener makes boot images: decided once, when it starts, and said."""
+
+import logging
+from typing import NamedTuple
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_glance import sandbox
+from acstor_glance.boot import boot_guest
+
+LOG = logging.getLogger(__name__)
+
+
+class BuildModes(NamedTuple):
+    """What a listener does.
+
+    :param builds: it boots images in throw-away guests
+    :param records: it takes boots that hosts have recorded
+    """
+
+    builds: bool
+    records: bool
+
+    @property
+    def any(self) -> bool:
+        """Say whether it makes boot images at all."""
+        return self.builds or self.records
+
+
+def choose_modes(conf: cfg.ConfigOpts) -> BuildModes:
+    """Return what ``[acstor_glance] boot_images`` means on this host, and log it."""
+    option = conf.acstor_glance.boot_images
+    builds, records = option in ("built", "both", "auto"), option in ("recorded", "both", "auto")
+    why = why_not_built(sandbox.Sandbox(conf.acstor_glance.builder_sandbox)) if builds else ""
+    if why and option == "auto":
+        LOG.info("boot images are made of recorded boots alone, and none is built here: %s", why)
+        return BuildModes(False, records)
+    if why:  # it is tried all the same: somebody may mend it
+        LOG.error("no boot images will be built: %s", why)
+    else:
+        LOG.info("boot images are built here: %s; made of recorded boots: %s", builds, records)
+    return BuildModes(builds, records)
+
+
+def why_not_built(held_by: sandbox.Sandbox) -> str:
+    """Say why this host cannot boot images; empty if it can."""
+    for program in (boot_guest.QEMU, boot_guest.QEMU_IMG):
+        if not sandbox.is_installed(held_by, program):
+            return f"{program} is not installed"
+    try:
+        sandbox.check(held_by)
+    except errors.Unusable as exc:
+        return str(exc)
+    return ""

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a guest reads of an image's file, whatever the file is, by the image's chunk map.
+
+Nothing is checked here.  Whoever keeps what is read compares it with the CIDs.
+"""
+
+import os
+import time
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.formats import cluster_cache
+from acstor_common.formats import codecs
+from acstor_common.formats import layout
+from acstor_glance.prepare import preparation_budget
+
+KEPT_BYTES = 8 * layout.MAX_CLUSTER_BYTES
+"""Decoded clusters that are kept: guests read on where they were."""
+
+
+class GuestDisk:
+    """The disk of one image; one thread reads at a time.
+
+    :param file: descriptor of the image's file as Glance has it
+    :param budget: what its clusters may cost; None: no more than slow decoders are refused
+    """
+
+    def __init__(
+        self,
+        file: int,
+        image_map: chunk_map.ChunkMap,
+        budget: preparation_budget.PreparationBudget | None = None,
+    ) -> None:
+        self._file, self._layout = file, image_map.layout
+        self._what = f"the file of image {image_map.image_id}"
+        self._budget = budget or preparation_budget.PreparationBudget(self._what)
+        self._kept = cluster_cache.ClusterCache(KEPT_BYTES)
+        self.size_bytes = image_map.geometry.size_bytes
+        """Bytes that a guest reads."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return what a guest reads from ``offset`` on; behind the end there are zeros.
+
+        :raises errors.Unusable: compressed bytes do not decompress
+        :raises errors.LimitExceeded: to decompress them takes too much
+        :raises OSError: the file cannot be read
+        """
+        data, stop = bytearray(length), min(offset + length, self.size_bytes)
+        for extent in self._layout.find(offset, stop) if offset < stop else ():
+            low, high = max(extent.at, offset), min(extent.at + extent.length, stop)
+            part = self._part(extent, low - extent.at, high - low)
+            data[low - offset : low - offset + len(part)] = part
+        return bytes(data)
+
+    def _part(self, extent: layout.Extent, skip: int, length: int) -> codecs.Buffer:
+        if extent.codec is layout.Codec.STORED:
+            return os.pread(self._file, length, extent.offset + skip)
+        return memoryview(self._cluster(extent))[skip : skip + length]
+
+    def _cluster(self, extent: layout.Extent) -> codecs.Buffer:
+        if (decoded := self._kept.get(extent)) is None:
+            decoded = self._decoded(extent)
+            self._kept.put(extent, decoded)
+        return decoded
+
+    def _decoded(self, extent: layout.Extent) -> codecs.Buffer:
+        stored = os.pread(self._file, extent.stored_bytes, extent.offset)
+        began_s = time.thread_time()
+        try:
+            decoded = codecs.decode(extent.codec, stored, extent.length)
+        except codecs.CodecError as exc:
+            raise errors.Unusable(self._what, f"its byte {extent.offset}: {exc}") from exc
+        self._budget.decoded(len(decoded), time.thread_time() - began_s)
+        return decoded

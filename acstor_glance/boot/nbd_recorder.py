@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block device that notes which parts of it are read: a read-only NBD export on a socket pair.
+
+QEMU reads an image through it while the image boots.  A server of our own, of
+the few requests that QEMU needs, because it is all that sees the reads in order
+and in time without privileges: FUSE would need pyfuse3 and a mount, and QEMU's
+trace events are not in every build of it.
+
+QEMU runs a hostile image and may itself be taken over, so whatever it sends is
+checked, and costs at most this connection.  The protocol is that of
+https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
+"""
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Protocol
+from typing import Self
+
+from acstor_common import errors
+from acstor_common.model import geometry
+from acstor_common.util import supervision
+
+LOG = logging.getLogger(__name__)
+
+MAX_READ_BYTES = 32 * geometry.MIB
+MAX_OPTION_BYTES = 4096
+_GREETING = struct.Struct(">8s8sH")
+_OPTION = struct.Struct(">8sII")
+_REPLY = struct.Struct(">QIII")
+_REQUEST = struct.Struct(">IHHQQI")
+_SIMPLE_REPLY = struct.Struct(">IIQ")
+
+_FIXED_NEWSTYLE, _NO_ZEROES = 1, 2
+_OPT_EXPORT_NAME, _OPT_ABORT, _OPT_INFO, _OPT_GO = 1, 2, 6, 7
+_REP_MAGIC, _REP_ACK, _REP_INFO, _REP_UNSUPPORTED = 0x3E889045565A9, 1, 3, (1 << 31) + 1
+_EXPORT_FLAGS = 1 | 2  # has flags, read-only
+_REQUEST_MAGIC, _REPLY_MAGIC = 0x25609513, 0x67446698
+_CMD_READ, _CMD_DISC = 0, 2
+_EIO, _EINVAL = 5, 22
+
+Read = Callable[[int, int], None]
+"""Is told the offset and the length of a read, in the server's thread."""
+
+
+class Disk(Protocol):
+    """What is exported."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes; raises OSError or errors.Unusable."""
+
+
+class _Broken(Exception):
+    """The other side sent what no client of NBD sends, or hung up."""
+
+
+class NbdRecorder:
+    """Context manager: ``disk`` can be read at ``client``, and reads are told.
+
+    ``client`` is the client's end of a socket pair, which has no name and so leaves none behind;
+    whoever gives it to another process closes it here.
+
+    :param read: is told each read that was answered
+    """
+
+    def __init__(self, disk: Disk, size_bytes: int, read: Read) -> None:
+        self._disk, self._size_bytes, self._read = disk, size_bytes, read
+        self.client, self._connection = socket.socketpair()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether the image can still be read through it."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        self._thread = supervision.start_once("recording-export", self._serve)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+        with contextlib.suppress(OSError):  # the server has closed it
+            self._connection.shutdown(socket.SHUT_RDWR)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            with self._connection as connection:
+                self._negotiate(connection)
+                while self._answer(connection):
+                    pass
+        except (_Broken, OSError) as e:
+            LOG.debug("export: %s", e)
+
+    # Negotiation
+
+    def _negotiate(self, connection: socket.socket) -> None:
+        connection.sendall(_GREETING.pack(b"NBDMAGIC", b"IHAVEOPT", _FIXED_NEWSTYLE | _NO_ZEROES))
+        _receive(connection, 4)  # the client's flags change nothing that is sent below
+        while True:
+            magic, option, length = _OPTION.unpack(_receive(connection, _OPTION.size))
+            if magic != b"IHAVEOPT" or length > MAX_OPTION_BYTES:
+                raise _Broken(f"no option: {magic!r}, {length} bytes")
+            _receive(connection, length)
+            if option == _OPT_EXPORT_NAME:
+                connection.sendall(struct.pack(">QH", self._size_bytes, _EXPORT_FLAGS))
+                return
+            if option in (_OPT_GO, _OPT_INFO):
+                info = struct.pack(">HQH", 0, self._size_bytes, _EXPORT_FLAGS)
+                self._reply(connection, option, _REP_INFO, info)
+            self._reply(connection, option, _verdict(option))
+            if option == _OPT_GO:
+                return
+            if option == _OPT_ABORT:
+                raise _Broken("the client wants no export")
+
+    @staticmethod
+    def _reply(connection: socket.socket, option: int, kind: int, data: bytes = b"") -> None:
+        connection.sendall(_REPLY.pack(_REP_MAGIC, option, kind, len(data)) + data)
+
+    # Transmission
+
+    def _answer(self, connection: socket.socket) -> bool:
+        """Answer one request; return False when the client says good-bye."""
+        raw = _receive(connection, _REQUEST.size)
+        magic, _flags, command, handle, offset, length = _REQUEST.unpack(raw)
+        if magic != _REQUEST_MAGIC:
+            raise _Broken(f"no request: {magic:#x}")
+        if command == _CMD_DISC:
+            return False
+        if command != _CMD_READ:
+            if length:  # a write: its bytes follow, and may be any number
+                raise _Broken(f"command {command} on a read-only export")
+            self._refuse(connection, handle, _EINVAL)
+        elif not 0 < length <= MAX_READ_BYTES or offset + length > self._size_bytes:
+            self._refuse(connection, handle, _EINVAL)
+        else:
+            self._send(connection, handle, offset, length)
+        return True
+
+    @staticmethod
+    def _refuse(connection: socket.socket, handle: int, error: int) -> None:
+        connection.sendall(_SIMPLE_REPLY.pack(_REPLY_MAGIC, error, handle))
+
+    def _send(self, connection: socket.socket, handle: int, offset: int, length: int) -> None:
+        try:
+            data = self._disk.read(offset, length)
+        except (errors.Unusable, OSError) as e:
+            LOG.warning("image, byte %d: %s", offset, e)
+            self._refuse(connection, handle, _EIO)
+            return
+        self._read(offset, length)
+        connection.sendall(_SIMPLE_REPLY.pack(_REPLY_MAGIC, 0, handle) + data)
+
+
+def _verdict(option: int) -> int:
+    return _REP_ACK if option in (_OPT_GO, _OPT_INFO, _OPT_ABORT) else _REP_UNSUPPORTED
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    parts: list[bytes] = []
+    while length:
+        part = connection.recv(length)
+        if not part:
+            raise _Broken("the client hung up")
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base of an image: what it says it was made from, if its owner may read that.
+
+What an image says is a hint that its owner may have written, so nothing of another image
+is looked at, and nothing of it is told, before Glance has said that he may read it.
+"""
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Iterator
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.image import lineage
+from acstor_glance import mapped_file
+from acstor_glance.client import glance_client
+from acstor_glance.client import stored_bytes
+
+LOG = logging.getLogger(__name__)
+
+
+def find_backing_image(
+    images: glance_client.GlanceClient, image: image_record.Record
+) -> image_record.Record | None:
+    """Return the image that another one was made from, the nearest that is there and may be read.
+
+    :raises errors.ImageServiceError: Glance does not say
+    """
+    owner = image_record.text_of(image, "owner")
+    for base_id in lineage.bases_of(image):
+        base = images.read_or_none(base_id)
+        if base is None or image_record.why_not_served(base):
+            continue
+        if deduplication.may_read(owner, base) or deduplication.may_read(
+            owner, base, _members(images, base)
+        ):
+            return base
+        LOG.info("image %s: shares nothing with image %s, which its owner may not read",
+                 image["id"], base_id)  # fmt: skip
+    return None
+
+
+@contextlib.contextmanager
+def chunk_map_of(
+    images: glance_client.GlanceClient, image: image_record.Record | None
+) -> Iterator[chunk_map.ChunkMap | None]:
+    """Yield the chunk map of an image; None if it has none.  It is of use inside the block only.
+
+    :raises errors.ImageServiceError: Glance does not give it
+    """
+    artefact = images.artefact_of(image, artefacts.Kind.CHUNK_MAP) if image is not None else None
+    if image is None or artefact is None:
+        yield None
+        return
+    with tempfile.TemporaryFile() as file:
+        with images.opened(artefact["id"]) as pieces:
+            file.writelines(pieces)
+        with mapped_file.map_file(file) as view:
+            yield _parsed(images, image, view)
+
+
+def _members(images: glance_client.GlanceClient, image: image_record.Record) -> list[str]:
+    is_shared = image_record.text_of(image, "visibility") == "shared"
+    return images.members(image["id"]) if is_shared else []
+
+
+def _parsed(
+    images: glance_client.GlanceClient, image: image_record.Record, view: memoryview
+) -> chunk_map.ChunkMap | None:
+    try:
+        as_read = stored_bytes.find_stored_bytes(images, image).record
+        return artefacts.parse_chunk_map(as_read, view)
+    except (errors.ChunkMapFormatError, errors.Unusable) as exc:
+        LOG.warning("image %s: no deduplication with it: %s", image["id"], exc)
+        return None

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the decision service's REST API, as acstor's service user.
+
+An answer is believed as far as its form goes, and no longer than asked for.
+"""
+
+import functools
+import logging
+from typing import Any
+from typing import TypeVar
+
+import msgspec
+from keystoneauth1 import adapter as keystone_adapter
+from keystoneauth1 import exceptions
+from keystoneauth1 import session as keystone_session
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.util import log_once
+from acstor_common.wire import decision_messages
+from acstor_glance.client import glance_client
+
+LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class DecisionClient:
+    """Asks the service that ``[acstor_glance]`` names, or Keystone's catalog."""
+
+    def __init__(self, conf: cfg.ConfigOpts) -> None:
+        self._conf = conf
+        self._way = log_once.LogOnce(LOG)
+
+    @functools.cached_property
+    def _session(self) -> keystone_session.Session:
+        return glance_client.session_of(self._conf)
+
+    def get(self, path: str, kind: type[T], most_bytes: int) -> T:
+        """Return what the service answers.
+
+        :param most_bytes: of the answer; a longer one makes no sense
+        :raises errors.ImageServiceError: it says nothing, or nothing that makes sense
+        :raises errors.Unusable: the options of the service user make no sense
+        """
+        return self._asked("GET", path, None, kind, most_bytes)
+
+    def post(self, path: str, body: object, kind: type[T], most_bytes: int) -> T:
+        """Have something done, and return what the service answers; raises as :meth:`get` does.
+
+        :param body: becomes JSON
+        """
+        return self._asked("POST", path, body, kind, most_bytes)
+
+    def _asked(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:
+        try:
+            with glance_client.translate_errors(f"the decision service's {path}"):
+                return self._ask(method, path, body, kind, most_bytes)
+        except errors.ImageServiceError:
+            self.__dict__.pop("_session", None)  # Keystone's catalog may name another place by now
+            raise
+
+    def _ask(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:
+        own = self._conf.acstor_glance
+        api = keystone_adapter.Adapter(
+            self._session,
+            service_type=decision_messages.SERVICE_TYPE,
+            interface=own.valid_interfaces,
+            region_name=own.region_name,
+            endpoint_override=own.decision_endpoint,
+        )
+        response: Any = api.request(path, method, **({} if body is None else {"json": body}))
+        self._way.say(decision_messages.way_fault(response.url or ""))
+        try:
+            return msgspec.json.decode(response.content[:most_bytes], type=kind)
+        except msgspec.DecodeError as exc:
+            raise exceptions.ClientException(f"invalid answer: {exc}") from exc

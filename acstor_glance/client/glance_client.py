@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one place of this room that talks to Glance, as acstor's service user.
+
+Nothing of keystoneauth or glanceclient leaves this file; their errors become
+those of the family (:func:`translate_errors`), and images are plain records
+(:mod:`acstor_common.image.image_record`).
+
+Calls block and may come from several threads.
+"""
+
+import contextlib
+import heapq
+import http
+import itertools
+import json
+import logging
+import pathlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import IO
+from typing import Any
+
+import glanceclient
+import requests
+from glanceclient import exc as glance_errors
+from keystoneauth1 import exceptions as keystone_errors
+from keystoneauth1 import loading
+from keystoneauth1 import session as keystone_session
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.formats import boot_image
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_glance import conf as glance_conf
+
+LOG = logging.getLogger(__name__)
+
+PAGE_IMAGES = 100
+PIECE_BYTES = 1 << 20
+_PATCH = {"Content-Type": "application/openstack-images-v2.1-json-patch"}
+_PASSING = frozenset({408, 409, 413, 429, 500, 502, 503, 504})
+
+FORMAT_VERSIONS = {
+    artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
+    artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
+    artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION,
+}
+"""Version of each kind's format that is written and read."""
+
+
+def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
+    """Return a session of the service user; nothing is asked of Keystone yet.
+
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    group = glance_conf.GROUP.name
+    try:
+        auth = loading.load_auth_from_conf_options(conf, group)
+        session = loading.load_session_from_conf_options(conf, group, auth=auth)
+    except (keystone_errors.ClientException, cfg.Error) as exc:
+        raise errors.Unusable(
+            f"[{group}]", str(exc), "See auth_type and the options after"
+        ) from exc
+    if auth is None:
+        raise errors.Unusable(
+            f"[{group}] auth_type", "is not set", "Name the service user that reads the images"
+        )
+    return session
+
+
+def connect(conf: cfg.ConfigOpts) -> "GlanceClient":
+    """Return the images of the Glance that ``conf`` names; nothing is asked of it yet.
+
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    session = session_of(conf)
+    own = conf.acstor_glance
+    client = glanceclient.Client(
+        "2",
+        session=session,
+        region_name=own.region_name,
+        interface=(own.valid_interfaces or ["public"])[0],
+        endpoint_override=own.endpoint_override,
+    )
+    return GlanceClient(client, session.get_project_id)
+
+
+class GlanceClient:
+    """Glance's images, and the artefacts among them.
+
+    :param client: a glanceclient of API v2 with a keystoneauth session
+    :param find_project_id: returns the id of the project of the service user
+    """
+
+    def __init__(self, client: Any, find_project_id: Any) -> None:
+        self._client, self._find_project_id = client, find_project_id
+
+    @property
+    def project_id(self) -> str:
+        """The project that owns artefacts.
+
+        :raises errors.ImageServiceError: Keystone does not say; so each of the methods
+        """
+        with translate_errors("the service user's project"):
+            project_id = self._find_project_id()
+        if not project_id:
+            raise errors.ImageServiceRefused(
+                "the service user's project", "its token is for no project: set project_name"
+            )
+        return str(project_id)
+
+    def read(self, image_id: str) -> image_record.Record:
+        """Return an image.
+
+        :raises errors.ImageGone: there is none
+        """
+        with translate_errors(f"image {image_id}"):
+            return dict(self._client.images.get(image_id))
+
+    def read_or_none(self, image_id: str) -> image_record.Record | None:
+        """Return an image; None if there is none."""
+        try:
+            return self.read(image_id)
+        except errors.ImageGone:
+            return None
+
+    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+        """Yield all images page by page, those of other projects, communities' and hidden ones too.
+
+        :param sorted_by: a base property, whose smallest value comes first; by default the youngest
+            images come first, and the hidden ones last
+        """
+        everybodys = {"visibility": "all", **filters}  # else those of communities are left out
+        parts = [
+            self._listed(sorted_by, {"os_hidden": is_hidden, **everybodys})
+            for is_hidden in ("false", "true")
+        ]
+        if sorted_by:
+            yield from heapq.merge(*parts, key=lambda record: str(record.get(sorted_by)))
+        else:
+            yield from itertools.chain(*parts)
+
+    def _listed(self, sorted_by: str, query: dict[str, Any]) -> Iterator[image_record.Record]:
+        order = {"sort_key": sorted_by, "sort_dir": "asc"} if sorted_by else {}
+        with translate_errors("list of images"):
+            found = self._client.images.list(page_size=PAGE_IMAGES, filters=query, **order)
+            for image in found:
+                yield dict(image)
+
+    def every_artefact(
+        self, of_image: str | None = None, kind: str | None = None, sorted_by: str = ""
+    ) -> Iterator[image_record.Record]:
+        """Yield all artefacts, or those of one image, or of one kind; sorted as :meth:`every`."""
+        project_id = self.project_id
+        filters = {"owner": project_id}
+        if of_image:
+            filters[artefacts.OF_IMAGE] = of_image
+        if kind:
+            filters[artefacts.KIND] = kind
+        for record in self.every(sorted_by, **filters):
+            if artefacts.is_artefact(record, project_id):
+                yield record
+
+    def artefact_quota_per_project(self, project: str) -> Iterator[image_record.Record]:
+        """Yield the artefacts of a project's images."""
+        filters = {"owner": self.project_id, artefacts.OF_PROJECT: project}
+        for record in self.every(**filters):
+            if artefacts.is_artefact(record, self.project_id):
+                yield record
+
+    def artefact_of(
+        self, image: image_record.Record, kind: artefacts.Kind
+    ) -> image_record.Record | None:
+        """Return the artefact that ``image`` points to, if it belongs to it; else None."""
+        pointer = artefacts.pointer_of(image, kind)
+        found = self.read_or_none(pointer) if pointer else None
+        if found is None:
+            return None
+        why = artefacts.why_foreign(image, found, kind, self.project_id, FORMAT_VERSIONS[kind])
+        if why:
+            LOG.info("%s", errors.ForeignArtefact(image["id"], kind.value, found["id"], why))
+            return None
+        return found
+
+    def read_converted(self, image: image_record.Record) -> image_record.Record | None:
+        """Return what an image of another format points to as its conversion, if there is one."""
+        pointer = artefacts.pointer_of(image, artefacts.Kind.CONVERTED)
+        is_one = pointer is not None and image_record.is_convertible(image)
+        return self.read_or_none(pointer) if pointer and is_one else None
+
+    def locations(self, image_id: str) -> list[tuple[str, str]]:
+        """Return where the image's bytes are: URLs, which may hold passwords, and stores' names.
+
+        The place that Glance prefers comes first; the name is empty where Glance does not say it.
+
+        :raises errors.ImageServiceRefused: Glance does not tell this user, or is too old
+        """
+        with translate_errors(f"locations of image {image_id}"):
+            try:
+                _response, found = self._client.http_client.get(f"/v2/images/{image_id}/locations")
+            except glance_errors.HTTPNotFound as exc:
+                why = "there are none for this user; before its API 2.17 Glance tells none"
+                raise errors.ImageServiceRefused(f"locations of image {image_id}", why) from exc
+        return [
+            (str(place.get("url", "")), str((place.get("metadata") or {}).get("store", "")))
+            for place in found or ()
+        ]
+
+    def file_path(self, image_id: str) -> str:
+        """Return the path of the image's bytes in a file store; empty if they are elsewhere."""
+        try:
+            urls = [url for url, _store in self.locations(image_id)]
+        except errors.ImageServiceRefused:
+            return ""  # an older Glance, or a user who may not see them
+        return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
+
+    def local_path(self, image: image_record.Record, folders: Sequence[str]) -> pathlib.Path | None:
+        """Return the file of an image if it lies below one of ``folders`` and is as Glance says."""
+        text = self.file_path(image["id"]) if folders else ""
+        path = pathlib.Path(text).resolve() if text else None
+        roots = [pathlib.Path(folder).resolve() for folder in folders]
+        if path is None or not any(path.is_relative_to(root) for root in roots):
+            return None
+        is_whole = path.is_file() and path.stat().st_size == image_record.size_bytes_of(image)
+        return path if is_whole else None
+
+    @contextlib.contextmanager
+    def opened(self, image_id: str) -> Iterator[Iterator[bytes]]:
+        """Yield the image's bytes, in order, in pieces of any length.
+
+        The connection is closed with the block, whatever was read.
+        """
+        what = f"bytes of image {image_id}"
+        with translate_errors(what):
+            # glanceclient's images.data hides the response, which could not be closed early then.
+            response, _body = self._client.http_client.get(f"/v2/images/{image_id}/file")
+        with contextlib.closing(response):
+            yield _pieces(response, what)
+
+    def publish(
+        self,
+        kind: artefacts.Kind,
+        image: image_record.Record,
+        file: IO[bytes],
+        revision: int = 1,
+        *,
+        also: Mapping[str, str] | None = None,
+        said: Mapping[str, str] | None = None,
+    ) -> ids.ImageId:
+        """Store ``file`` as the artefact of ``image``, point to it, delete the ones before it.
+
+        A kill at any moment leaves the old artefact in force or the new one; what is left over
+        is an orphan that a reconcile deletes.
+
+        :param also: properties of the artefact that its kind alone has
+        :param said: properties of the image that change together with its pointer
+        :raises ValueError: the image has no hash yet
+        :raises errors.ImageGone: the image was deleted meanwhile
+        """
+        made = artefacts.new_artefact(
+            image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, also
+        )
+        artefact_id = self.store(made, file)
+        try:
+            self.set_properties(image["id"], {kind.pointer: artefact_id, **(said or {})})
+        except errors.AcstorError:
+            self._delete_quietly(artefact_id)
+            raise
+        self.delete_others(kind, image["id"], artefact_id)
+        return artefact_id
+
+    def store(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
+        """Make an image of ``record`` with the bytes of ``file``; if that fails nothing stays."""
+        image_id = self._create(record)
+        try:
+            with translate_errors(f"upload of {record['name']}"):
+                self._client.images.upload(image_id, file)
+        except errors.AcstorError:
+            self._delete_quietly(image_id)
+            raise
+        return image_id
+
+    def members(self, image_id: str) -> list[str]:
+        """Return the projects that a shared image is shared with, whether they accepted it or not.
+
+        :raises errors.ImageGone: there is no such image
+        """
+        with translate_errors(f"members of image {image_id}"):
+            return [str(m["member_id"]) for m in self._client.image_members.list(image_id)]
+
+    def delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
+        """Delete an image's other artefacts of a kind; keep the one that it points to now."""
+        others = [old for old in self.every_artefact(image_id) if artefacts.kind_of(old) is kind]
+        in_force = artefacts.pointer_of(self.read(image_id), kind)
+        for old in others:
+            if old["id"] not in (artefact_id, in_force):
+                self.delete(old["id"])
+
+    def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
+        """Set properties of an image as it is now; an empty one is removed."""
+        now = self.read(image_id)
+        changes = [
+            {"op": "add", "path": f"/{name}", "value": value}
+            for name, value in properties.items()
+            if value and now.get(name) != value
+        ]
+        changes += [
+            {"op": "remove", "path": f"/{name}"}
+            for name, value in properties.items()
+            if not value and name in now
+        ]
+        if changes:
+            self._patch(image_id, changes)
+
+    def protect(
+        self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
+    ) -> image_record.Record:
+        """Let nobody delete an image, or let it be deleted, and set its tags, in one request.
+
+        :param image: as it was read just now
+        :param is_protected: None: as it is
+        :return: the image as it is then
+        :raises errors.ImageServiceRefused: it has as many tags as Glance lets it have; or as ever
+        """
+        changes: list[dict[str, Any]] = [{"op": "replace", "path": "/tags", "value": list(tags)}]
+        if is_protected is not None:
+            changes.append({"op": "replace", "path": "/protected", "value": is_protected})
+        try:
+            return self._patch(image["id"], changes)
+        except errors.ImageServiceUnreachable as exc:
+            if getattr(exc.__cause__, "code", None) == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                raise errors.ImageServiceRefused(exc.what, f"{exc.why} (too many tags?)") from exc
+            raise
+
+    def _patch(self, image_id: str, changes: Sequence[dict[str, Any]]) -> image_record.Record:
+        with translate_errors(f"properties of image {image_id}"):
+            _response, record = self._client.http_client.patch(
+                f"/v2/images/{image_id}", headers=_PATCH, data=json.dumps(changes)
+            )
+        return dict(record)
+
+    def delete(self, image_id: str) -> None:
+        """Delete an artefact; one that is gone already is no error."""
+        try:
+            with translate_errors(f"image {image_id}"):
+                self._client.images.delete(image_id)
+        except errors.ImageGone:
+            LOG.debug("image %s is gone already", image_id)
+
+    def _create(self, record: dict[str, Any]) -> ids.ImageId:
+        with translate_errors(f"making {record['name']}"):
+            _response, made = self._client.http_client.post("/v2/images", data=record)
+        return ids.parse_image_id(made["id"])
+
+    def _delete_quietly(self, artefact_id: str) -> None:
+        """Delete what could not be finished; what stays is an orphan for a reconcile."""
+        try:
+            self.delete(artefact_id)
+        except errors.ImageServiceError as exc:
+            LOG.info("left for the next reconcile: %s", exc)
+
+
+def _pieces(response: requests.Response, what: str) -> Iterator[bytes]:
+    with translate_errors(what):
+        yield from response.iter_content(PIECE_BYTES)
+
+
+@contextlib.contextmanager
+def translate_errors(what: str) -> Iterator[None]:
+    """Make errors of the family from those of keystoneauth, glanceclient and requests."""
+    try:
+        yield
+    except (glance_errors.HTTPNotFound, keystone_errors.NotFound) as exc:
+        raise errors.ImageGone(what, "there is none, or the service user may not see it") from exc
+    except (
+        glance_errors.CommunicationError,
+        glance_errors.InvalidEndpoint,
+        keystone_errors.ConnectionError,
+        keystone_errors.CatalogException,
+        keystone_errors.DiscoveryFailure,
+        requests.exceptions.RequestException,
+    ) as exc:
+        raise errors.ImageServiceUnreachable(what, first_line(exc)) from exc
+    except glance_errors.HTTPException as exc:
+        raise _of_status(what, exc.code, exc) from exc
+    except keystone_errors.HttpError as exc:
+        raise _of_status(what, exc.http_status, exc) from exc
+    except (keystone_errors.ClientException, glance_errors.ClientException) as exc:
+        raise errors.ImageServiceRefused(what, first_line(exc)) from exc
+
+
+def _of_status(what: str, status: object, exc: Exception) -> errors.ImageServiceError:
+    if status in _PASSING:
+        return errors.ImageServiceUnreachable(what, first_line(exc))
+    why = first_line(exc)
+    if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        why += "; the service user needs a role that Glance takes for an administrator's"
+    return errors.ImageServiceRefused(what, why)
+
+
+def first_line(exc: Exception) -> str:
+    """Return the first line of what an error says; glanceclient quotes whole HTML pages."""
+    text = str(exc).strip().splitlines()
+    return text[0][:300] if text else type(exc).__name__

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All images with their chunk maps, one after the other, however many there are.
+
+Of the cloud no more is held than some pages.  Images come by their ids, the artefacts beside
+them by their names, in which these ids are, so both are in one order; what is out of it,
+because somebody renamed it, is looked up.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_glance.client import glance_client
+
+CHUNK_MAP = artefacts.Kind.CHUNK_MAP
+
+
+class MappedImage(NamedTuple):
+    """An image, and what it points to as its chunk map; None if there is no such thing.
+
+    That it points to it proves nothing (:func:`artefacts.why_foreign`).
+    """
+
+    image: image_record.Record
+    chunk_map: image_record.Record | None
+
+
+def iterate_images(images: glance_client.GlanceClient) -> Iterator[MappedImage]:
+    """Yield every image that is no artefact.
+
+    :raises errors.ImageServiceError: Glance is away or refuses
+    """
+    project_id = images.project_id
+    maps = _Maps(images)
+    for image in images.every(sorted_by="id"):
+        if not artefacts.is_left_alone(image, project_id):
+            yield MappedImage(image, maps.of(image))
+
+
+class _Maps:
+    """The chunk maps, which are asked for in the order of their images."""
+
+    def __init__(self, images: glance_client.GlanceClient) -> None:
+        self._images = images
+        found = images.every_artefact(kind=CHUNK_MAP.value, sorted_by="name")
+        self._left = (record for record in found if _is_in_order(record))
+        self._next = next(self._left, None)
+
+    def of(self, image: image_record.Record) -> image_record.Record | None:
+        """Return what an image points to, from the list if it is there."""
+        pointer = artefacts.pointer_of(image, CHUNK_MAP)
+        found = None
+        while self._next is not None and _image_of(self._next) <= image["id"]:
+            if self._next["id"] == pointer:
+                found = self._next
+            self._next = next(self._left, None)
+        return found or (self._images.read_or_none(pointer) if pointer else None)
+
+
+def _image_of(artefact: image_record.Record) -> str:
+    return image_record.text_of(artefact, artefacts.OF_IMAGE)
+
+
+def _is_in_order(artefact: image_record.Record) -> bool:
+    return artefact.get("name") == artefacts.name_of(CHUNK_MAP, _image_of(artefact))

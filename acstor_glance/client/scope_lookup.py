@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds out how the chunks of an image are to be named, from what Glance says of it.
+
+The cloud's secret is an artefact in Glance like the chunk maps: hidden, private, of
+acstor's service project, made by whoever needs it first.  So all hosts have the same
+one without handwork, it is kept as long as the maps are, and who may read it may
+read every image anyway.  It lies in the artefact's bytes, for its properties are in
+Glance's notifications.  The oldest one that is whole counts, so that two who make
+one at the same time agree from the next image on.
+
+If it is lost, new private images share nothing with those before; nothing else.
+"""
+
+import contextlib
+import hashlib
+import io
+import logging
+import secrets
+from collections.abc import Iterator
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_glance.client import backing_images
+from acstor_glance.client import glance_client
+
+LOG = logging.getLogger(__name__)
+
+
+class ScopeLookup:
+    """The scopes of the images of one cloud."""
+
+    def __init__(self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts) -> None:
+        self._images = images
+        self._dedup_scope = deduplication.DedupScope(conf.acstor_glance.dedup_scope)
+
+    @contextlib.contextmanager
+    def naming(self, image: image_record.Record) -> Iterator[deduplication.Naming]:
+        """Yield how the chunks of an image are named; it is of use inside the block only.
+
+        :raises errors.ImageServiceError: Glance does not say
+        :raises errors.Unusable: the cloud's secret is damaged
+        """
+        if deduplication.scope_of(image, self._dedup_scope) is deduplication.DedupScope.CLOUD:
+            yield deduplication.PLAIN
+            return
+        owner = image_record.text_of(image, "owner")
+        base = backing_images.find_backing_image(self._images, image)
+        with backing_images.chunk_map_of(self._images, base) as base_map:
+            yield deduplication.Naming(deduplication.key_of(self._secret(), owner), base_map)
+
+    # The secret
+
+    def _secret(self) -> bytes:
+        """Return the cloud's secret; make it if there is none."""
+        found = self._oldest_secret()
+        if found is None:
+            LOG.info("The secret of this cloud's scopes is made: private images share no chunks "
+                     "with those that were named with another one")  # fmt: skip
+            record = artefacts.new_secret(self._images.project_id)
+            self._images.store(record, io.BytesIO(secrets.token_bytes(deduplication.SECRET_BYTES)))
+            found = self._oldest_secret()
+        if found is None:
+            raise errors.ImageServiceUnreachable("the secret of the scopes", "it was just deleted")
+        return self._read_secret(found)
+
+    def _oldest_secret(self) -> image_record.Record | None:
+        found = [
+            record
+            for record in self._images.every_artefact(kind=artefacts.SCOPE_SECRET)
+            if image_record.text_of(record, "status") == image_record.ACTIVE
+        ]
+        return min(found, key=_age, default=None)
+
+    def _read_secret(self, record: image_record.Record) -> bytes:
+        with self._images.opened(record["id"]) as pieces:
+            raw = b"".join(pieces) if image_record.size_bytes_of(record) <= 1024 else b""
+        algo, value = image_record.os_hash_of(record)
+        is_whole = not algo or hashlib.new(algo, raw).digest() == value
+        if len(raw) != deduplication.SECRET_BYTES or not is_whole:
+            what = f"the secret of the scopes (image {record['id']} in Glance)"
+            why = "it is damaged"
+            raise errors.Unusable(what, why, "Delete it: another one is made, see the guide")
+        return raw
+
+
+def _age(record: image_record.Record) -> tuple[str, str]:
+    """Return what sorts older images before younger ones, and the same everywhere."""
+    return image_record.text_of(record, "created_at"), image_record.text_of(record, "id")

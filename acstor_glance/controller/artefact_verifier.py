@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks whether what Glance has of an image's artefacts is whole and its own.
+
+It reads and changes nothing.
+"""
+
+import dataclasses
+import hashlib
+import io
+import tempfile
+
+from acstor_common import errors
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_glance import mapped_file
+from acstor_glance.boot import boot_builder
+from acstor_glance.client import glance_client
+from acstor_glance.client import stored_bytes
+from acstor_glance.prepare import image_preparer
+from acstor_glance.prepare import stream_prehash
+
+CHUNK_MAP, BOOT_IMAGE = artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What was found about one image.
+
+    :param fault: empty if its artefacts are whole, or if it rightly has none
+    :param bad_boot_image: the artefact that is at fault, if it is the image's boot image
+    """
+
+    image_id: str
+    state: str
+    fault: str
+    bad_boot_image: str = ""
+
+
+def verify_image(
+    images: glance_client.GlanceClient,
+    image: image_record.Record,
+    *,
+    is_thorough: bool = False,
+    progress: image_preparer.Progress = lambda done_bytes: None,
+) -> Verdict:
+    """Check the artefacts of one image.
+
+    :param is_thorough: read the image as well and compare every CID
+    :raises errors.ImageServiceUnreachable: Glance is away
+    """
+    state = artefacts.state_of(image)
+    why_not = image_record.why_not_served(image)
+    fault, bad = ("", "") if why_not else _fault(images, image, is_thorough, progress)
+    if why_not and any(kind.pointer in image for kind in artefacts.Kind):
+        fault = f"it points to artefacts, but {why_not}"
+    refused = state is artefacts.State.REFUSED and CHUNK_MAP.pointer not in image
+    return Verdict(image["id"], state.value if state else "none", "" if refused else fault, bad)
+
+
+def _fault(
+    images: glance_client.GlanceClient,
+    image: image_record.Record,
+    is_thorough: bool,
+    progress: image_preparer.Progress,
+) -> tuple[str, str]:
+    """Return what is wrong, and the image's boot image if it is that."""
+    try:
+        for kind in artefacts.Kind:
+            _check_pointer(images, image, kind)
+        with tempfile.TemporaryFile() as stored:
+            _fetch(images, image[CHUNK_MAP.pointer], stored)
+            with mapped_file.map_file(stored) as view:
+                read = stored_bytes.find_stored_bytes(images, image)
+                image_map = artefacts.parse_chunk_map(read.record, view)
+                if is_thorough:
+                    _compare(images, read, image_map, stored, progress)
+                _check_boot_image(images, image, image_map)
+    except (errors.AcstorError, ValueError) as exc:
+        if isinstance(exc, errors.ImageServiceUnreachable):
+            raise
+        is_boot_image = isinstance(exc, errors.BootImageFormatError)
+        return str(exc), image[BOOT_IMAGE.pointer] if is_boot_image else ""
+    return "", ""
+
+
+def _check_boot_image(
+    images: glance_client.GlanceClient, image: image_record.Record, image_map: chunk_map.ChunkMap
+) -> None:
+    """Raise if the image has a boot image that is not whole, or of other chunks."""
+    artefact_id = artefacts.pointer_of(image, BOOT_IMAGE)
+    if artefact_id is None:
+        return
+    what = f"boot image {artefact_id}"
+    with images.opened(artefact_id) as pieces:
+        raw = b"".join(pieces)
+    head = boot_frames.check_boot_image([raw], what, image_map.scope_keys)
+    boot_builder.check_chunks(raw, head, image_map, what)
+
+
+def _check_pointer(
+    images: glance_client.GlanceClient, image: image_record.Record, kind: artefacts.Kind
+) -> None:
+    """Raise if the image has a pointer that leads nowhere good, or lacks its chunk map's."""
+    pointer = artefacts.pointer_of(image, kind)
+    if pointer is None:
+        if kind is CHUNK_MAP or kind.pointer in image:
+            raise errors.Unusable(f"{kind.pointer}", "no artefact is named there")
+        return
+    version = glance_client.FORMAT_VERSIONS[kind]
+    artefacts.check_belongs(image, images.read(pointer), kind, images.project_id, version)
+
+
+def _fetch(images: glance_client.GlanceClient, artefact_id: str, file: io.BufferedIOBase) -> None:
+    with images.opened(artefact_id) as pieces:
+        for piece in pieces:
+            file.write(piece)
+
+
+def _compare(
+    images: glance_client.GlanceClient,
+    read: stored_bytes.StoredBytes,
+    image_map: chunk_map.ChunkMap,
+    stored: io.BufferedIOBase,
+    progress: image_preparer.Progress,
+) -> None:
+    """Hash the image once more and raise if that gives another map.
+
+    Its chunks are named like those of the stored map, whatever scope the image is of by now.
+    """
+    naming = deduplication.Naming(next(iter(image_map.scope_keys), None), image_map)
+    chunk_bytes = image_map.geometry.chunk_bytes
+    with tempfile.TemporaryFile() as fresh, images.opened(read.glance_id) as pieces:
+        stream_prehash.write_map(
+            *(read.record, pieces, chunk_bytes, fresh, progress, naming),
+            bytes_hash=read.other_hash,
+        )
+        for file in (fresh, stored):
+            file.seek(0)
+        digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}
+        if len(digests) != 1:
+            raise errors.Unusable(
+                f"chunk map of image {read.record['id']}", "is not the one that its bytes give"
+            )

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pass over all images and all artefacts, for what no message told.
+
+A pass only finds; images are prepared by whoever takes them from the list it returns,
+and an artefact is deleted only after one more look at the image that it names.  Of
+images no record is held, of artefacts no more than plans need.
+"""
+
+import collections
+import dataclasses
+import datetime
+import logging
+
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_glance.client import glance_client
+from acstor_glance.prepare import plan
+
+LOG = logging.getLogger(__name__)
+
+BootState = artefacts.BootState
+
+
+@dataclasses.dataclass
+class Findings:
+    """What a pass found and did.
+
+    :param todo: images to prepare, as Glance lists them: the youngest first, the hidden ones last
+    :param to_boot: images whose boot image is to be built now, in the same order
+    :param to_compare: images that were not compared with their base, or share no room with it
+    :param owners: the projects of images to prepare, and of those whose boot image is to be built
+    :param boot_states: how many images' boot images are how far
+    :param next_at: when the first of the images that wait may be tried again
+    """
+
+    images: int = 0
+    artefacts: int = 0
+    todo: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    to_boot: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    to_compare: list[ids.ImageId] = dataclasses.field(default_factory=list)
+    owners: dict[ids.ImageId, str] = dataclasses.field(default_factory=dict)
+    boot_states: collections.Counter[BootState] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    waiting: int = 0
+    next_at: datetime.datetime | None = None
+    deleted: list[str] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.images} images, {len(self.todo)} to do, {len(self.to_boot)} to boot, "
+            f"{self.waiting} wait for their next attempt; {self.artefacts} artefacts, "
+            f"{len(self.deleted)} deleted"
+        )
+
+
+class ImageReconciler:
+    """Compares what there is with what there should be.
+
+    :param wanted: what each image should have (:attr:`Preparer.wanted`)
+    :param builds: boot images are built here
+    """
+
+    def __init__(
+        self,
+        images: glance_client.GlanceClient,
+        wanted: plan.DesiredArtefacts,
+        *,
+        builds: bool,
+    ) -> None:
+        self._images, self._wanted, self._builds = images, wanted, builds
+
+    def run(self) -> Findings:
+        """Go through everything once; delete artefacts that nobody needs.
+
+        :raises errors.ImageServiceError: Glance is away or refuses
+        """
+        now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
+        findings = Findings()
+        # Artefacts first: an image that appears in between then looks as if it had none, which
+        # costs a look, not an artefact.
+        left = self._artefacts_by_image(findings)
+        orphans: list[image_record.Record] = []
+        for image in self._images.every():
+            if artefacts.is_artefact(image, project_id):
+                continue
+            findings.images += 1
+            own = {one["id"]: one for one in left.pop(image["id"], ())}
+            orphans += (one for one in own.values() if _is_orphan(one, image, now))
+            self._look_at(image, own, now, findings)
+        orphans += (one for some in left.values() for one in some if _is_orphan(one, None, now))
+        for artefact in orphans:
+            self._delete_orphan(artefact, now, findings)
+        LOG.info("reconcile: %s", findings)
+        return findings
+
+    def _artefacts_by_image(self, findings: Findings) -> dict[str, list[image_record.Record]]:
+        """Return what is needed of all artefacts, by the images that they say they are of."""
+        by_image: dict[str, list[image_record.Record]] = {}
+        repeated: dict[str, str] = {}
+        for record in self._images.every_artefact():
+            findings.artefacts += 1
+            kept = _kept(record, repeated)
+            by_image.setdefault(image_record.text_of(kept, artefacts.OF_IMAGE), []).append(kept)
+        return by_image
+
+    def _look_at(
+        self,
+        image: image_record.Record,
+        found: dict[str, image_record.Record],
+        now: datetime.datetime,
+        findings: Findings,
+    ) -> None:
+        """Note what an image needs.
+
+        :param found: its artefacts, by their ids
+        """
+        todo = plan.plan_image(image, found, self._images.project_id, self._wanted, now)
+        if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
+            findings.todo.append(_noted(image, findings))
+        elif todo.step is plan.Step.WAIT:
+            _wait(findings, todo.at)
+        else:
+            self._look_at_boot_image(image, found, now, findings)
+            if plan.is_to_be_compared(image):
+                findings.to_compare.append(image_record.image_id_of(image))
+
+    def _look_at_boot_image(
+        self,
+        image: image_record.Record,
+        found: dict[str, image_record.Record],
+        now: datetime.datetime,
+        findings: Findings,
+    ) -> None:
+        state = artefacts.boot_state_of(image)
+        if state is not None:
+            findings.boot_states[state] += 1
+        if self._builds:
+            build = plan.next_build(image, found, self._images.project_id)
+            if build is not None and build.at is not None and build.at <= now:
+                findings.to_boot.append(_noted(image, findings))
+            elif build is not None:
+                _wait(findings, build.at)
+
+    def _delete_orphan(
+        self, artefact: image_record.Record, now: datetime.datetime, findings: Findings
+    ) -> None:
+        """Delete an artefact if it is of no use after one more look at its image."""
+        of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
+        latest = self._images.read_or_none(of_image) if of_image else None
+        if why := plan.why_orphan(artefact, latest, now, plan.ORPHAN_GRACE_S):
+            LOG.info("artefact %s: deleted, because %s", artefact["id"], why)
+            self._images.delete(artefact["id"])
+            findings.deleted.append(artefact["id"])
+
+
+def _is_orphan(
+    artefact: image_record.Record, image: image_record.Record | None, now: datetime.datetime
+) -> bool:
+    return bool(plan.why_orphan(artefact, image, now, plan.ORPHAN_GRACE_S))
+
+
+def _kept(record: image_record.Record, repeated: dict[str, str]) -> image_record.Record:
+    """Return what plans look at in an artefact's record.
+
+    :param repeated: values that many artefacts have, which are kept once
+    """
+    own = {name: record[name] for name in plan.OWN_OF_ARTEFACT if name in record}
+    shared = {name: image_record.text_of(record, name) for name in plan.SHARED_OF_ARTEFACTS}
+    return own | {name: repeated.setdefault(text, text) for name, text in shared.items() if text}
+
+
+def _noted(image: image_record.Record, findings: Findings) -> ids.ImageId:
+    """Note an image's owner; return its id."""
+    image_id = image_record.image_id_of(image)
+    findings.owners[image_id] = image_record.text_of(image, "owner")
+    return image_id
+
+
+def _wait(findings: Findings, at: datetime.datetime | None) -> None:
+    """Count an image that waits for its next attempt."""
+    findings.waiting += 1
+    if at is not None:
+        findings.next_at = min(at, findings.next_at or at)

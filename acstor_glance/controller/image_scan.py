@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the images of the whole cloud by why acstor does not serve them.
+
+The words are those of Nova's fallbacks (:class:`control_wire.Fallback`) where both know the reason.
+It changes nothing, and holds counts and some examples, however many images there are.
+"""
+
+import dataclasses
+import enum
+import re
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_common.formats import qcow2_header
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.wire import control_wire
+from acstor_glance.client import glance_client
+from acstor_glance.client import image_iteration
+from acstor_glance.client import range_support
+
+EXAMPLES = 5
+"""Images that are named for each reason."""
+MOST_LABELS = 200
+"""Reasons with their details that are told apart; what else there is counts as OTHER_DETAIL."""
+OTHER_DETAIL = "others"
+_DETAIL = re.compile(r"[a-z0-9][a-z0-9_.,-]{0,63}")
+_FORMAT_WORDS = "its format "
+
+
+RangesOf = Callable[[image_record.Record], range_support.ProbeResult]
+
+
+class Reason(enum.StrEnum):
+    """How an image stands."""
+
+    SERVED = "served"
+    NOT_ACTIVE = control_wire.Fallback.NOT_ACTIVE.value
+    DISK_FORMAT = control_wire.Fallback.DISK_FORMAT.value
+    CONTAINER_FORMAT = "container-format"
+    ENCRYPTED = control_wire.Fallback.ENCRYPTED.value
+    EMPTY = "empty"
+    NO_HASH = "no-hash"
+    REFUSED = "refused"
+    FAILED = "failed"
+    RECORD_DIFFERS = control_wire.Fallback.RECORD_DIFFERS.value
+    NOT_MAPPED = control_wire.Fallback.NOT_MAPPED.value
+    NO_RANGES = "no-ranges"
+    STORE_AWAY = "store-away"
+
+
+FAULTY = frozenset({Reason.FAILED, Reason.RECORD_DIFFERS, Reason.STORE_AWAY})
+"""What somebody has to look after."""
+
+_WHAT_TO_DO = {
+    Reason.SERVED: "",
+    Reason.NOT_ACTIVE: "nothing: they are not there, or somebody deactivated them",
+    Reason.DISK_FORMAT: "upload them as raw or qcow2, let Glance convert imports, or name the "
+    "format in convert_formats",
+    Reason.CONTAINER_FORMAT: "upload the disk itself, in no container (bare)",
+    Reason.ENCRYPTED: "nothing: Nova takes encrypted images by itself",
+    Reason.EMPTY: "nothing: there is nothing in them",
+    Reason.NO_HASH: "upload them, or let Glance hash new locations (do_secure_hash)",
+    Reason.REFUSED: "acstor_message on each says why and what to do",
+    Reason.FAILED: "acstor_message on each says why, acstor_retry when it is tried again",
+    Reason.RECORD_DIFFERS: "their chunk map is of other bytes than Glance has: prepare them, and "
+    "see who changed them",
+    Reason.NOT_MAPPED: "wait for the listener, or prepare",
+    Reason.NO_RANGES: "run acstor-glance-gateway; without it one host reads each of them as a "
+    "whole, for all hosts",
+    Reason.STORE_AWAY: "look after the store, or its gateway",
+}
+
+
+class ImageStatus(NamedTuple):
+    """How one image stands.
+
+    :param detail: which of the kind, such as the disk format; may be empty
+    :param why: in words for operators; empty where the reason says it all
+    """
+
+    reason: Reason
+    detail: str = ""
+    why: str = ""
+
+
+@dataclasses.dataclass
+class Count:
+    """How many images stand so.
+
+    :param examples: ids of the first ones
+    :param why: of the first one, in words
+    """
+
+    reason: Reason
+    images: int = 0
+    examples: list[str] = dataclasses.field(default_factory=list)
+    why: str = ""
+
+    @property
+    def message(self) -> str:
+        """What to do, and what is known of the first one."""
+        what_to_do = _WHAT_TO_DO[self.reason]
+        return f"{what_to_do}; of the first: {self.why}" if self.why else what_to_do
+
+
+class ScanContext(NamedTuple):
+    """What is asked beside an image's record.
+
+    :param ranges_of: whether parts of what an image is read from can be read
+    :param converted_of: what an image of another format points to as its conversion
+    :param convertible: disk formats that are converted
+    """
+
+    project_id: str
+    ranges_of: RangesOf
+    converted_of: Callable[[image_record.Record], image_record.Record | None]
+    convertible: Collection[str] = ()
+
+
+def status_of(
+    image: image_record.Record, found: image_record.Record | None, cloud: ScanContext
+) -> ImageStatus:
+    """Return how an image stands.
+
+    :param found: what it points to as its chunk map
+    """
+    by_record = _by_record(image, cloud.convertible)
+    if by_record is not None:
+        return by_record
+    if _why_foreign(image, found, image_iteration.CHUNK_MAP, cloud.project_id):
+        return _unmapped(image, found, cloud.project_id)
+    read = image
+    if image_record.is_convertible(image):
+        converted = cloud.converted_of(image)
+        why = _why_foreign(image, converted, artefacts.Kind.CONVERTED, cloud.project_id)
+        if why or converted is None:
+            return ImageStatus(Reason.NOT_MAPPED, "", f"what it was converted to: {why}")
+        read = converted
+    stores = range_support.stores_of(read)
+    answer = cloud.ranges_of(read)
+    if answer.readable is range_support.RangeSupport.RANGES:
+        return ImageStatus(Reason.SERVED)
+    is_whole = answer.readable is range_support.RangeSupport.WHOLE
+    return ImageStatus(Reason.NO_RANGES if is_whole else Reason.STORE_AWAY, stores, answer.why)
+
+
+def _why_foreign(
+    image: image_record.Record,
+    found: image_record.Record | None,
+    kind: artefacts.Kind,
+    project_id: str,
+) -> str:
+    """Say why an image's artefact is not used; empty if it is."""
+    if found is None:
+        return "it is not there"
+    version = glance_client.FORMAT_VERSIONS[kind]
+    return artefacts.why_foreign(image, found, kind, project_id, version)
+
+
+def _by_record(image: image_record.Record, convertible: Collection[str]) -> ImageStatus | None:
+    """Return how it stands by what Glance says of it; None if that is no reason not to serve it."""
+    status = image_record.text_of(image, "status")
+    if status != image_record.ACTIVE:
+        return ImageStatus(Reason.NOT_ACTIVE, status)
+    if image_record.why_format_not_served(image, convertible):
+        disk = image_record.text_of(image, "disk_format")
+        if disk not in (*image_record.SERVED_DISK_FORMATS, *convertible):
+            return ImageStatus(Reason.DISK_FORMAT, disk)
+        container = image_record.text_of(image, "container_format")
+        return ImageStatus(Reason.CONTAINER_FORMAT, container)
+    if image_record.is_encrypted(image):
+        return ImageStatus(Reason.ENCRYPTED)
+    if not image_record.size_bytes_of(image):
+        return ImageStatus(Reason.EMPTY)
+    why_not = image_record.why_not_served(image, convertible)
+    return ImageStatus(Reason.NO_HASH) if why_not else None
+
+
+def _unmapped(
+    image: image_record.Record, found: image_record.Record | None, project_id: str
+) -> ImageStatus:
+    """Return why an image that could be served has no chunk map of its own."""
+    state, message = artefacts.state_of(image), image_record.text_of(image, artefacts.MESSAGE)
+    if state is artefacts.State.REFUSED:
+        return ImageStatus(Reason.REFUSED, refusal_of(message), message)
+    if state is artefacts.State.FAILED:
+        return ImageStatus(Reason.FAILED, "", message)
+    why = _why_foreign(image, found, image_iteration.CHUNK_MAP, project_id) if found else ""
+    is_other = found is not None and artefacts.is_of_other_bytes(
+        image, found, image_iteration.CHUNK_MAP, project_id
+    )
+    return ImageStatus(Reason.RECORD_DIFFERS if is_other else Reason.NOT_MAPPED, "", why)
+
+
+def refusal_of(message: str) -> str:
+    """Return the name of what an image was refused for.
+
+    >>> refusal_of("it has a backing file. Upload it converted")
+    'backing-file'
+    """
+    for reason in qcow2_header.Reason:
+        if message.startswith(reason.value):
+            return reason.name.lower().replace("_", "-")
+    return "format" if message.startswith(_FORMAT_WORDS) else "other"
+
+
+class ImageScan:
+    """The counts, by reason and detail; :meth:`run` fills them."""
+
+    def __init__(
+        self,
+        images: glance_client.GlanceClient,
+        ranges_of: RangesOf,
+        convertible: Collection[str] = (),
+    ) -> None:
+        self._images, self._ranges_of, self._convertible = images, ranges_of, convertible
+        self.counts: dict[str, Count] = {}
+
+    def run(self) -> Iterator[int]:
+        """Go through all images once; yield how many were counted, after each.
+
+        :raises errors.ImageServiceError: Glance is away or refuses
+        """
+        cloud = ScanContext(
+            self._images.project_id,
+            self._ranges_of,
+            self._images.read_converted,
+            self._convertible,
+        )
+        for number, (image, found) in enumerate(image_iteration.iterate_images(self._images), 1):
+            self._add(str(image["id"]), status_of(image, found, cloud))
+            yield number
+
+    def _add(self, image_id: str, standing: ImageStatus) -> None:
+        count = self.counts.setdefault(self._label(standing), Count(standing.reason))
+        count.images += 1
+        count.why = count.why or standing.why
+        if len(count.examples) < EXAMPLES:
+            count.examples.append(image_id)
+
+    def _label(self, standing: ImageStatus) -> str:
+        """Return what images that stand so are counted under."""
+        if not standing.detail:
+            return standing.reason.value
+        shown = standing.detail if _DETAIL.fullmatch(standing.detail) else OTHER_DETAIL
+        label = f"{standing.reason}:{shown}"
+        is_room = label in self.counts or len(self.counts) < MOST_LABELS
+        return label if is_room else f"{standing.reason}:{OTHER_DETAIL}"
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing of it is anybody's fault."""
+        return not any(count.reason in FAULTY for count in self.counts.values())

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listener service: messages and reconciles fill a queue, workers empty it.
+
+Nothing that fails ends the service.  The broker may be away (reconciles go on),
+Glance may be away (everything is looked at again soon), and a worker's surprise
+is logged with its image.
+
+Nothing that matters is kept here: a listener that is killed loses its place in the
+queue, and the next one's first reconcile finds every image that still needs work.
+"""
+
+import datetime
+import functools
+import logging
+import threading
+import time
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.model import ids
+from acstor_common.service import session_options
+from acstor_common.util import supervision
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import trace_message
+from acstor_glance import conf as glance_conf
+from acstor_glance import metrics
+from acstor_glance import work_queue
+from acstor_glance.boot import boot_image_service
+from acstor_glance.controller import bus_server
+from acstor_glance.controller import hint_queue
+from acstor_glance.controller import image_reconciler
+from acstor_glance.controller import message_verifier
+from acstor_glance.controller import notifications
+from acstor_glance.controller import protection_reconciler
+from acstor_glance.controller import trust_store
+from acstor_glance.dedup import base_comparison
+from acstor_glance.prepare import image_preparer
+
+LOG = logging.getLogger(__name__)
+
+RECONCILE_INTERVAL_S = 300.0
+"""How often it goes through all images for those that no message told it of, and through all
+artefacts for those that nobody needs any more.  10,000 images with chunk maps are 300 pages of
+Glance's API: the artefacts come by themselves, and once more among all images."""
+
+SOON_S = 10.0
+"""How long after a failure of Glance everything is looked at again."""
+
+MOST_ASKED = 1000
+"""Images that operators ask for and that wait; more are left to the next reconcile."""
+
+GOOD_OUTCOMES = (
+    image_preparer.PreparationOutcome.PREPARED,
+    image_preparer.PreparationOutcome.NOTHING,
+)
+"""What comes of an image that may be booted: Glance's import may have prepared it, too."""
+
+Rank = work_queue.Rank
+SPOOL_AGE_S = 2 * 86400.0
+STOP_S = 10.0
+
+
+class ListenerService:
+    """The service; :meth:`run` returns after :meth:`stop`."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        preparer: image_preparer.ImagePreparer,
+        reconciler: image_reconciler.ImageReconciler,
+        counters: metrics.ListenerMetrics,
+        guard: protection_reconciler.ProtectionReconciler,
+        boots: boot_image_service.BootImageService | None = None,
+        comparing: base_comparison.BaseComparer | None = None,
+    ) -> None:
+        self._boots, self._comparing = boots, comparing
+        self._authority = trust_store.TrustStore(conf)
+        self._proofs = message_verifier.MessageVerifier(self._authority.trust)
+        self._guard = guard
+        self._conf, self._counters = conf.acstor_glance, counters
+        self._preparer, self._reconciler = preparer, reconciler
+        self._queue = work_queue.WorkQueue(self._conf.workers)
+        self._hints = hint_queue.HintQueue(preparer.look, self._found, self._look_again)
+        self._listening = notifications.NotificationListener(conf, self._seen)
+        heard: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._wanted}
+        if boots is not None and boots.hears_traces:
+            heard[trace_message.BOOT_TRACED] = lambda sent: boots.heard(self._proofs.trace(sent))
+        self._server = bus_server.BusServer(conf, heard)
+        self._asked: dict[ids.ImageId, bool] = {}  # by operators: whether to begin anew
+        self._stopping, self._is_due = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        """Serve until :meth:`stop` is called."""
+        self._authority.start()
+        self._guard.start()
+        supervision.start("acstor-hints", self._hints.run, self._stopping)
+        self._listening.start()
+        self._server.start()
+        if self._boots is not None:
+            self._boots.start()
+        if self._comparing is not None:
+            self._comparing.start()
+        workers = [
+            supervision.start(f"acstor-worker-{number}", self._work, self._stopping)
+            for number in range(self._conf.workers)
+        ]
+        supervision.run("acstor-reconciler", self._reconcile_forever, self._stopping)
+        self._authority.stop()
+        self._guard.stop()
+        if self._comparing is not None:
+            self._comparing.stop()
+        self._listening.stop()
+        wait_for_broker = self._server.stop()
+        self._hints.close()
+        self._queue.close()
+        for worker in workers:  # who is in the middle of an image is left behind: claims end too
+            worker.join(STOP_S / len(workers))
+        if self._boots is not None:
+            self._boots.stop()
+        wait_for_broker()
+
+    def _reconcile_forever(self) -> None:
+        while not self._stopping.is_set():
+            self._wait(self._reconcile())
+
+    def stop(self) -> None:
+        """Let :meth:`run` end; may be called from a signal handler."""
+        self._stopping.set()
+        self._is_due.set()
+
+    def _seen(self, event_type: str, image_id: ids.ImageId) -> None:
+        self._counters.messages.labels(event_type).inc()
+        if image_id in self._guard.needed:
+            self._guard.seen(image_id)
+        self._hints.put(image_id)
+
+    def _found(self, image_id: ids.ImageId) -> None:
+        """Take an image that a notification has named, and that there is."""
+        self._guard.seen(image_id)
+        self._put(image_id)
+
+    def _look_again(self) -> None:
+        self._is_due.set()
+
+    def _wanted(self, payload: object) -> None:
+        """Take an operator's request, which the decision service signed.
+
+        :raises errors.AcstorError: it is none
+        """
+        wanted = self._proofs.wanted(payload)
+        image_id = ids.parse_image_id(wanted.image_id)
+        if len(self._asked) >= MOST_ASKED:
+            LOG.warning("image %s: not prepared now: %d others wait", image_id, MOST_ASKED)
+            return
+        LOG.info("image %s: an operator wants it prepared", image_id)
+        self._asked[image_id] = wanted.is_forced
+        self._put(image_id, Rank.BOOTED)
+
+    def _put(
+        self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = work_queue.UNKNOWN
+    ) -> None:
+        self._queue.put(image_id, rank, project)
+        self._show_queue()
+
+    def _wait(self, wait_s: float) -> None:
+        """Wait for the next reconcile: its time, or soon after something failed."""
+        if self._is_due.wait(wait_s) and not self._stopping.is_set():
+            self._is_due.clear()
+            self._stopping.wait(SOON_S)
+
+    def _reconcile(self) -> float:
+        """Look for what no message told; return in how many seconds to do so again."""
+        try:
+            findings = self._reconciler.run()
+            self._preparer.spool.remove_older(SPOOL_AGE_S)
+            self._preparer.claims.remove_older(SPOOL_AGE_S)
+        except errors.AcstorError as exc:
+            LOG.warning("reconcile: %s", self._told(exc))
+            self._counters.reconciles.labels("failed").inc()
+            return SOON_S
+        except Exception:
+            LOG.exception("reconcile: unexpected")
+            self._counters.reconciles.labels("failed").inc()
+            return SOON_S
+        for image_id in self._asked:
+            self._put(image_id, Rank.BOOTED)
+        for image_id in findings.todo:
+            self._put(image_id, Rank.OLD, findings.owners[image_id])
+        if self._boots is not None:
+            self._boots.look_again(findings.to_boot, findings.owners)
+        if self._comparing is not None:
+            self._comparing.look_again(findings.to_compare)
+        self._counters.show_boot_states(findings.boot_states)
+        self._counters.deleted_artefacts.inc(len(findings.deleted))
+        self._counters.reconciles.labels("whole").inc()
+        self._counters.reconciled_at.set(time.time())
+        return self._until_next(findings.next_at)
+
+    def _until_next(self, retry_at: datetime.datetime | None) -> float:
+        """Return how long to wait after a whole pass: for the next one, or a due attempt."""
+        interval_s = RECONCILE_INTERVAL_S
+        if retry_at is None:
+            return interval_s
+        due_s = (retry_at - datetime.datetime.now(datetime.UTC)).total_seconds()
+        return min(interval_s, max(due_s, 0.0) + 1.0)
+
+    def _work(self) -> None:
+        """Prepare one image after the other."""
+        while (turn := self._queue.take()) is not None:
+            image_id = turn.image_id
+            self._show_queue()
+            is_forced = self._asked.pop(image_id, None)
+            try:
+                outcome = self._preparer.handle(
+                    image_id,
+                    is_forced=bool(is_forced),
+                    begin=functools.partial(self._queue.begins, turn),
+                )
+                LOG.debug("image %s: %s", image_id, outcome)
+                if outcome is image_preparer.PreparationOutcome.FAILED:
+                    self._is_due.set()  # the next pass sees when it is tried again
+                if outcome is image_preparer.PreparationOutcome.CLAIMED:
+                    self._ask_again(image_id, is_forced)
+                elif outcome is image_preparer.PreparationOutcome.QUEUED and is_forced is not None:
+                    self._asked.setdefault(image_id, is_forced)
+                elif self._boots is not None and outcome in GOOD_OUTCOMES:
+                    self._boots.put(image_id, turn.project, is_asked=is_forced is not None)
+                if (
+                    self._comparing is not None
+                    and outcome is image_preparer.PreparationOutcome.PREPARED
+                ):
+                    self._comparing.prepared(image_id)
+            except errors.AcstorError as exc:
+                LOG.warning("image %s: %s; retrying soon", image_id, self._told(exc))
+                self._ask_again(image_id, is_forced)
+                self._is_due.set()
+            except Exception:
+                LOG.exception("image %s: unexpected; retrying soon", image_id)
+                self._is_due.set()
+            finally:
+                self._queue.done(image_id)
+                self._show_queue()
+
+    def _told(self, error: errors.AcstorError) -> str:
+        """Return an error's words for operators: of a service, with who asked it."""
+        if not isinstance(error, errors.ImageServiceError):
+            return str(error)
+        group = glance_conf.GROUP.name
+        return f"{error} ({session_options.describe(group, self._conf)})"
+
+    def _ask_again(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
+        """Do what an operator asked for when everything is looked at again.
+
+        :param is_forced: None if no operator did
+        """
+        if is_forced is not None:
+            self._asked.setdefault(image_id, is_forced)
+            self._is_due.set()
+
+    def _show_queue(self) -> None:
+        waiting, working = self._queue.sizes()
+        self._counters.waiting.set(waiting)
+        self._counters.working.set(working)

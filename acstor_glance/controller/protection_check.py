@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says whether this cloud keeps images that hosts need from being deleted, and where it does not.
+
+It changes nothing, and what it cannot see it does not call well.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_glance import deletion_protection
+from acstor_glance.client import glance_client
+from acstor_glance.controller import protection_reconciler
+
+MOST_LOOKED_AT = 1000
+
+_WHY = {
+    deletion_protection.ProtectionStatus.FREE: "it is not protected yet: it is within seconds, "
+    "where a listener "
+    "runs and its log says nothing else, and where Glance takes one more tag on it",
+    deletion_protection.ProtectionStatus.DECLINED: "somebody took acstor's protection back, and "
+    "acstor leaves it "
+    "so; take the tag acstor_unprotected=... from it if acstor is to protect it again",
+    deletion_protection.ProtectionStatus.ARTEFACT: "hosts say that servers use it, and it is an "
+    "artefact, which is "
+    "never protected: a host tells what is not so",
+    deletion_protection.ProtectionStatus.GONE: "it is not in Glance any more: what no host has of "
+    "it is lost",
+}
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at.
+
+    :param is_well: the guarantee holds as far as this goes
+    """
+
+    what: str
+    is_well: bool
+    message: str
+
+
+def check_protection(conf: cfg.ConfigOpts, images: glance_client.GlanceClient) -> Iterator[Finding]:
+    """Yield what was looked at.
+
+    :raises errors.ImageServiceError: Glance does not say how images stand
+    """
+    is_on = bool(conf.acstor_glance.protect_used_images)
+    yield Finding(
+        "protect_used_images",
+        is_on,
+        "" if is_on else "it is off: images that servers need can be deleted",
+    )
+    try:
+        needed, reported = (
+            protection_reconciler.fetch_needed(conf),
+            protection_reconciler.fetch_listeners(conf),
+        )
+    except errors.ImageServiceError as exc:
+        yield Finding("decision service", False, f"nobody knows which images hosts need: {exc}")
+        return
+    yield _hosts(needed)
+    yield _listeners(reported)
+    if not needed.is_complete:
+        yield Finding(
+            "needed images",
+            False,
+            f"more than {len(needed.images)}: the others are not protected anew, and nothing is "
+            "given back",
+        )
+    yield from _standings(needed, images)
+
+
+def _hosts(needed: deletion_protection.NeededImages) -> Finding:
+    why = ""
+    if (
+        needed.last_sample_s is None
+        or needed.now_s - needed.last_sample_s > deletion_protection.HEARD_S
+    ):
+        why = (
+            "no host tells which images it needs: new ones are not protected, and nothing is given "
+            "back"
+        )
+    elif needed.silent_hosts:
+        why = (
+            f"{needed.silent_hosts} were heard within a day, but not lately: what they have come "
+            "to need since is not protected"
+        )
+    return Finding("hosts", not why, why)
+
+
+def _listeners(reported: list[protection_reconciler.Listener]) -> Finding:
+    silent = [one.listener for one in reported if one.is_silent]
+    why = "none has ever reported to the decision service: is acstor-glance-listener running?"
+    if silent:
+        why = f"silent: {', '.join(silent)}. Look at acstor-glance-listener there"
+    return Finding(
+        "listeners", bool(reported) and not silent, why if silent or not reported else ""
+    )
+
+
+def _standings(
+    needed: deletion_protection.NeededImages, images: glance_client.GlanceClient
+) -> Iterator[Finding]:
+    looked_at, project_id = needed.images[:MOST_LOOKED_AT], images.project_id
+    for image_id in looked_at:
+        standing = deletion_protection.protection_of(images.read_or_none(image_id), project_id)
+        why = _WHY.get(standing, "")
+        yield Finding(f"image {image_id}", not why, why)
+    left = len(needed.images) - len(looked_at)
+    if left:
+        yield Finding("other images", False, f"{left} more are needed and were not looked at")

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Protects images in Glance from being deleted while hosts need them (:mod:`deletion_protection`).
+
+Nobody waits for this, and nothing that fails ends it.  A pass asks the decision service which
+images are needed, looks at those in Glance whose standing is not known, and changes what is to be
+changed, a bounded number at a time.  Of several listeners one makes a pass at a time; two that do
+so all the same (their coordination service is away) do the same things.
+"""
+
+import collections
+import contextlib
+import datetime
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+
+import msgspec
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
+from acstor_glance import conf as glance_conf
+from acstor_glance import deletion_protection
+from acstor_glance import metrics
+from acstor_glance.client import decision_client
+from acstor_glance.client import glance_client
+from acstor_glance.client import work_leases
+
+LOG = logging.getLogger(__name__)
+
+PASS_S = 5.0
+REPORT_S = 30.0
+"""How often the decision service is told that this listener runs."""
+MOST_A_PASS = 50
+"""Images that are looked at, and changed, in one pass."""
+MOST_FAILURES = 3
+"""Images of a pass for which Glance may be away before the pass ends; what it refuses does not
+count, for a tenant can see to that with his own images."""
+MOST_SAID = 10
+"""Images that a pass names in the log."""
+MOST_BYTES = 1 << 20
+"""Of the decision service's answer: as many ids as it gives, and more."""
+ALL = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
+"""What is claimed: there is one guard for all images."""
+
+_SAID = {
+    deletion_protection.ProtectionStatus.DECLINED: "somebody took acstor's protection back: it is "
+    "left so, and what "
+    "hosts lack of it is lost when it is deleted",
+    deletion_protection.ProtectionStatus.GONE: "it is not in Glance any more, and hosts that use "
+    "it lack "
+    "parts of it",
+    deletion_protection.ProtectionStatus.ARTEFACT: "hosts say that servers use it, and it is an "
+    "artefact: a host "
+    "tells what is not so",
+    deletion_protection.ProtectionStatus.FAILED: "it could not be protected; tried again soon",
+}
+
+
+class Listener(msgspec.Struct, frozen=True):
+    """A listener, as the decision service knows it."""
+
+    listener: str
+    reported_at: datetime.datetime
+    is_silent: bool
+
+
+class Listeners(msgspec.Struct, frozen=True):
+    """All of them."""
+
+    listeners: list[Listener]
+
+
+def fetch_listeners(conf: cfg.ConfigOpts) -> list[Listener]:
+    """Return the listeners that have reported.
+
+    :raises errors.ImageServiceError: the decision service does not say it
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    service = decision_client.DecisionClient(conf)
+    return service.get("/v1/listeners", Listeners, MOST_BYTES).listeners
+
+
+def fetch_needed(conf: cfg.ConfigOpts) -> deletion_protection.NeededImages:
+    """Return which images hosts need.
+
+    :raises errors.ImageServiceError: the decision service does not say it
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+    return _ask(decision_client.DecisionClient(conf))
+
+
+def _ask(service: decision_client.DecisionClient) -> deletion_protection.NeededImages:
+    return service.get("/v1/needed-images", deletion_protection.NeededImages, MOST_BYTES)
+
+
+class ProtectionReconciler:
+    """Makes passes; start it, and tell it of images to which something happened.
+
+    :param counters: None: nothing is counted
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        images: glance_client.GlanceClient,
+        counters: metrics.ListenerMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        own = conf.acstor_glance
+        self.is_on = bool(own.protect_used_images)
+        self.needed: frozenset[str] = frozenset()
+        """Images that hosts use and have not all of, as the decision service told last."""
+        self._images, self._counters, self._clock = images, counters, clock
+        self._service = decision_client.DecisionClient(conf)
+        folder = glance_conf.state_dir(conf)
+        self._claims = work_leases.WorkLeases(own.coordination_url, folder, "protection")
+        self._known = deletion_protection.ProtectionState()
+        self._lists_at_s = float("-inf")
+        self._said: dict[str, deletion_protection.ProtectionStatus] = {}
+        self._happened: collections.deque[str] = collections.deque(maxlen=1000)
+        self._fault = log_once.LogOnce(LOG)
+        self._incomplete = log_once.LogOnce(LOG)
+        self._reports_at_s = float("-inf")
+        self._unreported = log_once.LogOnce(LOG)
+        self._stopping = threading.Event()
+        if counters is not None:
+            counters.protects.set(int(self.is_on))
+
+    def start(self) -> None:
+        """Begin; waits for nothing."""
+        supervision.start("acstor-guard", self._run, self._stopping)
+
+    def stop(self) -> None:
+        """Make no more passes."""
+        self._stopping.set()
+
+    def seen(self, image_id: ids.ImageId) -> None:
+        """Note that something happened to an image in Glance; may be called from any thread."""
+        self._happened.append(image_id)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._report_if_due()
+            try:
+                self.make_pass()
+            except errors.AcstorError as exc:
+                self._fault.say(f"images that hosts need are not protected anew: {exc}")
+            except Exception:
+                LOG.exception("protection of images: unexpected")
+            else:
+                self._fault.say("")
+            self._stopping.wait(PASS_S)
+
+    def _report_if_due(self) -> None:
+        """Tell the decision service now and then that this listener runs."""
+        if self._clock() < self._reports_at_s:
+            return
+        self._reports_at_s = self._clock() + REPORT_S
+        try:
+            report = {"listener": socket.gethostname()}
+            self._service.post("/v1/listeners", report, Listeners, MOST_BYTES)
+        except errors.AcstorError as exc:
+            self._unreported.say(f"the decision service is not told that this listener runs: {exc}")
+        else:
+            self._unreported.say("")
+
+    def make_pass(self) -> None:
+        """Look at what is needed, and see to it.
+
+        :raises errors.ImageServiceError: the decision service or Glance is away, or refuses
+        :raises errors.Unusable: the options of the service user make no sense
+        """
+        needed = _ask(self._service) if self.is_on else None
+        self.needed = frozenset(needed.images if needed else ())
+        with self._claimed() as is_ours:
+            if not is_ours:
+                return
+            if needed is None:
+                self._list_if_due()
+                self._take_all_back()
+                return
+            self._protect(needed)
+        if self._counters is not None:
+            self._counters.guarded_at.set(time.time())
+
+    def _protect(self, needed: deletion_protection.NeededImages) -> None:
+        """See to what is needed; what else is protected can wait until that is done."""
+        while self._happened:
+            self._known.changed(self._happened.popleft())
+        self._known.told(needed, self._clock())
+        self._incomplete.say(
+            ""
+            if needed.is_complete
+            else f"more than {len(needed.images)} images are needed: the others are not protected "
+            "anew, and nothing is given back"
+        )
+        try:
+            self._each(self._known.due(self._clock()), self._settle)
+            self._list_if_due()
+        finally:
+            self._tell()
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[bool]:
+        """Yield whether no other listener makes a pass now; it is no reason to make none."""
+        with contextlib.ExitStack() as stack:
+            try:
+                is_ours = stack.enter_context(self._claims.held(ALL))
+            except errors.ImageServiceUnreachable as exc:
+                LOG.debug("%s; going on without", exc)
+                is_ours = True
+            yield is_ours
+
+    def _list_if_due(self) -> None:
+        """Read from Glance what acstor protects, every now and then."""
+        if self._clock() < self._lists_at_s:
+            return
+        project_id = self._images.project_id
+        found = {
+            record["id"]: deletion_protection.marked_s(record, project_id) or 0.0
+            for record in self._images.every(protected="true")
+            if deletion_protection.protection_of(record, project_id)
+            is deletion_protection.ProtectionStatus.OURS
+        }
+        self._known.listed(found, self._clock())
+        self._lists_at_s = self._clock() + deletion_protection.LOOK_AGAIN_S
+
+    def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
+        """Do something about each of some images; one that cannot be is left for a while.
+
+        :raises errors.ImageServiceError: Glance is away
+        """
+        failures = 0
+        for image_id in image_ids[:MOST_A_PASS]:
+            try:
+                do(image_id)
+            except errors.ImageServiceError as exc:
+                LOG.info("image %s: %s", image_id, exc)
+                self._known.failed(image_id, self._clock())
+                failures += isinstance(exc, errors.ImageServiceUnreachable)
+                if failures >= MOST_FAILURES:
+                    raise
+
+    def _settle(self, image_id: str) -> None:
+        """Look at an image, and do what is to be done about it."""
+        record = self._images.read_or_none(image_id)
+        self._known.looked(image_id, record, self._images.project_id)
+        change = self._known.change(image_id, self._clock())
+        if record is not None and change is not None:
+            self._change(record, change)
+
+    def _take_all_back(self) -> None:
+        """Take back what was set before the option was switched off."""
+        self._each(sorted(self._known.ours(self._clock())), self._take_back)
+
+    def _take_back(self, image_id: str) -> None:
+        record, project_id = self._images.read_or_none(image_id), self._images.project_id
+        self._known.looked(image_id, record, project_id)
+        is_ours = (
+            deletion_protection.protection_of(record, project_id)
+            is deletion_protection.ProtectionStatus.OURS
+        )
+        if record is not None and is_ours:
+            self._change(record, deletion_protection.Change.TAKE_BACK)
+
+    def _change(self, record: image_record.Record, change: deletion_protection.Change) -> None:
+        """Change an image that was read just now: what others set meanwhile would be lost."""
+        project_id = self._images.project_id
+        tags = deletion_protection.tags_after(change, record, project_id, self._known.service_s())
+        is_noted = change is deletion_protection.Change.NOTE
+        is_protected = None if is_noted else change is deletion_protection.Change.SET
+        try:
+            changed = self._images.protect(record, tags, is_protected)
+        except errors.ImageGone:
+            self._known.looked(record["id"], None, project_id)
+            return
+        self._known.looked(record["id"], changed, project_id)
+        self._count(record["id"], change)
+
+    def _count(self, image_id: str, change: deletion_protection.Change) -> None:
+        LOG.info("image %s: protection against being deleted %s", image_id, change.value)
+        if self._counters is not None:
+            self._counters.protections.labels(change.name.lower()).inc()
+
+    def _tell(self) -> None:
+        """Show how the needed images stand, and log those that can be lost once each."""
+        standings = self._known.standings()
+        for image_id in self._said.keys() - standings.keys():
+            del self._said[image_id]
+        news = {
+            image_id: is_now
+            for image_id, is_now in standings.items()
+            if is_now in _SAID and self._said.get(image_id) is not is_now
+        }
+        for image_id, is_now in list(news.items())[:MOST_SAID]:
+            LOG.warning("image %s: %s", image_id, _SAID[is_now])
+        if len(news) > MOST_SAID:
+            LOG.warning(
+                "so are %d more images; the command check names them", len(news) - MOST_SAID
+            )
+        self._said |= news
+        if self._counters is not None:
+            self._counters.show_needed(standings.values())

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares images with their bases: how much each has of its own, and what room they can share.
+
+Every image is a whole one: who made it of a base and of changes made all its bytes.  What that
+costs is room in the store, and of a file store the file system gives it back, where it can.
+
+All of this is told to operators and saves room, and no image waits for it, is less
+ready for it, or has other bytes after it.
+"""
+
+import logging
+import pathlib
+import threading
+from collections.abc import Iterable
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import log_once
+from acstor_common.util import supervision
+from acstor_glance import metrics
+from acstor_glance import work_queue
+from acstor_glance.client import backing_images
+from acstor_glance.client import glance_client
+from acstor_glance.client import stored_bytes
+from acstor_glance.dedup import block_dedup
+from acstor_glance.dedup import common_ranges
+from acstor_glance.prepare import plan
+
+LOG = logging.getLogger(__name__)
+
+MOST_REMEMBERED = 100_000
+"""Images that were looked at: each costs this process one comparison."""
+
+_Files = tuple[pathlib.Path, pathlib.Path]
+_Maps = tuple[chunk_map.ChunkMap, chunk_map.ChunkMap]
+"""Those of an image, then those of its base."""
+
+
+class BaseComparer:
+    """The thread that compares images, one at a time, and what it is told."""
+
+    def __init__(
+        self,
+        images: glance_client.GlanceClient,
+        conf: cfg.ConfigOpts,
+        counters: metrics.ListenerMetrics,
+    ) -> None:
+        self._images, self._conf, self._counters = images, conf.acstor_glance, counters
+        self._queue = work_queue.WorkQueue()
+        self._seen: set[ids.ImageId] = set()
+        self._stopping = threading.Event()
+        self._trouble = log_once.LogOnce(LOG)
+
+    def start(self) -> None:
+        """Begin; waits for nothing."""
+        supervision.start("acstor-comparing", self._work, self._stopping)
+
+    def stop(self) -> None:
+        """End soon; what was begun is done again after the next start."""
+        self._stopping.set()
+        self._queue.close()
+
+    def prepared(self, image_id: ids.ImageId) -> None:
+        """Compare an image that has just got its chunk map."""
+        self._seen.discard(image_id)
+        self._queue.put(image_id, work_queue.Rank.NEW)
+
+    def look_again(self, image_ids: Iterable[ids.ImageId]) -> None:
+        """Compare images that a reconcile found, but for those that this process has had."""
+        for image_id in image_ids:
+            if image_id not in self._seen:
+                self._queue.put(image_id, work_queue.Rank.OLD)
+
+    def _work(self) -> None:
+        while (turn := self._queue.take()) is not None:
+            image_id = turn.image_id
+            try:
+                if self.compare(image_id):
+                    self._remember(image_id)
+            except errors.AcstorError as exc:
+                LOG.warning("image %s: not compared with its backing image: %s", image_id, exc)
+            except Exception:
+                LOG.exception("image %s: unexpected", image_id)
+                self._remember(image_id)
+            finally:
+                self._queue.done(image_id)
+
+    def _remember(self, image_id: ids.ImageId) -> None:
+        if len(self._seen) >= MOST_REMEMBERED:
+            self._seen.clear()
+        self._seen.add(image_id)
+
+    def compare(self, image_id: ids.ImageId) -> bool:
+        """Compare an image with its base, and let both share room; return False if that was ended.
+
+        :raises errors.ImageServiceError: Glance is away or refuses
+        """
+        image = self._images.read_or_none(image_id)
+        base = (
+            backing_images.find_backing_image(self._images, image)
+            if image and plan.is_to_be_compared(image)
+            else None
+        )
+        if image is None or base is None:
+            return True
+        files = self._files_of(image, base)
+        if files is None and _is_told(image, base):
+            return True
+        with (
+            backing_images.chunk_map_of(self._images, image) as own_map,
+            backing_images.chunk_map_of(self._images, base) as base_map,
+        ):
+            if own_map is None or base_map is None:
+                return True
+            own_bytes = common_ranges.own_bytes(own_map, base_map)
+            said = {artefacts.BASE: str(base["id"]), artefacts.OWN_BYTES: str(own_bytes)}
+            self._images.set_properties(image_id, said)
+            if files is None:
+                self._counters.compared_images.labels("elsewhere").inc()
+                return True
+            try:
+                self._share(image_id, files, (own_map, base_map))
+            except block_dedup.Stopped:
+                return False
+        return True
+
+    def _files_of(self, image: image_record.Record, base: image_record.Record) -> _Files | None:
+        """Return the files of both, if they lie where they may share room."""
+        if not self._conf.block_dedup_rate_mib_s:
+            return None
+        own_path, base_path = self._path_of(image), self._path_of(base)
+        return None if own_path is None or base_path is None else (own_path, base_path)
+
+    def _share(self, image_id: ids.ImageId, files: _Files, maps: _Maps) -> None:
+        """Let the files of an image and its base share room, if their file system can.
+
+        :raises block_dedup.Stopped: the listener ends
+        """
+        try:
+            shared_bytes = self._share_files(files, maps)
+        except errors.Unusable as exc:
+            self._trouble.say(str(exc))
+            self._counters.compared_images.labels("refused").inc()
+            return
+        self._trouble.say("")
+        LOG.info("image %s: %d bytes share room with its base", image_id, shared_bytes)
+        self._counters.compared_images.labels("shared").inc()
+        self._counters.shared_bytes.inc(shared_bytes)
+        self._images.set_properties(image_id, {artefacts.SHARED_BYTES: str(shared_bytes)})
+
+    def _share_files(self, files: _Files, maps: _Maps) -> int:
+        """Let two files share what both have; return how many bytes.
+
+        :raises errors.Unusable: they cannot
+        :raises block_dedup.Stopped: the listener ends
+        """
+        pace = block_dedup.RateLimit(
+            self._conf.block_dedup_rate_mib_s * geometry.MIB, self._stopping.wait
+        )
+        with (
+            block_dedup.open_stored_file(files[0], maps[0].layout.stored.size_bytes) as own_file,
+            block_dedup.open_stored_file(files[1], maps[1].layout.stored.size_bytes) as base_file,
+        ):
+            block_bytes = block_dedup.block_bytes(own_file)
+            ranges = common_ranges.find_ranges(*maps, block_bytes)
+            return block_dedup.share_blocks(own_file, base_file, ranges, pace)
+
+    def _path_of(self, image: image_record.Record) -> pathlib.Path | None:
+        """Return the file of what agents read of an image, if it is in a store of this host."""
+        stored = stored_bytes.find_stored_bytes(self._images, image)
+        return self._images.local_path(stored.own_record, self._conf.file_store_dirs)
+
+
+def _is_told(image: image_record.Record, base: image_record.Record) -> bool:
+    """Say whether an image tells how much it has that its base has not."""
+    told = artefacts.lineage_of(image)
+    return told.base == base["id"] and told.own_bytes is not None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets two files share the blocks of what both have, where their file system can.
+
+The kernel does it (``FIDEDUPERANGE``, Linux 4.5; XFS with ``reflink=1`` and Btrfs can).  It locks
+both files, compares the bytes itself and shares them only if they are the same.  So whatever is
+asked for, no file ever has other bytes than before; it counts who uses a block, so either file may
+be deleted; and what a killed process had shared stays right, so there is nothing to mend.
+
+Files are opened for reading, and nothing is written.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import struct
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from acstor_common import errors
+from acstor_common.model import geometry
+from acstor_common.util import rate_limiter
+from acstor_glance.dedup import common_ranges
+
+CALL_BYTES = 256 * geometry.KIB
+"""In one call: whoever reads either file waits for as long as the kernel compares so much."""
+_FIDEDUPERANGE = 0xC0189436  # _IOWR(0x94, 54, struct file_dedupe_range) of linux/fs.h
+_ASKED = struct.Struct("=QQHHI")  # offset and length in the base, files that follow, reserved
+_TOLD = struct.Struct("=qQQiI")  # descriptor, offset there, bytes that are shared, status, reserved
+_DIFFERS = 1
+_WHY = {
+    errno.EPERM: "the kernel lets only who owns the image's file, or may write to it: run the "
+    "listener as Glance's user",
+    errno.EROFS: "the store's folder may only be read here: ReadWritePaths= in the listener's unit",
+    errno.EXDEV: "the image and its base are not on one file system",
+}
+_CANNOT = "its file system cannot: XFS (reflink=1) and Btrfs can"
+_WHY |= dict.fromkeys((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY), _CANNOT)
+
+
+@contextlib.contextmanager
+def open_stored_file(path: str | os.PathLike[str], size_bytes: int) -> Iterator[int]:
+    """Yield the descriptor of a stored file.
+
+    :raises errors.Unusable: it is not there, or not a file of that length
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags)
+    except OSError as exc:
+        raise errors.Unusable(os.fspath(path), str(exc.strerror)) from exc
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size_bytes:
+            raise errors.Unusable(os.fspath(path), f"not a file of {size_bytes} bytes")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def block_bytes(descriptor: int) -> int:
+    """Return the length of the blocks of a file's file system."""
+    return os.fstatvfs(descriptor).f_bsize
+
+
+def share_blocks(
+    image: int,
+    base: int,
+    ranges: Iterable[common_ranges.Range],
+    pace: "RateLimit",
+) -> int:
+    """Let the file of an image share ranges with that of its base; return how many bytes it does.
+
+    :param image: a descriptor, as ``base`` is
+    :raises errors.Unusable: it cannot be, and why
+    :raises Stopped: it was to end; what was shared stays
+    """
+    shared_bytes = 0
+    for one in _calls(image, ranges):
+        _read_ahead(image, base, one)
+        try:
+            shared_bytes += _share_one(image, base, one)
+        except OSError as exc:
+            why = _WHY.get(exc.errno or 0, str(exc.strerror))
+            raise errors.Unusable("deduplication of an image with its backing image", why) from exc
+        pace.wait(one.length)
+    return shared_bytes
+
+
+class Stopped(Exception):
+    """The work was to end before it was done."""
+
+
+class RateLimit:
+    """Lets so many bytes go by in a second, no more.
+
+    :param wait_s: waits for so long; returns true if the work is to end instead
+    """
+
+    def __init__(
+        self,
+        bytes_s: int,
+        wait_s: Callable[[float], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pace, self._wait_s = rate_limiter.RateLimiter(bytes_s, clock), wait_s
+
+    def wait(self, done_bytes: int) -> None:
+        """Wait until more may be done.
+
+        :raises Stopped: nothing more is to be done
+        """
+        if self._wait_s(self._pace.wait_s(done_bytes)):
+            raise Stopped
+
+
+def _calls(image: int, ranges: Iterable[common_ranges.Range]) -> Iterator[common_ranges.Range]:
+    """Yield what of the ranges has blocks in the image's file, in pieces for one call each."""
+    for one in ranges:
+        for start, stop in _data(image, one.offset, one.offset + one.length):
+            for at in range(start, stop, CALL_BYTES):
+                base_offset = one.base_offset + at - one.offset
+                yield common_ranges.Range(at, base_offset, min(CALL_BYTES, stop - at))
+
+
+def _data(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield from where to where a file has no hole between two places.
+
+    File systems tell it in whole blocks; one that knows no holes has none.
+    """
+    while start < stop:
+        try:
+            start = min(stop, os.lseek(descriptor, start, os.SEEK_DATA))
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # a hole to the end
+                return
+            raise
+        end = min(stop, os.lseek(descriptor, start, os.SEEK_HOLE)) if start < stop else stop
+        if end > start:
+            yield start, end
+        start = end
+
+
+def _read_ahead(image: int, base: int, one: common_ranges.Range) -> None:
+    """Have both in memory: the kernel waits for no disk then while it has them locked."""
+    os.pread(image, one.length, one.offset)
+    os.pread(base, one.length, one.base_offset)
+
+
+def _share_one(image: int, base: int, one: common_ranges.Range) -> int:
+    """Let the kernel share one range; return how many bytes, 0 if they are not the same.
+
+    :raises OSError: it does not
+    """
+    asked = bytearray(_ASKED.pack(one.base_offset, one.length, 1, 0, 0))
+    asked += _TOLD.pack(image, one.offset, 0, 0, 0)
+    fcntl.ioctl(base, _FIDEDUPERANGE, asked)
+    _descriptor, _offset, shared_bytes, status, _ = _TOLD.unpack_from(asked, _ASKED.size)
+    if status < 0:
+        raise OSError(-status, os.strerror(-status))
+    return 0 if status == _DIFFERS else int(shared_bytes)

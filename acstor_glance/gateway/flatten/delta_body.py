@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The body of a request that is changes, read as it comes.
+
+The one rule: the last bytes of the changes are handed out when the trailer has come and
+is right, not before.  So nothing that was made of a body that was cut or altered is ever whole.
+"""
+
+import contextlib
+import http
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+from acstor_common import errors
+from acstor_common.formats import disk_delta
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway.flatten import watchdog
+
+PIECE_BYTES = 1 << 20
+READ_BYTES = 1 << 16
+"""The most that is asked of the WSGI server at once: it returns when it has all of that."""
+SLOWEST_BYTES_S = 256 << 10
+"""A client that sends more slowly, on the whole, is sent away: he has a place that others want."""
+
+
+class DeltaBody:
+    """Changes that come from a client.
+
+    :param stream: ``wsgi.input``, read by one thread
+    :param length_bytes: of the body, as the client says
+    :param image_id: what is made of them, for words
+    :param clock: never goes back
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        length_bytes: int,
+        image_id: ids.ImageId,
+        watched: watchdog.Watchdog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._length_bytes, self._watch = stream, length_bytes, watched
+        self._reader = disk_delta.Reader(
+            f"the changes for image {image_id}", image_record.SERVED_VIRTUAL_BYTES
+        )
+        self._left_bytes = 0
+        self._clock, self._waited_s = clock, 0.0
+        self.is_whole = threading.Event()
+        """Set when all of it has come and is right: the client has nothing more to send."""
+        self.read_bytes = 0
+        self.is_waiting = False
+        """Whether bytes of the client are waited for."""
+
+    def front(self) -> tuple[disk_delta.Head, disk_delta.Table]:
+        """Read and check what stands before the bytes.
+
+        :raises http_errors.FlattenAborted: these are no changes, or they do not come
+        """
+        with _translated():
+            head = self._reader.head(self._take(disk_delta.HEADER_BYTES))
+            if head.stream_bytes != self._length_bytes:
+                words = f"it has {self._length_bytes} bytes, and its changes {head.stream_bytes}"
+                raise _broken(f"the body is not what its header says: {words}")
+            table = self._reader.table(self._take(head.table_bytes))
+            self._left_bytes = head.data_bytes
+            self._end_if_read()
+        return head, table
+
+    def read(self, length: int) -> Iterator[bytes]:
+        """Yield the next bytes of the changes, in pieces.
+
+        :raises http_errors.FlattenAborted: they do not come, or the trailer shows that they were
+            altered
+        """
+        for start in range(0, length, PIECE_BYTES):
+            data = self._take(min(PIECE_BYTES, length - start))
+            with _translated():
+                self._reader.feed(data)
+                self._left_bytes -= len(data)
+                self._end_if_read()
+            yield data
+
+    def break_off(self) -> None:
+        """End a read that waits for the client, if the WSGI server tells where from."""
+        find: Callable[[], int] | None = getattr(self._stream, "fileno", None)
+        with contextlib.suppress(OSError, ValueError):
+            if find is not None and (number := find()) >= 0:
+                with socket.socket(fileno=os.dup(number)) as link:
+                    link.shutdown(socket.SHUT_RDWR)
+
+    def _end_if_read(self) -> None:
+        if not self._left_bytes:
+            self._reader.end(self._take(disk_delta.TRAILER_BYTES))
+            self.is_whole.set()
+
+    def _take(self, length: int) -> bytes:
+        """Return the next bytes of the body.
+
+        :raises http_errors.FlattenAborted: they do not come
+        """
+        parts, missing = [], length
+        while missing:
+            part = self._read_some(min(missing, READ_BYTES))
+            if not part:
+                raise _broken(f"the body ended after {self.read_bytes} bytes")
+            parts.append(part)
+            missing -= len(part)
+            self.read_bytes += len(part)
+            self._watch.moved()
+            self._check_rate()
+        return b"".join(parts)
+
+    def _check_rate(self) -> None:
+        """Send a client away who has let others wait for too long, all his pauses together.
+
+        :raises http_errors.FlattenAborted: he has
+        """
+        if self._waited_s > self._watch.longest_s + self.read_bytes / SLOWEST_BYTES_S:
+            words = f"{self.read_bytes} bytes of changes came in {self._waited_s:.0f} s"
+            raise http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
+
+    def _read_some(self, length: int) -> bytes:
+        self.is_waiting, began_s = True, self._clock()
+        try:
+            part: bytes = self._stream.read(length)
+        except OSError as error:  # the client is gone, or too slow for the server
+            self._watch.check()
+            raise _broken(f"the body does not come: {error}") from error
+        finally:
+            self.is_waiting = False
+            self._waited_s += self._clock() - began_s
+        return part
+
+
+def _broken(words: str) -> http_errors.FlattenAborted:
+    return http_errors.FlattenAborted(http.HTTPStatus.BAD_REQUEST, words, "client")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except errors.DiskDeltaFormatError as error:
+        raise _broken(str(error)) from error

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One image, composed out of a base and changes while both come, and sent to Glance.
+
+Nothing is kept of it but what is on its way: a few parts of the base, one piece of the
+changes, one that Glance has not taken yet.  So whoever is slowest sets the pace of all.
+
+    client, changes --> Body     \\
+                                  merging, qcow2_writer --> Filling --> Glance
+    stores, base    --> BaseFile /
+"""
+
+import collections
+import http
+import math
+import time
+from collections.abc import Iterable
+from collections.abc import Iterator
+from concurrent import futures
+from typing import NamedTuple
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.formats import codecs
+from acstor_common.formats import disk_delta
+from acstor_common.formats import layout
+from acstor_common.formats import qcow2
+from acstor_common.formats import qcow2_header
+from acstor_common.formats import qcow2_writer
+from acstor_common.model import ids
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway import image_lookup
+from acstor_glance.gateway import range_reader
+from acstor_glance.gateway.flatten import backing_file
+from acstor_glance.gateway.flatten import delta_body
+from acstor_glance.gateway.flatten import flatten_limits
+from acstor_glance.gateway.flatten import image_upload
+from acstor_glance.gateway.flatten import merge_plan
+from acstor_glance.gateway.flatten import watchdog
+from acstor_glance.prepare import preparation_budget
+
+RAW, QCOW2 = (one.glance_name for one in (layout.DiskFormat.RAW, layout.DiskFormat.QCOW2))
+FORMATS = frozenset({RAW, QCOW2})
+READ_BYTES = 4 << 20
+"""Of the base at once."""
+READS_AHEAD = 3
+SEND_BYTES = 1 << 20
+"""What is sent at once: it holds many small pieces."""
+CLUSTER_BYTES = 1 << 16
+"""Of what is composed, as qemu-img has it."""
+MIN_KEPT_CLUSTER_BYTES = 1 << 14
+"""Smaller clusters of a base are not kept: QEMU could not read so large a disk of them."""
+_ZEROS = bytes(SEND_BYTES)
+
+
+class FlattenRequest(NamedTuple):
+    """What somebody asks for.
+
+    :param image_id: to be filled
+    :param disk_format: ``raw`` or ``qcow2``
+    """
+
+    image_id: ids.ImageId
+    disk_format: str
+    caller: image_lookup.Caller
+
+
+class BackingImage(NamedTuple):
+    """A base whose tables can be read; ``disk`` is None if it is raw."""
+
+    file: backing_file.BackingFile
+    disk: qcow2.Qcow2 | None
+
+    def extents(self) -> Iterable[layout.Extent]:
+        """Return where its disk's bytes lie."""
+        if self.disk is not None:
+            return self.disk.extents()
+        size = self.file.size_bytes
+        return [layout.Extent(0, size, layout.Codec.STORED, 0, size)]
+
+    @property
+    def disk_bytes(self) -> int:
+        """Length of its disk, as it states it."""
+        return self.disk.virtual_size if self.disk is not None else self.file.size_bytes
+
+    @property
+    def cluster_bytes(self) -> int:
+        """Of the image that is made of it."""
+        own = self.disk.cluster_bytes if self.disk is not None else 0
+        return own if own >= MIN_KEPT_CLUSTER_BYTES else CLUSTER_BYTES
+
+
+class FlattenJob:
+    """The work on one order; :meth:`run` does it, in a thread that may wait.
+
+    :param body: the changes
+    :param ratio: of decoded bytes to those of the base's file, and of the changes
+    """
+
+    def __init__(
+        self,
+        known: image_lookup.ImageLookup,
+        made: range_reader.RangeReader,
+        fills: image_upload.ImageUploader,
+        order: FlattenRequest,
+        body: delta_body.DeltaBody,
+        watched: watchdog.Watchdog,
+        ratio: int,
+    ) -> None:
+        self._ratio, self._budget = ratio, preparation_budget.PreparationBudget("the base")
+        self._catalogue, self._service, self._filling = known, made, fills
+        self._order, self._body, self._watch = order, body, watched
+        self._file: backing_file.BackingFile | None = None
+        self._data = image_upload.UploadBody((), 0)
+        self._unpacked: tuple[layout.Extent | None, codecs.Buffer] = (None, b"")
+
+    @property
+    def sent_bytes(self) -> int:
+        """What Glance has got."""
+        return self._data.sent_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """What the image will have."""
+        return self._data.length
+
+    @property
+    def base_bytes(self) -> int:
+        """What was read of the base."""
+        return self._file.read_bytes if self._file else 0
+
+    def run(self, timeout_s: float) -> None:
+        """Compose the image and send it; returns when it is active.
+
+        :param timeout_s: how long Glance may take for a part
+        :raises http_errors.HttpError: it is not to be, or did not succeed
+        """
+        order = self._order
+        self._filling.check(order.image_id, order.caller, order.disk_format)
+        head, table = self._body.front()
+        image = self._base_image(head)
+        pool = futures.ThreadPoolExecutor(READS_AHEAD, thread_name_prefix="base")
+        try:
+            self._data = self._composed(self._opened(image), head, table, pool)
+            self._filling.fill(order.image_id, order.caller, self._data, timeout_s)
+        finally:
+            self._watch.end(_conflict("the composition is over"))  # to reads that are under way
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _base_image(self, head: disk_delta.Head) -> image_lookup.Image:
+        """Return the base as Glance has it for the caller."""
+        try:
+            image = self._catalogue.image(head.base, self._order.caller)
+        except http_errors.HttpError as error:
+            words = f"the base {head.base}: {error.message}"
+            raise http_errors.HttpError(error.status, words) from error
+        if image.disk_format not in FORMATS:
+            raise _conflict(f"the base's format is {image.disk_format or 'not a bare one'}")
+        unknown = chunk_map.UNKNOWN_OS_HASH
+        if unknown not in (head.os_hash, image.os_hash) and head.os_hash != image.os_hash:
+            raise _conflict("the changes are of another base: Glance's hash is not theirs")
+        return image
+
+    def _opened(self, image: image_lookup.Image) -> BackingImage:
+        def read(asked: byte_range.ByteRange) -> bytes:
+            return self._service.part(image, asked)
+
+        name = f"the base {image.image_id}"
+        self._file = backing_file.BackingFile(name, image.size_bytes, read, self._watch)
+        self._budget = preparation_budget.PreparationBudget(
+            name, image.size_bytes, self._ratio, math.inf
+        )
+        if image.disk_format == RAW:
+            return BackingImage(self._file, None)
+        try:
+            return BackingImage(self._file, qcow2.Qcow2(self._file))
+        except qcow2_header.Refused as error:
+            raise _conflict(str(error)) from error
+
+    def _composed(
+        self,
+        base: BackingImage,
+        head: disk_delta.Head,
+        table: disk_delta.Table,
+        pool: futures.Executor,
+    ) -> image_upload.UploadBody:
+        """Return the bytes of the image, which are made as they are asked for."""
+        size = head.virtual_size
+        bounds = flatten_limits.limits_for(
+            base.file.size_bytes, base.disk_bytes, head.stream_bytes, self._ratio
+        )
+        self._watch.end_in(bounds.longest_s)
+
+        def disk() -> Iterator[merge_plan.Piece]:
+            pieces = merge_plan.pieces(table, base.extents(), size)
+            for piece in flatten_limits.bounded_pieces(pieces, bounds):
+                self._watch.check()
+                yield piece
+
+        def stretches() -> Iterator[merge_plan.ClusterRun]:
+            return merge_plan.cluster_runs(disk(), base.cluster_bytes)
+
+        def runs() -> Iterator[qcow2_writer.Run]:
+            return (one.run for one in stretches())
+
+        quota_bytes = self._catalogue.quota_left(self._order.caller)
+        if self._order.disk_format == RAW:
+            flatten_limits.check_file(size, bounds, quota_bytes)
+            return image_upload.UploadBody(
+                self._sent(self._bytes_of(base.file, disk(), pool)), size
+            )
+        codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
+        try:
+            plan = qcow2_writer.Plan(size, base.cluster_bytes, codec, runs)
+        except qcow2_header.Refused as error:
+            raise _conflict(str(error)) from error
+        flatten_limits.check_file(plan.file_bytes, bounds, quota_bytes)
+        pieces = (piece for one in stretches() for piece in one.pieces)
+        source = self._bytes_of(base.file, pieces, pool)
+        parts = plan.parts(lambda run: _next_bytes(source, run))
+        return image_upload.UploadBody(self._sent(parts), plan.file_bytes)
+
+    def _sent(self, parts: Iterable[codecs.Buffer]) -> Iterator[codecs.Buffer]:
+        """Yield parts as they are sent: short ones together; what fails is translated."""
+        held = bytearray()
+        try:
+            for part in parts:
+                if not held and len(part) >= SEND_BYTES:
+                    yield part
+                    self._watch.moved()
+                    continue
+                held += part
+                if len(held) >= SEND_BYTES:
+                    yield bytes(held)
+                    self._watch.moved()
+                    held.clear()
+        except (qcow2_header.Refused, errors.Unusable) as error:
+            raise http_errors.FlattenAborted(
+                http.HTTPStatus.CONFLICT, str(error), "base"
+            ) from error
+        yield bytes(held)
+
+    def _bytes_of(
+        self,
+        file: backing_file.BackingFile,
+        pieces: Iterable[merge_plan.Piece],
+        pool: futures.Executor,
+    ) -> Iterator[codecs.Buffer]:
+        """Yield what pieces are, in their order; the base is read ahead of it."""
+        under_way: collections.deque[tuple[merge_plan.Batch, futures.Future[bytes] | None]] = (
+            collections.deque()
+        )
+        for batch in merge_plan.batches(pieces, READ_BYTES):
+            job = pool.submit(file.part, batch.offset, batch.length) if batch.length else None
+            under_way.append((batch, job))
+            if len(under_way) > READS_AHEAD:
+                yield from self._bytes_of_batch(*under_way.popleft())
+        while under_way:
+            yield from self._bytes_of_batch(*under_way.popleft())
+
+    def _bytes_of_batch(
+        self, batch: merge_plan.Batch, job: "futures.Future[bytes] | None"
+    ) -> Iterator[codecs.Buffer]:
+        stored = memoryview(job.result() if job is not None else b"")
+        for piece in batch.pieces:
+            if piece.origin is merge_plan.Origin.CHANGED:
+                yield from self._body.read(piece.length)
+            elif piece.origin is merge_plan.Origin.ZERO:
+                for start in range(0, piece.length, SEND_BYTES):
+                    yield _ZEROS[: piece.length - start]
+            else:
+                yield self._of_base(piece, stored, batch.offset)
+
+    def _of_base(self, piece: merge_plan.Piece, stored: memoryview, offset: int) -> codecs.Buffer:
+        """Return what the base has of a piece.
+
+        :param stored: a part of its file, from ``offset`` on
+        """
+        start, stop = merge_plan.stored_range(piece)
+        own = stored[start - offset : stop - offset]
+        extent = piece.extent
+        if piece.origin is merge_plan.Origin.PACKED or extent is None:
+            return own
+        if extent.codec is layout.Codec.STORED:
+            return own
+        if self._unpacked[0] != extent:
+            self._unpacked = extent, self._decoded(extent, own)
+        skip = piece.at - extent.at
+        return memoryview(self._unpacked[1])[skip : skip + piece.length]
+
+    def _decoded(self, extent: layout.Extent, stored: memoryview) -> codecs.Buffer:
+        began_s = time.thread_time()
+        try:
+            decoded = codecs.decode(extent.codec, stored, extent.length)
+        except codecs.CodecError as error:
+            words = f"the base: the cluster at {extent.at} of the disk: {error}"
+            raise http_errors.FlattenAborted(http.HTTPStatus.CONFLICT, words, "base") from error
+        self._budget.decoded(len(decoded), time.thread_time() - began_s)
+        return decoded
+
+
+def _next_bytes(source: Iterator[codecs.Buffer], run: qcow2_writer.Run) -> Iterator[codecs.Buffer]:
+    """Yield the bytes of a run, the next ones that there are: no piece goes beyond its run."""
+    left = run.packed_bytes or run.length
+    while left:
+        data = next(source)
+        left -= len(data)
+        yield data
+
+
+def _conflict(words: str) -> http_errors.HttpError:
+    return http_errors.HttpError(http.HTTPStatus.CONFLICT, words)

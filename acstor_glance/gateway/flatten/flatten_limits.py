@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounds of a composition: how many bytes may be made of a base and a delta.
+
+They grow with the bytes that the base has in Glance and that the client sends, never with the size
+that either states of its disk.  No I/O.
+"""
+
+import http
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway.flatten import merge_plan
+from acstor_glance.prepare import preparation_budget
+
+_REMEDY = "upload the image whole, or as qcow2 instead of raw"
+
+
+class FlattenLimits(NamedTuple):
+    """What a composition may have.
+
+    :param base_bytes: of the base's disk that are stored
+    :param file_bytes: of the composed file
+    """
+
+    base_bytes: int
+    file_bytes: int
+
+    @property
+    def longest_s(self) -> float:
+        """The time that the composition may take."""
+        return preparation_budget.SPARE_S + self.file_bytes / preparation_budget.SLOWEST_BYTES_S
+
+
+def limits_for(
+    base_file_bytes: int, base_disk_bytes: int, delta_bytes: int, ratio: int
+) -> FlattenLimits:
+    """Return the bounds for a base and a delta.
+
+    A body of 160 bytes, and an empty qcow2 file that states a disk of 2 TiB:
+
+    >>> limits_for(224 << 10, 2 << 40, 160, 64).file_bytes >> 20
+    512
+
+    :param base_file_bytes: length of the base in Glance
+    :param base_disk_bytes: length of its disk, as the base states it
+    :param delta_bytes: length of the body
+    :param ratio: decoded bytes for each of those (max_expansion_ratio)
+    """
+    of_base = _decoded(base_file_bytes, ratio)
+    return FlattenLimits(min(base_disk_bytes, of_base), of_base + _decoded(delta_bytes, ratio))
+
+
+def _decoded(stored_bytes: int, ratio: int) -> int:
+    return max(stored_bytes * ratio, preparation_budget.SPARE_BYTES)
+
+
+def bounded_pieces(
+    pieces: Iterable[merge_plan.Piece], bounds: FlattenLimits
+) -> Iterator[merge_plan.Piece]:
+    """Yield pieces of a disk while the base gives no more than it may.
+
+    :raises http_errors.HttpError: it gives more, because many of its clusters lie in one place
+    """
+    left = bounds.base_bytes
+    for piece in pieces:
+        if piece.extent is not None:
+            left -= piece.length
+            if left < 0:
+                words = f"the base decodes to more than {bounds.base_bytes} bytes: {_REMEDY}"
+                raise _too_large(words)
+        yield piece
+
+
+def check_file(file_bytes: int, bounds: FlattenLimits, quota_bytes: int | None) -> None:
+    """Check the length of the composed file before anything of it is sent.
+
+    :param quota_bytes: what the project may still store; None: not known
+    :raises http_errors.HttpError: it is too long
+    """
+    if file_bytes > bounds.file_bytes:
+        raise _too_large(
+            f"the image would have {file_bytes} bytes, and its base and changes allow "
+            f"{bounds.file_bytes}: {_REMEDY}"
+        )
+    if quota_bytes is not None and file_bytes > quota_bytes:
+        raise _too_large(
+            f"the image would have {file_bytes} bytes, and the project's quota leaves {quota_bytes}"
+        )
+
+
+def _too_large(words: str) -> http_errors.HttpError:
+    return http_errors.HttpError(http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE, words)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many compositions run at a time, in all and for one project.
+
+Who finds no place is told so at once, and to come back; nobody waits here.
+"""
+
+import collections
+import contextlib
+import http
+import threading
+from collections.abc import Iterator
+
+from acstor_glance.gateway import http_errors
+
+RETRY_AFTER_S = 30
+
+
+class JobSlots:
+    """The places of one process.
+
+    :param most: in all
+    :param most_of_project: of these for one project
+    """
+
+    def __init__(self, most: int, most_of_project: int) -> None:
+        self._most, self._most_of_project = most, most_of_project
+        self._lock = threading.Lock()
+        self._taken: collections.Counter[str] = collections.Counter()
+
+    @contextlib.contextmanager
+    def taken(self, project_id: str) -> Iterator[None]:
+        """Have a place while the block runs.
+
+        :raises http_errors.HttpError: there is none
+        """
+        with self._lock:
+            self._check(project_id)
+            self._taken[project_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._taken[project_id] -= 1
+                self._taken += collections.Counter()  # forgets who has none
+
+    def _check(self, project_id: str) -> None:
+        whose, count, most = "", self._taken.total(), self._most
+        if count < most:
+            whose, count, most = " of this project", self._taken[project_id], self._most_of_project
+        if count >= most:
+            raise http_errors.HttpError(
+                http.HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{count} compositions{whose} are under way, of {most}",
+                {"Retry-After": str(RETRY_AFTER_S)},
+            )

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the gateway counts, as Prometheus shows it.
+
+A WSGI server runs the gateway in several processes, and a scrape reaches any of them.  So the
+numbers lie in files that all of them map (prometheus-client's multiprocess mode, in the folder
+``PROMETHEUS_MULTIPROC_DIR``), each process listens at the same address (SO_REUSEPORT), and who is
+asked answers for all.  Without that folder there is one process.  The rule: labels have a bounded
+number of values, none of which a client chooses.
+
+The names are those of ``doc/source/admin/gateway.rst`` and never change.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+import prometheus_client
+from prometheus_client import metrics_core
+from prometheus_client import multiprocess
+
+from acstor_common import errors
+from acstor_common.service import metrics_endpoint
+
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+OPTION = "[acstor_gateway] metrics_listen"
+OTHER = "other"
+"""The store of a location that names none of this gateway's."""
+STORE_LABELS = ("store", "driver")
+FAULTS = (
+    "absent",
+    "credentials",
+    "full",
+    "late",
+    "not_read",
+    "other_bytes",
+    "unreachable",
+)
+SERVICES = ("glance", "keystone")
+STATUSES = (200, 206, 400, 401, 403, 404, 405, 409, 411, 413, 416, 500, 502, 503, 504)
+"""They are there from the start: an alert sees the first of each only if it saw 0 before."""
+OUTCOMES = ("done", "refused", "busy", "client", "base", "glance", "fault")
+"""Of compositions: the image is active; or who ended it, or kept it from beginning."""
+COMPOSED_OF = ("base", "changes", "image")
+"""Bytes that were read of bases and of changes, and those that were made of them."""
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class GatewayMetrics:
+    """The counts of this process.
+
+    :raises errors.Unusable: there is no folder for those of all processes
+    """
+
+    def __init__(self) -> None:
+        _make_folder()
+        self.registry = prometheus_client.CollectorRegistry()
+        self._requests = self._counter(
+            "acstor_gateway_requests", "Requests, by HTTP status", ["status"]
+        )
+        self._service_faults = self._counter(
+            "acstor_gateway_service_errors",
+            "Requests that failed because a service did not answer, by service",
+            ["service"],
+        )
+        self.store_faults = self._counter(
+            "acstor_gateway_store_errors",
+            "Reads that failed at a store, by error",
+            [*STORE_LABELS, "error"],
+        )
+        self.read_bytes = self._counter(
+            "acstor_gateway_read_bytes", "Bytes read from stores", STORE_LABELS
+        )
+        self.read_seconds = prometheus_client.Histogram(
+            "acstor_gateway_read_duration_seconds",
+            "Duration of reads from stores, without the time in the queue",
+            STORE_LABELS,
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.in_flight = self._gauge(
+            "acstor_gateway_reads_in_flight", "Reads from stores in progress"
+        )
+        self.limit = self._gauge(
+            "acstor_gateway_reads_limit", "Limit of concurrent reads from a store"
+        )
+        self._compositions = self._counter(
+            "acstor_gateway_compositions",
+            "Flattened images, made from a backing image and a delta, by outcome",
+            ["outcome"],
+        )
+        self._composed_bytes = self._counter(
+            "acstor_gateway_composed_bytes",
+            "Bytes read and written by compositions, by kind",
+            ["kind"],
+        )
+        self.compositions_in_flight = self._gauge(
+            "acstor_gateway_compositions_in_flight", "Compositions in progress", ()
+        )
+        self.compositions_limit = self._gauge(
+            "acstor_gateway_compositions_limit", "Limit of concurrent compositions", ()
+        )
+        for outcome in OUTCOMES:
+            self._compositions.labels(outcome)
+        for part in COMPOSED_OF:
+            self._composed_bytes.labels(part)
+        for status in STATUSES:
+            self._requests.labels(str(status))
+        for service in SERVICES:
+            self._service_faults.labels(service)
+
+    def answered(self, status: int) -> None:
+        """Count an answer."""
+        self._requests.labels(str(status)).inc()
+
+    def service_failed(self, service: str) -> None:
+        """Count a request for which one of SERVICES did not answer."""
+        self._service_faults.labels(service).inc()
+
+    def composed(self, outcome: str, **of_bytes: int) -> None:
+        """Count a composition that is over.
+
+        :param outcome: one of OUTCOMES
+        :param of_bytes: by COMPOSED_OF
+        """
+        self._compositions.labels(outcome).inc()
+        for part, count_bytes in of_bytes.items():
+            self._composed_bytes.labels(part).inc(count_bytes)
+
+    def serve(self, address: str) -> Callable[[], None]:
+        """Start the Prometheus endpoint in a thread; return what stops it.
+
+        :raises errors.Unusable: the address cannot be used
+        """
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if not folder:
+            return metrics_endpoint.serve(address, self.registry, OPTION)
+        shown = prometheus_client.CollectorRegistry()
+        shown.register(_AllProcesses(pathlib.Path(folder)))
+        return metrics_endpoint.serve(address, shown, OPTION, is_shared=True)
+
+    def _counter(self, name: str, text: str, labels: Iterable[str]) -> prometheus_client.Counter:
+        return prometheus_client.Counter(name, text, list(labels), registry=self.registry)
+
+    def _gauge(
+        self, name: str, text: str, labels: Iterable[str] = STORE_LABELS
+    ) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(
+            name, text, list(labels), registry=self.registry, multiprocess_mode="livesum"
+        )
+
+
+class StoreMetrics:
+    """The counts of one store.
+
+    :param reads: of it that may be under way in this process
+    """
+
+    def __init__(self, counters: GatewayMetrics, store: str, driver: str, reads: int = 0) -> None:
+        self._faults = {
+            fault: counters.store_faults.labels(store, driver, fault) for fault in FAULTS
+        }
+        self._bytes = counters.read_bytes.labels(store, driver)
+        self._seconds = counters.read_seconds.labels(store, driver)
+        self._in_flight = counters.in_flight.labels(store, driver)
+        counters.limit.labels(store, driver).set(reads)
+
+    def began(self) -> None:
+        """Count a read that has its place."""
+        self._in_flight.inc()
+
+    def ended(self, seconds: float) -> None:
+        """Count a read that is over, however it ended."""
+        self._in_flight.dec()
+        self._seconds.observe(seconds)
+
+    def gave(self, count_bytes: int) -> None:
+        """Count what the store gave."""
+        self._bytes.inc(count_bytes)
+
+    def failed(self, fault: str) -> None:
+        """Count one of FAULTS."""
+        self._faults[fault].inc()
+
+
+class _AllProcesses:
+    """What all processes counted that share a folder."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self._files = multiprocess.MultiProcessCollector(None, str(folder))  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterator[metrics_core.Metric]:
+        """Yield the sums; reads that were under way in a process that is gone do not count."""
+        for file in self._folder.glob("gauge_live*.db"):
+            pid = file.stem.rpartition("_")[2]
+            if pid.isdecimal() and not _is_running(int(pid)):
+                with contextlib.suppress(FileNotFoundError):  # another process was asked as well
+                    multiprocess.mark_process_dead(int(pid), str(self._folder))  # type: ignore[no-untyped-call]
+        yield from self._files.collect()  # type: ignore[no-untyped-call]
+
+
+def _make_folder() -> None:
+    """Make what FOLDER_VARIABLE names: prometheus-client expects it to be there."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        try:
+            pathlib.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise errors.Unusable(FOLDER_VARIABLE, f"{folder}: {error.strerror}") from error
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Glance says: who may download an image, how it is, and where its bytes are.
+
+The gateway has no rules of its own.  Whether somebody may download an image Glance is asked with
+his own token and no other: a range that begins behind the image's end.  Glance answers that with
+416 after it has decided, and touches no store.  Where the bytes are it tells the service user.
+"""
+
+import hashlib
+import http
+import logging
+import time
+from typing import NamedTuple
+
+import requests
+from keystoneauth1 import adapter
+from keystoneauth1 import exceptions
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.util import concurrency_limit
+from acstor_common.util import log_once
+from acstor_glance import conf as glance_conf
+from acstor_glance.client import glance_client
+from acstor_glance.gateway import gateway_metrics
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway import stores
+from acstor_glance.gateway import ttl_cache
+
+LOG = logging.getLogger(__name__)
+
+MOST_REMEMBERED = 16_384
+CALLERS = 16
+"""Threads of a process that ask Glance at a time: half of those of the documented server."""
+READABLE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
+"""Glance lets nobody but administrators, and acstor's agents, download what is deactivated: guests
+that run on such an image go on."""
+_BARE = image_record.SERVED_CONTAINER_FORMAT
+_YES = frozenset({200, 204, 206, 400, 416})
+"""Glance decides before it looks at the range and the store: these are answers to one who may."""
+_AS_THEY_ARE = frozenset({401, 403, 404})
+
+
+class Caller(NamedTuple):
+    """Who asks.
+
+    :param token: as Keystone made it; what Glance is asked with
+    :param service_token: of the service that asks for him, if one does: it goes to Glance as well
+    """
+
+    token: str
+    service_token: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What Glance is told of him."""
+        served = {"X-Service-Token": self.service_token} if self.service_token else {}
+        return {"X-Auth-Token": self.token, **served}
+
+    @property
+    def key(self) -> bytes:
+        """What stands for him where answers are remembered."""
+        return hashlib.sha256(self.token.encode()).digest()
+
+
+class Image(NamedTuple):
+    """What Glance's record says of an image.
+
+    :param md5: in hexadecimal digits; empty if Glance has none
+    :param disk_format: Glance's word; empty unless the container is ``bare``
+    """
+
+    image_id: ids.ImageId
+    size_bytes: int
+    md5: str
+    disk_format: str = ""
+    os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+
+
+def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
+    """Return what asks the Glance that ``conf`` names.
+
+    The session is the service user's: of it comes Glance's address, and where somebody else asks
+    no token.
+    """
+    own = conf.acstor_glance
+    return adapter.Adapter(
+        session=glance_client.session_of(conf),
+        service_type="image",
+        region_name=own.region_name,
+        interface=own.valid_interfaces or ["internal", "public"],
+        endpoint_override=own.endpoint_override,
+    )
+
+
+class ImageLookup:
+    """The images of the Glance that ``conf`` names.
+
+    :raises errors.Unusable: the options of the service user make no sense
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> None:
+        self._images, self._counted = glance_client.connect(conf), counted
+        for_s, self._glance = conf.acstor_gateway.auth_cache_s, adapter_of(conf)
+        self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
+        self._trouble, self._untold = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
+        self._known: ttl_cache.TtlCache[Image] = ttl_cache.TtlCache(for_s, MOST_REMEMBERED)
+        self._places: ttl_cache.TtlCache[list[stores.Location]] = ttl_cache.TtlCache(
+            for_s, MOST_REMEMBERED
+        )
+
+    def image(self, image_id: ids.ImageId, caller: Caller) -> Image:
+        """Return an image that the caller may download.
+
+        :raises http_errors.HttpError: there is none, or he may not, or Glance does not answer
+        """
+        key = (caller.key, image_id)
+        known = self._known.get(key)
+        if known is None:
+            known = self._ask(image_id, caller)
+            self._known.put(key, known)
+        return known
+
+    def record(
+        self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
+    ) -> image_record.Record:
+        """Return what Glance says of an image to the caller now.
+
+        :raises http_errors.HttpError: there is none for him, or Glance does not answer
+        """
+        answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
+        if answer.status_code != http.HTTPStatus.OK:
+            raise self._no(answer.status_code, "whether there is such an image")
+        return self._decoded(answer)
+
+    def quota_left(self, caller: Caller) -> int | None:
+        """Return the bytes that the caller's project may still store in Glance.
+
+        None: Glance does not say.  It keeps a quota of bytes for each project in Keystone only
+        (``use_keystone_limits``), and looks at it before an upload but not at its length.
+
+        :raises http_errors.HttpError: Glance does not answer
+        """
+        answer = self._get("/v2/info/usage", caller)
+        if answer.status_code != http.HTTPStatus.OK:
+            return None
+        return quota_left(self._decoded(answer))
+
+    def locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
+        """Return where an image's bytes are, the place that Glance prefers first.
+
+        :param is_fresh: ask Glance, whatever is remembered
+        :raises http_errors.HttpError: Glance does not say
+        """
+        known = None if is_fresh else self._places.get(image_id)
+        if known is None:
+            known = self._find(image_id)
+            self._places.put(image_id, known)
+        return known
+
+    def forget(self, image_id: ids.ImageId, caller: Caller) -> None:
+        """Forget what may have changed."""
+        self._known.forget((caller.key, image_id))
+
+    def _ask(self, image_id: ids.ImageId, caller: Caller) -> Image:
+        image = _image_of(image_id, self.record(image_id, caller))
+        behind = {"Range": f"bytes={image.size_bytes}-"}
+        answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
+        if answer.status_code not in _YES:
+            raise self._no(answer.status_code, "whether this may be downloaded")
+        return image
+
+    def _get(
+        self,
+        path: str,
+        caller: Caller,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = glance_conf.TIMEOUT_S,
+    ) -> requests.Response:
+        """Ask Glance in the caller's name; the body of what is no record is not read."""
+        try:
+            with self._limit.place():
+                answer: requests.Response = self._glance.get(
+                    path,
+                    headers={**caller.headers, **(headers or {})},
+                    authenticated=False,
+                    raise_exc=False,
+                    stream=headers is not None,
+                    timeout=timeout_s,
+                )
+        except concurrency_limit.LimitReached as error:
+            raise self._no(None, str(error)) from error
+        except (exceptions.ClientException, requests.exceptions.RequestException) as error:
+            self._trouble.say(f"Glance: {error}")
+            raise self._no(None, type(error).__name__) from error
+        self._trouble.say("")
+        if headers is not None:
+            answer.close()
+        return answer
+
+    def _find(self, image_id: ids.ImageId) -> list[stores.Location]:
+        try:
+            with self._limit.place():
+                found = self._images.locations(image_id)
+        except concurrency_limit.LimitReached as error:
+            raise self._no(None, str(error)) from error
+        except errors.ImageServiceError as error:
+            self._untold.say(f"where images are Glance does not tell: {error.why}")
+            self._counted.service_failed("glance")
+            raise http_errors.HttpError(
+                http.HTTPStatus.BAD_GATEWAY,
+                "Glance does not tell the gateway's user where images are (the role service lets "
+                f"him ask): {type(error).__name__}",
+            ) from error
+        self._untold.say("")
+        return [stores.Location(url, store) for url, store in found]
+
+    def _decoded(self, answer: requests.Response) -> image_record.Record:
+        try:
+            record: image_record.Record = dict(answer.json())
+        except (ValueError, TypeError) as error:
+            raise self._no(None, "its answer is no record of an image") from error
+        return record
+
+    def _no(self, status: int | None, words: str) -> http_errors.HttpError:
+        """Return Glance's own refusal where it is one, else that Glance cannot be asked."""
+        if status in _AS_THEY_ARE:
+            answer = http.HTTPStatus(status)
+            return http_errors.HttpError(
+                answer, f"Glance answers {status} when it is asked {words}"
+            )
+        self._counted.service_failed("glance")
+        said = f"it answers {status} when it is asked {words}" if status else words
+        return http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {said}")
+
+
+def quota_left(said: image_record.Record) -> int | None:
+    """Return the bytes that are left of a project's quota; None if it has none.
+
+    :param said: Glance's answer to ``/v2/info/usage``, in MiB; a limit of -1 is none
+    """
+    try:
+        found = said["usage"]["image_size_total"]
+        limit_mib, used_mib = int(found["limit"]), int(found["usage"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    return None if limit_mib < 0 else max(0, limit_mib - used_mib) * geometry.MIB
+
+
+def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:
+    status = image_record.text_of(record, "status")
+    if status not in READABLE:
+        raise http_errors.HttpError(
+            http.HTTPStatus.CONFLICT, f"the image's status is {status or 'unknown'}, not active"
+        )
+    size_bytes = image_record.size_bytes_of(record)
+    if not size_bytes:
+        raise http_errors.HttpError(
+            http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+            "the image is empty",
+            {"Content-Range": "bytes */0"},
+        )
+    md5 = image_record.text_of(record, "checksum").lower()
+    os_hash = image_record.os_hash_of(record)
+    return Image(image_id, size_bytes, md5, disk_format_of(record), os_hash)
+
+
+def disk_format_of(record: image_record.Record) -> str:
+    """Return Glance's word for an image's format; empty unless its container is ``bare``."""
+    is_bare = image_record.text_of(record, "container_format") == _BARE
+    return image_record.text_of(record, "disk_format") if is_bare else ""

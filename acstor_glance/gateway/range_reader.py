@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a range of an image for somebody who may download it.
+
+The one rule: what a store gives counts only if the whole object has the size that Glance's record
+says and, where both are known, its MD5.  The places of an image are tried in Glance's order.  Where
+none of those that are remembered gives the bytes Glance is asked once more: the image may have
+been moved, or deleted.
+"""
+
+import http
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from acstor_common.model import ids
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway import http_errors
+from acstor_glance.gateway import image_lookup
+from acstor_glance.gateway import stores
+from acstor_glance.gateway import ttl_cache
+from acstor_glance.gateway.readers import base
+
+LOG = logging.getLogger(__name__)
+
+TOLD_S = 60.0
+"""For how long the log does not say again why an image is not read."""
+MOST_TOLD = 1024
+
+
+Fault = base.StoreFault | http_errors.HttpError
+"""Why a place gives nothing."""
+
+
+class ImageRange(NamedTuple):
+    """Bytes of an image, and what they are."""
+
+    data: bytes
+    asked: byte_range.ByteRange
+    size_bytes: int
+
+
+class RangeReader:
+    """Reads ranges.
+
+    :param longest_bytes: the longest range that is read
+    :param timeout_s: when so much time is gone no other place is tried
+    """
+
+    def __init__(
+        self,
+        known: image_lookup.ImageLookup,
+        places: stores.Stores,
+        longest_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self._catalogue, self._stores = known, places
+        self._longest_bytes, self._timeout_s = longest_bytes, timeout_s
+        self._told: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(TOLD_S, MOST_TOLD)
+
+    def read(self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller) -> ImageRange:
+        """Return the range that a header asks for.
+
+        :raises http_errors.HttpError: it is not given
+        """
+        image = self._catalogue.image(image_id, caller)
+        asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
+
+        def look_again() -> image_lookup.Image:
+            self._catalogue.forget(image_id, caller)
+            return self._catalogue.image(image_id, caller)
+
+        return ImageRange(self._read(image, asked, look_again), asked, image.size_bytes)
+
+    def part(self, image: image_lookup.Image, asked: byte_range.ByteRange) -> bytes:
+        """Return a range of an image, for somebody whom Glance let download it when he began.
+
+        As Glance does itself: a download that has begun goes on.
+
+        :raises http_errors.HttpError: it is not given
+        """
+        return self._read(image, asked, lambda: image)
+
+    def _read(
+        self,
+        image: image_lookup.Image,
+        asked: byte_range.ByteRange,
+        look_again: Callable[[], image_lookup.Image],
+    ) -> bytes:
+        image_id, until_s = image.image_id, time.monotonic() + self._timeout_s
+        tried = self._catalogue.locations(image_id, is_fresh=False)
+        data, faults = self._first(image, tried, asked, until_s)
+        if data is None:
+            image = look_again()
+            now = self._catalogue.locations(image_id, is_fresh=True)
+            if now != tried:
+                data, faults = self._first(image, now, asked, until_s)
+        if data is None:
+            refused = _refused(faults)
+            self._tell(image_id, refused.message)
+            raise refused
+        return data
+
+    def _tell(self, image_id: ids.ImageId, words: str) -> None:
+        """Say in the log why an image is not read, and not again for a while."""
+        if self._told.get(image_id) != words:
+            LOG.warning("image %s: %s", image_id, words)
+            self._told.put(image_id, words)
+
+    def _first(
+        self,
+        image: image_lookup.Image,
+        locations: list[stores.Location],
+        asked: byte_range.ByteRange,
+        until_s: float,
+    ) -> tuple[bytes | None, list[Fault]]:
+        """Return what the first place gives, else why none does.
+
+        :param until_s: later no further place is tried: each may take as long as a read
+        """
+        faults: list[Fault] = []
+        for location in locations:
+            if faults and time.monotonic() > until_s:
+                break
+            try:
+                part = self._stores.read(location, asked)
+                _check(image, part, location.store or location.scheme)
+            except base.StoreFault as fault:
+                self._stores.failed(fault)
+                faults.append(fault)
+            except http_errors.HttpError as fault:
+                faults.append(fault)
+            else:
+                return part.data, faults
+        return None, faults
+
+
+def _check(image: image_lookup.Image, part: base.Part, store: str) -> None:
+    """Refuse what is not what Glance's record describes.
+
+    :raises base.ContentMismatch: it is not
+    """
+    if part.size_bytes != image.size_bytes:
+        why = f"it has {part.size_bytes} bytes, and Glance's record says {image.size_bytes}"
+        raise base.ContentMismatch(store, why)
+    if part.md5 and image.md5 and part.md5 != image.md5:
+        why = f"the MD5 of what it has is {part.md5}, and Glance's record says {image.md5}"
+        raise base.ContentMismatch(store, why)
+
+
+def _refused(faults: list[Fault]) -> http_errors.HttpError:
+    """Return one refusal for all places: what may pass wins, for then asking again may help."""
+    words = "; ".join(str(fault) for fault in faults) or "Glance names no place where its bytes are"
+    passing = [fault for fault in faults if isinstance(fault, http_errors.HttpError)]
+    worst = max((fault.status for fault in faults), default=http.HTTPStatus.CONFLICT)
+    headers = next((fault.headers for fault in passing if fault.status == worst), None)
+    return http_errors.HttpError(worst, words, headers)

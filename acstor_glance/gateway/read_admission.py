@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many reads of a store run at a time, and how long the one who asks waits for his.
+
+A store that hangs costs as many threads as it may have reads, and nobody waits longer than an
+answer may take.  A read in a thread cannot be stopped: one that is late is left to itself, and
+keeps its place until it ends.
+"""
+
+import http
+import threading
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+from typing import TypeVar
+
+from acstor_glance.gateway import gateway_metrics
+from acstor_glance.gateway import http_errors
+
+T = TypeVar("T")
+
+QUEUE_S = 1.0
+"""How long a request waits for a place: its client is told to come back then."""
+
+
+class ReadAdmission:
+    """The reads of one store.
+
+    :param name: of the store
+    :param reads: at a time
+    :param timeout_s: how long one may take
+    """
+
+    def __init__(
+        self, name: str, reads: int, timeout_s: float, counted: gateway_metrics.StoreMetrics
+    ) -> None:
+        self._name, self._reads, self._timeout_s = name, reads, timeout_s
+        self._counted = counted
+        self._places = threading.BoundedSemaphore(reads)
+        self._threads = futures.ThreadPoolExecutor(reads, thread_name_prefix=f"store-{name}")
+        self._lock = threading.Lock()
+        self._late: set[futures.Future[Any]] = set()
+
+    def run(self, read: Callable[[], T]) -> T:
+        """Return what ``read`` returns, called in a thread.
+
+        :raises http_errors.HttpError: there is no place for it, or it takes too long; or what it
+            raises
+        """
+        all_are_late = len(self._late) >= self._reads
+        wait_s = 0.0 if all_are_late else min(QUEUE_S, self._timeout_s)
+        if not self._places.acquire(timeout=wait_s):
+            self._counted.failed("full")
+            raise http_errors.HttpError(
+                http.HTTPStatus.SERVICE_UNAVAILABLE,
+                f"store {self._name}: {self._reads} reads are under way, {len(self._late)} late",
+                {"Retry-After": "1"},
+            )
+        began_s = time.monotonic()
+        self._counted.began()
+        job = self._threads.submit(read)
+        job.add_done_callback(lambda job: self._ended(job, began_s))
+        futures.wait((job,), self._timeout_s)
+        with self._lock:
+            if is_under_way := not job.done():
+                self._late.add(job)
+        if is_under_way or self._has_timed_out(job, began_s):
+            self._counted.failed("late")
+            why = f"store {self._name}: no answer within {self._timeout_s:g} s"
+            raise http_errors.HttpError(http.HTTPStatus.GATEWAY_TIMEOUT, why)
+        return job.result()
+
+    def _has_timed_out(self, job: futures.Future[Any], began_s: float) -> bool:
+        """Say whether a read failed no sooner than its time was over, by the time-out of a client.
+
+        Which of the two is first is chance.
+        """
+        return job.exception() is not None and time.monotonic() - began_s >= self._timeout_s
+
+    def _ended(self, job: futures.Future[Any], began_s: float) -> None:
+        """Give the place of a read to another one."""
+        self._counted.ended(time.monotonic() - began_s)
+        with self._lock:
+            self._late.discard(job)
+        self._places.release()

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store ``http``: GET with a range, from whatever web server a location names.
+
+Tenants name them, where Glance's policies let them, and may run them.  A read ends in its time and
+connects to no internal address (deadline_adapter.py).  It takes in no more than was asked for,
+keeps nothing of the server's, and follows no redirect to another server.
+"""
+
+import http
+import http.cookiejar
+import threading
+import urllib.parse
+from collections.abc import Sequence
+from typing import Any
+
+import requests
+import urllib3.exceptions
+
+from acstor_common.model import addresses
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import base
+from acstor_glance.gateway.readers import deadline_adapter
+
+REDIRECTS = 5
+
+
+class WebReader(base.Reader):
+    """Reads what lies on web servers, with the certificates and proxies of the store's options.
+
+    :param timeout_s: how long a read may take
+    :param networks: the internal networks whose web servers are read
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Any,
+        timeout_s: float,
+        networks: Sequence[addresses.Network] = (),
+    ) -> None:
+        super().__init__(name)
+        self._networks = networks
+        self._options, self._timeout_s = options, timeout_s
+        self._own = threading.local()
+        self._late = f"it took longer than {timeout_s:g} s"
+
+    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+        """Read a part of an object; see :meth:`base.Reader.read`."""
+        with deadline_adapter.ReadDeadline(self._timeout_s, self._networks) as bounds:
+            try:
+                with self._ask(location.get_uri(), asked) as answer:
+                    status = answer.status_code
+                    if status == http.HTTPStatus.OK:
+                        raise base.RangesUnsupported(
+                            self.name, "the web server does no range requests"
+                        )
+                    if status != http.HTTPStatus.PARTIAL_CONTENT:
+                        raise self.of_status(status, f"the web server answers {status}")
+                    data = answer.raw.read(asked.length + 1)
+                    content_range = answer.headers.get("Content-Range", "")
+            except deadline_adapter.InternalAddress as error:
+                why = "[acstor_gateway] internal_web_networks does not allow its internal address"
+                raise base.RangesUnsupported(self.name, why) from error
+            except (
+                requests.exceptions.RequestException,
+                urllib3.exceptions.HTTPError,
+                OSError,
+                ValueError,  # of a URL, or of a redirect to what is none
+            ) as error:
+                why = self._late if bounds.is_over else type(error).__name__
+                raise base.StoreUnreachable(self.name, why) from error
+        if bounds.is_over:  # what was cut off may look like the end of a head, or of a body
+            raise base.StoreUnreachable(self.name, self._late)
+        return self.of_answer(asked, content_range, data)
+
+    def _ask(self, url: str, asked: byte_range.ByteRange) -> requests.Response:
+        """Return the answer to a request for the range; its body is not read yet.
+
+        :raises base.RangesUnsupported: the server sends the request on to another one
+        """
+        wanted = {
+            "Range": f"bytes={asked.offset}-{asked.offset + asked.length - 1}",
+            "Accept-Encoding": "identity",
+        }
+        server = _server_of(url)
+        for _ in range(1 + REDIRECTS):
+            answer = self._session().get(  # which the deadline ends, long before its time-out
+                url, headers=wanted, stream=True, timeout=2 * self._timeout_s, allow_redirects=False
+            )
+            if not answer.is_redirect:
+                return answer
+            answer.close()
+            url = urllib.parse.urljoin(url, answer.headers["Location"])
+            if _server_of(url) != server:
+                why = "the web server sends to another one, of which Glance was not told"
+                raise base.RangesUnsupported(self.name, why)
+        raise base.RangesUnsupported(
+            self.name, f"the web server redirects more than {REDIRECTS} times"
+        )
+
+    def _session(self) -> requests.Session:
+        """Return the connections of this thread: a session is not for several."""
+        session: requests.Session | None = getattr(self._own, "session", None)
+        if session is None:
+            session = self._own.session = requests.Session()
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, deadline_adapter.Adapter())
+            session.trust_env = False
+            session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
+            session.verify = (
+                self._options.https_ca_certificates_file or not self._options.https_insecure
+            )
+            session.proxies = dict(self._options.http_proxy_information or {})
+        return session
+
+
+def _server_of(url: str) -> tuple[str, str, int | None]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores whose driver reads from an offset on (file, cinder): by glance_store's own interface."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import glance_store
+
+from acstor_glance.gateway import byte_range
+from acstor_glance.gateway.readers import base
+
+
+class OffsetReader(base.Reader):
+    """Reads what the driver gives from an offset on.
+
+    :param find_store: returns the driver; those that are not to be used twice are made anew
+    """
+
+    def __init__(self, name: str, find_store: Any) -> None:
+        super().__init__(name)
+        self._find_store = find_store
+
+    def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
+        """Read a part of an object; see :meth:`base.Reader.read`."""
+        try:
+            store = self._find_store(self.name)
+            size_bytes = store.get_size(location)
+            if asked.offset + asked.length > size_bytes:
+                raise self.of_status(416, "")
+            pieces, _ = store.get(location, offset=asked.offset, chunk_size=asked.length)
+            data = _joined(pieces, asked.length)
+        except glance_store.NotFound as error:
+            raise base.ObjectMissing(self.name, "it has no such object") from error
+        except (
+            glance_store.StoreGetNotSupported,
+            glance_store.StoreRandomGetNotSupported,
+        ) as error:
+            raise base.RangesUnsupported(
+                self.name, "it cannot be read from an offset on"
+            ) from error
+        except (glance_store.GlanceStoreException, OSError) as error:
+            raise base.StoreUnreachable(self.name, type(error).__name__) from error
+        if len(data) != asked.length:
+            raise base.StoreUnreachable(
+                self.name, f"it gave {len(data)} of {asked.length} bytes from {asked.offset} on"
+            )
+        return base.Part(data, size_bytes)
+
+
+def _joined(pieces: Iterable[bytes], length: int) -> bytes:
+    """Return what a driver gives; one that goes on to the end of the image is left there."""
+    taken: list[bytes] = []
+    left = length
+    for piece in pieces:
+        taken.append(piece[:left])
+        left -= len(taken[-1])
+        if not left:
+            break
+    return b"".join(taken)

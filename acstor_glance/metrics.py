@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prometheus metrics of a listener; ``doc/source/admin/glance.rst`` lists them."""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+import prometheus_client
+
+from acstor_common.image import artefacts
+from acstor_common.service import metrics_endpoint
+from acstor_glance import deletion_protection
+
+
+class ListenerMetrics:
+    """One process's counts, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus_client.CollectorRegistry()
+        self.messages = self._counter(
+            "acstor_glance_notifications", "Notifications from Glance, by event type", ["event"]
+        )
+        self.images = self._counter(
+            "acstor_glance_processed_images", "Images processed, by outcome", ["outcome"]
+        )
+        self.hashed_bytes = self._counter(
+            "acstor_glance_hashed_bytes", "Bytes of images hashed or skipped as holes"
+        )
+        self.compared_images = self._counter(
+            "acstor_glance_compared_images",
+            "Images compared with their backing image, by the result of deduplication",
+            ["result"],
+        )
+        self.shared_bytes = self._counter(
+            "acstor_glance_deduplicated_bytes",
+            "Bytes of images that now share blocks with their backing image",
+        )
+        self.deleted_artefacts = self._counter(
+            "acstor_glance_deleted_artefacts", "Artefacts deleted because no image needs them"
+        )
+        self.reconciles = self._counter(
+            "acstor_glance_reconciles", "Reconciliations of all images, by result", ["result"]
+        )
+        self.reconciled_at = self._gauge(
+            "acstor_glance_last_reconcile_timestamp_seconds",
+            "End of the last complete reconciliation",
+        )
+        self.waiting = self._gauge(
+            "acstor_glance_queued_images", "Images in the queue of the workers"
+        )
+        self.working = self._gauge("acstor_glance_active_images", "Images in preparation")
+        self.protections = self._counter(
+            "acstor_glance_protection_changes", "Protections of images set or removed", ["change"]
+        )
+        self.needed = self._gauge(
+            "acstor_glance_needed_images",
+            "Images that hosts use and have not fully cached, by protection",
+            ["protection"],
+        )
+        self.guarded_at = self._gauge(
+            "acstor_glance_last_protection_timestamp_seconds",
+            "End of the last complete pass over the needed images",
+        )
+        self.protects = self._gauge(
+            "acstor_glance_protection_enabled",
+            "Whether the listener protects needed images: 1, or 0",
+        )
+
+        self.boot_images_made = self._gauge(
+            "acstor_glance_boot_image_method_enabled",
+            "Whether this listener makes boot images by this method: 1, or 0",
+            ["method"],
+        )
+        self.boot_images = self._gauge(
+            "acstor_glance_boot_images", "Images by the state of their boot image", ["state"]
+        )
+        self.boot_images_waiting = self._gauge(
+            "acstor_glance_queued_boot_images",
+            "Images in the queue for boot images",
+        )
+
+    def show_ways(self, modes: tuple[bool, bool]) -> None:
+        """Show in which ways boot images are made here."""
+        for mode, is_on in zip(("built", "recorded"), modes, strict=True):
+            self.boot_images_made.labels(mode).set(is_on)
+
+    def show_boot_states(self, counted: Mapping[artefacts.BootState, int]) -> None:
+        """Show how far boot images are."""
+        for state in artefacts.BootState:
+            self.boot_images.labels(state.value).set(counted.get(state, 0))
+
+    def show_needed(self, standings: Iterable[deletion_protection.ProtectionStatus | None]) -> None:
+        """Show how the needed images stand."""
+        counted = collections.Counter(standings)
+        for standing in (*deletion_protection.ProtectionStatus, None):
+            label = standing.value if standing else "unknown"
+            self.needed.labels(label).set(counted[standing])
+
+    def serve(self, address: str) -> Callable[[], None]:
+        """Start the Prometheus endpoint in a thread; return what stops it.
+
+        :raises errors.Unusable: the address cannot be used
+        """
+        return metrics_endpoint.serve(address, self.registry, "[acstor_glance] metrics_listen")
+
+    def _counter(
+        self, name: str, text: str, labels: tuple[str, ...] | list[str] = ()
+    ) -> prometheus_client.Counter:
+        return prometheus_client.Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(
+        self, name: str, text: str, labels: tuple[str, ...] | list[str] = ()
+    ) -> prometheus_client.Gauge:
+        return prometheus_client.Gauge(name, text, labels, registry=self.registry)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts an image of another format to a qcow2 file, for agents to read instead of it.
+
+The image is hostile.  oslo.utils inspects all of it first and must find the format that Glance says
+and nothing unsafe, as in Glance and Nova.  qemu-img then runs in a :mod:`sandbox`, where there are
+two files, the image and what it becomes, with bounds on its memory, its time and its output.  Time
+and output grow with what was uploaded, not with what that says of itself: a few KiB that claim a
+disk of terabytes cost what a few KiB cost.
+
+What is wrong with the image itself is :class:`errors.NotRaw`, what takes more than its bounds is
+:class:`errors.LimitExceeded`, and neither is tried again.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import IO
+from typing import Any
+
+from acstor_common import errors
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import geometry
+from acstor_glance import sandbox
+from acstor_glance.prepare import format_check
+from acstor_glance.prepare import preparation_budget
+
+QEMU_IMG = "qemu-img"
+REMEDY = "Upload it converted (qemu-img convert -O qcow2)"
+DRIVERS = {"vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
+"""What QEMU calls each of Glance's disk formats."""
+
+MEMORY_BYTES = 2048 * geometry.MIB
+"""Address space of qemu-img; it takes some 100 MiB of it."""
+SPARE_BYTES = 64 * geometry.MIB
+SPARE_S = 60
+SLOWEST_BYTES_S = 4 * geometry.MIB
+"""qemu-img compresses some 30 MiB in a second of a processor."""
+_GROWTH = 2
+"""What was compressed with a longer window may be larger after it."""
+NO_ROOM, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
+_WORDS_BYTES = 2048
+_INFO_BYTES = 256 * geometry.KIB
+_THREADS = 64
+_SIGNALLED = 128
+"""What started it in its sandbox says above this by which signal it was ended, like a shell."""
+_OF_BOUNDS = {
+    status for one in (signal.SIGXCPU, signal.SIGXFSZ) for status in (-one, _SIGNALLED + one)
+}
+"""Statuses of what took too long or wrote too much; other signals are this host's."""
+_GRACE_S = 5
+"""Seconds of a processor between the signal of the bound and the kill."""
+_MODE = 0o666
+"""Of files in a folder that is closed to all others; in the sandbox another user has them."""
+_IMAGE, _MADE = "/image", "/made"
+
+
+@contextlib.contextmanager
+def convert_image(
+    image: image_record.Record, stored: IO[bytes], work: pathlib.Path, held_by: sandbox.Sandbox
+) -> Iterator[IO[bytes]]:
+    """Yield the qcow2 file that an image becomes.
+
+    :param stored: a file with a name, of the image's bytes, which were compared with Glance's hash
+    :param work: a folder that only this user can read; what is made in it goes with it
+    :raises errors.NotRaw: the image is not what Glance says, not safe, or qemu-img refuses it
+    :raises errors.LimitExceeded: qemu-img takes longer than its bytes allow, or writes more
+    :raises errors.Unusable: qemu-img or its sandbox is not there, or has not enough of something
+    """
+    name, disk_format = f"image {image['id']}", image_record.text_of(image, "disk_format")
+    with open(stored.name, "rb") as inspected:
+        why = format_check.why_not_convertible(inspected, disk_format)
+    if why:
+        raise errors.NotRaw(name, why, REMEDY)
+    sandbox.check(held_by)
+    if not sandbox.is_installed(held_by, QEMU_IMG):
+        raise errors.Unusable(QEMU_IMG, "it is not installed", "Install qemu-utils")
+    with (work / "made").open("w+b") as made:
+        os.fchmod(made.fileno(), _MODE)
+        os.fchmod(stored.fileno(), _MODE)
+        job = _Job(name, DRIVERS[disk_format], stored, made, held_by)
+        _check_info(name, job.info(), job.image)
+        job.convert()
+        made.seek(0)
+        yield made
+
+
+class _Job:
+    """One image, and what qemu-img is given of it."""
+
+    def __init__(
+        self, name: str, driver: str, stored: IO[bytes], made: IO[bytes], held_by: sandbox.Sandbox
+    ) -> None:
+        self._name, self._driver, self._held_by = name, driver, held_by
+        self._fds = [stored.fileno(), made.fileno()]
+        self._paths = [pathlib.Path(stored.name), pathlib.Path(made.name)]
+        self._stored_bytes = os.fstat(stored.fileno()).st_size
+        is_walled = held_by is sandbox.Sandbox.BUBBLEWRAP
+        own = [f"/proc/self/fd/{number}" for number in self._fds]
+        self.image, self._made = (_IMAGE, _MADE) if is_walled else own
+
+    def info(self) -> dict[str, Any]:
+        """Return what qemu-img says of the image."""
+        words = ["info", "-f", self._driver, "--output=json", self.image]
+        with tempfile.TemporaryFile() as said:
+            self._run(words, said, _INFO_BYTES, SPARE_S)
+            said.seek(0)
+            with contextlib.suppress(ValueError, RecursionError):
+                found = json.loads(said.read(_INFO_BYTES))
+                if isinstance(found, dict):
+                    return found
+        raise errors.NotRaw(self._name, f"{QEMU_IMG} says nothing that can be read of it", REMEDY)
+
+    def convert(self) -> None:
+        """Write the qcow2 file."""
+        words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.AS_CONVERTED]
+        most_bytes = _GROWTH * self._stored_bytes + SPARE_BYTES
+        longest_s = SPARE_S + self._stored_bytes // SLOWEST_BYTES_S
+        with tempfile.TemporaryFile() as said:
+            self._run([*words, self.image, self._made], said, most_bytes, longest_s)
+
+    def _run(self, words: Sequence[str], said: IO[bytes], most_bytes: int, longest_s: int) -> None:
+        """Run qemu-img.
+
+        :param said: gets what it prints
+        :param most_bytes: how long a file it may write
+        :param longest_s: seconds of a processor, and half of the time, that it may take
+        """
+        cpu_s = f"{longest_s}:{longest_s + _GRACE_S}"
+        bounds: dict[str, int | str] = {
+            "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": most_bytes, "nofile": 64,
+            "nproc": _THREADS, "core": 0}  # fmt: skip
+        files = dict(zip((_IMAGE, _MADE), self._paths, strict=True))
+        argv = [*sandbox.command(self._held_by, bounds, files=files), QEMU_IMG, *words]
+        with tempfile.TemporaryFile() as complaints:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=complaints,
+                cwd="/",
+                pass_fds=self._fds,
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                start_new_session=True,
+            )
+            try:
+                status = process.wait(2 * longest_s)
+            except subprocess.TimeoutExpired as exc:
+                raise self._too_much(longest_s) from exc
+            finally:
+                if process.poll() is None:  # with all that has not yet been tied to its life
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            complaints.seek(0)
+            told = complaints.read(_WORDS_BYTES).decode(errors="replace").strip()
+        if status in _OF_BOUNDS or TOO_LONG in told:
+            raise self._too_much(longest_s)
+        if status < 0 or status > _SIGNALLED:
+            raise errors.Unusable(self._name, f"{QEMU_IMG} was killed by something else")
+        if NO_ROOM in told:
+            raise errors.Unusable(self._name, told, "Give [acstor_glance] state_dir more")
+        if status:
+            why = f"{QEMU_IMG} does not convert it: {told.replace(self.image, 'the image')}"
+            raise errors.NotRaw(self._name, why, REMEDY)
+
+    def _too_much(self, longest_s: int) -> errors.LimitExceeded:
+        why = (
+            f"{QEMU_IMG} was ended: for its {self._stored_bytes} bytes it may take {longest_s} s "
+            f"and write {_GROWTH} times as much and {SPARE_BYTES // geometry.MIB} MiB"
+        )
+        return errors.LimitExceeded(self._name, why, f"{preparation_budget.NOT_RETRIED}. {REMEDY}")
+
+
+def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
+    """Refuse a disk that is more than its file, or too large.
+
+    :raises errors.NotRaw: it is
+    """
+    strangers = {path for path in _file_names(info) if path != own_name}
+    if strangers or any("backing" in key for key in info):
+        raise errors.NotRaw(name, format_check.BACKING_FILE, REMEDY)
+    virtual_bytes, most = info.get("virtual-size"), image_record.SERVED_VIRTUAL_BYTES
+    if not isinstance(virtual_bytes, int) or not 0 < virtual_bytes <= most:
+        why = f"its disk is too large: {virtual_bytes} bytes, and {most} are allowed"
+        raise errors.NotRaw(name, why, REMEDY)
+
+
+def _file_names(said: object) -> Iterator[str]:
+    """Yield every file that is named anywhere in what qemu-img says, however deep that is."""
+    left = [said]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            if isinstance(found := one.get("filename"), str):
+                yield found
+            one = list(one.values())
+        if isinstance(one, list):
+            left += one

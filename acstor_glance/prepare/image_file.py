@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of an image that is being hashed.
+
+It is only read, and whoever changes it meanwhile is noticed.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import pathlib
+import stat
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import IO
+
+from acstor_common import errors
+from acstor_common.formats import layout
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2_header
+from acstor_common.model import geometry
+from acstor_glance.prepare import format_check
+
+_HASHED_BYTES = 1 * geometry.MIB
+
+
+class ImageChanged(errors.Unusable):
+    """Somebody wrote to the image while it was read."""
+
+
+class ImageFile:
+    """The open file of an image, and what tells that it changed."""
+
+    extents: Sequence[layout.Extent] = ()
+    """A raw image has none: its bytes are where a guest reads them."""
+    cluster_bytes = 1
+    is_hole = False
+    """That nothing but a hole is there is looked up piece by piece."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.fd = file.fileno()
+        # A file without a name has its descriptor's number for one.
+        self.name = str(file.name) if isinstance(file.name, (str, os.PathLike)) else "image"
+        status = os.fstat(self.fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise errors.Unusable(self.name, "not a regular file")
+        self.size_bytes, self.mtime_ns = status.st_size, status.st_mtime_ns
+        self.inode, self._device = status.st_ino, status.st_dev
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill ``view`` from ``offset`` on."""
+        with system_error(self.name):
+            count = local_file.read_into(self.fd, view, offset)
+        if count < len(view):
+            raise self._changed()
+
+    @property
+    def virtual_size(self) -> int:
+        """Bytes that a guest reads, if the image is raw."""
+        return self.size_bytes
+
+    def part(self, start: int, stop: int, cut: geometry.Geometry) -> "ImageFile":
+        """Return what reads a part of a raw image: this, for all parts."""
+        return self
+
+    def fill(self, view: memoryview, start: int) -> int:
+        """Fill ``view`` from ``start`` on unless all is a hole; return how many bytes it filled."""
+        stop = start + len(view)
+        if self._data_from(start, stop) == stop:
+            return 0
+        self.read_into(view, start)
+        return len(view)
+
+    def _data_from(self, offset: int, stop: int) -> int:
+        """Return where the next byte that is not in a hole lies, ``stop`` at most."""
+        try:
+            return min(os.lseek(self.fd, offset, os.SEEK_DATA), stop)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # only a hole from here to the end
+                return stop
+            raise errors.Unusable(self.name, str(exc.strerror)) from exc
+
+    def check_unchanged(self) -> None:
+        """Raise if somebody wrote to the image since it was opened."""
+        status = os.fstat(self.fd)
+        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
+            raise self._changed()
+
+    def check_format(self, disk_format: layout.DiskFormat) -> None:
+        """Raise if the image is of another format, or one that is not safe to read."""
+        head = bytearray(min(format_check.INSPECTED_BYTES, self.size_bytes))
+        self.read_into(memoryview(head), 0)
+        if disk_format is layout.DiskFormat.QCOW2:
+            why, remedy = format_check.why_not_qcow2(bytes(head)), qcow2_header.REMEDY
+        else:
+            why = format_check.why_not_raw(bytes(head))
+            remedy = "Convert it first (qemu-img convert -O raw)"
+        if why:
+            raise errors.NotRaw(self.name, why, remedy)
+
+    def check_apart_from(self, *paths: pathlib.Path) -> None:
+        """Raise if writing to one of ``paths`` would destroy the image."""
+        for path in paths:
+            with system_error(path):
+                if not path.exists():
+                    continue
+                status = path.stat()
+            if (status.st_ino, status.st_dev) == (self.inode, self._device):
+                raise errors.Unusable(str(path), "is the image itself; give the map another name")
+            if not stat.S_ISREG(status.st_mode):
+                raise errors.Unusable(str(path), "exists and is not a regular file")
+
+    def _changed(self) -> ImageChanged:
+        return ImageChanged(
+            self.name, "changed while it was read", "Run again when nobody writes to it"
+        )
+
+
+class FileHash:
+    """The hash of a whole file, computed part by part while others read in it.
+
+    :param hasher: None: it is not wanted
+    """
+
+    def __init__(self, source: ImageFile, hasher: "hashlib._Hash | None") -> None:
+        self._source, self._hasher = source, hasher
+        self._done = 0
+        self._buffer = memoryview(bytearray(_HASHED_BYTES if hasher else 0))
+
+    def advance(self, stop: int) -> None:
+        """Hash what comes before ``stop`` and is not hashed yet."""
+        while self._hasher and self._done < stop:
+            view = self._buffer[: stop - self._done]
+            self._source.read_into(view, self._done)
+            self._hasher.update(view)
+            self._done += len(view)
+
+
+@contextlib.contextmanager
+def open_image(image: str | os.PathLike[str] | IO[bytes]) -> Iterator[ImageFile]:
+    """Yield an image by its path, or an open file of it, whose position stays as it is.
+
+    :raises errors.Unusable: it cannot be opened, or is not a regular file
+    """
+    if not isinstance(image, (str, os.PathLike)):
+        position = os.lseek(image.fileno(), 0, os.SEEK_CUR)
+        try:
+            yield ImageFile(image)
+        finally:
+            os.lseek(image.fileno(), position, os.SEEK_SET)
+        return
+    with system_error(image):
+        file = open(image, "rb", buffering=0)
+    with file:
+        yield ImageFile(file)
+
+
+@contextlib.contextmanager
+def system_error(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Make an error of the family from an error of the system about ``path``."""
+    try:
+        yield
+    except OSError as exc:
+        raise errors.Unusable(os.fspath(path), exc.strerror or str(exc)) from exc

@@ -1,0 +1,461 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does with one image what its plan says: hash, publish, refuse, write down a failure.
+
+Whatever happens to an image is written on the image, so that every listener
+knows and an operator can read it; only when Glance itself is away does nothing
+change.
+"""
+
+import dataclasses
+import datetime
+import enum
+import logging
+import os
+import pathlib
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import IO
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_glance import conf as glance_conf
+from acstor_glance import mapped_file
+from acstor_glance import metrics
+from acstor_glance import sandbox
+from acstor_glance.client import artefact_quota
+from acstor_glance.client import glance_client
+from acstor_glance.client import scope_lookup
+from acstor_glance.client import stored_bytes
+from acstor_glance.client import work_leases
+from acstor_glance.prepare import conversion
+from acstor_glance.prepare import format_check
+from acstor_glance.prepare import map_spool
+from acstor_glance.prepare import plan
+from acstor_glance.prepare import prehash
+from acstor_glance.prepare import preparation_budget
+from acstor_glance.prepare import stream_prehash
+
+LOG = logging.getLogger(__name__)
+
+CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
+
+
+@dataclasses.dataclass(frozen=True)
+class NextStep:
+    """What is done with each image that has its chunk map, such as building its boot image.
+
+    :param kind: the artefact that it publishes (:meth:`images.Images.publish`); an image that has
+        one that belongs to it is not given to it again
+    :param run: gets the image's record as it is then, and runs while the image is claimed.  If it
+        raises one of the family's errors the image has failed, and is tried again later
+    """
+
+    kind: artefacts.Kind
+    run: Callable[[image_record.Record], None]
+
+
+Progress = Callable[[int], None]
+Begin = Callable[[str], bool]
+"""Is told the project of an image that is to be prepared; returns whether that may begin now."""
+
+
+class PreparationOutcome(enum.StrEnum):
+    """What came of looking at an image; a label of a metric."""
+
+    NOTHING = "nothing"
+    PREPARED = "prepared"
+    REFUSED = "refused"
+    FAILED = "failed"
+    WAITING = "waiting"
+    CLAIMED = "claimed"  # another process works on it
+    QUEUED = "queued"  # until it is the turn of its project
+    GONE = "gone"
+
+
+class ImagePreparer:
+    """Prepares images, one at a time in each thread that calls it.
+
+    :param after_chunk_map: done in this order with each image whose chunk map is published
+    """
+
+    def __init__(
+        self,
+        images: glance_client.GlanceClient,
+        conf: cfg.ConfigOpts,
+        counters: metrics.ListenerMetrics | None = None,
+        after_chunk_map: Sequence[NextStep] = (),
+    ) -> None:
+        self._images, self._conf = images, conf.acstor_glance
+        self._counters = counters or metrics.ListenerMetrics()
+        self._after_chunk_map = tuple(after_chunk_map)
+        kinds = [CHUNK_MAP, *(step.kind for step in after_chunk_map)]
+        convertible = tuple(self._conf.convert_formats)
+        versions = glance_client.FORMAT_VERSIONS
+        self.wanted = plan.DesiredArtefacts({kind: versions[kind] for kind in kinds}, convertible)
+        state_dir = glance_conf.state_dir(conf)
+        self.scopes = scope_lookup.ScopeLookup(images, conf)
+        self._quota = artefact_quota.ArtefactQuota(images, conf)
+        self.spool = map_spool.MapSpool(state_dir)
+        self.claims = work_leases.WorkLeases(
+            self._conf.coordination_url, state_dir, CHUNK_MAP.value
+        )
+
+    def handle(
+        self,
+        image_id: ids.ImageId,
+        *,
+        is_forced: bool = False,
+        progress: Progress | None = None,
+        begin: Begin = lambda project: True,
+    ) -> PreparationOutcome:
+        """Do what the image needs now, unless somebody else is at it.
+
+        :param is_forced: make a new chunk map even if there is one or a failed attempt
+        :param progress: told how many bytes of the image are done
+        :param begin: asked before it is prepared
+        :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
+        """
+        with self.claims.held(image_id) as is_ours:
+            if is_ours:
+                return self.handle_claimed(
+                    image_id, is_forced=is_forced, progress=progress, begin=begin
+                )
+        return self._counted(PreparationOutcome.CLAIMED)
+
+    def handle_claimed(
+        self,
+        image_id: ids.ImageId,
+        *,
+        is_forced: bool = False,
+        progress: Progress | None = None,
+        begin: Begin = lambda project: True,
+    ) -> PreparationOutcome:
+        """Do what the image needs now; the caller has claimed it.
+
+        :raises errors.ImageServiceUnreachable: Glance is away
+        """
+        image = self._images.read_or_none(image_id)
+        if image is None:
+            return self._counted(self._clean_up(image_id))
+        todo = self._plan(image)
+        can_be_forced = is_forced and self._can_be_forced(image)
+        if todo.step is plan.Step.REFUSE:
+            outcome = self._refuse(image, todo.why)
+        elif todo.step is plan.Step.PREPARE or can_be_forced:
+            if not begin(image_record.text_of(image, "owner")):
+                return PreparationOutcome.QUEUED
+            outcome = self._attempt(image, is_forced, progress or _no_progress)
+        else:
+            is_waiting = todo.step is plan.Step.WAIT
+            outcome = PreparationOutcome.WAITING if is_waiting else PreparationOutcome.NOTHING
+        return self._counted(outcome)
+
+    def look(self, image_id: ids.ImageId) -> bool:
+        """Say whether there is an image; what was made of one that is gone is deleted.
+
+        :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
+        """
+        if self._images.read_or_none(image_id) is not None:
+            return True
+        self.handle(image_id)
+        return False
+
+    def _counted(self, outcome: PreparationOutcome) -> PreparationOutcome:
+        self._counters.images.labels(outcome.value).inc()
+        return outcome
+
+    def _plan(self, image: image_record.Record) -> plan.Plan:
+        pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted.of(image)]
+        found = [self._images.read_or_none(pointer) for pointer in pointers if pointer]
+        by_id = {record["id"]: record for record in found if record}
+        return plan.plan_image(image, by_id, self._images.project_id, self.wanted, _now())
+
+    def _can_be_forced(self, image: image_record.Record) -> bool:
+        """Say whether an image that needs nothing may be prepared again all the same."""
+        why_not = image_record.why_not_served(image, self.wanted.convertible)
+        return not why_not and artefacts.KIND not in image
+
+    def _attempt(
+        self, image: image_record.Record, is_forced: bool, progress: Progress
+    ) -> PreparationOutcome:
+        """Prepare the image, and write down what came of it."""
+        image_id = image_record.image_id_of(image)
+        try:
+            self._prepare(image, is_forced, progress)
+        except errors.NotRaw as exc:
+            return self._refuse(image, f"{exc.why}. {exc.remedy}", str(plan.Retry(1, None)))
+        except errors.LimitExceeded as exc:
+            return self._fail(image, f"{exc.why}. {exc.remedy}", plan.Retry(1, None))
+        except (errors.ImageServiceError, errors.Unusable, errors.FormatError) as exc:
+            now = self._images.read_or_none(image_id)  # raises if it is Glance that is away
+            if now is None:
+                return self._clean_up(image_id)
+            return self._fail(now, str(exc))
+        return PreparationOutcome.PREPARED
+
+    def _prepare(self, image: image_record.Record, is_forced: bool, progress: Progress) -> None:
+        """See to it that the image has its chunk map, and do what comes after it."""
+        image_id = image_record.image_id_of(image)
+        LOG.info("image %s: preparing (%d bytes)", image_id, image_record.size_bytes_of(image))
+        started = _now()
+        needed = [CHUNK_MAP, CONVERTED] if image_record.is_convertible(image) else [CHUNK_MAP]
+        if is_forced or any(self._images.artefact_of(image, kind) is None for kind in needed):
+            self._make_chunk_map(image, is_forced, progress)
+        image = self._images.read(image_id)
+        for step in self._after_chunk_map:
+            if self._images.artefact_of(image, step.kind) is None:
+                step.run(image)
+                image = self._images.read(image_id)
+        foreign = {
+            kind.pointer: ""
+            for kind in artefacts.Kind
+            if kind.pointer in image and self._images.artefact_of(image, kind) is None
+        }
+        ready = artefacts.state_properties(image_id, artefacts.State.READY)
+        asked = self._boot_image_asked(image)
+        copied = dict.fromkeys(artefacts.LINEAGE_PROPERTIES, "")  # by Nova, or of an earlier map
+        self._images.set_properties(image_id, {**foreign, **ready, **asked, **copied})
+        self.spool.remove(image_id)
+        seconds = (_now() - started).total_seconds()
+        LOG.info("image %s: prepared in %.1f s", image_id, seconds)
+
+    def _boot_image_asked(self, image: image_record.Record) -> dict[str, str]:
+        """Return what asks a listener for the image's boot image, in Glance's import as well."""
+        if self._conf.boot_images == "none":
+            return artefacts.boot_properties(None)
+        present = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
+        has_its_own = present is not None and not artefacts.is_stopgap(present)
+        state = artefacts.BootState.READY if has_its_own else artefacts.BootState.WAITING
+        return artefacts.boot_properties(state)
+
+    def _make_chunk_map(
+        self, image: image_record.Record, is_forced: bool, progress: Progress
+    ) -> None:
+        """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
+        self._quota.reserve(image, 0)
+        counted = self._counting(image, progress)
+        budget = self._budget(image)
+        with self.scopes.naming(image) as naming:
+            if image_record.is_convertible(image):
+                self._make_by_converting(image, counted, naming, budget)
+                return
+            with self.spool.bound(image, naming.scope_keys) as waiting:
+                if waiting is not None and not is_forced:
+                    self._publish(image, waiting)
+                    return
+            path = self._images.local_path(image, self._conf.file_store_dirs)
+            if path is not None:
+                self._hash_file(image, path, naming, counted, budget)
+                return
+            with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
+                chunk_bytes = prehash.SERVICE_CHUNK_BYTES
+                stream_prehash.write_map(
+                    *(image, pieces, chunk_bytes, file, counted, naming, self.spool.folder),
+                    budget=budget,
+                )
+                self._publish(image, file)
+
+    def _budget(self, image: image_record.Record) -> preparation_budget.PreparationBudget:
+        """Return what the preparation of an image may cost from now on."""
+        size_bytes, ratio = image_record.size_bytes_of(image), self._conf.max_expansion_ratio
+        return preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes, ratio)
+
+    def _make_by_converting(
+        self,
+        image: image_record.Record,
+        progress: Progress,
+        naming: deduplication.Naming,
+        budget: preparation_budget.PreparationBudget,
+    ) -> None:
+        """Publish the chunk map of what an image of another format is converted to.
+
+        What it was converted to before stays, if it is whole: guests read it.
+        """
+        with stream_prehash.work_folder(self.spool.folder) as work:
+            if self._is_made_of_conversion(image, work, progress, naming, budget):
+                return
+            with (work / "image").open("w+b") as copied:
+                with self._images.opened(image["id"]) as pieces:
+                    os_hash = image_record.os_hash_of(image)
+                    stream_prehash.copy_stream(image, budget.in_time(pieces), copied, os_hash)
+                progress(image_record.size_bytes_of(image))
+                held_by = sandbox.Sandbox(self._conf.builder_sandbox)
+                with conversion.convert_image(image, copied, work, held_by) as made:
+                    self._publish_converted(image, made, work, naming, budget)
+
+    def _is_made_of_conversion(
+        self,
+        image: image_record.Record,
+        work: pathlib.Path,
+        progress: Progress,
+        naming: deduplication.Naming,
+        budget: preparation_budget.PreparationBudget,
+    ) -> bool:
+        """Publish a chunk map of what the image was converted to before; say whether that is so."""
+        if self._images.artefact_of(image, CONVERTED) is None:
+            return False
+        try:
+            read = stored_bytes.find_stored_bytes(self._images, image)
+            with self.spool.scratch() as file:
+                with self._images.opened(read.glance_id) as pieces:
+                    stream_prehash.write_map(
+                        *(read.record, pieces, prehash.SERVICE_CHUNK_BYTES, file, progress),
+                        *(naming, work, read.other_hash, budget),
+                    )
+                self._publish(image, file, read.record)
+        except (errors.LimitExceeded, errors.QuotaExceeded):
+            raise
+        except (errors.Unusable, errors.FormatError, errors.ImageGone) as exc:
+            LOG.warning("image %s: its converted image is incomplete: %s", image["id"], exc)
+            return False
+        return True
+
+    def _publish_converted(
+        self,
+        image: image_record.Record,
+        made: IO[bytes],
+        work: pathlib.Path,
+        naming: deduplication.Naming,
+        budget: preparation_budget.PreparationBudget,
+    ) -> None:
+        """Store what an image was converted to, and point to it and to its chunk map at once."""
+        as_read = artefacts.as_read(image, {"size": os.fstat(made.fileno()).st_size})
+        with self.spool.scratch() as file:
+            stream_prehash.write_map_of_file(
+                *(as_read, made, work, file, prehash.SERVICE_CHUNK_BYTES),
+                naming=naming,
+                is_hashed=True,
+                budget=budget,
+            )
+            version = glance_client.FORMAT_VERSIONS[CONVERTED]
+            record = artefacts.new_artefact(image, CONVERTED, self._images.project_id, version)
+            artefact_id = self._images.store(record, made)
+            try:
+                self._publish(image, file, as_read, {CONVERTED.pointer: artefact_id})
+            except errors.AcstorError:
+                self._images.delete(artefact_id)
+                raise
+        self._images.delete_others(CONVERTED, image["id"], artefact_id)
+
+    def _hash_file(
+        self,
+        image: image_record.Record,
+        path: pathlib.Path,
+        naming: deduplication.Naming,
+        progress: Progress,
+        budget: preparation_budget.PreparationBudget,
+    ) -> None:
+        image_id = image_record.image_id_of(image)
+        map_path = self.spool.work_path(image_id)
+        prehash.prehash(
+            path,
+            map_path,
+            image_id,
+            disk_format=format_check.format_named(image_record.text_of(image, "disk_format")),
+            chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
+            os_hash=image_record.os_hash_of(image),
+            workers=prehash.SERVICE_THREADS,
+            max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
+            progress=progress,
+            naming=naming,
+            budget=budget,
+        )
+        with map_path.open("rb") as file:
+            self._publish(image, file)
+
+    def _publish(
+        self,
+        image: image_record.Record,
+        file: IO[bytes],
+        as_read: image_record.Record | None = None,
+        said: Mapping[str, str] | None = None,
+    ) -> None:
+        """Publish a map after a last look at it: it is of this image, of all of it.
+
+        :param as_read: the image's record as agents read it, if that is not as it is
+        :param said: properties of the image that change with its pointer
+        """
+        file.flush()
+        count = os.fstat(file.fileno()).st_size
+        self._budget(image).check_artefact(CHUNK_MAP, count)
+        self._quota.reserve(image, count)
+        with mapped_file.map_file(file) as view:
+            is_keyed = bool(artefacts.parse_chunk_map(as_read or image, view).scope_keys)
+        file.seek(0)
+        named_in = deduplication.DedupScope.PROJECT if is_keyed else deduplication.DedupScope.CLOUD
+        before = self._images.artefact_of(image, CHUNK_MAP)
+        also = {artefacts.SCOPE: named_in}
+        self._images.publish(CHUNK_MAP, image, file, also=also, said=said)
+        if before is not None and before.get(artefacts.SCOPE) != named_in:
+            self._drop_boot_image(image)
+
+    def _drop_boot_image(self, image: image_record.Record) -> None:
+        """Let a boot image go whose frames are named in another scope; the listener makes one."""
+        boot_image = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
+        if boot_image is not None:
+            self._images.set_properties(image["id"], {artefacts.Kind.BOOT_IMAGE.pointer: ""})
+            self._images.delete(boot_image["id"])
+
+    def _counting(self, image: image_record.Record, progress: Progress) -> Progress:
+        """Return what counts bytes, logs every tenth of them and passes them on."""
+        size_bytes = max(1, image_record.size_bytes_of(image))
+        seen_bytes = 0
+
+        def count(done_bytes: int) -> None:
+            nonlocal seen_bytes
+            self._counters.hashed_bytes.inc(max(0, done_bytes - seen_bytes))
+            tenths = done_bytes * 10 // size_bytes
+            if tenths != seen_bytes * 10 // size_bytes:
+                LOG.info("image %s: %d %% hashed", image["id"], 10 * tenths)
+            seen_bytes = done_bytes
+            progress(done_bytes)
+
+        return count
+
+    def _refuse(self, image: image_record.Record, why: str, retry: str = "") -> PreparationOutcome:
+        """Say on the image why it is not served; it points to nothing from now on."""
+        image_id = image_record.image_id_of(image)
+        LOG.info("image %s is not served: %s", image_id, why)
+        pointers = {kind.pointer: "" for kind in artefacts.Kind}
+        said = artefacts.state_properties(image_id, artefacts.State.REFUSED, why, retry)
+        self._images.set_properties(image_id, {**pointers, **said})
+        self.spool.remove(image_id)
+        return PreparationOutcome.REFUSED
+
+    def _fail(
+        self, image: image_record.Record, why: str, retry: plan.Retry | None = None
+    ) -> PreparationOutcome:
+        """Say on the image why it could not be prepared, and when that is tried again.
+
+        :param retry: None: later, after each failure
+        """
+        retry = retry or plan.Retry.after(plan.retry_of(image), _now())
+        LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
+                    image["id"], retry, why)  # fmt: skip
+        image_id = image_record.image_id_of(image)
+        said = artefacts.state_properties(image_id, artefacts.State.FAILED, why, str(retry))
+        self._images.set_properties(image_id, said)
+        return PreparationOutcome.FAILED
+
+    def _clean_up(self, image_id: ids.ImageId) -> PreparationOutcome:
+        """Delete what was made of an image that does not exist any more."""
+        for artefact in list(self._images.every_artefact(image_id)):
+            LOG.info("artefact %s: deleted with its image %s", artefact["id"], image_id)
+            self._images.delete(artefact["id"])
+            self._counters.deleted_artefacts.inc()
+        self.spool.remove(image_id)
+        return PreparationOutcome.GONE
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+def _no_progress(done_bytes: int) -> None:
+    """Take no notice of the progress."""

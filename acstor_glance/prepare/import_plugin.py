@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``acstor_prehash``: a plugin of Glance's image import that makes the chunk map on the way.
+
+It runs in Glance's own process, after the bytes are staged and before they go to a
+store.  It never raises, for an image whose import plugin failed stays in
+``importing`` for ever; whatever goes wrong is logged, and the listener does the
+work later.
+
+An import waits while the staged file is read once, and for nothing else.  Glance
+knows the image's hash only when the import has ended, so the map waits in the spool
+and a thread publishes it then.
+"""
+
+import contextlib
+import logging
+import pathlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from oslo_config import cfg
+from taskflow import task
+from taskflow.patterns import linear_flow
+
+from acstor_common import errors
+from acstor_common.formats import layout
+from acstor_common.image import artefacts
+from acstor_common.image import deduplication
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_glance import conf as glance_conf
+from acstor_glance.client import glance_client
+from acstor_glance.client import scope_lookup
+from acstor_glance.prepare import format_check
+from acstor_glance.prepare import image_file
+from acstor_glance.prepare import image_preparer
+from acstor_glance.prepare import map_spool
+from acstor_glance.prepare import plan
+from acstor_glance.prepare import prehash
+from acstor_glance.prepare import preparation_budget
+
+LOG = logging.getLogger(__name__)
+
+NAME = "acstor_prehash"
+LOOK_EVERY_S = 1.0
+LOOK_AT_MOST_EVERY_S = 30.0
+PUBLISH_DEADLINE_S = 3600.0
+"""How long an image may take to become active until its map is left to the listener, which finds it
+in its next reconcile: longer than an import copies an image, and a bound of the thread."""
+
+
+def get_flow(**context: Any) -> linear_flow.Flow:
+    """Return the flow that Glance puts into each import."""
+    task_id, task_type = context.get("task_id"), context.get("task_type")
+    return linear_flow.Flow(task_type).add(
+        HashStaged(
+            f"{task_type}-{NAME}-{task_id}",
+            ids.parse_image_id(str(context["image_id"])),
+            context.get("action_wrapper"),
+            cfg.CONF,
+        )
+    )
+
+
+class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
+    """Makes the chunk map of the staged file."""
+
+    def __init__(
+        self, name: str, image_id: ids.ImageId, wrapper: Any, conf: cfg.ConfigOpts
+    ) -> None:
+        super().__init__(name=name)
+        self._image_id, self._wrapper, self._conf = image_id, wrapper, conf
+
+    def execute(self, file_path: str, **_others: Any) -> None:
+        """Do it; whatever happens, the import goes on."""
+        try:
+            self._execute(pathlib.Path(file_path.removeprefix("file://")))
+        except Exception:  # Glance's import must not end here, whatever the bug
+            LOG.exception("image %s: left to the listener", self._image_id)
+
+    def revert(self, **_others: Any) -> None:
+        """Forget the map: the import failed, and the next one may bring other bytes."""
+        try:
+            glance_conf.register_opts(self._conf)
+            map_spool.MapSpool(glance_conf.state_dir(self._conf)).remove(self._image_id)
+        except Exception:
+            LOG.exception("image %s: keeping its pending chunk map", self._image_id)
+
+    def _execute(self, staged: pathlib.Path) -> None:
+        glance_conf.register_opts(self._conf)
+        spool = map_spool.MapSpool(glance_conf.state_dir(self._conf))
+        spool.remove(self._image_id)
+        with self._wrapper as action:
+            disk_format = action.image_disk_format
+            said = {"disk_format": disk_format, "container_format": action.image_container_format}
+            if disk_format in self._conf.acstor_glance.convert_formats:
+                return  # the listener converts it, when the import is over
+            why = image_record.why_format_not_served(said)
+        state, message, retry = artefacts.State.REFUSED, why, ""
+        if not why:
+            found = format_check.format_named(disk_format)
+            state, message, retry = self._hash(staged, found, spool)
+        self._say(state, message, retry)
+        if state is artefacts.State.HASHED:
+            Publishing(self._image_id, self._conf).start()
+
+    def _say(self, state: artefacts.State, message: str, retry: str) -> None:
+        """Write on the image what was done; without that the map is as good."""
+        said = artefacts.state_properties(self._image_id, state, message, retry)
+        try:
+            with self._wrapper as action:
+                action.set_image_extra_properties({k: v for k, v in said.items() if v})
+        except Exception as exc:  # a plugin has the rights of the tenant who imports
+            LOG.info("image %s: %s, but nothing says so on it: %s", self._image_id, state, exc)
+
+    def _hash(
+        self, staged: pathlib.Path, disk_format: layout.DiskFormat, spool: map_spool.MapSpool
+    ) -> tuple[artefacts.State, str, str]:
+        """Make the map in the spool; return what is to be said on the image, and of a next attempt.
+
+        It runs in a thread of Glance's tasks, so it may cost as much as in a listener.
+        """
+        ratio = self._conf.acstor_glance.max_expansion_ratio
+        try:
+            with image_file.system_error(staged):
+                size_bytes = staged.stat().st_size
+            budget = preparation_budget.PreparationBudget(
+                f"image {self._image_id}", size_bytes, ratio
+            )
+            with self._naming() as naming:
+                summary = prehash.prehash(
+                    staged,
+                    spool.path(self._image_id),
+                    self._image_id,
+                    disk_format=disk_format,
+                    chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
+                    workers=prehash.SERVICE_THREADS,
+                    max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
+                    naming=naming,
+                    budget=budget,
+                )
+        except errors.NotRaw as exc:
+            return artefacts.State.REFUSED, f"{exc.why}. {exc.remedy}", ""
+        except errors.LimitExceeded as exc:
+            LOG.warning("image %s: not prepared: %s", self._image_id, exc)
+            spool.remove(self._image_id)
+            why = f"{exc.why}. {exc.remedy}"
+            return artefacts.State.FAILED, why, str(plan.Retry(1, None))
+        except errors.AcstorError as exc:
+            LOG.warning("image %s: left to the listener: %s", self._image_id, exc)
+            spool.remove(self._image_id)
+            return artefacts.State.FAILED, str(exc), ""
+        LOG.info("image %s: %d chunks hashed in %.1f s",
+                 self._image_id, summary.chunks, summary.seconds_s)  # fmt: skip
+        return artefacts.State.HASHED, "", ""
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[deduplication.Naming]:
+        """Yield how chunks are named; whether the image is open to all only Glance's API says.
+
+        What changes until the import has ended is seen when the map is to be published.
+        """
+        if self._conf.acstor_glance.dedup_scope == deduplication.DedupScope.CLOUD:
+            yield deduplication.PLAIN
+            return
+        images = glance_client.connect(self._conf)
+        image = images.read(self._image_id)
+        with scope_lookup.ScopeLookup(images, self._conf).naming(image) as naming:
+            yield naming
+
+
+class Publishing(threading.Thread):
+    """Waits for an image to become active and publishes its waiting map.
+
+    The image is claimed meanwhile, so that no listener reads it all once more.
+    """
+
+    def __init__(self, image_id: ids.ImageId, conf: cfg.ConfigOpts) -> None:
+        super().__init__(name=f"acstor-publish-{image_id}", daemon=True)
+        self._image_id, self._conf = image_id, conf
+
+    def run(self) -> None:
+        """Do it, or leave the image to the listener."""
+        try:
+            images = glance_client.connect(self._conf)
+            preparer = image_preparer.ImagePreparer(images, self._conf)
+            with preparer.claims.held(self._image_id) as is_ours:
+                if is_ours and self._is_imported_in_time(images):
+                    preparer.handle_claimed(self._image_id)
+        except errors.AcstorError as exc:
+            LOG.warning("image %s: left to the listener: %s", self._image_id, exc)
+        except Exception:
+            LOG.exception("image %s: left to the listener", self._image_id)
+
+    def _is_imported_in_time(self, images: glance_client.GlanceClient) -> bool:
+        """Wait for the import to end; say whether the image is active then.
+
+        To be active is not enough: until its end the import writes properties back as it read them.
+        """
+        deadline_s = time.monotonic() + PUBLISH_DEADLINE_S
+        wait_s = LOOK_EVERY_S
+        while time.monotonic() < deadline_s:
+            image = images.read_or_none(self._image_id)
+            if image is None:
+                return False
+            is_active = image_record.text_of(image, "status") == image_record.ACTIVE
+            if is_active and image_record.IMPORT_TASK not in image:
+                return True
+            time.sleep(wait_s)
+            wait_s = min(1.5 * wait_s, LOOK_AT_MOST_EVERY_S)
+        LOG.info("image %s: is not active yet; left to the listener", self._image_id)
+        return False

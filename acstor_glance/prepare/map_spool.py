@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chunk maps that wait: made of a staged file, before Glance knows the image's hash.
+
+A waiting map names no hash, so nobody can take it for a finished one;
+:meth:`MapSpool.bound` makes the finished map when Glance has hashed the image.
+
+The spool is a folder that only its user can read and write, shared by the import
+plugin and the listener of one host.
+"""
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import IO
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.formats import chunk_map_writer
+from acstor_common.image import image_record
+from acstor_common.model import ids
+from acstor_glance import mapped_file
+
+
+class MapSpool:
+    """The folder of waiting maps and of maps that are being made.
+
+    :raises errors.Unusable: it cannot be made
+    """
+
+    def __init__(self, state_dir: pathlib.Path) -> None:
+        self.folder = state_dir / "maps"
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise errors.Unusable(
+                f"[acstor_glance] state_dir {state_dir}", exc.strerror or str(exc)
+            ) from exc
+
+    def path(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where the waiting map of an image is, or will be."""
+        return self.folder / f"{image_id}.acmap"
+
+    def work_path(self, image_id: ids.ImageId) -> pathlib.Path:
+        """Return where a map of an active image is made, so that a stopped run can go on."""
+        return self.folder / f"{image_id}.work.acmap"
+
+    def remove(self, image_id: ids.ImageId) -> None:
+        """Forget what waits for an image, and what a stopped run has left."""
+        for path in (self.path(image_id), self.work_path(image_id)):
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + ".part").unlink(missing_ok=True)
+
+    def remove_older(self, age_s: float) -> int:
+        """Delete what nobody wrote to for so long; return how many files that were."""
+        removed = 0
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # somebody finished it meanwhile
+                if time.time() - path.stat().st_mtime > age_s:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    removed += 1
+        return removed
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[IO[bytes]]:
+        """Yield a file without a name for a map that is being made."""
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                yield file
+        except OSError as exc:
+            raise errors.Unusable(str(self.folder), exc.strerror or str(exc)) from exc
+
+    @contextlib.contextmanager
+    def bound(
+        self, image: image_record.Record, scope_keys: chunk_map.ScopeKeys
+    ) -> Iterator[IO[bytes] | None]:
+        """Yield the finished map of an active image, if its map waits here; else None.
+
+        :param scope_keys: of how its chunks are to be named; one that names them otherwise was
+            made before the image was given to another project, shown to all, or hidden from them
+        """
+        image_id = image_record.image_id_of(image)
+        with self.scratch() as file:
+            try:
+                with self._waiting(image_id) as buffer:
+                    found = chunk_map.ChunkMap.parse(
+                        buffer,
+                        str(self.path(image_id)),
+                        expected_image_id=image_id,
+                        expected_stored_bytes=image_record.size_bytes_of(image),
+                    )
+                    is_usable = found.scope_keys == scope_keys
+                    if is_usable:
+                        os_hash = image_record.os_hash_of(image)
+                        file.writelines(chunk_map_writer.with_os_hash(found, buffer, os_hash))
+            except (FileNotFoundError, errors.ChunkMapFormatError):
+                is_usable = False
+            if not is_usable:
+                yield None  # none was made, or of other bytes than were imported in the end
+                return
+            file.seek(0)
+            yield file
+
+    @contextlib.contextmanager
+    def _waiting(self, image_id: ids.ImageId) -> Iterator[memoryview]:
+        """Yield the waiting map of an image; it stays on disk, however large it is."""
+        with self.path(image_id).open("rb") as waiting:
+            with mapped_file.map_file(waiting) as view:
+                yield view

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image needs next, from its record alone: no I/O, no clock.
+
+The one rule: a plan is idempotent.  Applied again to what it led to, it asks for
+nothing, so messages may come twice, late or in any order, and reconciles at any
+time.
+"""
+
+import dataclasses
+import datetime
+import enum
+from collections.abc import Collection
+from collections.abc import Mapping
+
+from acstor_common.formats import boot_image
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.image import lineage
+
+NEVER = "never"
+RETRY_FIRST_S = 60
+"""How long an image is left alone after the first failure; each further one doubles it."""
+RETRY_LAST_S = 86400
+"""The longest time between two attempts: a store that is mended is noticed within a day."""
+ORPHAN_GRACE_S = 3600
+"""Age at which an artefact that its image does not point to is deleted. Its upload takes less: the
+chunk map of an image of 1 TiB has 0.5 GiB, which pass in an hour at 150 KB/s."""
+OWN_OF_ARTEFACT = ("id", "created_at", artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
+"""What is looked at in an artefact's record, and is its own."""
+SHARED_OF_ARTEFACTS = (
+    "owner",
+    "status",
+    artefacts.KIND,
+    artefacts.OS_HASH_ALGO,
+    artefacts.FORMAT,
+    artefacts.ORIGIN,
+)
+"""The same, and many artefacts have it in common."""
+_AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+
+class Step(enum.Enum):
+    """What is to be done with an image."""
+
+    NOTHING = enum.auto()
+    PREPARE = enum.auto()  # make the chunk map, publish it, then what comes after it
+    REFUSE = enum.auto()  # say why it is not served
+    WAIT = enum.auto()  # an attempt failed, and the next one is not due yet
+
+
+@dataclasses.dataclass(frozen=True)
+class Retry:
+    """How often an image's preparation failed, and when it may begin again.
+
+    :param at: None: never, for its bytes do not change
+    """
+
+    attempts: int
+    at: datetime.datetime | None
+
+    def __str__(self) -> str:
+        when = self.at.isoformat(timespec="seconds") if self.at else NEVER
+        return f"{self.attempts} {when}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Retry | None":
+        """Return what a property says; None if it is no such thing."""
+        attempts, _, when = text.partition(" ")
+        if not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 6):
+            return None
+        try:
+            at = None if when == NEVER else datetime.datetime.fromisoformat(when)
+        except ValueError:
+            return None
+        if at is not None and at.tzinfo is None:
+            return None
+        return cls(int(attempts), at)
+
+    @classmethod
+    def after(cls, before: "Retry | None", now: datetime.datetime) -> "Retry":
+        """Return what to write down after one more failure: each doubles the time."""
+        attempts = (before.attempts if before else 0) + 1
+        wait_s = min(RETRY_FIRST_S * 2 ** min(attempts - 1, 30), RETRY_LAST_S)
+        return cls(attempts, now + datetime.timedelta(seconds=wait_s))
+
+
+@dataclasses.dataclass(frozen=True)
+class DesiredArtefacts:
+    """What each image should have.
+
+    :param kinds: artefacts of every image, and their formats' versions
+    :param convertible: disk formats that are converted, which makes another artefact
+    """
+
+    kinds: Mapping[artefacts.Kind, int]
+    convertible: Collection[str] = ()
+
+    def of(self, image: image_record.Record) -> Mapping[artefacts.Kind, int]:
+        """Return the artefacts that an image should have, and their formats' versions."""
+        if not image_record.is_convertible(image):
+            return self.kinds
+        return {**self.kinds, artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to do with an image, and why.
+
+    :param at: when an image that waits may be tried again; None: never
+    """
+
+    step: Step
+    why: str = ""
+    at: datetime.datetime | None = None
+
+
+def plan_image(
+    image: image_record.Record,
+    found: Mapping[str, image_record.Record],
+    project_id: str,
+    wanted: DesiredArtefacts,
+    now: datetime.datetime,
+) -> Plan:
+    """Say what ``image`` needs.
+
+    :param found: artefacts by their ids; at least those of the image
+    """
+    if artefacts.is_left_alone(image, project_id):
+        return Plan(Step.NOTHING, "it is an artefact itself")
+    if image_record.text_of(image, "status") != image_record.ACTIVE:
+        return Plan(Step.NOTHING, image_record.why_not_served(image))
+    why_not = image_record.why_not_served(image, wanted.convertible)
+    if why_not:
+        return Plan(Step.NOTHING if _is_refused(image, why_not) else Step.REFUSE, why_not)
+    why = _why_incomplete(image, found, project_id, wanted.of(image))
+    if not why and artefacts.state_of(image) is artefacts.State.READY:
+        return Plan(Step.NOTHING)
+    return _plan_attempt(image, why, now)
+
+
+def _is_refused(image: image_record.Record, why: str) -> bool:
+    """Say whether the image says so already, and points to nothing."""
+    return (
+        artefacts.state_of(image) is artefacts.State.REFUSED
+        and image_record.text_of(image, artefacts.MESSAGE) == artefacts.fit_message(why)
+        and not any(kind.pointer in image for kind in artefacts.Kind)
+    )
+
+
+def retry_of(image: image_record.Record) -> Retry | None:
+    """Return what is written down about failed attempts for this very image."""
+    if artefacts.state_of(image) not in (artefacts.State.FAILED, artefacts.State.REFUSED):
+        return None
+    return Retry.parse(image_record.text_of(image, artefacts.RETRY))
+
+
+def next_build(
+    image: image_record.Record, found: Mapping[str, image_record.Record], project_id: str
+) -> Retry | None:
+    """Return when the image's boot image is to be built; None if it needs none or never gets one.
+
+    Whoever builds writes the next attempt down before he begins, so an image that takes its builder
+    with it is tried again, and ever more seldom.
+
+    :param found: artefacts by their ids; at least those of the image
+    """
+    if artefacts.state_of(image) is not artefacts.State.READY:
+        return None
+    wanted = {artefacts.Kind.BOOT_IMAGE: boot_image.VERSION}
+    has_one = not _why_incomplete(image, found, project_id, wanted) and not artefacts.is_stopgap(
+        found.get(artefacts.pointer_of(image, artefacts.Kind.BOOT_IMAGE) or "")
+    )
+    written = Retry.parse(image_record.text_of(image, artefacts.BOOT_RETRY))
+    retry = written or Retry(0, _AT_ONCE)
+    return None if has_one or retry.at is None else retry
+
+
+def is_to_be_compared(image: image_record.Record) -> bool:
+    """Say whether an image that has its chunk map says what it was made from, and nothing tells how
+    much of that it has, or that they share the room in the store."""
+    is_ready = artefacts.state_of(image) is artefacts.State.READY
+    told = artefacts.lineage_of(image)
+    return is_ready and told.shared_bytes is None and bool(lineage.bases_of(image))
+
+
+def _plan_attempt(image: image_record.Record, why: str, now: datetime.datetime) -> Plan:
+    retry = retry_of(image)
+    if retry is None or (retry.at is not None and retry.at <= now):
+        return Plan(Step.PREPARE, why)
+    return Plan(Step.WAIT, image_record.text_of(image, artefacts.MESSAGE), retry.at)
+
+
+def _why_incomplete(
+    image: image_record.Record,
+    found: Mapping[str, image_record.Record],
+    project_id: str,
+    wanted: Mapping[artefacts.Kind, int],
+) -> str:
+    for kind, version in wanted.items():
+        pointer = artefacts.pointer_of(image, kind)
+        if pointer is None:
+            return f"it has no {kind.value}"
+        if pointer not in found:
+            return f"it points to {pointer}, which is no {kind.value} of it"
+        why = artefacts.why_foreign(image, found[pointer], kind, project_id, version)
+        if why:
+            return why
+    return ""
+
+
+def why_orphan(
+    artefact: image_record.Record,
+    image: image_record.Record | None,
+    now: datetime.datetime,
+    grace_s: float,
+) -> str:
+    """Say why an artefact is of no use to anybody; empty if it is, or may become so.
+
+    :param image: the one that it says it is of, read after the artefact was; None: there is none
+    """
+    if image_record.text_of(artefact, artefacts.KIND) == artefacts.SCOPE_SECRET:
+        return ""
+    of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
+    if _age_s(artefact, now) < grace_s and image is not None:
+        return ""  # it may be on its way: it is uploaded before its image points to it
+    if image is None:
+        return f"image {of_image or 'unknown'} does not exist"
+    kind = artefacts.kind_of(artefact)
+    if kind is None:
+        return ""  # of a later version, which cleans up after itself
+    if artefacts.pointer_of(image, kind) != artefact["id"]:
+        return f"image {of_image} does not point to it"
+    return ""
+
+
+def _age_s(record: image_record.Record, now: datetime.datetime) -> float:
+    """Return how old an image is; 0 if it does not say."""
+    try:
+        made = datetime.datetime.fromisoformat(image_record.text_of(record, "created_at"))
+    except ValueError:
+        return 0.0
+    made = made if made.tzinfo else made.replace(tzinfo=datetime.UTC)
+    return (now - made).total_seconds()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Budget: the bytes and the time that the preparation of one image may take.
+
+Each bound grows with the bytes that were uploaded, never with the size that the image states.  A
+qcow2 file of 20 MiB can state a disk of 2 TiB whose clusters all decode to something, or clusters
+that take a second of a processor each.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+
+from acstor_common import errors
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+
+SPARE_BYTES = 256 * geometry.MIB
+"""Decoded bytes that each image may have, however small it is: a second of a processor."""
+SLOWEST_DECODER_BYTES_S = 16 * geometry.MIB
+"""Decoded bytes for each second of a processor; zlib and zstd yield 200 MiB and more."""
+SPARE_CPU_S = 1.0
+SLOWEST_BYTES_S = 1 * geometry.MIB
+"""Uploaded bytes for each second until the deadline, in which an image may also be copied."""
+SPARE_S = 300.0
+SPARE_ARTEFACT_BYTES = 64 * geometry.MIB
+"""Bytes that each artefact may have: the chunk map of a disk of 128 GiB."""
+NOT_RETRIED = "It is not tried again by itself"
+
+
+class PreparationBudget:
+    """What is left of the bounds of one image; any number of threads may spend it.
+
+    :param what: the image, for errors
+    :param uploaded_bytes: its length in Glance; infinite: only slow decoders are refused
+    :param max_expansion_ratio: decoded bytes for each uploaded one
+    :param spare_s: until the deadline, beside what grows with the bytes
+    """
+
+    def __init__(
+        self,
+        what: str,
+        uploaded_bytes: float = math.inf,
+        max_expansion_ratio: int = 1,
+        spare_s: float = SPARE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._uploaded_bytes, self._ratio = what, uploaded_bytes, max_expansion_ratio
+        self._most_bytes = max(uploaded_bytes * max_expansion_ratio, SPARE_BYTES)
+        self._clock, self._spare_s, self._began_s = clock, spare_s, clock()
+        self._lock = threading.Lock()
+        self._bytes, self._cpu_s = 0, 0.0
+
+    def check_time(self) -> None:
+        """Raise if the deadline has passed.
+
+        :raises errors.LimitExceeded: it has
+        """
+        self._check_time(self._uploaded_bytes)
+
+    def in_time(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield pieces of the image while they come in time.
+
+        The length of an image in a tenant's web server is what that server said, so only bytes that
+        have come move the deadline.
+
+        :raises errors.LimitExceeded: they come too slowly
+        """
+        received_bytes = 0
+        for piece in pieces:
+            received_bytes += len(piece)
+            self._check_time(received_bytes)
+            yield piece
+
+    def _check_time(self, count: float) -> None:
+        longest_s = self._spare_s + count / SLOWEST_BYTES_S
+        if self._clock() > self._began_s + longest_s:
+            raise self._exceeded(
+                f"it was not prepared in {longest_s:.0f} s, the time that {count} bytes may take",
+                "Look for what was slow: the image's location, the store or this host",
+            )
+
+    def decoded(self, count: int, cpu_s: float) -> None:
+        """Count bytes of the disk that were read or decoded, and the processor time that took.
+
+        :raises errors.LimitExceeded: they are too many, or took too long, or the deadline has
+            passed
+        """
+        with self._lock:
+            self._bytes += count
+            self._cpu_s += cpu_s
+            total_bytes, total_s = self._bytes, self._cpu_s
+        if total_bytes > self._most_bytes:
+            raise self._exceeded(
+                f"its {self._uploaded_bytes} bytes decode to more than {self._most_bytes:.0f}",
+                f"To serve it, raise [acstor_glance] max_expansion_ratio ({self._ratio}) and "
+                "prepare it with --force",
+            )
+        if total_s > SPARE_CPU_S + total_bytes / SLOWEST_DECODER_BYTES_S:
+            raise self._exceeded(
+                f"its clusters decode too slowly: {total_bytes} bytes in {total_s:.1f} s of a "
+                f"processor, and {SLOWEST_DECODER_BYTES_S // geometry.MIB} MiB a second are the "
+                "least",
+                "Convert it anew (qemu-img convert)",
+            )
+        self.check_time()
+
+    def check_artefact(self, kind: artefacts.Kind, count: int) -> None:
+        """Raise if an artefact is longer than the image.
+
+        :raises errors.LimitExceeded: it is, and not a short one
+        """
+        if count > max(self._uploaded_bytes, SPARE_ARTEFACT_BYTES):
+            raise self._exceeded(
+                f"its {kind.value} would have {count} bytes, and its {self._uploaded_bytes} bytes "
+                "do not allow that",
+                "Make its disk smaller",
+            )
+
+    def _exceeded(self, why: str, remedy: str) -> errors.LimitExceeded:
+        return errors.LimitExceeded(self._what, why, f"{NOT_RETRIED}. {remedy}")

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks whether the images of a host's instances are, or will be, fully cached there.
+
+The check warns before the cache is full; it also counts images of Nova's instances that the agent
+has not pinned yet.
+"""
+
+import collections
+import math
+import pathlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from oslo_config import cfg
+
+from acstor_common.formats import local_file
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_nova import check_results
+from acstor_nova import mirror_link
+
+LONGEST_INTERVAL_S = 5400
+"""Of Nova's image cache manager: the agent takes a longer pause for one in which Nova is away."""
+SPARED = 10
+"""One part of so many of the cache is not for images that stay whole."""
+NEARLY_FULL = 0.8
+"""Of the limit; from here on an operator has to act, as the alert says."""
+MOST_NAMED = 5
+OPTS = [
+    cfg.IntOpt(
+        "manager_interval",
+        default=2400,
+        min=-1,
+        deprecated_name="image_cache_manager_interval",
+        deprecated_group="DEFAULT",
+    ),
+]
+"""Nova's, of the group image_cache."""
+_CACHE = "[acstor_agent] cache_limit_bytes"
+
+Finding = check_results.Finding
+Level = check_results.Level
+Images = Mapping[str, dict[str, Any]]
+"""What the agent's status says of each image."""
+
+
+class Instances(NamedTuple):
+    """The instances of this host.
+
+    :param folder: where they were looked for
+    :param used: how many there are on the mirror of each image
+    :param unread: whose disks could not be looked at, and why; they may be on a mirror, too
+    """
+
+    folder: str
+    used: Mapping[ids.ImageId, int]
+    unread: list[str]
+
+
+def check_manager_interval(conf: cfg.ConfigOpts) -> Finding:
+    """Say whether Nova tells often enough which images are used."""
+    what, interval_s = "[image_cache] manager_interval", conf.image_cache.manager_interval
+    if 0 <= interval_s < LONGEST_INTERVAL_S:
+        return Finding(what, Level.OK, f"{interval_s} s")
+    if interval_s < 0:
+        detail = "it is disabled: after a week images of stopped instances lose their pins"
+    else:
+        detail = (
+            f"{interval_s} s is not below {LONGEST_INTERVAL_S} s: images never count as unused, "
+            "and stay pinned until the cache is full"
+        )
+    return Finding(what, Level.WARNING, detail, "Set it to 2400, Nova's default.")
+
+
+def find_instances(conf: cfg.ConfigOpts) -> Instances:
+    """Look which instances of this host there are on the mirror of each image."""
+    folder = pathlib.Path(conf.instances_path)
+    used: collections.Counter[ids.ImageId] = collections.Counter()
+    unread = []
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as e:
+        return Instances(str(folder), {}, [f"{folder}: {e.strerror}"])
+    for disk in (instance / "disk" for instance in found):
+        try:
+            disk.open("rb").close()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as e:
+            unread.append(f"{disk}: {e.strerror}")
+            continue
+        backing = local_file.backing_of(str(disk))
+        if backing is not None and (image_id := mirror_link.image_of(backing)) is not None:
+            used[image_id] += 1
+    return Instances(str(folder), dict(used), unread)
+
+
+def check_status(status: Mapping[str, Any], instances: Instances) -> Iterator[Finding]:
+    """Say what the agent's status means for instances."""
+    used = instances.used
+    if instances.unread:
+        yield Finding(
+            "instances",
+            Level.WARNING,
+            f"the following results omit unreadable disks: {_named(instances.unread)}",
+            "Run this command as root, on the compute host, with nova-compute's own nova.conf.",
+        )
+    kept, count = status.get("keep_images"), sum(used.values())
+    if kept is None:
+        detail = "the version of the agent does not report keep_images"
+        yield Finding("keep_images", Level.WARNING, detail, "Upgrade it.")
+        return
+    if kept == "none":
+        yield Finding(
+            "keep_images",
+            Level.WARNING,
+            f"none: {_instances(count)} of this host always depend on other hosts and on the image "
+            "store, even after the deletion of their image",
+            "Set [acstor_agent] keep_images = host, or pre-seed the images.",
+        )
+        return
+    yield Finding("keep_images", Level.OK, kept)
+    yield _room(status, used)
+    yield from _progress(status["images"], instances)
+
+
+def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding:
+    cache, images = status["cache"], status["images"]
+    limit, promised = cache["limit_bytes"], cache["reserved_bytes"]
+    room = limit - limit // SPARED
+    coming = [image_id for image_id in used if not _is_promised(images.get(image_id))]
+    coming_bytes = sum(_size_bytes(images.get(image_id)) or 0 for image_id in coming)
+    unknown = sum(_size_bytes(images.get(image_id)) is None for image_id in coming)
+    lacking = {
+        image_id: image["fill"]["shortfall_bytes"]
+        for image_id, image in images.items()
+        if image["fill"] and image["fill"]["shortfall_bytes"]
+    }
+    said = [f"{_mib(promised)} are reserved, of the {_mib(room)} for pinned images"]
+    if coming:
+        said.append(
+            f"{len(coming)} images of instances are not pinned yet, at most {_mib(coming_bytes)}"
+            + (f" and {unknown} of unknown size" if unknown else "")
+        )
+    if status["cache_may_grow_for_pins"]:
+        return Finding("space for images", Level.OK, "; ".join([*said, "the cache may grow"]))
+    if lacking:
+        each = (f"{image_id} lacks {_mib(count)}" for image_id, count in lacking.items())
+        said.append(
+            f"no space for {_named(list(each))}: their instances still depend on other hosts"
+        )
+    elif promised + coming_bytes > room:
+        said.append("there will be no space for all of them")
+    elif promised <= NEARLY_FULL * limit:
+        return Finding("space for images", Level.OK, "; ".join(said))
+    needed = max(_for(promised + coming_bytes), limit + _for(max(lacking.values(), default=0)))
+    remedy = (
+        f"Set {_CACHE} to {max(needed, math.ceil(promised / NEARLY_FULL))} or more, allow "
+        "cache_may_grow_for_pins, or move instances of some images to other hosts."
+    )
+    return Finding("space for images", Level.WARNING, "; ".join(said), remedy)
+
+
+def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
+    """Say which images of instances are not whole yet, and which do not become so."""
+    used = instances.used
+    known = {image_id: (images.get(image_id) or {}).get("fill") for image_id in used}
+    failing = {i: whole["why"] for i, whole in known.items() if whole and _is(whole, "failing")}
+    partial = [image_id for image_id, whole in known.items() if not _is(whole, "fully_cached")]
+    if failing:
+        named = _named([f"{image_id}: {why}" for image_id, why in failing.items()])
+        remedy = "Correct the cause; the agent retries."
+        yield Finding("failing images", Level.WARNING, named, remedy)
+    if paused := [image_id for image_id, whole in known.items() if _is(whole, "paused")]:
+        remedy = "openstack acstor image resume"
+        yield Finding("paused images", Level.WARNING, f"by an operator: {_named(paused)}", remedy)
+    if not used:
+        detail = f"no instance on a mirror was found in {instances.folder}"
+        yield Finding("cached images", Level.OK, detail)
+        return
+    if not partial:
+        yield Finding("cached images", Level.OK, f"all {len(used)} images of instances")
+        return
+    count = sum(used[image_id] for image_id in partial)
+    named = _named([f"{image_id} {_how_far(known[image_id])}" for image_id in partial])
+    detail = f"{_instances(count)} still depend on other hosts or the image store: {named}"
+    yield Finding("cached images", Level.OK, detail)
+
+
+def _is(whole: Mapping[str, Any] | None, state: str) -> bool:
+    return whole is not None and whole["state"] == state
+
+
+def _how_far(whole: Mapping[str, Any] | None) -> str:
+    if whole is None:
+        return "not pinned yet"
+    share = "" if whole["cached_share"] is None else f" {100 * whole['cached_share']:.0f} %"
+    left = "" if whole["remaining_s"] is None else f", {whole['remaining_s']:.0f} s left"
+    return f"{whole['state'].replace('_', ' ')}{share}{left}"
+
+
+def _is_promised(image: Mapping[str, Any] | None) -> bool:
+    """Say whether what an image needs is counted as promised: that takes its chunk map."""
+    whole = image["fill"] if image else None
+    if not whole or whole["shortfall_bytes"]:
+        return False
+    return bool(whole["total_bytes"]) or whole["remaining_bytes"] is not None
+
+
+def _size_bytes(image: Mapping[str, Any] | None) -> int | None:
+    """Return how large an image is, with zeros and what others share; None if that is not known."""
+    return image["size_bytes"] if image else None
+
+
+def _for(count: int) -> int:
+    """Return the limit that leaves so much to images.
+
+    >>> _for(9_000), _for(9_001)
+    (10000, 10002)
+    """
+    return -(-count * SPARED // (SPARED - 1))
+
+
+def _named(those: Sequence[str]) -> str:
+    more = len(those) - MOST_NAMED
+    return ", ".join(those[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _instances(count: int) -> str:
+    return f"{count} instance{'' if count == 1 else 's'}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / geometry.MIB:.0f} MiB"

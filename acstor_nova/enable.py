@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes nova-compute use acstor, and lets it go on without: one file of options comes and goes.
+
+The rule: what Nova's own files say is never changed.  The file names no value that Nova's
+options do not have, so it may stay on a host whose nova-compute has not got acstor.
+"""
+
+import contextlib
+import pathlib
+
+from oslo_config import cfg
+
+from acstor_common import errors
+from acstor_common.service import conf as common_conf
+from acstor_common.util import atomic_file
+from acstor_nova import conf as nova_conf
+
+FOLDER = pathlib.Path("/etc/nova/nova-compute.conf.d")
+"""Read by nova-compute alone, besides the files that it is given (oslo.config's own habit)."""
+NAME = "acstor.conf"
+MODE = 0o644
+TEXT = """\
+# For nova-compute on a host with acstor-agent: /etc/nova/nova-compute.conf.d/acstor.conf
+# (acstor-nova-manage enable writes it, disable takes it away). It makes acstor Nova's image backend
+# ([libvirt] images_type), where nova.conf names no other.
+[DEFAULT]
+config_source = acstor
+
+[acstor]
+driver = acstor
+# Where there is a gateway beside Glance, snapshots send what changed:
+# gateway_url = https://controller.example:9711
+"""
+
+
+def enable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
+    """Write the file where there is none; return whether anything changes.
+
+    A file that is there is its operator's, and stays.
+
+    :param is_trial: only say so
+    :raises errors.Unusable: it cannot be written
+    """
+    file = folder / NAME
+    try:
+        if file.exists():
+            return False
+        if not is_trial:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            with atomic_file.atomic_write(file, MODE) as written:
+                written.write(TEXT.encode())
+    except OSError as e:
+        raise errors.Unusable(str(file), f"cannot be written: {e.strerror}") from e
+    return True
+
+
+def disable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
+    """Take the file away; return whether anything changes.
+
+    :param is_trial: only say so
+    :raises errors.Unusable: it cannot be taken away
+    """
+    file = folder / NAME
+    try:
+        if not file.exists():
+            return False
+        if not is_trial:
+            file.unlink()
+            with contextlib.suppress(OSError):  # others have files there
+                folder.rmdir()
+    except OSError as e:
+        raise errors.Unusable(str(file), f"cannot be removed: {e.strerror}") from e
+    return True
+
+
+def find_other_settings(conf: cfg.ConfigOpts, folder: pathlib.Path) -> list[str]:
+    """Return the files of nova-compute, but for ours, that name acstor: options of them, in words.
+
+    :param conf: Nova's configuration, as it was read
+    """
+    found = []
+    for file in common_conf.files(conf):
+        if file.resolve() == (folder / NAME).resolve():
+            continue
+        sections: dict[str, dict[str, list[str]]] = {}
+        with contextlib.suppress(OSError, cfg.ParseError):
+            cfg.ConfigParser(str(file), sections).parse()
+        for section, option in (("DEFAULT", "config_source"), ("libvirt", "images_type")):
+            values = ",".join(sections.get(section, {}).get(option, []))
+            if nova_conf.NAME in [value.strip() for value in values.split(",")]:
+                found.append(f"{file}: [{section}] {option} = {values}")
+    return found

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes ``[libvirt] images_type = acstor`` Nova's default; what of Nova's inside is used is here.
+
+A file of Nova's names a configuration source, and oslo.config loads :class:`Driver`
+for it before any option is read.  It adds the value to the option's choices and gives it
+where no file gives another, so no file has to hold a value that stock Nova refuses.  It
+waits for Nova to import the modules of its libvirt driver, to add the backend.
+
+The rule: Nova must start.  A Nova that is not in :data:`nova_hooks.HOOKS`, or that is not
+what the table says of it, is refused with an error in the log, and ``acstor``
+then means ``qcow2``.  So nothing but the standard library and oslo.config is
+imported until Nova needs it: this is also loaded by processes of Nova that have
+no use for it, one of them with root's rights.
+"""
+
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import logging
+import sys
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from importlib import abc
+from importlib import machinery
+from types import ModuleType
+from typing import Any
+
+from oslo_config import cfg
+from oslo_config import sources
+
+from acstor_nova import nova_hooks
+
+LOG = logging.getLogger(__name__)
+
+NAME = "acstor"
+STOCK = "qcow2"
+BACKEND = (
+    "acstor_nova.imagebackend",
+    "acstor_nova.snapshots.delta_snapshot",
+    "acstor_nova.evacuation",
+)
+"""What is loaded when Nova makes its table of backends, with the libraries that it needs."""
+IMAGEBACKEND, DRIVER, UTILS, GUEST = (
+    nova_hooks.IMAGEBACKEND,
+    nova_hooks.DRIVER,
+    nova_hooks.UTILS,
+    nova_hooks.GUEST,
+)
+MANAGER = nova_hooks.MANAGER
+_MARK = "_acstor_registered"
+
+
+class Driver(sources.ConfigurationSourceDriver):
+    """What ``[DEFAULT] config_source = acstor`` and ``[acstor] driver = acstor`` load."""
+
+    def list_options_for_discovery(self) -> list[cfg.Opt]:
+        """Return no options: this source has none."""
+        return []
+
+    def open_source_from_opt_group(self, conf: cfg.ConfigOpts, group_name: str) -> "Values":
+        """Register acstor with the Nova of this process, if there is one."""
+        if "nova.conf" in sys.modules and "libvirt" in conf:
+            _widen_choices()
+            _when_imported(IMAGEBACKEND, _register_backend)
+            _when_imported(DRIVER, _register_driver)
+            _when_imported(MANAGER, _register_evacuations)
+            _when_imported(UTILS, _register_snapshots)
+            _when_imported(GUEST, _register_poweroff)
+            return Values({("libvirt", "images_type"): NAME})
+        return Values({})
+
+
+class Values(sources.ConfigurationSource):
+    """What options are where no file sets them.
+
+    :param known: by group and option
+    """
+
+    def __init__(self, known: Mapping[tuple[str | None, str], str]) -> None:
+        self._known = known
+
+    def get(
+        self, group_name: str | None, option_name: str, opt: cfg.Opt
+    ) -> tuple[Any, cfg.LocationInfo | None]:
+        """Return the option's value, and that it is from here; or that it is not."""
+        value = self._known.get((group_name, option_name))
+        if value is None:
+            return sources._NoValue, None
+        return value, cfg.LocationInfo(cfg.Locations.user, f"config_source = {NAME}")
+
+
+def nova_version() -> str:
+    """Return the version of the Nova that is installed."""
+    return importlib.metadata.version("nova")
+
+
+def _widen_choices() -> None:
+    """Make the value legal, before anything reads the option."""
+    options = importlib.import_module("nova.conf.libvirt").libvirt_imagebackend_opts
+    option = next(option for option in options if option.dest == "images_type")
+    option.type.choices.setdefault(NAME, "qcow2 disks on the mirrors of acstor-agent")
+
+
+def _when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
+    """Have ``register`` called with a module of Nova, now or as soon as Nova imports it."""
+    module = sys.modules.get(name)
+    if module is not None:
+        register(module)
+    elif not any(isinstance(one, Finder) and one.name == name for one in sys.meta_path):
+        sys.meta_path.insert(0, Finder(name, register))
+
+
+class Finder(abc.MetaPathFinder):
+    """Finds one module where the others find it, and has something done when it has run."""
+
+    def __init__(self, name: str, register: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self._register = register
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> machinery.ModuleSpec | None:
+        """Return what another finder finds, with a loader that calls us."""
+        if fullname != self.name:
+            return None
+        others = [one for one in sys.meta_path if one is not self]
+        found = (one.find_spec(fullname, path, target) for one in others)
+        spec = next((one for one in found if one is not None), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                self._register(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _register_backend(module: ModuleType) -> None:
+    """Put the backend into the table that Nova makes of its backends."""
+    if getattr(module.Backend, _MARK, False):
+        return
+    make_table = module.Backend.__init__
+
+    @functools.wraps(make_table)
+    def with_acstor(self: Any, *args: Any, **kwargs: Any) -> None:
+        make_table(self, *args, **kwargs)
+        chosen = _backend(module)
+        self.BACKEND[NAME] = chosen
+        if module.CONF.libvirt.images_type == NAME:
+            self.BACKEND[STOCK] = chosen  # Nova looks up disks that there are by their format
+
+    module.Backend.__init__ = with_acstor
+    setattr(module.Backend, _MARK, True)
+
+
+def _backend(module: ModuleType) -> type:
+    """Return the class of the backend, Nova's own if this Nova is not supported."""
+    try:
+        modules = [IMAGEBACKEND, nova_hooks.CONFIG, "nova.virt.images", "nova.exception"]
+        nova_hooks.check_hooks(nova_version(), modules)
+        return _make_backend(module)
+    except Exception as e:
+        LOG.error("acstor is disabled; Nova works as with images_type = %s: %s", STOCK, e)
+        stock: type = module.Qcow2
+        return stock
+
+
+@functools.cache
+def _make_backend(module: ModuleType) -> type:
+    from acstor_common.service import conf as common_conf
+    from acstor_nova import conf as nova_conf
+    from acstor_nova import evacuation
+    from acstor_nova import imagebackend
+    from acstor_nova.snapshots import delta_snapshot
+
+    nova_conf.register_opts(module.CONF)
+    common_conf.warn_of_unknown(module.CONF, nova_conf.list_opts())
+    host = imagebackend.HostContext(_seams(module))
+    LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
+    bases = evacuation.RecoveringBase, delta_snapshot.DeltaSnapshotBase, module.Qcow2
+    return type("Acstor", bases, {"host": host, "__module__": __name__})
+
+
+def _seams(module: ModuleType) -> Any:
+    from acstor_nova import imagebackend
+
+    images = importlib.import_module("nova.virt.images")
+    exception = importlib.import_module("nova.exception")
+
+    def get_image(context: Any, image_id: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = images.IMAGE_API.get(context, image_id)
+        except exception.ImageNotFound:
+            return None
+        except exception.GlanceConnectionFailed as e:
+            LOG.warning("image %s: %s", image_id, e)
+            return None
+        return found
+
+    def check(image: dict[str, Any], image_id: str, path: str) -> None:
+        if not module.CONF.workarounds.disable_deep_image_inspection:
+            images.do_image_deep_inspection(image, image_id, path)
+
+    return imagebackend.NovaFunctions(
+        conf=module.CONF,
+        base_name=base_name,
+        get_image=get_image,
+        inspect=check,
+        cannot_start=exception.InternalError,
+    )
+
+
+def base_name(image_id: str) -> str:
+    """Return the name that Nova's image cache has for an image."""
+    return hashlib.sha1(image_id.encode(), usedforsecurity=False).hexdigest()
+
+
+def _register_driver(module: ModuleType) -> None:
+    """Register with Nova's driver what each by itself may be left out."""
+    if not getattr(module.LibvirtDriver, _MARK, False):
+        setattr(module.LibvirtDriver, _MARK, True)
+        _register_precache(module)
+        _register_composed(module)
+        _register_moves(module)
+
+
+def _register_precache(module: ModuleType) -> None:
+    """Have Nova's requests to cache an image brought before the backend."""
+    stock = module.LibvirtDriver.cache_image
+
+    @functools.wraps(stock)
+    def cache_image(self: Any, context: Any, image_id: str) -> bool:
+        backend = self.image_backend.backend()
+        if not hasattr(backend, "host"):
+            return bool(stock(self, context, image_id))
+        return _precache(backend.host, functools.partial(stock, self), context, image_id)
+
+    try:
+        nova_hooks.check_hooks(nova_version(), [DRIVER, "nova.virt.libvirt.imagecache"])
+        cached = importlib.import_module("nova.virt.libvirt.imagecache").get_cache_fname("image")
+        if cached != base_name("image"):
+            raise ValueError(f"Nova's image cache names its files otherwise: {cached}")
+    except Exception as e:
+        LOG.error("acstor does not serve requests to cache images: %s", e)
+        return
+    module.LibvirtDriver.cache_image = cache_image
+    _register_clean_up(module)
+
+
+def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
+    from acstor_nova import imagebackend
+
+    return imagebackend.precache(host, stock, context, image_id)
+
+
+def _register_composed(module: ModuleType) -> None:
+    """Have the backend told of each snapshot that Nova's driver begins.
+
+    What it is about to do with the guest the driver says in one place only: where it suspends the
+    guest for the snapshot, if it has to.
+    """
+    stock = module.LibvirtDriver._suspend_guest_for_snapshot
+
+    @functools.wraps(stock)
+    def suspend(
+        self: Any, context: Any, live_snapshot: bool, current_power_state: int, instance: Any
+    ) -> None:
+        stock(self, context, live_snapshot, current_power_state, instance)
+        try:
+            if hasattr(self.image_backend.backend(), "host"):
+                needs = self._needs_suspend_resume_for_snapshot
+                is_suspended = needs(live_snapshot, current_power_state)
+                _begin_snapshot(self, context, instance, live_snapshot, is_suspended)
+        except Exception:
+            LOG.exception("Nova makes this snapshot itself")
+
+    try:
+        nova_hooks.check_snapshot_hooks(nova_version())
+    except Exception as e:
+        LOG.error("Nova uploads complete snapshots: %s", e)
+        return
+    module.LibvirtDriver._suspend_guest_for_snapshot = suspend
+
+
+def _begin_snapshot(
+    driver: Any, context: Any, instance: Any, is_live: bool, is_suspended: bool
+) -> None:
+    from acstor_nova.snapshots import delta_snapshot
+
+    images = importlib.import_module("nova.virt.images")
+    glance = importlib.import_module("nova.image.glance")
+    compute = importlib.import_module("nova.compute.utils")
+
+    def token_headers(context: Any) -> dict[str, str]:
+        session, auth = glance._session_and_auth(context)
+        return dict(auth.get_headers(session) or {})
+
+    def record_of(image_format: str) -> dict[str, Any]:
+        return dict(
+            driver._create_snapshot_metadata(instance.image_meta, instance, image_format, "")
+        )
+
+    def make_live(disk_path: str, out_path: str, image_format: str) -> None:
+        guest, meta = driver._host.get_guest(instance), instance.image_meta
+        driver._live_snapshot(
+            context, instance, guest, disk_path, out_path, STOCK, image_format, meta
+        )
+
+    used = delta_snapshot.SnapshotHooks(
+        token_headers=token_headers,
+        update_image=functools.partial(images.IMAGE_API.update, purge_props=False),
+        disk_turn=lambda: compute.disk_ops_semaphore,
+    )
+    delta_snapshot.begin_snapshot(
+        delta_snapshot.PendingSnapshot(
+            used, is_live, is_suspended, record_of=record_of, make_live=make_live
+        )
+    )
+
+
+def _register_moves(module: ModuleType) -> None:
+    """Have servers stay on this host whose disks may lack what no other host has."""
+    stock = module.LibvirtDriver.migrate_disk_and_power_off
+
+    @functools.wraps(stock)
+    def migrate(self: Any, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        backend = self.image_backend.backend()
+        if hasattr(backend, "host") and (why := _why_unmovable(backend.host, instance.uuid)):
+            exception = importlib.import_module("nova.exception")
+            refused = exception.MigrationPreCheckError(reason=why)
+            raise exception.InstanceFaultRollback(refused)  # the server stays as it is
+        return stock(self, context, instance, *args, **kwargs)
+
+    try:
+        nova_hooks.check_migration_hooks(nova_version())
+    except Exception as e:
+        LOG.error("recovered servers may migrate too early: %s", e)
+        return
+    module.LibvirtDriver.migrate_disk_and_power_off = migrate
+
+
+def _why_unmovable(host: Any, instance_id: str) -> str:
+    from acstor_nova import recovered_disk
+
+    return recovered_disk.why_unmovable(host, instance_id)
+
+
+def _register_evacuations(module: ModuleType) -> None:
+    """Have Nova's compute manager say when it builds a server anew because its host is dead."""
+    if getattr(module.ComputeManager, _MARK, False):
+        return
+
+    def is_ours() -> bool:
+        return hasattr(_backend(importlib.import_module(IMAGEBACKEND)), "host")
+
+    try:
+        nova_hooks.check_hooks(nova_version(), [MANAGER])
+    except Exception as e:
+        LOG.error("evacuated servers start from their images: %s", e)
+        return
+    from acstor_nova import evacuation
+
+    stock = module.ComputeManager._rebuild_default_impl
+    module.ComputeManager._rebuild_default_impl = evacuation.wrap_rebuild(stock, is_ours)
+    setattr(module.ComputeManager, _MARK, True)
+
+
+def _register_clean_up(module: ModuleType) -> None:
+    """Have disks of checkpoints go when Nova looks what of its image cache is used."""
+    stock = module.LibvirtDriver.manage_image_cache
+
+    @functools.wraps(stock)
+    def manage_image_cache(self: Any, context: Any, all_instances: Any) -> Any:
+        done = stock(self, context, all_instances)
+        backend = self.image_backend.backend()
+        if hasattr(backend, "host"):
+            _drop_unused(backend.host, {instance.uuid for instance in all_instances})
+        return done
+
+    module.LibvirtDriver.manage_image_cache = manage_image_cache
+
+
+def _drop_unused(host: Any, here: Collection[str]) -> None:
+    from acstor_nova import evacuation
+
+    try:
+        evacuation.drop_unused(host, here)
+    except Exception:
+        LOG.exception("disks of checkpoints are not checked")
+
+
+def _register_snapshots(module: Any) -> None:
+    """Have Nova read the disks that it makes snapshots of without the zeros of their mirrors."""
+    if getattr(module, _MARK, False):
+        return
+    stock: Callable[..., None] = module.extract_snapshot
+
+    @functools.wraps(stock)
+    def extract_snapshot(disk_path: str, source_fmt: str, out_path: str, dest_fmt: str) -> None:
+        backend = _backend(importlib.import_module(IMAGEBACKEND))
+        if not hasattr(backend, "host"):
+            return stock(disk_path, source_fmt, out_path, dest_fmt)
+        _extract(backend.host, stock, disk_path, source_fmt, out_path, dest_fmt)
+
+    try:
+        nova_hooks.check_hooks(nova_version(), [UTILS])
+    except Exception as e:
+        LOG.error("Nova makes snapshots itself: %s", e)
+        return
+    module.extract_snapshot = extract_snapshot
+    setattr(module, _MARK, True)
+
+
+def _extract(*args: Any) -> None:
+    from acstor_nova.snapshots import sparse_snapshot
+
+    sparse_snapshot.extract_image(*args)
+
+
+def _register_poweroff(module: ModuleType) -> None:
+    """Have the agent told before a guest is ended: one whose reads wait does not hear SIGTERM."""
+    if getattr(module.Guest, _MARK, False):
+        return
+    stock = module.Guest.poweroff
+
+    @functools.wraps(stock)
+    def poweroff(self: Any) -> None:
+        backend = _backend(importlib.import_module(IMAGEBACKEND))
+        if not hasattr(backend, "host"):
+            stock(self)
+            return
+        _switch_off(backend.host, self.uuid)
+        try:
+            stock(self)
+        except BaseException:  # it may live: its reads are to wait again
+            _switch_off(backend.host, self.uuid, is_taken_back=True)
+            raise
+
+    try:
+        nova_hooks.check_hooks(nova_version(), [GUEST])
+    except Exception as e:
+        LOG.error("Nova stops instances with waiting reads itself: %s", e)
+        return
+    module.Guest.poweroff = poweroff
+    setattr(module.Guest, _MARK, True)
+
+
+def _switch_off(host: Any, instance_id: str, is_taken_back: bool = False) -> None:
+    from acstor_nova import imagebackend
+
+    try:
+        imagebackend.notify_power_off(host, instance_id, is_taken_back=is_taken_back)
+    except Exception:
+        LOG.exception("cannot report the power-off of an instance to the agent")

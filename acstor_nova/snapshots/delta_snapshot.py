@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots that send what a disk on a mirror has of its own; the gateway makes the image.
+
+Nova asks a backend for such a way before it makes a whole image (``direct_snapshot``).  Of a guest
+that runs, Nova's own driver makes the copy, quiesces and lets go, and what it would then convert
+into a whole image is sent instead.  The rule: an image that is active is the whole disk; whatever
+is wrong, Nova does what it does by itself, and the reason is counted.
+
+Nothing of Nova is imported here; :mod:`acstor_nova.registration` says which snapshot is under way.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from acstor_common import errors
+from acstor_common.formats import chunk_map
+from acstor_common.formats import local_file
+from acstor_common.image import image_record
+from acstor_common.image import lineage
+from acstor_common.model import ids
+from acstor_common.wire import control_wire
+from acstor_nova import imagebackend
+from acstor_nova import mirror_link
+from acstor_nova.snapshots import delta_stream
+from acstor_nova.snapshots import gateway_client
+
+LOG = logging.getLogger(__name__)
+
+FORMATS = ("raw", "qcow2")
+SETTLE_S = 60.0
+"""How long Glance may take to let go of an upload that was broken off: it takes no other before."""
+ASK_AGAIN_S = 1.0
+_REASONS = control_wire.Fallback
+_Ineligible = imagebackend.NotEligibleError
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotHooks:
+    """What is used of Nova for this.
+
+    :param token_headers: that say to the gateway for whom Nova acts
+    :param update_image: changes what Glance says of an image, and leaves the rest of it
+    :param disk_turn: is held while a disk is read, as an operator limits it
+    """
+
+    token_headers: Callable[[Any], dict[str, str]]
+    update_image: Callable[[Any, str, dict[str, Any]], None]
+    disk_turn: Callable[[], contextlib.AbstractContextManager[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingSnapshot:
+    """The snapshot that Nova's driver makes, of which it tells the backend little.
+
+    :param is_live: the guest runs on while it is made
+    :param is_suspended: Nova has suspended the guest until it is made
+    :param record_of: what Glance is to say of the image, by its format
+    :param make_live: copies a disk that is in use, and as its last step has the copy converted
+        (:func:`send_delta`) into a file, to a format
+    """
+
+    seams: SnapshotHooks
+    is_live: bool
+    is_suspended: bool
+    record_of: Callable[[str], dict[str, Any]]
+    make_live: Callable[[str, str, str], None]
+
+
+_under_way: contextvars.ContextVar[PendingSnapshot | None] = contextvars.ContextVar(
+    "under_way", default=None
+)
+_sender: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.ContextVar(
+    "sender", default=None
+)
+
+
+def begin_snapshot(made: PendingSnapshot) -> None:
+    """Remember the snapshot that this thread makes, until the backend is asked for it."""
+    _under_way.set(made)
+
+
+def is_of_running_guest() -> bool:
+    """Say whether the guest of the snapshot that this thread makes ran when it began."""
+    made = _under_way.get()
+    return made is not None and (made.is_live or made.is_suspended)
+
+
+def send_delta(disk_path: str) -> bool:
+    """Send a disk that Nova wants converted; return whether this is a snapshot that is sent."""
+    send = _sender.get()
+    if send is not None:
+        send(disk_path)
+    return send is not None
+
+
+class DeltaSnapshotBase(imagebackend.MirrorBase):
+    """A disk on a mirror, of whose snapshots only changes leave the host."""
+
+    def direct_snapshot(
+        self,
+        context: Any,
+        snapshot_name: str,
+        image_format: str,
+        image_id: str,
+        base_image_id: str,
+    ) -> Any:
+        """Make the image ``image_id`` of this disk; return None, for Glance has it already.
+
+        Where that cannot be, do what Nova does by itself: its class knows no such way, and Nova
+        makes a whole image.
+        """
+        made = _under_way.get()
+        _under_way.set(None)
+        if made is not None and (base := self._base_of_snapshot()) is not None:
+            try:
+                snapshot = Snapshot(self.host, made, context, image_id, image_format, base)
+                return snapshot.make(self.path, snapshot_name)
+            except Exception as e:
+                why = f"snapshot {image_id} is not made of changes: {e}"
+                self.host.fall_back(base, _reason(e), why)
+        return super().direct_snapshot(  # type: ignore[misc]
+            context, snapshot_name, image_format, image_id, base_image_id
+        )
+
+    def _base_of_snapshot(self) -> ids.ImageId | None:
+        """Return the image that the disk lies on, if there is a gateway and it is a mirror."""
+        if not self.host.seams.conf.acstor.gateway_url:
+            return None
+        base = local_file.backing_of(self.path)
+        return mirror_link.image_of(base) if base else None
+
+
+def _reason(e: Exception) -> control_wire.Fallback:
+    """Return what a failure is counted as."""
+    match e:
+        case imagebackend.NotEligibleError():
+            return e.reason
+        case errors.GatewayUnreachable():
+            return _REASONS.GATEWAY_UNREACHABLE
+        case errors.GatewayRefused():
+            return _REASONS.GATEWAY_REFUSED
+        case errors.AgentUnreachable():
+            return _REASONS.AGENT_UNREACHABLE
+        case errors.AgentRefused():
+            return _REASONS.AGENT_REFUSED
+    return _REASONS.CHANGES_UNREADABLE
+
+
+class Snapshot:
+    """One snapshot on its way.
+
+    :param image_id: of the image that becomes of it, which Glance knows and waits for
+    :param base: the image that the disk lies on
+    """
+
+    def __init__(
+        self,
+        host: imagebackend.HostContext,
+        made: PendingSnapshot,
+        context: Any,
+        image_id: str,
+        image_format: str,
+        base: ids.ImageId,
+    ) -> None:
+        self._host, self._made, self._context = host, made, context
+        self._image_id, self._format, self._base = image_id, image_format, base
+        own = host.seams.conf.acstor
+        self._gateway = gateway_client.GatewayClient(
+            own.gateway_url, own.gateway_ca_file, made.seams.token_headers(context)
+        )
+
+    def make(self, disk_path: str, name: str) -> None:
+        """Make it; the image is active then.
+
+        :raises Exception: it is not made, and Glance waits for its bytes as before
+        """
+        self._check()
+        self._gateway.check_base(self._base)
+        record = self._made.record_of(self._format)
+        wanted = {key: record[key] for key in ("disk_format", "container_format")}
+        self._made.seams.update_image(self._context, self._image_id, wanted)
+        self._name_base()
+        if self._made.is_live:
+            self._make_live(disk_path, name)
+        else:
+            self._send(disk_path)
+
+    def _name_base(self) -> None:
+        """Have the image say what it is made from: Nova names the first of a line of snapshots.
+
+        It is for who looks at images; the snapshot does without it.
+        """
+        said = {"properties": lineage.direct_base(self._base, self._image_id)}
+        try:
+            self._made.seams.update_image(self._context, self._image_id, said)
+        except Exception as e:
+            LOG.info("image %s does not say what it is made from: %s", self._image_id, e)
+
+    def _check(self) -> None:
+        """Check that this is a snapshot for which changes do.
+
+        :raises imagebackend.NotEligibleError: it is not
+        """
+        libvirt = self._host.seams.conf.libvirt
+        if self._format not in FORMATS:
+            raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, f"its format is {self._format}")
+        if self._format == "qcow2" and libvirt.snapshot_compression:
+            raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, "it is to be compressed")
+        if self._made.is_suspended:  # it is down as long as this takes
+            raise _Ineligible(_REASONS.GUEST_SUSPENDED, "Nova has suspended the guest for it")
+
+    def _make_live(self, disk_path: str, name: str) -> None:
+        """Have Nova's driver copy what a running guest has written, and send the copy."""
+        folder = self._host.seams.conf.libvirt.snapshots_directory
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as own:
+            os.chmod(own, 0o701)  # QEMU writes there, as another user
+            token = _sender.set(self._send)
+            try:
+                self._made.make_live(disk_path, os.path.join(own, name), self._format)
+            finally:
+                _sender.reset(token)
+
+    def _send(self, disk_path: str) -> None:
+        """Send the changes of a disk that nobody writes to."""
+        beneath = local_file.backing_of(disk_path)
+        if beneath is None or mirror_link.image_of(beneath) != self._base:
+            raise errors.Unusable(disk_path, f"it is not based on image {self._base}")
+        told = self._host.agent.zeros(self._base)
+        if told.os_hash == chunk_map.UNKNOWN_OS_HASH:
+            # Ids may be used again: the hash says which image the disk was made from.
+            raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
+        with self._made.seams.disk_turn(), open(disk_path, "rb") as file:
+            body = delta_stream.DeltaBody(delta_stream.open_disk(file), self._base, told)
+            LOG.info(
+                "image %s: %d bytes of changes of %d are sent to the gateway",
+                self._image_id,
+                len(body),
+                body.head.virtual_size,
+            )
+            self._compose(body)
+
+    def _compose(self, body: delta_stream.DeltaBody) -> None:
+        began_s = time.monotonic()
+        try:
+            size = self._gateway.compose(self._image_id, self._format, body)
+        except Exception as e:
+            if not self._is_active_all_the_same():
+                raise
+            LOG.info("image %s is whole, though its end was not heard: %s", self._image_id, e)
+        else:
+            took_s = time.monotonic() - began_s
+            told = "image %s: %d bytes were made of these changes in %.1f s"
+            LOG.info(told, self._image_id, size, took_s)
+
+    def _is_active_all_the_same(self) -> bool:
+        """Wait until nothing is uploaded any more; say whether the image is active.
+
+        The gateway ends an upload only when all of it was right.
+        """
+        ends_s = time.monotonic() + SETTLE_S
+        while True:
+            image = self._host.seams.get_image(self._context, self._image_id)
+            status = image["status"] if image else None
+            if status != image_record.SAVING or time.monotonic() > ends_s:
+                return status == image_record.ACTIVE
+            time.sleep(ASK_AGAIN_S)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a disk on a mirror has of its own, as the changes that are sent of it.
+
+The file is read twice: once for the table, which leaves out bytes that are zeros, and once while
+the bytes go out.  So nothing is copied, and the length is known before the first byte.  The rule:
+nobody writes to the disk meanwhile, and nothing here does.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from acstor_common.formats import disk_delta
+from acstor_common.formats import local_file
+from acstor_common.formats import qcow2
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_nova import agent_client
+
+LOG = logging.getLogger(__name__)
+
+PIECE_BYTES = geometry.MIB
+BLOCK_BYTES = 64 * geometry.KIB
+"""What is looked at for zeros: a cluster of the disks that Nova makes."""
+TELL_EVERY_S = 30.0
+_ZEROS = bytes(BLOCK_BYTES)
+
+
+class DeltaBody:
+    """The changes of a disk as a stream; it is read once.
+
+    :param disk: that nobody writes to
+    :param base: the image that it lies on
+    :param told: what the agent knows of that image: nobody has to read its zeros
+    :raises disk_delta.TooManyExtents: there are more than can be sent
+    :raises errors.Unusable: the disk cannot be read, or is no disk of ours
+    """
+
+    def __init__(
+        self,
+        disk: qcow2.Qcow2,
+        base: ids.ImageId,
+        told: agent_client.ZeroMap,
+    ) -> None:
+        self._disk = disk
+        zeros = zeros_of(told, disk.virtual_size)
+        found = disk_delta.overlay(_without_zeros(disk), zeros)
+        table = disk_delta.Table.of(found, disk.virtual_size)
+        self._writer = disk_delta.Writer(disk.virtual_size, base, told.os_hash, table)
+        self.head = self._writer.head
+
+    def __len__(self) -> int:
+        """Return the length of the stream in bytes."""
+        return self.head.stream_bytes
+
+    def __iter__(self) -> Iterator[bytes]:
+        front = self._writer.front
+        yield from (front[at : at + PIECE_BYTES] for at in range(0, len(front), PIECE_BYTES))
+        yield from _told(self._data(), self.head.data_bytes)
+        yield self._writer.end()
+
+    def _data(self) -> Iterator[bytes]:
+        """Yield the bytes of all changes that have any."""
+        for change in self._writer.table:
+            if change.kind is disk_delta.Kind.DATA:
+                for _, piece in _pieces(self._disk, change):
+                    self._writer.feed(piece)
+                    yield piece
+
+
+def open_disk(file: BinaryIO) -> qcow2.Qcow2:
+    """Return the disk that a file has.
+
+    :raises errors.Unusable: it is no disk of Nova's
+    """
+    source = local_file.LocalFile(file.fileno(), str(file.name))
+    return qcow2.Qcow2(source, disk_delta.MAX_VIRTUAL_BYTES, may_have_backing=True)
+
+
+def zeros_of(told: agent_client.ZeroMap, virtual_size: int) -> Iterator[disk_delta.Extent]:
+    """Yield where an image has zeros, as changes of a disk that lies on it.
+
+    :param virtual_size: bytes of the disk; what is behind the image's end is zeros anyhow
+    """
+    for chunk_no in filter(told.is_zero, range(told.cut.chunk_count)):
+        at = chunk_no * told.cut.chunk_bytes
+        length = min(told.cut.chunk_bytes, virtual_size - at)
+        if length > 0:
+            yield disk_delta.Extent(at, length, disk_delta.Kind.ZERO)
+
+
+def _without_zeros(disk: qcow2.Qcow2) -> Iterator[disk_delta.Extent]:
+    """Yield the changes of a disk; bytes that are zeros are not sent as bytes."""
+    for change in disk.changes():
+        if change.kind is disk_delta.Kind.ZERO:
+            yield change
+            continue
+        for at, piece in _pieces(disk, change):
+            for begin in range(0, len(piece), BLOCK_BYTES):
+                block = piece[begin : begin + BLOCK_BYTES]
+                is_zero = block == _ZEROS[: len(block)]
+                kind = disk_delta.Kind.ZERO if is_zero else disk_delta.Kind.DATA
+                yield disk_delta.Extent(at + begin, len(block), kind)
+
+
+def _pieces(disk: qcow2.Qcow2, change: disk_delta.Extent) -> Iterator[tuple[int, bytes]]:
+    """Yield what a disk has of a change, and where."""
+    for at in range(change.at, change.stop, PIECE_BYTES):
+        piece = bytearray(min(PIECE_BYTES, change.stop - at))
+        disk.read_into(memoryview(piece), at)
+        time.sleep(0)  # Nova's other green threads have their turn, where it has such
+        yield at, bytes(piece)
+
+
+def _told(
+    pieces: Iterable[bytes], total_bytes: int, clock: Callable[[], float] = time.monotonic
+) -> Iterator[bytes]:
+    """Pass pieces on, and tell the log now and then how many there were."""
+    done_bytes, told_s = 0, clock()
+    for piece in pieces:
+        if (now_s := clock()) - told_s >= TELL_EVERY_S:
+            told_s = now_s
+            LOG.info("%d of %d bytes of changes are sent", done_bytes, total_bytes)
+        yield piece
+        done_bytes += len(piece)

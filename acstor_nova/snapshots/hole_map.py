@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A qcow2 without data that says where an image has zeros, and leads to its mirror for the rest.
+
+``qemu-img`` asks a raw file where its holes are, and a mirror cannot answer:
+the kernel's question (FUSE_LSEEK) does not reach the agent.  What is written
+here takes the place of the raw file.  The image's bytes are its *external
+data file*, where each cluster lies at its own offset; clusters of zero chunks
+are not allocated, and so read as zeros without being asked for.
+
+The format is QEMU's ``docs/interop/qcow2.txt``.  The rule: the file is for
+reading only, so it has no reference counts.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import BinaryIO
+
+from acstor_common.model import geometry
+
+MAX_CLUSTER_BYTES = 64 * geometry.KIB
+
+# Magic, version, backing file (where, length of its name), cluster bits, bytes of the disk, no
+# encryption, L1 table (entries, where), reference counts (where, clusters), snapshots (how many,
+# where), features (incompatible, compatible, autoclear), width of a count, length of the header.
+_HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII")
+_EXTERNAL_DATA_FILE = 1 << 2
+_ALLOCATED = 1 << 63
+_ENTRY_BYTES = 8
+_SECTOR_BYTES = 512
+
+
+def write_hole_map(file: BinaryIO, cut: geometry.Geometry, is_zero: Callable[[int], bool]) -> None:
+    """Write the map of an image to an empty file.
+
+    :param is_zero: says whether a chunk, by its number, has only zeros
+    """
+    cluster_bytes = min(cut.chunk_bytes, MAX_CLUSTER_BYTES)
+    clusters = -(-cut.size_bytes // cluster_bytes)
+    in_table = cluster_bytes // _ENTRY_BYTES
+    tables = -(-clusters // in_table)
+    l1_offset = 2 * cluster_bytes  # behind the header and a table of no reference counts
+    end = l1_offset + -(-tables * _ENTRY_BYTES // cluster_bytes) * cluster_bytes
+    file.write(_header(cut.size_bytes, cluster_bytes, tables, l1_offset))
+    for table_no in range(tables):
+        first = table_no * in_table
+        entries = [
+            0 if is_zero(no * cluster_bytes // cut.chunk_bytes) else no * cluster_bytes | _ALLOCATED
+            for no in range(first, min(first + in_table, clusters))
+        ]
+        if any(entries):
+            file.seek(l1_offset + table_no * _ENTRY_BYTES)
+            file.write(struct.pack(">Q", end | _ALLOCATED))
+            file.seek(end)
+            file.write(struct.pack(f">{len(entries)}Q", *entries))
+            end += cluster_bytes
+    file.truncate(end)
+
+
+def _header(size_bytes: int, cluster_bytes: int, tables: int, l1_offset: int) -> bytes:
+    return _HEADER.pack(
+        *(b"QFI\xfb", 3, 0, 0, cluster_bytes.bit_length() - 1),
+        -(-size_bytes // _SECTOR_BYTES) * _SECTOR_BYTES,  # what is behind the end reads as zeros
+        *(0, tables, l1_offset, cluster_bytes, 1, 0, 0),
+        *(_EXTERNAL_DATA_FILE, 0, 0, 4, _HEADER.size),
+    )

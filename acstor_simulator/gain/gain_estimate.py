@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cloud would gain: the few numbers that its operator knows, and the answer.
+
+A *rush* is simulated: many servers are created at once on hosts that never saw their image.  A
+*day* is calculated from it: of images that begin the day on no host, each is brought once for each
+host (or rack, or cloud) that uses it, and what one such time costs the rush has shown.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from acstor_simulator import simulation
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import topology
+
+WAYS = {"nova": "full copy, as Nova does", "alone": "acstor, each host alone", "today": "acstor"}
+"""The policies that are compared, and what people call them."""
+GB, MB = 1e9, 1e6
+UNPACKED = boot_traces.DEBIAN.data / boot_traces.DEBIAN.stored
+"""How many times larger an image is unpacked, where nobody says it: that of the demo's Debian."""
+PAYLOAD = 0.956
+"""Of a link, what TCP over Ethernet leaves for bytes of images."""
+LONGEST_S = 12 * 3600.0
+MOST_AT_ONCE = 1024
+MOST_HOSTS = 4096
+
+
+class WrongNumbersError(ValueError):
+    """The numbers fit no cloud; the message says which, and what would."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CloudParameters:
+    """A cloud, in numbers that its operator knows.
+
+    :param uplink_gbit: of a rack
+    :param store_gbit: of all that gives images away, together
+    :param images: that servers boot from
+    :param image_gb: as Glance has one of them
+    :param data_gb: the same unpacked, without holes; None: 3.2 times as much
+    :param at_once: servers that are created at once; None: one on each host, 1,024 at most
+    :param at_once_images: from so many images
+    :param boot_s: from power-on to login on a disk that is there
+    :param boot_mb: what a server reads of its image meanwhile
+    :param busy_percent: of links of hosts and racks, what other traffic takes
+    """
+
+    hosts: int = 40
+    racks: int = 2
+    link_gbit: float = 10.0
+    uplink_gbit: float = 40.0
+    store_gbit: float = 10.0
+    images: int = 20
+    image_gb: float = 2.0
+    data_gb: float | None = None
+    boots_a_day: int = 500
+    at_once: int | None = None
+    at_once_images: int = 1
+    boot_s: float = boot_traces.THINK_S
+    boot_mb: float = boot_traces.CHUNKS * boot_traces.CHUNK_BYTES / MB
+    busy_percent: float = 30.0
+    seed: int = 1
+
+    @property
+    def sizes(self) -> boot_traces.Sizes:
+        """How large an image is."""
+        data_gb = UNPACKED * self.image_gb if self.data_gb is None else self.data_gb
+        return boot_traces.Sizes(round(self.image_gb * GB), round(data_gb * GB))
+
+    @property
+    def rush(self) -> int:
+        """How many servers are created at once."""
+        return min(self.hosts, MOST_AT_ONCE) if self.at_once is None else self.at_once
+
+    @property
+    def shape(self) -> topology.Shape:
+        """The network; racks have equally many hosts, so there may be some more than asked for."""
+        link, uplink, store = (
+            gbit * topology.GBIT * PAYLOAD
+            for gbit in (self.link_gbit, self.uplink_gbit, self.store_gbit)
+        )
+        rack_hosts = -(-self.hosts // self.racks)
+        return topology.Shape(1, self.racks, rack_hosts, link, uplink, self.racks * uplink, store)
+
+    def check(self) -> None:
+        """Refuse numbers that do not fit each other.
+
+        :raises WrongNumbersError: what is wrong, and what would be right
+        """
+        rules = {
+            f"{self.racks} racks are too many for {self.hosts} hosts: "
+            f"give --racks {self.hosts} at most": self.racks <= self.hosts,
+            f"unpacked, an image cannot be smaller than {self.image_gb:g} GB as it is stored: "
+            f"give --data-gb {self.image_gb:g} or more": self.sizes.data >= self.sizes.stored,
+            f"a server reads {self.boot_mb:g} MB of an image that has "
+            f"{self.sizes.data / MB:g} MB: give --boot-mb {self.sizes.data // MB:g} at most, or a "
+            "larger --data-gb": self.boot_mb * MB <= self.sizes.data,
+            f"servers at once are of {self.at_once_images} images, and there are {self.images}: "
+            f"give --at-once-images {self.images} at most": self.at_once_images <= self.images,
+        }
+        for wrong, is_right in rules.items():
+            if not is_right:
+                raise WrongNumbersError(wrong)
+
+    def scenario(self) -> simulation.Scenario:
+        """Return the rush, as the simulator takes it."""
+        return simulation.Scenario(
+            self.shape,
+            guests=self.rush,
+            images=self.at_once_images,
+            mean=0.0,
+            cv=0.0,
+            chunks=max(1, round(self.boot_mb * MB / boot_traces.CHUNK_BYTES)),
+            common=0.0,
+            seed=self.seed,
+            busy=self.busy_percent / 100,
+            think_s=self.boot_s,
+            sizes=self.sizes,
+            longest_s=LONGEST_S,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class GainEstimate:
+    """What one way gives.
+
+    :param first_s: until a server has the first byte of its disk: half, 95 % and all of them
+    :param login_s: the same until its login prompt
+    :param whole_s: until the last host depends on nobody; None: it never does, or not in 12 hours
+    :param unbooted: servers of the rush that had not booted after 12 hours
+    :param storage_peak_gbit: out of the image store in its busiest second
+    :param uplink_peak_gbit: on the busiest link of a rack, one direction
+    :param day_storage_gb: out of the image store in a day
+    :param day_uplink_gb: over the racks' links in a day, both directions added
+    :param day_waits: servers of a day that are the first of their image on their host
+    """
+
+    way: str
+    first_s: tuple[float, float, float]
+    login_s: tuple[float, float, float]
+    whole_s: float | None
+    unbooted: int
+    storage_gb: float
+    storage_peak_gbit: float
+    uplink_gb: float
+    uplink_peak_gbit: float
+    day_storage_gb: float
+    day_uplink_gb: float
+    day_waits: float
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return what half, 95 % and all of the values are not above.
+
+    >>> percentiles([float(n) for n in range(1, 101)])
+    (50.0, 95.0, 100.0)
+    """
+    ordered = sorted(values) or [math.inf]
+    half, most = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.95))
+    return half, most, ordered[-1]
+
+
+def popularity(images: int) -> list[float]:
+    """Return the share of all boots that each image has: the second half of the first, and so on.
+
+    >>> popularity(2)
+    [0.6666666666666666, 0.3333333333333333]
+    """
+    weights = [1 / rank for rank in range(1, images + 1)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def first_uses(places: int, boots: int, images: int) -> float:
+    """Return how many times, on average, a place uses an image for the first time in a day.
+
+    >>> [round(first_uses(places, 500, 20), 1) for places in (1, 2, 40)]
+    [20.0, 39.7, 297.0]
+    """
+    return sum(places * (1 - (1 - p / places) ** boots) for p in popularity(images))
+
+
+def estimate_gain(question: CloudParameters, result: simulation.Result) -> GainEstimate:
+    """Return what a rush showed, and the day that follows from it."""
+    images, racks, hosts = result.used
+    cloud_day, rack_day, host_day = (
+        first_uses(places, question.boots_a_day, question.images)
+        for places in (1, question.racks, question.hosts)
+    )
+    if result.policy == "today":  # each host has its map from the storage; all else comes once
+        maps = question.sizes.map
+        day_storage = cloud_day * (result.storage_bytes - hosts * maps) / images + host_day * maps
+        day_uplink = rack_day * result.uplink_bytes / racks
+    else:
+        day_storage = host_day * result.storage_bytes / hosts
+        day_uplink = host_day * result.uplink_bytes / hosts
+    late = [math.inf] * result.unbooted
+    is_whole = len(result.whole_s) == hosts
+    return GainEstimate(
+        result.policy,
+        percentiles(result.ready_s + late),
+        percentiles(result.boot_s + late),
+        max(result.whole_s) if is_whole else None,
+        result.unbooted,
+        result.storage_bytes / GB,
+        result.storage_peak * 8 / GB,
+        result.uplink_bytes / GB,
+        result.uplink_peak * 8 / GB,
+        day_storage / GB,
+        day_uplink / GB,
+        host_day,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheSize:
+    """Room that images take in a host's cache: those of a day on average, and all of them."""
+
+    day_gb: float
+    all_gb: float
+
+
+def cache_size(question: CloudParameters) -> CacheSize:
+    """Return what room a host needs: images unpacked, and their boot images."""
+    image_gb = (question.sizes.data + boot_traces.PACKED * question.boot_mb * MB) / GB
+    a_host = first_uses(question.hosts, question.boots_a_day, question.images) / question.hosts
+    return CacheSize(a_host * image_gb, question.images * image_gb)
+
+
+def simulate(
+    question: CloudParameters, way: str, progress: Callable[[int], None] = lambda booted: None
+) -> simulation.Result:
+    """Return the rush, in one of ``WAYS``.
+
+    :raises WrongNumbersError: the numbers do not fit each other
+    """
+    question.check()
+    return simulation.simulate(question.scenario(), way, progress)

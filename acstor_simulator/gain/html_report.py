@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer as people read it: rows of numbers, pictures, and one HTML file that has all of it.
+
+The one rule: the page loads nothing from anywhere, and says what its numbers rest on.
+"""
+
+import html
+import io
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib import axes as mpl_axes
+from matplotlib import figure
+
+from acstor_simulator import simulation
+from acstor_simulator.gain import gain_estimate
+from acstor_simulator.gain import model_validation
+from acstor_simulator.model import boot_traces
+
+Row = tuple[str, list[str]]
+ASSUMPTIONS = (
+    "In the rush no host has anything of the images; in the day none has at its beginning. What "
+    "hosts have of the day before lowers both columns.",
+    "A day's servers are spread evenly over hosts; the second most popular image has half of the "
+    "servers of the first, the third a third. Images have nothing in common.",
+    "Each host's [acstor_agent] location names its rack, and the decision service runs. All other "
+    "options are as acstor has them without a line of configuration.",
+    "Each image has its boot image, which takes "
+    f"{boot_traces.PACKED:.0%} of what a server reads while it boots.",
+    "Other traffic takes the same part of each link all the time.",
+)
+LIMITS = (
+    "Disks and processors of hosts cost nothing, but for what Nova does with a file after its "
+    "download (5 s for a GB, measured). Where they are slow both ways are slower.",
+    "What Nova itself does for a server takes the same time in each way, and is left out. So is "
+    "what a server reads beside its boot image (0.5 MB of 58 MB when it was measured).",
+    "No host fails, nothing is lost, and no cache is too small.",
+    "What is fetched after a boot travels in larger pieces than in the product.",
+    "A day is calculated from the rush, with average numbers; it has no busy hours.",
+)
+
+
+class StrategyResult(NamedTuple):
+    """One way: its rush, and what follows."""
+
+    answer: gain_estimate.GainEstimate
+    result: simulation.Result
+
+
+def rows(told: Sequence[StrategyResult]) -> list[Row]:
+    """Return the numbers, a row each, with a column for each way."""
+    answers = [one.answer for one in told]
+    found: list[Row] = []
+    for name, field in (("First byte of its disk", "first_s"), ("Login prompt", "login_s")):
+        for at, share in enumerate(("half of the servers", "95 %", "all")):
+            found.append((f"{name}, {share}", [_s(getattr(a, field)[at]) for a in answers]))
+    found += [
+        ("Out of the image store", [_gb(a.storage_gb) for a in answers]),
+        ("  in its busiest second", [_gbit(a.storage_peak_gbit) for a in answers]),
+        ("Over links of racks, up and down", [_gb(a.uplink_gb) for a in answers]),
+        ("  on the busiest, its busiest second", [_gbit(a.uplink_peak_gbit) for a in answers]),
+        ("Last host has all of its image after", [_whole(a) for a in answers]),
+        ("A day: out of the image store", [_gb(a.day_storage_gb) for a in answers]),
+        ("A day: over links of racks", [_gb(a.day_uplink_gb) for a in answers]),
+        ("A day: servers first on their host", [f"{a.day_waits:.0f}" for a in answers]),
+    ]
+    return found
+
+
+def _s(seconds: float) -> str:
+    return "not in 12 h" if seconds == float("inf") else f"{seconds:.3g} s"
+
+
+def _gb(amount: float) -> str:
+    return f"{amount:.3g} GB" if amount < 999.5 else f"{amount:.0f} GB"
+
+
+def _gbit(rate: float) -> str:
+    return f"{rate:.3g} Gbit/s"
+
+
+def _whole(answer: gain_estimate.GainEstimate) -> str:
+    if answer.whole_s is not None:
+        return _s(answer.whole_s)
+    return _s(answer.first_s[-1]) if answer.way == "nova" else "not in 12 h"
+
+
+def cloud(question: gain_estimate.CloudParameters) -> list[str]:
+    """Return what is asked, in words."""
+    shape, sizes = question.shape, question.sizes
+    return [
+        f"{shape.hosts} hosts in {shape.racks} racks: {question.link_gbit:g} Gbit/s a host, "
+        f"{question.uplink_gbit:g} Gbit/s a rack, {question.store_gbit:g} Gbit/s out of the image "
+        f"store; {question.busy_percent:g} % of the links of hosts and racks in use by others",
+        f"{question.images} images of {sizes.stored / 1e9:.3g} GB, {sizes.data / 1e9:.3g} GB "
+        "unpacked",
+        f"rush: {question.rush} servers at once, of {question.at_once_images} image"
+        f"{'s' * (question.at_once_images > 1)}, each of which boots in {question.boot_s:g} s and "
+        f"reads {question.boot_mb:.3g} MB meanwhile",
+        f"day: {question.boots_a_day} servers of all images",
+    ]
+
+
+def cache_room(question: gain_estimate.CloudParameters) -> str:
+    """Return what room a host's cache needs, in words."""
+    room = gain_estimate.cache_size(question)
+    return (
+        f"Room on a host: {_gb(room.day_gb)} for the images of such a day on average, "
+        f"{_gb(room.all_gb)} for all {question.images}. Set cache_limit_bytes of acstor-agent to "
+        "what a host's servers use at a time; Nova's cache of images takes as much."
+    )
+
+
+def draw(told: Sequence[StrategyResult]) -> figure.Figure:
+    """Return the pictures: who waits how long, what the store gives when, and a day."""
+    picture = figure.Figure(figsize=(14, 4.2), layout="constrained")
+    logins, store, day = picture.subplots(1, 3)
+    for one in told:
+        name = gain_estimate.WAYS[one.answer.way]
+        seconds = sorted(one.result.boot_s)
+        shares = [100 * (at + 1) / len(seconds) for at in range(len(seconds))]
+        logins.step([0, *seconds], [0, *shares], where="post", label=name)
+        rates = [rate * 8 / gain_estimate.GB for rate in one.result.storage_rates]
+        store.plot(range(len(rates)), rates, label=name)
+    logins.set(title="Rush: servers at their login, %", xlabel="s", xlim=(0, None))
+    store.set(title="Rush: out of the image store, Gbit/s", xlabel="s", ylim=(0, None))
+    _draw_day(day, told)
+    logins.legend()
+    return picture
+
+
+def _draw_day(panel: mpl_axes.Axes, told: Sequence[StrategyResult]) -> None:
+    for at, one in enumerate(told):
+        gb = [one.answer.day_storage_gb, one.answer.day_uplink_gb]
+        panel.bar([at * 0.25, 1 + at * 0.25], gb, 0.25)
+    panel.set(title="A day: GB", xticks=[0.25, 1.25])
+    panel.set_xticklabels(["out of the image store", "over links of racks"])
+
+
+def _svg(picture: figure.Figure) -> str:
+    """Return a picture as HTML takes it in its text."""
+    text = io.StringIO()
+    picture.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _table(head: Sequence[str], lines: Sequence[Row]) -> str:
+    first = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    rest = "".join(
+        f"<tr><th>{html.escape(name)}</th>"
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        + "</tr>"
+        for name, cells in lines
+    )
+    return f"<table><tr>{first}</tr>{rest}</table>"
+
+
+def nearness() -> list[Row]:
+    """Return how near the model is to what was measured."""
+    return [
+        (
+            f"{gain_estimate.WAYS[one.way]}. {one.what}",
+            [
+                f"{one.measured:g} {one.unit}",
+                f"{one.modelled:g} {one.unit}",
+                f"{one.off:+.0%}",
+            ],
+        )
+        for one in model_validation.FIGURES
+    ]
+
+
+def make_page(question: gain_estimate.CloudParameters, told: Sequence[StrategyResult]) -> str:
+    """Return the page."""
+    ways = [gain_estimate.WAYS[one.answer.way] for one in told]
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>What a cloud gains with acstor</title>
+<style>body {{ font-family: sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em }}
+table {{ border-collapse: collapse }} th, td {{ padding: .3em .8em; border-bottom: 1px solid #ccc }}
+th {{ text-align: left; font-weight: normal }} td {{ text-align: right }}
+svg {{ width: 100%; height: auto }}</style></head><body>
+<h1>What a cloud gains with acstor</h1>
+<p>Simulated, not measured.</p>
+<h2>The cloud</h2>{_list(cloud(question))}
+<h2>The numbers</h2>{_table(["", *ways], rows(told))}
+<p>{html.escape(cache_room(question))}</p>
+{_svg(draw(told))}
+<h2>What is assumed</h2>{_list(ASSUMPTIONS)}
+<h2>What is not in the model</h2>{_list(LIMITS)}
+<h2>How near the model is</h2>
+<p>Links of 100 Mbit/s, guests emulated. The model's constants come from the first and the third
+line, the ratio of a boot image to its boot, and the guest's own time on four hosts.</p>
+{_table(["", "measured", "model", "off by"], nearness())}
+</body></html>
+"""

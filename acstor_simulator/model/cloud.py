@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts on a tree of switches, and a storage: the world that policies act in.
+
+What a host does with a chunk its machine decides, ``acstor_agent.engine``, as in an agent;
+here are the way of each message, and the storage.  A host notes how long it waited for whom, as its
+samples tell it.  What is left out is listed in doc/source/contributor/simulator.rst.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Sequence
+from typing import Any
+
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import engine
+from acstor_agent.engine import identity
+from acstor_agent.engine import priority
+from acstor_agent.engine import settings as settings_
+from acstor_agent.engine.serve import authorization
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import decision_messages
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import host_prefetch
+from acstor_simulator.model import network
+from acstor_simulator.model import topology
+from acstor_simulator.model import virtual_host
+
+CHUNK_BYTES = boot_traces.CHUNK_BYTES
+MESSAGE_S = 0.0001
+"""A message between two hosts, without the bytes of chunks."""
+NOTHING = ids.Content(ids.ZERO_CID)
+
+
+@dataclasses.dataclass
+class Counts:
+    """What crossed the network, by where it came from: chunks, or what stands for them."""
+
+    storage: int = 0
+    peer: int = 0
+
+
+class Host(virtual_host.Host):
+    """One host, which notes how long its guests, or those of others, waited for whom.
+
+    :ivar images: that its guests have, and what is fetched ahead of them
+    :ivar waited: chunks that came of late, and the seconds that they took, added up, by who gave
+        them; None is the storage
+    """
+
+    world: "Cloud"
+    lag_s = 0.01
+
+    def __init__(
+        self,
+        world: "Cloud",
+        name: ids.HostId,
+        number: int,
+        table: hash_ring.Ring,
+        settings: settings_.Settings,
+        may_refer: bool,
+        urgency: priority.Priority,
+    ) -> None:
+        super().__init__(world, name)
+        self.number, self.may_refer, self._urgency = number, may_refer, urgency
+        self.images: dict[ids.ImageId, host_prefetch.HostPrefetch] = {}
+        self.waited: dict[ids.HostId | None, tuple[int, float]] = {}
+        self._asked_s: dict[int, float] = {}
+        self.core = engine.Engine(
+            name,
+            table,
+            cache=self.cache,
+            rights=authorization.Authorization(name, world, identity.ByContent(), self.images),
+            rng=random.Random(f"{world.seed}/{name}"),
+            settings=settings,
+        )
+
+    def attach(self, image: boot_traces.Image) -> None:
+        """Have a guest of an image."""
+        if image.image_id not in self.images:
+            self.images[image.image_id] = host_prefetch.HostPrefetch(self, image.chunks, self.cache)
+
+    def have(
+        self, chunk: chunk_ref.ChunkRef, done: Callable[[], None], guest: Hashable = None
+    ) -> bool:
+        """Have a chunk for a guest.
+
+        :param done: is called when it is there, unless it is now
+        :param guest: has turns of his own at the storage
+        :return: it is there
+        """
+        prefetching = self.images[chunk.image_id]
+        if chunk.cid in self.cache:
+            prefetching.read((chunk,))
+            return True
+        prefetching.waited_for(chunk)
+
+        def answered(answer: actions.Complete) -> None:
+            assert answer.failure is None, answer.why
+            self.call(given)
+
+        def given() -> None:
+            prefetching.read((chunk,))
+            done()
+
+        self.read((chunk,), self._urgency, answered, opener=guest)
+        return False
+
+    def fetch(
+        self,
+        what: chunk_ref.ChunkRef,
+        urgency: priority.Priority,
+        done: Callable[[], None],
+        guest: Hashable = None,
+    ) -> bool:
+        """Have what is no chunk of a mirror: a frame of a boot image, or a piece of what is left.
+
+        :return: it is there; else ``done`` is called when it is
+        """
+        if what.cid in self.cache:
+            return True
+
+        def answered(answer: actions.Complete) -> None:
+            assert answer.failure is None, answer.why
+            self.call(done)
+
+        self.read((what,), urgency, answered, opener=guest)
+        return False
+
+    def _heard(self, heard: actions.Heard) -> None:
+        for prefetching in self.images.values():
+            self.call(prefetching.heard, heard.here)
+
+    def waited_for(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
+        """Note how long somebody waited for chunks; for none if nobody waits any more."""
+        count, before_s = self.waited.get(giver, (0, 0.0))
+        self.waited[giver] = count + chunks, before_s + took_s
+
+    def take_waited(self) -> dict[ids.HostId | None, decision_messages.TimedTraffic]:
+        """Return what came since the last call, by the peer that gave it; None is the storage."""
+        taken, self.waited = self.waited, {}
+        return {
+            giver: decision_messages.TimedTraffic(count * CHUNK_BYTES, took_s)
+            for giver, (count, took_s) in taken.items()
+        }
+
+    def _ask(self, ask: actions.Ask) -> None:
+        urgent = (number for number, _, attempt in ask.chunks() if attempt.priority.is_urgent)
+        self._asked_s.update(dict.fromkeys(urgent, self.world.now))
+        super()._ask(ask)
+
+    def _answered(self, host: ids.HostId, answers: list[Any]) -> None:
+        for answer in answers:
+            asked_s = self._asked_s.pop(answer.number, None)
+            if asked_s is not None and isinstance(answer, actions.Given):
+                self.waited_for(host, self.world.now - asked_s)
+        super()._answered(host, answers)
+
+    def _cancel(self, cancel: actions.Cancel) -> None:
+        asked = (self._asked_s.pop(number, None) for number in cancel.numbers)
+        given_up_s = [self.world.now - asked_s for asked_s in asked if asked_s is not None]
+        timeout_s = self.core.context.requests_out.timeout_s
+        took_s = sum(s for s in given_up_s if s < timeout_s)  # else it does not answer at all
+        if took_s:
+            self.waited_for(cancel.host, took_s, chunks=0)
+        super()._cancel(cancel)
+
+
+class Cloud(authorization.ChunkMaps):
+    """The hosts and the network between them, at one moment of virtual time.
+
+    :param images: what each of them has, in the order of its chunks
+    :param packed: of what is fetched after a boot, the share that the storage has to send, since
+        images lie there compressed
+    """
+
+    def __init__(
+        self,
+        tree: topology.Tree,
+        images: Sequence[boot_traces.Image] = (),
+        seed: int = 0,
+        packed: float = 1.0,
+    ) -> None:
+        self.agenda = network.EventQueue()
+        self.tree, self.seed = tree, seed
+        self.counts = Counts()
+        self.hosts: dict[ids.HostId, Host] = {}
+        self._named = {
+            (image.image_id, chunk.offset): ids.Content(chunk.cid)
+            for image in images
+            for chunk in (*image.chunks, *image.rest)
+        }
+        self._packed = {
+            piece.cid: round(packed * piece.length) for image in images for piece in image.rest
+        }
+
+    @property
+    def now(self) -> float:
+        """The time, in seconds."""
+        return self.agenda.now
+
+    def add(
+        self,
+        name: ids.HostId,
+        table: hash_ring.Ring,
+        settings: settings_.Settings,
+        may_refer: bool,
+        urgency: priority.Priority,
+    ) -> Host:
+        """Put the next host in its place."""
+        host = Host(self, name, len(self.hosts), table, settings, may_refer, urgency)
+        self.hosts[name] = host
+        return host
+
+    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content`."""
+        return self._named.get((image_id, offset), NOTHING)
+
+    def content_of(self, cid: ids.Cid) -> Any:
+        """Return what stands for the bytes of a chunk: its name."""
+        return cid
+
+    # Time and messages
+
+    def later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
+        """Call something of a host after a while."""
+        self.agenda.after(after_s, call, *what)
+
+    def connection(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
+        """Return the connection that a host has opened to another one."""
+        return opener, other
+
+    def host_of(self, connection: Hashable) -> ids.HostId:
+        """Return who opened a connection."""
+        assert isinstance(connection, tuple)
+        return ids.HostId(connection[0])
+
+    def is_there(self, name: ids.HostId) -> bool:
+        """Say whether a host can be reached."""
+        return name in self.hosts
+
+    def send(
+        self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
+    ) -> bool:
+        """Send something without chunks: it waits in no queue, and takes no room on links."""
+        if not self.is_there(to):
+            return False
+        connection = self.connection(sender.name, to)
+        self.agenda.after(MESSAGE_S, self.hosts[to].receive, sender.name, connection, message)
+        return True
+
+    def send_on(
+        self, connection: Hashable, sender: Host, to: ids.HostId, message: Any, size_bytes: int
+    ) -> None:
+        """Send answers: chunks one after the other, each of which is there for itself."""
+        if not isinstance(message, virtual_host.Responses):
+            self.agenda.after(MESSAGE_S, self.hosts[to].receive, sender.name, connection, message)
+            return
+        given = [answer for answer in message.answers if isinstance(answer, actions.Given)]
+        others = [answer for answer in message.answers if not isinstance(answer, actions.Given)]
+        arrive, receiver = self._arrive, self.hosts[to]
+        if others:
+            self.agenda.after(MESSAGE_S, arrive, connection, sender, receiver, others, not given)
+        self.counts.peer += len(given)
+        way = self.tree.way(sender.number, receiver.number) if given else ()
+        for answer in given:
+            what = connection, sender, receiver, [answer], answer is given[-1]
+            network.send(self.agenda, way, answer.want.length, MESSAGE_S, arrive, *what)
+
+    def _arrive(
+        self, connection: Hashable, sender: Host, to: Host, answers: list[Any], is_last: bool
+    ) -> None:
+        to.receive(sender.name, connection, virtual_host.Responses(answers))
+        if is_last:
+            sender.acknowledged(connection)
+
+    # The storage
+
+    def read_source(self, host: Host, read: actions.ReadSource) -> None:
+        """Let the storage give each chunk for itself; it always does."""
+        for index, chunk in enumerate(read.wants):
+            size_bytes = self._packed.get(chunk.cid, chunk.length)
+            self.from_storage(host, size_bytes, self._gave, host, read, index, self.now)
+
+    def _gave(self, host: Host, read: actions.ReadSource, index: int, asked_s: float) -> None:
+        if read.priority.is_urgent:
+            host.waited_for(None, self.now - asked_s)
+        told = [(index, self.content_of(read.wants[index].cid))]
+        host.do(host.core.source_gave(self.now, read.number, told))
+
+    def from_storage(
+        self, host: Host, size_bytes: int, arrive: Callable[..., None], *what: Any
+    ) -> None:
+        """Bring something from the storage to a host, past all other hosts."""
+        self.counts.storage += 1
+        way = self.tree.way_from_storage(host.number)
+        network.send(self.agenda, way, size_bytes, self.tree.shape.storage_s, arrive, *what)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host fetches ahead for its guests of one image, because neighbours have it.
+
+As in an agent's mirror, the cores of chunk states and of prefetching say what; here it is asked
+for, and what comes of it is noted.
+"""
+
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+from acstor_agent.core.images import chunk_state
+from acstor_agent.engine import actions
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority
+from acstor_agent.engine.gossip import prefetch
+from acstor_common.model import ids
+from acstor_common.model import segments
+from acstor_simulator.model import virtual_host
+
+UNDER_WAY = 32
+"""Chunks of an image at a time, as an agent has them."""
+
+_E = chunk_state.ChunkEvent
+
+
+class HostPrefetch:
+    """The prefetch of one image on one host.
+
+    :param chunks: of the image; a content that it has several times counts as its first
+    :param here: what the host has in its cache
+    :param trust: see :class:`prefetch.Prefetcher`
+    :ivar asked: chunks that were prefetched, by number; ``prefetched``: so many of them came
+    """
+
+    def __init__(
+        self,
+        host: virtual_host.Host,
+        chunks: Sequence[chunk_ref.ChunkRef],
+        here: Collection[ids.Cid],
+        *trust: Any,
+    ) -> None:
+        self.states = chunk_state.ChunkStates(len(chunks))
+        self.prefetcher = prefetch.Prefetcher(self.states, *trust)
+        self.asked: set[int] = set()
+        self.prefetched = 0
+        self._host, self._chunks, self._here = host, chunks, here
+        self._index = {chunk.oid: number for number, chunk in reversed([*enumerate(chunks)])}
+        self._segments: dict[ids.Oid, list[chunk_ref.ChunkRef]] = {}
+        for chunk in chunks:
+            self._segments.setdefault(chunk.place, []).append(chunk)
+
+    def heard(self, told: Iterable[segments.Chunks]) -> None:
+        """Note what neighbours have, and fetch what is of use here."""
+        for segment, bits in told:
+            for chunk in self._segments.get(segment, ()):
+                if chunk.bit & bits and chunk.cid not in self._here:
+                    self.prefetcher.advertised(self._index[chunk.oid])
+        self._fetch_some()
+
+    def waited_for(self, chunk: chunk_ref.ChunkRef) -> None:
+        """Note that a guest has to wait for a chunk."""
+        self.prefetcher.fetched_on_demand(self._index[chunk.oid])
+
+    def let_go(self, chunk: chunk_ref.ChunkRef) -> None:
+        """Note that a chunk has left the cache."""
+        self.states.apply(self._index[chunk.oid], _E.EVICTED)
+
+    def read(self, chunks: Iterable[chunk_ref.ChunkRef]) -> None:
+        """Note that a guest was given chunks: their prefetch has proved right."""
+        if not (self.states.unmatched or self.states.under_way):
+            return
+        matched = self.states.matched
+        for chunk in chunks:
+            self.states.apply(self._index[chunk.oid], _E.DEMAND_ARRIVED)
+        if self.states.matched != matched:
+            self._fetch_some()
+
+    def _fetch_some(self) -> None:
+        for number in self.prefetcher.take(UNDER_WAY - self.states.under_way):
+            if self._chunks[number].cid in self._here:
+                self.states.apply(number, _E.PREFETCH_ARRIVED)
+                continue
+
+            def done(answer: actions.Complete, number: int = number) -> None:
+                self._host.call(self._done, number, answer.failure is None)
+
+            self.asked.add(number)
+            self._host.read([self._chunks[number]], priority.Priority.ADVERTISED, done)
+
+    def _done(self, number: int, is_here: bool) -> None:
+        self.prefetched += is_here
+        self.states.apply(number, _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED)
+        self._fetch_some()

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host does with an image before, and after, its guests read it.
+
+Stock Nova copies all of it first.  An agent has its chunk map, loads its boot image ahead of the
+guests, and a minute after the boot fetches what is missing (``keep_images = host``), at the rate
+that its own rules of pace allow (``acstor_agent.core.images.fill_rate``).
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
+from acstor_agent.core.images import fill_rate
+from acstor_agent.engine import chunk_ref
+from acstor_agent.engine import priority
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import cloud
+
+Priority = priority.Priority
+PIECE_BYTES = 1 << 20
+"""A download is so many bytes at a time..."""
+WINDOW = 4
+"""... of which so many are on their way, so that downloads share links evenly."""
+UNPACK_S_PER_BYTE = 5e-9
+"""What Nova does with a file that it has downloaded (copies, unpacks, checks): of 15 to 20 s that
+were measured beside the download of 2.1 and 2.2 GB (benchmark P12), less the 4 s of Nova's own."""
+FRAMES_UNDER_WAY = 8
+PIECES_UNDER_WAY = 8
+QUIET_S = 60.0
+"""So long after a boot an agent begins to fetch what is missing."""
+
+
+class Delivery:
+    """What has to happen on a host before its guests can read an image; here: nothing.
+
+    :param told: is called when nothing more will happen, with the seconds since the beginning
+    :ivar goes_on: after guests have booted something is still to come
+    """
+
+    goes_on = False
+
+    def __init__(
+        self,
+        host: cloud.Host,
+        image: boot_traces.Image,
+        sizes: boot_traces.Sizes,
+        told: Callable[[float], None],
+    ) -> None:
+        self.host, self.image, self.sizes = host, image, sizes
+        self._told, self._began_s = told, host.world.now
+        self._waiting: list[Callable[[], None]] = []
+        self._is_ready = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Do what has to be done."""
+        self.ready()
+
+    def when_ready(self, call: Callable[[], None]) -> None:
+        """Call something when guests can begin, at once if they can now."""
+        if self._is_ready:
+            call()
+        else:
+            self._waiting.append(call)
+
+    def ready(self) -> None:
+        """Let guests begin."""
+        self._is_ready = True
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
+
+    def ended(self) -> None:
+        """Note that all of the image is here."""
+        self._told(self.host.world.now - self._began_s)
+
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+        """Say whether something is here; else ``done`` is called when it is."""
+        return self.host.have(what, done, guest)
+
+
+class Storage(Delivery):
+    """Nothing is kept: guests read the storage."""
+
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+        """Let the storage give it."""
+        self.host.world.from_storage(self.host, what.length, done)
+        return False
+
+
+class Attach(Delivery):
+    """A mirror without a boot image."""
+
+    def begin(self) -> None:
+        """Attach the image; its map takes no room on links here."""
+        self.host.attach(self.image)
+        self.ready()
+
+
+class Copy(Delivery):
+    """Stock Nova: the file is downloaded and unpacked; then all of it is here."""
+
+    def begin(self) -> None:
+        """Download it."""
+        count = -(-self.sizes.stored // PIECE_BYTES)
+        self._left, self._under_way = count, 0
+        for _ in range(min(WINDOW, count)):
+            self._more()
+
+    def _more(self) -> None:
+        self._left -= 1
+        self._under_way += 1
+        self.host.world.from_storage(self.host, PIECE_BYTES, self._came)
+
+    def _came(self) -> None:
+        self._under_way -= 1
+        if self._left:
+            self._more()
+        elif not self._under_way:
+            agenda = self.host.world.agenda
+            agenda.after(UNPACK_S_PER_BYTE * self.sizes.stored, self.ready)
+
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+        """Say that it is here."""
+        return True
+
+
+class BootImage(Delivery):
+    """A mirror with a boot image, of an image that becomes whole afterwards."""
+
+    goes_on = True
+
+    def begin(self) -> None:
+        """Read the chunk map; then load the boot image, as far as guests have not."""
+        self.host.attach(self.image._replace(reads=[]))
+        self._pacer = fill_rate.Pacer()
+        self._under_way = 0
+        world = self.host.world
+        world.from_storage(self.host, max(1, self.sizes.map), self._attached)
+
+    def _attached(self) -> None:
+        self._frames = iter(self.image.chunks)
+        self.ready()
+        for _ in range(FRAMES_UNDER_WAY):
+            self._load()
+
+    def _load(self) -> None:
+        for frame in self._frames:
+            self._under_way += 1
+            if not self.host.fetch(frame, Priority.SOON, self._loaded):
+                return
+            self._under_way -= 1
+        if not self._under_way:
+            self._under_way = -1  # once
+            self.host.world.agenda.after(QUIET_S, self._fill)
+
+    def _loaded(self) -> None:
+        self._under_way -= 1
+        self._load()
+
+    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+        """Have the frame that a guest needs."""
+        return self.host.fetch(what, Priority.GUEST, done, guest)
+
+    # What is missing
+
+    def _fill(self) -> None:
+        _, received = self.host.world.tree.nic(self.host.number)
+        self._pacer.bytes_s = fill_rate.SHARE * received.rate
+        self._left, self._under_way = list(self._in_order(self.image.rest))[::-1], 0
+        self._fill_more()
+
+    def _in_order(self, rest: Sequence[chunk_ref.ChunkRef]) -> Iterator[chunk_ref.ChunkRef]:
+        """Yield what this host is the home of, then the others from a place of its own on."""
+        is_home = self.host.core.context.ring.is_home
+        own = {piece.cid for piece in rest if is_home(piece.oid)}
+        first = self.host.number * len(rest) // max(1, len(self.host.world.hosts))
+        yield from (piece for piece in rest if piece.cid in own)
+        yield from (piece for piece in (*rest[first:], *rest[:first]) if piece.cid not in own)
+
+    def _fill_more(self) -> None:
+        agenda = self.host.world.agenda
+        while self._left and self._under_way < PIECES_UNDER_WAY:
+            wait_s = self._pacer.wait_s(self._left[-1].length, agenda.now)
+            if wait_s:
+                if not self._under_way:
+                    agenda.after(wait_s, self._fill_more)
+                return
+            self._under_way += 1
+            if self.host.fetch(self._left.pop(), Priority.WHOLE, self._filled):
+                self._under_way -= 1
+        if not self._left and not self._under_way:
+            self.ended()
+
+    def _filled(self) -> None:
+        self._under_way -= 1
+        self._fill_more()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What links carry, second by second: sums and peaks.
+
+The one rule: what is counted has been carried; what queues for a link is not.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+
+from acstor_simulator.model import network
+
+LOOK_S = 1.0
+
+
+class LinkMeter:
+    """Looks at links once a second.
+
+    :ivar peak: of each of them, the most bytes per second
+    :ivar rates: bytes per second of all of them together, second by second
+    """
+
+    def __init__(
+        self,
+        agenda: network.EventQueue,
+        links: Sequence[network.Link],
+        begin_s: float,
+        goes_on: Callable[[], bool],
+    ) -> None:
+        self.peak = [0.0] * len(links)
+        self.rates: list[float] = []
+        self._agenda, self._links, self._goes_on = agenda, links, goes_on
+        self._before = [0.0] * len(links)
+        agenda.after(begin_s, self._look)
+
+    @property
+    def sent(self) -> float:
+        """All bytes that the links have carried."""
+        return sum(link.sent(self._agenda.now) for link in self._links)
+
+    def _look(self) -> None:
+        now = [link.sent(self._agenda.now) for link in self._links]
+        rates = [(b - a) / LOOK_S for a, b in zip(self._before, now, strict=True)]
+        self.peak = [max(pair) for pair in zip(self.peak, rates, strict=True)]
+        self.rates.append(sum(rates))
+        self._before = now
+        if self._goes_on():
+            self._agenda.after(LOOK_S, self._look)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is the home of a chunk: the product's ring, and the decisions that change it.
+
+A collection is handed to the cores of the decision service as the samples that
+agents would cast; what they decide is the ring from then on.
+"""
+
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+from typing import Protocol
+
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.util import minhash
+from acstor_common.wire import decision_messages
+from acstor_decision.core import decider
+from acstor_decision.core import ring_conversion
+from acstor_decision.core import threshold
+from acstor_decision.core.membership import members
+from acstor_simulator.model import topology
+
+VNODES = 100
+POD = 2
+"""Hosts of one pod are nearer than this, in levels of a location."""
+
+
+class Figures(NamedTuple):
+    """What a host tells of a collection.
+
+    :param others: bytes that are not chunks
+    :param peers: what it waited for, by who gave it
+    """
+
+    others: decision_messages.Traffic
+    peers: dict[ids.HostId, decision_messages.TimedTraffic]
+    source: decision_messages.TimedTraffic
+
+
+class Holding(Protocol):
+    """A host that holds chunks."""
+
+    @property
+    def cache(self) -> Collection[ids.Cid]:
+        """What it holds."""
+
+
+class Table:
+    """A ring of equal hosts, which no traffic changes.
+
+    :ivar remaps: rings that gave v-nodes to other hosts; what a ring says of places is none
+    :param near: homes are nearer to the reader than this many levels (S4, Algorithm 1)
+    """
+
+    def __init__(self, tree: topology.Tree, near: int | None = None) -> None:
+        self.remaps = 0
+        self.hosts = [ids.HostId(f"h{number}") for number in range(tree.shape.hosts)]
+        self._tree = tree
+        vnodes = max(1, min(VNODES, hash_ring.MAX_POINTS // len(self.hosts)))
+        hosts = (
+            hash_ring.RingHost(host, self.address(number), vnodes, tree.location_of(number))
+            for number, host in enumerate(self.hosts)
+        )
+        self.ring = hash_ring.Ring(1, tuple(hosts), near)
+
+    def address(self, number: int) -> str:
+        """Return where the agent of a host would listen."""
+        return f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7201"
+
+    def collected(
+        self, collection: int, figures: Sequence[Figures], interval_s: float
+    ) -> hash_ring.Ring | None:
+        """Note a collection: what each host would tell of it; return the new ring, if any."""
+        return None
+
+
+class TrafficTable(Table):
+    """The ring that the decision service makes of the traffic.
+
+    :param held: the hosts, which say what chunks they hold
+    :param rules: of the service
+    :param follows_switches: whether busy switches shorten the ways (S4, Algorithm 2)
+    """
+
+    def __init__(
+        self,
+        tree: topology.Tree,
+        held: Mapping[ids.HostId, Holding],
+        rules: decider.Policy,
+        follows_switches: bool = False,
+    ) -> None:
+        super().__init__(tree)
+        self._held = held
+        self._follows_switches = follows_switches
+        self._members = members.Members(members.Limits())
+        first = ring_conversion.from_ring(self.ring)
+        self._decider = decider.Decider(rules, self._members, first)
+
+    def collected(
+        self, collection: int, figures: Sequence[Figures], interval_s: float
+    ) -> hash_ring.Ring | None:
+        """Cast every host's sample to the cores, and use the table that they decide on."""
+        now_s = collection * interval_s
+        for number, told in enumerate(figures):
+            self._members.hear(self._sample(number, told, collection, interval_s), now_s, now_s)
+        decision = self._decide(now_s)
+        if decision is None:
+            return None
+        self._decider.adopt(decision)
+        self.ring = self._publish(decision.table)
+        self.remaps += decision.moved > 0
+        return self.ring
+
+    def _sample(
+        self, number: int, told: Figures, collection: int, interval_s: float
+    ) -> decision_messages.Sample:
+        host = self.hosts[number]
+        return decision_messages.Sample(
+            host=host,
+            address=self.address(number),
+            location=self._place(number),
+            session=number,
+            started_s=0.0,
+            number=collection,
+            sent_s=collection * interval_s,
+            interval_s=interval_s,
+            link_bytes_s=int(self._tree.shape.host_rate),
+            total=told.others,
+            sketch=minhash.make_sketch(self._held[host].cache),
+            peers={
+                peer: decision_messages.PeerTraffic(timed.received, 0, timed)
+                for peer, timed in told.peers.items()
+            },
+            source=told.source,
+        )
+
+    def _place(self, number: int) -> str:
+        """Return the location that a host tells."""
+        return self._tree.location_of(number)
+
+    def _decide(self, now_s: float) -> decider.Decision | None:
+        loads = self._tree.switch_loads() if self._follows_switches else []
+        self._decider.observe(threshold.busy_levels(loads))
+        return self._decider.decide(now_s)
+
+    def _publish(self, table: decider.Table) -> hash_ring.Ring:
+        return ring_conversion.to_ring(table, self.ring.epoch + 1)
+
+
+class PrintedTable(TrafficTable):
+    """The ring that S4's rules make as they are printed.
+
+    Lambda says how many v-nodes there are.  No hosts are a group; where more than half of a level's
+    switches are busy, homes have to be beneath that level.
+
+    :param factor: lambda of Equation 1
+    """
+
+    def __init__(
+        self, tree: topology.Tree, held: Mapping[ids.HostId, Holding], factor: float
+    ) -> None:
+        rules = decider.Policy(factor=factor)
+        super().__init__(tree, held, rules)
+        self._near: int | None = None
+        first = ring_conversion.from_ring(self.ring)
+        places = {host: place._replace(location="") for host, place in first.places.items()}
+        self._decider = decider.Decider(rules, self._members, first._replace(places=places))
+
+    def collected(
+        self, collection: int, figures: Sequence[Figures], interval_s: float
+    ) -> hash_ring.Ring | None:
+        """Note a collection; busy switches alone make another ring, too."""
+        before = self._near
+        self._near = min(threshold.busy_levels(self._tree.switch_loads()), default=None)
+        made = super().collected(collection, figures, interval_s)
+        if made is None and self._near != before:
+            made = self.ring = self._publish(self._decider.table)
+        return made
+
+    def _place(self, number: int) -> str:
+        return ""
+
+    def _publish(self, table: decider.Table) -> hash_ring.Ring:
+        """Return the ring, with the places that Algorithm 1 looks at."""
+        numbers = {host: number for number, host in enumerate(self.hosts)}
+        places = {
+            host: place._replace(location=self._tree.location_of(numbers[host]))
+            for host, place in table.places.items()
+        }
+        near = threshold.Thresholds(self._near)
+        return super()._publish(table._replace(places=places, thresholds=near))

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tree of switches: which links lie between two hosts, and how far apart they are.
+
+The tree has racks of hosts (edge switches), pods of racks (aggregate switches)
+and one root; the storage hangs at the root.  Distance counts switches on the way,
+as in S4: 1 in a rack, 3 in a pod, 5 across the root.
+"""
+
+import dataclasses
+
+from acstor_decision.core import threshold
+from acstor_simulator.model import network
+
+GBIT = 1e9 / 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How large the tree is, and how fast its links are (bytes per second).
+
+    The default is the data centre of S4, section 5.8: 4 x 8 x 8 hosts.
+
+    :param storage_s: what a range request to the image store takes, whatever its size (measured on
+        Glance), beside the way of its bytes
+    """
+
+    pods: int = 4
+    racks: int = 8
+    rack_hosts: int = 8
+    host_rate: float = GBIT
+    edge_rate: float = GBIT
+    aggregate_rate: float = 10 * GBIT
+    storage_rate: float = GBIT
+    storage_s: float = 0.007
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts."""
+        return self.pods * self.racks * self.rack_hosts
+
+
+ONE_SWITCH = Shape(pods=1, racks=1, rack_hosts=32)
+"""The cluster of S4, section 5.1: 32 hosts on one switch."""
+
+
+class _Cable:
+    """Both directions of a link, seen from the end that is farther from the root."""
+
+    def __init__(self, name: str, rate: float) -> None:
+        self.up = network.Link(f"{name} up", rate)
+        self.down = network.Link(f"{name} down", rate)
+
+    def load(self) -> threshold.SwitchLoad:
+        """Return what the busier direction carries besides chunks."""
+        return threshold.SwitchLoad(max(self.up.others, self.down.others), self.up.capacity)
+
+
+class Tree:
+    """The links of a cloud.
+
+    >>> tree = Tree(Shape(pods=2, racks=2, rack_hosts=2))
+    >>> [tree.distance(0, other) for other in range(8)]
+    [0, 1, 3, 3, 5, 5, 5, 5]
+    >>> [link.name for link in tree.way(0, 2)]
+    ['host 0 up', 'edge 0 up', 'edge 1 down', 'host 2 down']
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        racks = shape.pods * shape.racks
+        self._hosts = [_Cable(f"host {n}", shape.host_rate) for n in range(shape.hosts)]
+        self._edges = [_Cable(f"edge {n}", shape.edge_rate) for n in range(racks)]
+        self._pods = [_Cable(f"aggregate {n}", shape.aggregate_rate) for n in range(shape.pods)]
+        self.storage = network.Link("storage up", shape.storage_rate)
+        self._ways: dict[tuple[int, int], tuple[network.Link, ...]] = {}
+
+    def rack_of(self, host: int) -> int:
+        """Return the number of a host's rack."""
+        return host // self.shape.rack_hosts
+
+    def pod_of(self, host: int) -> int:
+        """Return the number of a host's pod."""
+        return self.rack_of(host) // self.shape.racks
+
+    def location_of(self, host: int) -> str:
+        """Return where a host is, as ring tables write it."""
+        return f"pod{self.pod_of(host)}/rack{self.rack_of(host)}"
+
+    def distance(self, one: int, other: int) -> int:
+        """Return how many switches lie between two hosts."""
+        if one == other:
+            return 0
+        if self.rack_of(one) == self.rack_of(other):
+            return 1
+        return 3 if self.pod_of(one) == self.pod_of(other) else 5
+
+    def within(self, host: int, reach: int) -> range:
+        """Return the hosts that are no farther from a host than ``reach``, itself too."""
+        size = {1: self.shape.rack_hosts, 3: self.shape.racks * self.shape.rack_hosts}.get(
+            reach, self.shape.hosts
+        )
+        first = host - host % size
+        return range(first, first + size)
+
+    def way(self, sender: int, receiver: int) -> list[network.Link]:
+        """Return the links from one host to another, in order."""
+        here, there = self._hosts[sender], self._hosts[receiver]
+        if sender == receiver:
+            return []
+        return [here.up, *self._between(self.rack_of(sender), self.rack_of(receiver)), there.down]
+
+    def _between(self, rack: int, other: int) -> tuple[network.Link, ...]:
+        """Return the links from one rack's switch to another's, in order."""
+        found = self._ways.get((rack, other))
+        if found is None:
+            ends = [(self._edges[rack], self._edges[other])] if rack != other else []
+            pod, other_pod = rack // self.shape.racks, other // self.shape.racks
+            ends += [(self._pods[pod], self._pods[other_pod])] if pod != other_pod else []
+            ups, downs = [cable.up for cable, _ in ends], [cable.down for _, cable in ends[::-1]]
+            found = self._ways[rack, other] = (*ups, *downs)
+        return found
+
+    def way_from_storage(self, receiver: int) -> list[network.Link]:
+        """Return the links from the storage to a host, in order."""
+        if self.shape.pods * self.shape.racks == 1:
+            return [self.storage, self._hosts[receiver].down]
+        return [
+            self.storage,
+            self._pods[self.pod_of(receiver)].down,
+            self._edges[self.rack_of(receiver)].down,
+            self._hosts[receiver].down,
+        ]
+
+    def nic(self, host: int) -> tuple[network.Link, network.Link]:
+        """Return the links of a host's own cable: out of it, into it."""
+        return self._hosts[host].up, self._hosts[host].down
+
+    def uplinks(self) -> list[network.Link]:
+        """Return the links between racks and the rest, both directions of each."""
+        return [link for cable in self._edges for link in (cable.up, cable.down)]
+
+    def load(self, share: float) -> None:
+        """Let others take a share of all links but the storage's, beside what they take."""
+        cables = (*self._hosts, *self._edges, *self._pods)
+        for link in (link for cable in cables for link in (cable.up, cable.down)):
+            link.others += share * link.capacity
+
+    def switch_loads(self) -> list[list[threshold.SwitchLoad]]:
+        """Return the loads of the switches of each level, those beside the hosts first.
+
+        A switch's load is that of its way to the level above, in its busier direction; the root's
+        is that of the busiest pod's.
+        """
+        edges, pods = ([cable.load() for cable in level] for level in (self._edges, self._pods))
+        return [edges, pods, [max(pods, key=lambda load: load.traffic / load.capacity)]]

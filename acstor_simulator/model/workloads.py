@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What guests do besides booting: S4, section 5.5, runs three of Filebench's workloads.
+
+Here are reads of like shape.  A web server reads whole files at a steady pace and appends to a log;
+a web proxy reads little at a time, in bursts, and stores what it fetched; a video server reads long
+files, writes as much as it reads, and half of what it reads is new.  Files are chosen at random
+from a data set that is in the image, by each guest for itself.
+
+The one rule: what is written, and read of that, never leaves the host, and takes the time of its
+disk.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from acstor_agent.engine import chunk_ref
+from acstor_simulator.model import boot_traces
+
+BOOT = "boot"
+DATA_SETS = 2
+"""The files of an image have so many times the chunks that a guest reads."""
+DISK_BYTES_S = 50e6
+"""What a guest writes, and reads of it, has this rate."""
+
+
+class Workload(NamedTuple):
+    """The shape of a workload.
+
+    :param file_chunks: of one file, which are read one after the other
+    :param used: of a chunk, the share that the guest wanted
+    :param pause_s: between two files, on average
+    :param burst: files without a pause between two pauses, on average; 1: a pause after each
+    :param local: bytes that are written, or read after that, for each byte read of the image
+    """
+
+    file_chunks: int
+    used: float
+    pause_s: float
+    burst: int
+    local: float
+
+
+WORKLOADS = {
+    "web server": Workload(file_chunks=8, used=1.0, pause_s=0.02, burst=1, local=0.1),
+    "web proxy": Workload(file_chunks=1, used=0.25, pause_s=0.4, burst=20, local=0.2),
+    "video server": Workload(file_chunks=64, used=1.0, pause_s=0.0, burst=1, local=3.0),
+}
+
+
+class Task(NamedTuple):
+    """What one guest does.
+
+    :param used_bytes: that it reads and writes in all
+    """
+
+    reads: Sequence[boot_traces.Read]
+    used_bytes: float
+
+
+def task(workload: str, image: boot_traces.Image, chunks: int, rng: random.Random) -> Task:
+    """Return a guest's part of a workload.
+
+    >>> image = boot_traces.boot_image(0, 64, 0.0, 1)
+    >>> made = task("web proxy", image, 32, random.Random(1))
+    >>> len(made.reads), round(made.used_bytes / (32 * 16384), 6)
+    (32, 1.2)
+
+    :param chunks: that it reads of the image
+    """
+    if workload == BOOT:
+        return Task(image.reads, sum(read.chunk.length for read in image.reads))
+    shape = WORKLOADS[workload]
+    files = range(0, len(image.reads) - shape.file_chunks + 1, shape.file_chunks)
+    reads: list[boot_traces.Read] = []
+    while len(reads) < chunks:
+        first = rng.choice(files)
+        wanted = [read.chunk for read in image.reads[first : first + shape.file_chunks]]
+        reads += _read(wanted[: chunks - len(reads)], shape, rng)
+    used_bytes = shape.used * sum(read.chunk.length for read in reads)
+    return Task(reads, used_bytes * (1 + shape.local))
+
+
+def _read(
+    wanted: Sequence[chunk_ref.ChunkRef], shape: Workload, rng: random.Random
+) -> list[boot_traces.Read]:
+    """Return the reads of one file, with what is done before each of them."""
+    pause_s = 0.0
+    if shape.pause_s and rng.random() < 1 / shape.burst:
+        pause_s = rng.expovariate(1 / shape.pause_s) if shape.burst > 1 else shape.pause_s
+    local_s = [shape.local * shape.used * chunk.length / DISK_BYTES_S for chunk in wanted]
+    local_s[0] += pause_s
+    return [boot_traces.Read(*read) for read in zip(local_s, wanted, strict=True)]

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experiments behind S4's figures 1b and 6 to 11 and its table 1, and their pictures.
+
+Each experiment is a list of cases (a scenario, a policy and where its point lies),
+so that a run can say how far it is; each picture is drawn from what the cases gave.
+"""
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Literal
+from typing import NamedTuple
+
+from matplotlib import axes as mpl_axes
+from matplotlib import figure
+
+from acstor_simulator import simulation
+from acstor_simulator.model import topology
+from acstor_simulator.model import workloads
+
+MB = 1e6
+CVS = (0.4, 0.8, 1.2)
+PAPER = ("none", "local", "collaborative", "acstor")
+PATTERNS = ((1, 1), (8, 1), (8, 3), (1, 5), (8, 5), (32, 5))
+"""Partners of a host, and the distance of the farthest of them."""
+WORK_CHUNKS = 480
+"""That a guest reads in figure 9."""
+TREE_MEAN = 20 * MB
+"""The paper does not say how busy its tree is.  Eight hosts share a link of 1 Gbit/s there: with
+the cluster's 70 MB/s that link alone would have to carry twice what it can."""
+
+
+class Case(NamedTuple):
+    """One run of an experiment: its panel, and its place on the panel's axis."""
+
+    panel: str
+    x: float
+    scenario: simulation.Scenario
+    policy: str
+
+
+class Point(NamedTuple):
+    """What a case gave.
+
+    :param value: what the panel shows of it
+    :param course: over the collections, for what is no single value
+    """
+
+    case: Case
+    value: float
+    course: Sequence[float] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """One figure: how to make its cases, and what a panel shows.
+
+    :param value: of a run
+    :param is_course: a panel shows the CVs of the collections
+    :param wide: panels in a row
+    :param is_alike: they have one scale
+    """
+
+    title: str
+    x_label: str
+    make_cases: Callable[[], list[Case]]
+    y_label: str = "mean boot, s"
+    value: Callable[[simulation.Result], float] = operator.attrgetter("mean_boot_s")
+    is_course: bool = False
+    wide: int = 3
+    is_alike: bool = True
+
+
+def _figure_1() -> list[Case]:
+    return [Case(f"CV {cv}", 0, simulation.Scenario(cv=cv), "collaborative") for cv in CVS]
+
+
+def _figure_6() -> list[Case]:
+    return [
+        Case(f"mean {mean} MB/s", cv, simulation.Scenario(mean=mean * MB, cv=cv), policy)
+        for mean in (40, 70, 100)
+        for cv in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
+        for policy in PAPER
+    ]
+
+
+def _figure_7() -> list[Case]:
+    return [
+        Case(f"CV {cv}", mean, simulation.Scenario(mean=mean * MB, cv=cv), policy)
+        for cv in CVS
+        for mean in (0, 20, 40, 70, 100)
+        for policy in PAPER
+    ]
+
+
+def _figure_8() -> list[Case]:
+    return [
+        Case(f"CV {cv}", guests, simulation.Scenario(guests=guests, cv=cv), policy)
+        for cv in CVS
+        for guests in range(32, 193, 32)
+        for policy in ("collaborative", "acstor")
+    ]
+
+
+def _figure_9() -> list[Case]:
+    return [
+        Case(
+            workload,
+            number,
+            simulation.Scenario(
+                mean=mean * MB, cv=cv, workload=workload, chunks=WORK_CHUNKS, common=0.0
+            ),
+            policy,
+        )
+        for workload in workloads.WORKLOADS
+        for number, (mean, cv) in enumerate(itertools.product((40, 70, 100), CVS))
+        for policy in PAPER
+    ]
+
+
+def _figure_10() -> list[Case]:
+    return [
+        Case(f"CV {cv}", 0, simulation.Scenario(cv=cv), policy)
+        for cv in CVS
+        for policy in ("collaborative", "acstor")
+    ]
+
+
+def _figure_11() -> list[Case]:
+    shape = topology.Shape(pods=2)
+    return [
+        Case(
+            f"CV {cv}",
+            number,
+            simulation.Scenario(
+                shape,
+                shape.hosts,
+                mean=TREE_MEAN,
+                cv=cv,
+                partners=partners,
+                reach=reach,
+                seed=number,
+            ),
+            policy,
+        )
+        for cv in CVS
+        for number, (partners, reach) in enumerate(PATTERNS)
+        for policy in PAPER
+    ]
+
+
+def _table_1() -> list[Case]:
+    return [
+        Case(f"mean {mean} MB/s, CV {cv}", factor, scenario, "paper")
+        for mean, cv in ((20, 0.8), (70, 1.2))
+        for factor in (1, 1.40, 1.67, 1.80, 2.20, 2.60, 3)
+        for scenario in [simulation.Scenario(mean=mean * MB, cv=cv, factor=factor)]
+    ]
+
+
+EXPERIMENTS = {
+    "1": Experiment(
+        "How uneven all traffic gets while guests boot",
+        "s",
+        _figure_1,
+        "CV over the hosts",
+        is_course=True,
+    ),
+    "6": Experiment("Boot time of 160 guests on 32 hosts under traffic", "traffic CV", _figure_6),
+    "7": Experiment("Boot time of 160 guests over the traffic", "mean traffic, MB/s", _figure_7),
+    "8": Experiment("Boot time over the number of guests (70 MB/s)", "guests", _figure_8),
+    "9": Experiment(
+        "What 160 guests read and write",
+        "traffic: 40, 70, 100 MB/s, at CV 0.4, 0.8, 1.2 each",
+        _figure_9,
+        "MB/s, all guests",
+        lambda result: result.throughput / MB,
+        is_alike=False,
+    ),
+    "10": Experiment(
+        "How uneven all traffic is while guests boot",
+        "s",
+        _figure_10,
+        "CV over the hosts",
+        is_course=True,
+    ),
+    "11": Experiment(
+        "Boot time of 128 guests on 128 hosts of a tree",
+        "pattern of traffic, from near to far",
+        _figure_11,
+    ),
+    "table-1": Experiment("Boot time over lambda of Equation 1", "lambda", _table_1, wide=2),
+}
+
+
+def point(number: str, case: Case, result: simulation.Result) -> Point:
+    """Return what a case's run is in the picture."""
+    return Point(case, EXPERIMENTS[number].value(result), result.traffic_cv)
+
+
+def draw(number: str, points: Sequence[Point]) -> figure.Figure:
+    """Return the picture of an experiment: a panel beside the other, a line for each policy."""
+    picture = figure.Figure(layout="constrained")
+    what = f"table {number[-1]}" if number.startswith("table") else f"figure {number}"
+    picture.suptitle(f"{EXPERIMENTS[number].title} (S4, {what})")
+    fill(picture, EXPERIMENTS[number], points)
+    return picture
+
+
+def fill(picture: figure.FigureBase, experiment: Experiment, points: Sequence[Point]) -> None:
+    """Draw the panels of an experiment."""
+    names = list(dict.fromkeys(point.case.panel for point in points))
+    rows, wide = -(-len(names) // experiment.wide), min(len(names), experiment.wide)
+    if isinstance(picture, figure.Figure):
+        picture.set_size_inches(14, 4.5 * rows)
+    shared: Literal["row", "none"] = "row" if experiment.is_alike else "none"
+    panels = picture.subplots(rows, wide, sharey=shared, squeeze=False)
+    for panel, name in zip(panels.flat, names, strict=False):
+        mine = [point for point in points if point.case.panel == name]
+        _draw_panel(panel, mine, experiment.is_course)
+        panel.set(title=name, xlabel=experiment.x_label, ylim=(0, None))
+    for panel in panels[:, 0]:
+        panel.set(ylabel=experiment.y_label)
+    panels[0, 0].legend()
+
+
+def _draw_panel(panel: mpl_axes.Axes, points: Sequence[Point], is_course: bool) -> None:
+    for policy in dict.fromkeys(point.case.policy for point in points):
+        mine = [point for point in points if point.case.policy == policy]
+        if is_course:
+            cvs = mine[0].course
+            panel.plot(
+                [simulation.COLLECTION_S * (n + 1) for n in range(len(cvs))], cvs, label=policy
+            )
+        else:
+            xs = [point.case.x for point in mine]
+            panel.plot(xs, [point.value for point in mine], "o-", label=policy)
+
+
+def record(case: Case, result: simulation.Result) -> dict[str, Any]:
+    """Return what a case gave as JSON takes it."""
+    return {
+        "panel": case.panel,
+        "x": case.x,
+        "scenario": dataclasses.asdict(case.scenario),
+        "mean_boot_s": result.mean_boot_s,
+        **dataclasses.asdict(result),
+    }

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run: a cloud under traffic in which guests boot under one policy.
+
+Monitoring begins first, as in S4, section 5.6; the guests start together after
+``QUIET_S``, so the first ring that follows the traffic is there when they do.
+"""
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+from acstor_agent.engine import chunk_ref
+from acstor_common.model import ids
+from acstor_common.wire import decision_messages
+from acstor_simulator import scenario as scenario_
+from acstor_simulator.model import background_traffic
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import cloud
+from acstor_simulator.model import image_delivery
+from acstor_simulator.model import link_meter
+from acstor_simulator.model import network
+from acstor_simulator.model import policies
+from acstor_simulator.model import ring_tables
+from acstor_simulator.model import topology
+from acstor_simulator.model import workloads
+
+COLLECTION_S = 5.0
+QUIET_S = 3 * COLLECTION_S
+GUESTS_START_WITHIN_S = 1.0
+
+
+BUSY = 0.8
+"""A host whose link others fill to this share is a busy one."""
+Scenario = scenario_.Scenario
+Result = scenario_.Result
+POLICIES = tuple(policies.POLICIES)
+"""S4's four, variants of ``acstor``, and those for whole images."""
+BOOTING = POLICIES[:7]
+"""Those that know nothing of an image but what is read of it while guests boot."""
+
+
+def simulate(
+    scenario: Scenario, policy: str, progress: Callable[[int], None] = lambda booted: None
+) -> Result:
+    """Return what a scenario gives under one of ``POLICIES``.
+
+    The same scenario has the same guests, images and traffic under each of them.
+
+    :param progress: told each time how many guests have booted
+    """
+    return _Run(scenario, policy, progress).result()
+
+
+class _Guest:
+    """One guest that boots: it thinks and reads, one chunk after the other.
+
+    :param booted: is told how many seconds it needed to its first byte, and in all
+    :ivar used_bytes: see :class:`workloads.Task`
+    """
+
+    def __init__(
+        self,
+        host: cloud.Host,
+        image: boot_traces.Image,
+        task: workloads.Task,
+        arrival: Callable[[cloud.Host, boot_traces.Image], image_delivery.Delivery],
+        booted: Callable[["_Guest", float, float], None],
+    ) -> None:
+        self.image, self.used_bytes = image, task.used_bytes
+        self._host, self._agenda, self._reads = host, host.world.agenda, task.reads
+        self._make_arrival, self._booted = arrival, booted
+        self._began_s, self._first_s = 0.0, 0.0
+        self._at = 0
+
+    def start(self) -> None:
+        """Begin to boot."""
+        self._began_s = self._agenda.now
+        self._arrival = self._make_arrival(self._host, self.image)
+        self._arrival.when_ready(self._think)
+
+    def _think(self) -> None:
+        """Go on where it is, as far as it need not wait."""
+        while self._at < len(self._reads):
+            think_s, chunk = self._reads[self._at]
+            if think_s:
+                self._agenda.after(think_s, self._read)
+                return
+            if not self._has(chunk):
+                return
+            self._have()
+        self._booted(self, self._first_s, self._agenda.now - self._began_s)
+
+    def _read(self) -> None:
+        if self._has(self._reads[self._at].chunk):
+            self._go_on()
+
+    def _has(self, chunk: chunk_ref.ChunkRef) -> bool:
+        """Say whether a chunk is here; else the guest goes on when it is."""
+        return self._arrival.has(chunk, self._go_on, self)
+
+    def _go_on(self) -> None:
+        self._have()
+        self._think()
+
+    def _have(self) -> None:
+        if not self._at:  # what it thought before that, it did not wait for
+            self._first_s = self._agenda.now - self._began_s - self._reads[0].think_s
+        self._at += 1
+
+
+def _make_images(scenario: Scenario, how: policies.Policy) -> list[boot_traces.Image]:
+    """Return the images as they are under a policy."""
+    chunks = scenario.chunks
+    if scenario.workload != workloads.BOOT:
+        chunks *= workloads.DATA_SETS
+    images = [
+        boot_traces.boot_image(image, chunks, scenario.common, scenario.seed, scenario.think_s)
+        for image in range(scenario.images)
+    ]
+    if how.arrival is not image_delivery.BootImage:
+        return images
+    return [boot_traces.prepare(image, n, scenario.sizes) for n, image in enumerate(images)]
+
+
+def _place(scenario: Scenario, number: int) -> int:
+    """Return the host of a guest; where there are more hosts than guests all racks have some."""
+    shape = scenario.shape
+    if scenario.guests < shape.hosts:
+        rack = number % (shape.pods * shape.racks)
+        return rack * shape.rack_hosts + number // (shape.pods * shape.racks)
+    return number % shape.hosts
+
+
+class _Run:
+    def __init__(self, scenario: Scenario, policy: str, progress: Callable[[int], None]) -> None:
+        rng = random.Random(scenario.seed)
+        self._tree = topology.Tree(scenario.shape)
+        count = scenario.shape.hosts
+        self._loads = background_traffic.draw_loads(
+            count, scenario.mean, scenario.cv, 2 * scenario.shape.host_rate, rng
+        )
+        self._flows = background_traffic.flows(
+            self._tree, self._loads, scenario.partners, scenario.reach, rng
+        )
+        self._tree.load(scenario.busy)
+        how = policies.POLICIES[policy]
+        images = _make_images(scenario, how)
+        packed = scenario.sizes.stored / scenario.sizes.data
+        self._world = cloud.Cloud(self._tree, images, scenario.seed, packed)
+        self._table = how.make_table(self._world, scenario.factor)
+        how.make_hosts(self._world, self._table)
+        self._hosts = list(self._world.hosts.values())
+        self._scenario, self._progress = scenario, progress
+        self._later: set[_Guest] = set()
+        guests = [self._make_guest(number, images, rng) for number in range(scenario.guests)]
+        for number, guest in enumerate(guests):
+            start_s = QUIET_S + rng.uniform(0, GUESTS_START_WITHIN_S)
+            if scenario.warm_s and 2 * number >= len(guests):
+                start_s += scenario.warm_s
+                self._later.add(guest)
+            self._world.agenda.after(start_s, guest.start)
+        self._name, self._how, self._guests = policy, how, guests
+        self._arrivals: dict[tuple[int, ids.ImageId], image_delivery.Delivery] = {}
+        self._booted_s: list[float] = []
+        self._ready_s: list[float] = []
+        self._whole_s: list[float] = []
+        self._storage, self._uplinks = (
+            link_meter.LinkMeter(self._world.agenda, links, QUIET_S, self._goes_on)
+            for links in ([self._tree.storage], self._tree.uplinks())
+        )
+        self._traffic_cv: list[float] = []
+        self._collections = 0
+        self._others: list[decision_messages.Traffic] = []
+        self._rates: list[float] = []
+        self._later_s: list[float] = []
+        self._when_later = dataclasses.replace(self._world.counts), 0.0
+        self._note_others()
+        if scenario.warm_s:
+            self._world.agenda.after(scenario.warm_s, self._begin_traffic)
+            self._world.agenda.after(scenario.warm_s + QUIET_S, self._begin_later)
+        else:
+            self._begin_traffic()
+        self._before = [0] * count
+        self._world.agenda.after(COLLECTION_S, self._collect)
+
+    def result(self) -> Result:
+        self._world.agenda.run(QUIET_S + self._scenario.warm_s + self._scenario.longest_s)
+        return Result(
+            self._name,
+            self._booted_s,
+            len(self._guests) - len(self._booted_s),
+            self._world.counts.storage,
+            self._world.counts.peer,
+            self._traffic_cv,
+            background_traffic.cv_of([self._others_s(host) for host in range(len(self._hosts))]),
+            self._table.remaps,
+            self._ready_s,
+            self._whole_s,
+            self._used(),
+            self._storage.sent,
+            self._uplinks.sent,
+            max(self._storage.peak),
+            max(self._uplinks.peak),
+            self._storage.rates,
+            sum(self._rates),
+            self._what_was_later() if self._later else None,
+        )
+
+    def _make_guest(
+        self, number: int, images: list[boot_traces.Image], rng: random.Random
+    ) -> _Guest:
+        scenario, image = self._scenario, rng.choice(images)
+        dice = random.Random(f"{scenario.seed}/guest/{number}")
+        task = workloads.task(scenario.workload, image, scenario.chunks, dice)
+        host = self._hosts[_place(scenario, number)]
+        return _Guest(host, image, task, self._arrival, self._note)
+
+    def _begin_traffic(self) -> None:
+        background_traffic.put(self._tree, self._flows)
+        self._note_others()
+
+    def _note_others(self) -> None:
+        """Note what samples tell of the traffic."""
+        self._others = [
+            decision_messages.Traffic(
+                *(int(link.others * COLLECTION_S) for link in self._nic(host))
+            )
+            for host in range(len(self._hosts))
+        ]
+
+    def _begin_later(self) -> None:
+        self._when_later = dataclasses.replace(self._world.counts), self._busy_bytes()
+
+    def _busy(self) -> list[int]:
+        """Return the hosts whose link others fill, in either direction."""
+        return [
+            host
+            for host in range(len(self._hosts))
+            if any(link.others >= BUSY * link.capacity for link in self._nic(host))
+        ]
+
+    def _busy_bytes(self) -> float:
+        now_s = self._world.agenda.now
+        return sum(self._tree.nic(host)[0].sent(now_s) for host in self._busy())
+
+    def _what_was_later(self) -> scenario_.Later:
+        counts, (before, busy_bytes) = self._world.counts, self._when_later
+        return scenario_.Later(
+            self._later_s,
+            counts.storage - before.storage,
+            counts.peer - before.peer,
+            self._busy_bytes() - busy_bytes,
+            len(self._busy()),
+        )
+
+    def _used(self) -> tuple[int, int, int]:
+        rack_of = self._tree.rack_of
+        racks = {(rack_of(host), image_id) for host, image_id in self._arrivals}
+        return len({image_id for _, image_id in racks}), len(racks), len(self._arrivals)
+
+    def _arrival(self, host: cloud.Host, image: boot_traces.Image) -> image_delivery.Delivery:
+        """Return how an image comes to a host; it begins to when its first guest does."""
+        key = host.number, image.image_id
+        if key not in self._arrivals:
+            made = self._how.arrival(host, image, self._scenario.sizes, self._whole)
+            self._arrivals[key] = made
+        return self._arrivals[key]
+
+    def _goes_on(self) -> bool:
+        """Say whether guests boot, or images are not whole yet."""
+        to_come = len(self._arrivals) if self._how.arrival.goes_on else 0
+        return len(self._booted_s) < len(self._guests) or len(self._whole_s) < to_come
+
+    def _whole(self, after_s: float) -> None:
+        self._whole_s.append(after_s)
+        self._look_whether_over()
+
+    def _note(self, guest: _Guest, ready_s: float, booted_s: float) -> None:
+        if guest in self._later:
+            self._later_s.append(booted_s)
+        self._rates.append(guest.used_bytes / max(booted_s, 1e-9))
+        self._ready_s.append(ready_s)
+        self._booted_s.append(booted_s)
+        self._progress(len(self._booted_s))
+        self._look_whether_over()
+
+    def _look_whether_over(self) -> None:
+        if not self._goes_on():
+            self._world.agenda.stop()
+
+    def _others_s(self, host: int) -> float:
+        return sum(link.others for link in self._nic(host))
+
+    def _collect(self) -> None:
+        """Give the table a collection's traffic, as agents' samples would, and what it decides."""
+        numbers = range(len(self._hosts))
+        now = [sum(link.chunk_bytes for link in self._nic(host)) for host in numbers]
+        self._traffic_cv.append(
+            background_traffic.cv_of(
+                [
+                    self._others_s(host) + (now[host] - self._before[host]) / COLLECTION_S
+                    for host in numbers
+                ]
+            )
+        )
+        self._before = now
+        self._collections += 1
+        former, figures = self._table.ring, [self._figures(host) for host in numbers]
+        table = self._table.collected(self._collections, figures, COLLECTION_S)
+        if table is not None:
+            for host in self._hosts:
+                host.take_table(table, former)
+        self._world.agenda.after(COLLECTION_S, self._collect)
+
+    def _figures(self, host: int) -> ring_tables.Figures:
+        waited = self._hosts[host].take_waited()
+        source = waited.pop(None, decision_messages.TimedTraffic())
+        peers = {name: timed for name, timed in waited.items() if name is not None}
+        return ring_tables.Figures(self._others[host], peers, source)
+
+    def _nic(self, host: int) -> tuple[network.Link, network.Link]:
+        """Return the links of a host's cable: into it, out of it."""
+        sent, received = self._tree.nic(host)
+        return received, sent

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each finding, from the picture that has it and none other."""
+
+import msgspec
+import pytest
+
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_decision.core import health_checks
+
+NOW_S = 1_800_000_000.0
+SERVER = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+WELL = decision_messages.HostHealth(version="1.0")
+
+
+def host(name="h1", **fields):
+    given = {"is_heard": True, "epoch": 7, "left_share": 0.6, "health": WELL, **fields}
+    return health_checks.Host(name=name, **given)
+
+
+def seen(*hosts, **fields):
+    given = {
+        "now_s": NOW_S,
+        "epoch": 7,
+        "published_ago_s": 600.0,
+        "hosts": hosts or (host(),),
+        "images": (),
+        "unfinished": (),
+        "checkpoints": (),
+        **fields,
+    }
+    return health_checks.CloudState(**given)
+
+
+def told(**fields):
+    return host(health=msgspec.structs.replace(WELL, **fields))
+
+
+def image(state, why=""):
+    return health_checks.Image(image_id="i1", name="debian", state=state, why=why)
+
+
+def checkpoint(age_s, interval_s):
+    return health_checks.Checkpoint(server="s1", age_s=age_s, interval_s=interval_s)
+
+
+TROUBLE = decision_messages.HostFault("address in use", NOW_S - 301)
+FOUND = {
+    "no-samples": seen(host(is_heard=False)),
+    "host-silent": seen(host(), host("h2", is_heard=False)),
+    "host-no-samples": seen(host(), host("h2", is_heard=False, unheard_s=121.0)),
+    "no-hosts": seen(hosts=(), epoch=0, published_ago_s=None),
+    "host-waiting": seen(host(), host("h2", is_heard=False, waits=True)),
+    "certificate-expired": seen(host(left_share=-0.1)),
+    "certificate-expires": seen(host(left_share=0.1)),
+    "no-table": seen(epoch=0, published_ago_s=None),
+    "table-old": seen(host(epoch=6)),
+    "reads-wait": seen(told(waiting=2, longest_wait_s=31.0, waits_for="no route")),
+    "reads-failed": seen(told(failed_reads=1)),
+    "mount-dead": seen(told(on_dead_mounts=("s1", "process 7 (qemu)"))),
+    "nova-fallback": seen(told(fallbacks={"agent-unreachable": 2})),
+    "agent-fault": seen(told(faults={"metrics": TROUBLE})),
+    "versions-differ": seen(told(version="1.1"), host("h2")),
+    "glance-unreachable": seen(images=None),
+    "listener-silent": seen(listeners=[health_checks.Listener(name="c1", reported_ago_s=181.0)]),
+    "image-not-prepared": seen(images=[image(health_checks.ImageState.NOT_BEGUN)]),
+    "image-failed": seen(images=[image(health_checks.ImageState.FAILED, "no room")]),
+    "image-not-cached": seen(
+        unfinished=[health_checks.UnfilledImage(host="h1", image_id="i1", why="no room")]
+    ),
+    "checkpoint-failed": seen(
+        checkpoint_failures={"h1": [messages.Failing(SERVER, "holder", "h2")]}
+    ),
+    "checkpoint-late": seen(checkpoints=[checkpoint(7501.0, 3600)]),
+}
+
+
+@pytest.mark.parametrize("code", FOUND)
+def test_each_finding_comes_alone_and_says_what_to_do(code):
+    (found,) = health_checks.find_problems(FOUND[code])
+    assert found.code == code
+    assert found.remedy and found.severity is not health_checks.Severity.OK
+    assert found.count == len(found.subjects)
+
+
+def test_every_check_is_tried_here():
+    tried = {one.code for picture in FOUND.values() for one in health_checks.find_problems(picture)}
+    assert tried == set(FOUND)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        seen(),
+        seen(host(epoch=6), published_ago_s=59.0),  # it is on its way
+        seen(host(), host("h2", is_drained=True, is_overloaded=True)),
+        seen(host(health=None)),  # it does not tell
+        seen(told(waiting=1, longest_wait_s=10.0)),
+        seen(told(faults={"metrics": decision_messages.HostFault("x", NOW_S - 10)})),
+        seen(
+            images=[
+                image(health_checks.ImageState.NOT_SERVED, "iso"),
+                image(health_checks.ImageState.READY),
+            ]
+        ),
+        seen(images=[image(health_checks.ImageState.PREPARING)]),
+        seen(listeners=[health_checks.Listener(name="c1", reported_ago_s=60.0)]),
+        seen(checkpoints=[checkpoint(7400.0, 3600), checkpoint(1e9, 0)]),
+        seen(host(), host("h2", is_heard=False, unheard_s=10.0)),  # it has just enrolled
+    ],
+)
+def test_what_is_as_it_should_be_is_no_finding(picture):
+    assert health_checks.find_problems(picture) == []
+    assert health_checks.worst_severity([]) is health_checks.Severity.OK
+
+
+def test_who_led_last_is_named_when_nobody_hears_hosts():
+    (found,) = health_checks.find_problems(seen(host(is_heard=False), instance="controller1"))
+    assert found.subjects == ["instance controller1: the last leader", "h1"]
+
+
+def test_worst_comes_first():
+    picture = seen(told(failed_reads=1), host("h2", is_heard=False))
+    found = health_checks.find_problems(picture)
+    assert [one.code for one in found] == ["reads-failed", "host-silent"]
+    assert health_checks.worst_severity(found) is health_checks.Severity.ERROR
+
+
+def test_worst_subject_is_named_first():
+    ages = [checkpoint(1e6, 3600), checkpoint(1e6, 60), checkpoint(2e6, 3600)]
+    (found,) = health_checks.find_problems(seen(checkpoints=ages))
+    assert found.subjects == ["s1: 16667 min", "s1: 33333 min", "s1: 16667 min"]
+    waits = [
+        host(f"h{number}", health=msgspec.structs.replace(WELL, waiting=1, longest_wait_s=wait_s))
+        for number, wait_s in enumerate((40.0, 90.0, 60.0))
+    ]
+    (found,) = health_checks.find_problems(seen(*waits))
+    assert [one[:2] for one in found.subjects] == ["h1", "h2", "h0"]
+
+
+def test_failures_say_what_to_do_about_them_and_vaults_come_first():
+    failures = {
+        "h1": [messages.Failing(SERVER, "holder", "h2"), messages.Failing(SERVER, "other")],
+        "h2": [messages.Failing("", "full"), messages.Failing("", "slow")],
+    }
+    (found,) = health_checks.find_problems(seen(checkpoint_failures=failures))
+    assert found.subjects == [
+        "vault on h2: full",
+        "vault on h2: slow",
+        f"{SERVER} on h1: holder h2",
+        f"{SERVER} on h1: other",
+    ]
+    told = [why for why in health_checks.FAILURE_REMEDIES if f"{why}: " in found.remedy]
+    assert told == ["holder", "full", "slow"] and found.remedy.endswith("has details")
+
+
+def test_many_are_counted_and_some_are_named():
+    silent = [host(f"h{number}", is_heard=False) for number in range(2, 32)]
+    (found,) = health_checks.find_problems(seen(host(), *silent))
+    assert (found.count, len(found.subjects)) == (30, health_checks.NAMED)

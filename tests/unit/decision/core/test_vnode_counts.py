@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acstor_common.model import ids
+from acstor_decision.core import vnode_counts
+
+HOSTS = [ids.HostId(f"h{n}") for n in range(12)]
+TRAFFIC = st.dictionaries(
+    st.sampled_from(HOSTS), st.floats(1e-3, 2.0) | st.sampled_from([0.1, 2.0]), min_size=1
+)
+
+
+def test_the_papers_equation_is_the_papers():
+    traffic = {HOSTS[0]: 10.0, HOSTS[1]: 20.0, HOSTS[2]: 70.0}
+    assert vnode_counts.equation_1(traffic) == {HOSTS[0]: 16, HOSTS[1]: 8, HOSTS[2]: 2}
+
+
+def test_counts_are_those_of_the_equation_but_for_its_scale():
+    """With lambda chosen so that nothing is rounded or bounded, both are the same."""
+    traffic = {HOSTS[0]: 10.0, HOSTS[1]: 20.0, HOSTS[2]: 40.0}
+    exact = vnode_counts.equation_1(traffic, 400 / 7)
+    assert exact == {HOSTS[0]: 400, HOSTS[1]: 200, HOSTS[2]: 100}
+    assert vnode_counts.bounded_counts(traffic, 700, 1000) == exact
+
+
+def test_the_printed_equation_has_bounds():
+    traffic = {HOSTS[0]: 0.001, HOSTS[1]: 20.0, HOSTS[2]: 2000.0}
+    assert vnode_counts.printed_counts(traffic, 1.0, most=50) == {
+        HOSTS[0]: 50,
+        HOSTS[1]: 50,
+        HOSTS[2]: 1,
+    }
+
+
+@given(TRAFFIC, st.integers(0, 3000), st.integers(1, 1000))
+def test_counts_add_up_within_their_bounds_and_less_traffic_never_means_less(traffic, total, most):
+    counts = vnode_counts.bounded_counts(traffic, total, most)
+    assert counts.keys() == traffic.keys()
+    assert sum(counts.values()) == min(max(total, len(traffic)), len(traffic) * most)
+    assert all(1 <= count <= most for count in counts.values())
+    for one, other in itertools.permutations(traffic, 2):
+        if traffic[one] < traffic[other]:
+            assert counts[one] >= counts[other] - 1  # rounding may favour either
+
+
+@pytest.mark.parametrize("total", [12, 100, 1201])
+def test_even_traffic_gives_even_counts(total):
+    counts = vnode_counts.bounded_counts(dict.fromkeys(HOSTS, 0.3), total, 1000)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_no_hosts_have_no_v_nodes():
+    assert vnode_counts.bounded_counts({}, 100, 10) == {}

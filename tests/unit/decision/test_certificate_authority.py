@@ -1,0 +1,558 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The authority on SQLite, with a clock of the test's own."""
+
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+from cryptography.x509 import oid
+
+from acstor_common import errors
+from acstor_common.identity import certificates
+from acstor_common.identity import signing
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+from acstor_common.wire import signed_messages
+from acstor_decision.core import enrolment_rules
+from acstor_decision.db import database
+from acstor_decision.db import identity_queries
+from acstor_decision.identity import certificate_authority
+from acstor_decision.identity import trust_state
+from tests.fakes import cloud_keys
+from tests.unit.decision.api import conftest as samples
+
+DAY_S = 86400
+H1, H2 = ids.HostId("h1"), ids.HostId("h2")
+
+
+class Cloud:
+    """An authority, and hosts that ask it."""
+
+    def __init__(self, conf: Any, store: database.Database) -> None:
+        self.now_s = 1_800_000_000.0
+        self.store = store
+        self.keeper = certificate_authority.CertificateAuthority(
+            conf.acstor_decision, store, lambda: self.now_s
+        )
+        self.keys = {H1: certificates.new_key(), H2: certificates.new_key()}
+
+    def enrol(
+        self, host: ids.HostId = H1, user: str = "u", key: bytes = b"", proof_by: bytes = b""
+    ) -> certificate_authority.IssuedCertificate:
+        self.now_s += 2
+        csr = certificates.request(host, key or self.keys[host])
+        proof = signed_messages.signature_of(signing.RENEWAL, csr, proof_by) if proof_by else ""
+        return self.keeper.enrol(host, user, "10.0.0.1", csr, proof)
+
+    def read(
+        self, issued: certificate_authority.IssuedCertificate, ca: bytes = b""
+    ) -> certificates.HostCertificate:
+        return certificates.read_host_certificate(issued.certificate, ca or self.keeper.ca())
+
+    def fault(self, issued: certificate_authority.IssuedCertificate) -> str:
+        return self.keeper.trust().fault(self.read(issued, issued.ca), self.now_s)
+
+
+@pytest.fixture
+def cloud(configure, store) -> Cloud:
+    return Cloud(configure(), store)
+
+
+def refused(cloud: Cloud, verdict: enrolment_rules.Verdict | None, **asked: Any) -> str:
+    with pytest.raises(enrolment_rules.EnrolmentRefused) as caught:
+        cloud.enrol(**asked)
+    assert caught.value.verdict is verdict
+    return str(caught.value)
+
+
+V = enrolment_rules.Verdict
+
+
+def test_a_host_gets_what_it_needs_to_prove_itself_and_to_believe_others(cloud):
+    issued = cloud.enrol()
+    read = cloud.read(issued, issued.ca)
+    assert read.host == H1 and cloud.fault(issued) == ""
+    assert read.not_after_s == issued.not_after_s == int(issued.now_s) + DAY_S
+    assert signing.read_public_keys(issued.signers)
+    certificates.read_host_certificate(cloud.enrol(H2).certificate, issued.ca)
+
+
+def test_of_instances_that_start_together_one_makes_the_keys(configure, tmp_path):
+    stores = [database.Database(configure()) for _ in range(8)]
+    stores[0].upgrade()
+    keepers = [
+        certificate_authority.CertificateAuthority(configure().acstor_decision, store)
+        for store in stores
+    ]
+    together = threading.Barrier(len(keepers))
+    found = []
+
+    def start(keeper: certificate_authority.CertificateAuthority) -> None:
+        together.wait(30)
+        found.append((keeper.trust().signer, keeper.authority().key_pem))
+
+    threads = [threading.Thread(target=start, args=(keeper,)) for keeper in keepers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 8 and len(set(found)) == 1
+    assert len(stores[0].authority_keys(certificate_authority.CA)) == 1
+    for store in stores:
+        store.close()
+
+
+def test_another_user_or_key_gets_no_certificate_of_a_host_that_enrolled(cloud):
+    cloud.enrol()
+    stolen = certificates.new_key()
+    assert "openstack acstor host allow h1" in refused(cloud, V.OTHER_USER, user="other")
+    assert "host allow h1" in refused(cloud, V.OTHER_KEY, key=stolen)
+    refused(cloud, V.OTHER_KEY, key=stolen, proof_by=stolen)
+    refused(cloud, V.OTHER_KEY, key=stolen, proof_by=cloud.keys[H2])
+    assert cloud.store.enrolment("h1").public_key == signing.public_pem(cloud.keys[H1]).decode()
+
+
+def test_a_host_renews_with_its_key_or_with_a_new_one_that_the_old_one_signs(cloud):
+    cloud.enrol()
+    assert cloud.fault(cloud.enrol()) == ""
+    new = certificates.new_key()
+    lost = cloud.enrol(key=new, proof_by=cloud.keys[H1])  # the answer never arrives
+    newer = certificates.new_key()
+    issued = cloud.enrol(key=newer, proof_by=cloud.keys[H1])
+    assert cloud.fault(issued) == "" and "another key" in cloud.fault(lost)
+    refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=new)
+    cloud.enrol(key=newer)  # it has the new one, so the old one is of no use any more
+    refused(cloud, V.OTHER_KEY, key=certificates.new_key(), proof_by=cloud.keys[H1])
+
+
+def test_a_proof_for_another_purpose_proves_nothing(cloud):
+    cloud.enrol()
+    csr = certificates.request(H1, certificates.new_key())
+    proof = signed_messages.signature_of(signing.SAMPLE, csr, cloud.keys[H1])
+    cloud.now_s += 2
+    with pytest.raises(enrolment_rules.EnrolmentRefused, match="its key did not sign"):
+        cloud.keeper.enrol(H1, "u", "", csr, proof)
+
+
+def test_a_request_that_its_key_did_not_sign_is_refused(cloud):
+    with pytest.raises(errors.NotAuthenticated):
+        cloud.keeper.enrol(H1, "u", "", b"nonsense", "")
+    assert cloud.store.enrolment("h1") is None
+
+
+def test_a_revoked_host_is_believed_no_more_and_gets_nothing_until_it_is_allowed(cloud):
+    issued = cloud.enrol()
+    cloud.keeper.revoke(H1)
+    assert cloud.fault(issued) == "it is revoked"
+    assert cloud.keeper.trust().revoked(cloud.now_s) == {
+        "h1": certificates.refused_before(cloud.now_s)
+    }
+    assert "host allow h1" in refused(cloud, V.REVOKED)
+    cloud.keeper.allow(H1)
+    again = cloud.enrol(key=certificates.new_key(), user="new")
+    assert cloud.fault(again) == "" and "revoked" in cloud.fault(issued)
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert not certificates.is_revoked(cloud.read(again), revoked)
+    assert certificates.is_revoked(cloud.read(issued), revoked)
+
+
+def test_a_certificate_of_the_second_of_the_revocation_counts(cloud):
+    cloud.enrol()
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    csr = certificates.request(H1, cloud.keys[H1])
+    issued = cloud.keeper.enrol(H1, "u", "", csr, "")
+    assert cloud.fault(issued) == ""
+
+
+def test_a_host_may_be_revoked_before_it_ever_enrols(cloud):
+    cloud.keeper.revoke(H1)
+    refused(cloud, V.REVOKED)
+
+
+def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others(cloud):
+    for host in (H1, H2):
+        cloud.enrol(host)
+        cloud.keeper.revoke(host)
+    cloud.keeper.allow(H1)
+    cloud.enrol()
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h1", "h2"}
+    cloud.now_s += trust_state.REVOCATION_KEPT_S + 10
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2"}
+
+
+def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud, monkeypatch):
+    monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
+    for number in range(4):
+        cloud.keeper.revoke(ids.HostId(f"h{number}"))
+        cloud.now_s += 10
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2", "h3"}
+
+
+def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    assert "openstack acstor host allow h1" in refused(cloud, V.WAIT)
+    refused(cloud, V.WAIT)
+    refused(cloud, V.OTHER_USER, user="other")
+    row = store.enrolment("h1")
+    assert (row.state, row.user_id, row.address) == ("waiting", "u", "10.0.0.1")
+    assert not cloud.keeper.trust().is_enrolled("h1")
+    cloud.keeper.allow(H1)
+    refused(cloud, V.OTHER_KEY, key=certificates.new_key())
+    assert cloud.fault(cloud.enrol()) == ""
+    assert cloud.fault(cloud.enrol()) == "", "a renewal needs nobody's leave"
+
+
+def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud, monkeypatch):
+    cloud.enrol()
+    csr = certificates.request(H1, cloud.keys[H1])
+    with pytest.raises(enrolment_rules.EnrolmentRefused, match="less than a second ago"):
+        cloud.keeper.enrol(H1, "u", "", csr, "")
+    monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 1)
+    assert "1 hosts are known, and no more may be" in refused(cloud, V.NO_ROOM, host=H2)
+    cloud.enrol()
+
+
+def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store, monkeypatch):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 2)
+    cloud.keeper.revoke(ids.HostId("h9"))
+    refused(cloud, V.WAIT, host=H1)
+    refused(cloud, V.NO_ROOM, host=H2)
+    cloud.now_s += identity_queries.WAITS_S
+    refused(cloud, V.WAIT, host=H2)
+    assert [row.host for row in store.enrolments()] == ["h2", "h9"]
+
+
+def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_left_of_it(cloud):
+    before = cloud.enrol()
+    cloud.keeper.renew(certificate_authority.CA, at_once=False)
+    soon = cloud.enrol()
+    assert soon.ca.startswith(before.ca) and soon.ca.count(b"BEGIN") == 2
+    cloud.read(soon, before.ca)
+    cloud.now_s += DAY_S
+    later = cloud.enrol(H2)
+    with pytest.raises(errors.NotAuthenticated):
+        cloud.read(later, before.ca)
+    cloud.read(later, soon.ca)  # who renewed in time knows it
+    cloud.read(soon, later.ca)
+    cloud.now_s += DAY_S + certificate_authority.FORMER_TRUSTED_S
+    assert cloud.enrol().ca.count(b"BEGIN") == 1
+
+
+def test_a_stolen_ca_is_trusted_no_more_at_once(cloud):
+    before = cloud.enrol()
+    cloud.keeper.renew(certificate_authority.CA, at_once=True)
+    cloud.now_s += 1
+    with pytest.raises(errors.NotAuthenticated):
+        cloud.read(before, cloud.keeper.ca())
+    cloud.read(cloud.enrol())
+
+
+def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhile(cloud):
+    issued = cloud.enrol()
+    old = cloud.keeper.trust()
+    cloud.keeper.renew(certificate_authority.SIGNER, at_once=False)
+    renewed = cloud.enrol()
+    now = cloud.keeper.trust()
+    assert now.signer == old.signer and len(signing.read_public_keys(renewed.signers)) == 2
+    cloud.now_s += DAY_S
+    now = cloud.keeper.trust()
+    assert now.signer != old.signer
+    table = b"{}"
+    signature = now.sign(signing.TABLE, table)
+    signed_messages.check_signature(
+        signing.read_public_keys(renewed.signers), signing.TABLE, table, signature
+    )
+    with pytest.raises(errors.NotAuthenticated):
+        signed_messages.check_signature(
+            signing.read_public_keys(issued.signers), signing.TABLE, table, signature
+        )
+    former = old.sign(signing.TABLE, table)  # a table of before, that comes late
+    signed_messages.check_signature(
+        signing.read_public_keys(now.signers), signing.TABLE, table, former
+    )
+
+
+def test_certificates_that_ended_are_believed_for_a_while(cloud):
+    issued = cloud.enrol()
+    cloud.now_s += DAY_S + certificates.GRACE_S - 10
+    assert cloud.fault(issued) == ""
+    cloud.now_s += 20
+    assert "7 days ago" in cloud.fault(issued) or "168 h ago" in cloud.fault(issued)
+
+
+def test_a_host_whose_clock_is_ahead_by_a_day_is_told_so_by_now(cloud):
+    issued = cloud.enrol()
+    read = cloud.read(issued)
+    assert issued.now_s == cloud.now_s
+    assert "24 h from now: one of the two clocks is wrong" in certificates.time_fault(
+        read, cloud.now_s - DAY_S - certificates.BACKDATE_S, 0
+    )
+
+
+def test_an_authority_of_the_operators_own_issues_from_its_files(configure, store, tmp_path):
+    own = certificates.Authority.create("own", 1_700_000_000, 999 * DAY_S)
+    former = certificates.Authority.create("former", 1_700_000_000, 999 * DAY_S)
+    cert, key = tmp_path / "ca.pem", tmp_path / "ca.key.pem"
+    cert.write_bytes(own.certificate_pem + former.certificate_pem)
+    key.write_bytes(own.key_pem)
+    cloud = Cloud(configure(ca_dir=str(tmp_path)), store)
+    issued = cloud.enrol()
+    cloud.read(issued, own.certificate_pem)
+    assert issued.ca == cert.read_bytes()
+    assert store.authority_keys(certificate_authority.CA) == []
+    key.write_bytes(former.key_pem)
+    with pytest.raises(errors.Unusable, match=r"ca_dir = .*its key is another one's"):
+        cloud.enrol()
+    cert.write_bytes(cloud_keys.own_authority(oid.ExtendedKeyUsageOID.CLIENT_AUTH)[0])
+    with pytest.raises(errors.Unusable, match=rf"ca_dir: {cert}: .*leaves out serverAuth"):
+        cloud.enrol()
+    cert.write_bytes(own.certificate_pem)
+    key.unlink()
+    with pytest.raises(errors.Unusable, match=rf"ca_dir: {key}: No such file"):
+        cloud.enrol()
+
+
+def test_a_revocation_counts_for_what_a_clock_that_was_ahead_has_issued(cloud):
+    cloud.now_s += DAY_S
+    stolen = cloud.enrol()
+    cloud.now_s -= DAY_S
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    again = cloud.enrol(key=certificates.new_key())
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert certificates.is_revoked(cloud.read(stolen), revoked)
+    assert not certificates.is_revoked(cloud.read(again), revoked)
+
+
+def test_a_certificate_is_revoked_in_the_very_second_of_its_issue(cloud):
+    cloud.enrol()
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    csr = certificates.request(H1, cloud.keys[H1])
+    issued = cloud.keeper.enrol(H1, "u", "", csr, "")
+    cloud.keeper.revoke(H1)
+    assert certificates.is_revoked(cloud.read(issued), cloud.keeper.trust().revoked(cloud.now_s))
+
+
+def test_a_revocation_is_told_for_longer_than_the_longest_certificate_lasts(cloud):
+    cloud.keeper.certificate_lifetime_s = 366 * DAY_S
+    stolen = cloud.enrol()
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    cloud.enrol(key=certificates.new_key())
+    cloud.now_s = stolen.not_after_s + certificates.GRACE_S
+    assert certificates.is_revoked(cloud.read(stolen), cloud.keeper.trust().revoked(cloud.now_s))
+
+
+def test_a_recorded_request_for_the_key_before_does_not_shut_the_host_out(cloud):
+    old, new = cloud.keys[H1], certificates.new_key()
+    cloud.enrol()
+    renewed = cloud.enrol(key=new, proof_by=old)
+    cloud.enrol(key=old)
+    assert cloud.fault(renewed) == ""
+    assert cloud.fault(cloud.enrol(key=certificates.new_key(), proof_by=new)) == ""
+
+
+@pytest.mark.parametrize("off_s", [-DAY_S, 0, DAY_S])
+@pytest.mark.parametrize("kind", [certificate_authority.CA, certificate_authority.SIGNER])
+def test_a_stolen_key_is_trusted_no_more_wherever_a_clock_stands(cloud, kind, off_s):
+    before = cloud.keeper.trust()
+    cloud.keeper.renew(kind, at_once=True)
+    cloud.keeper.renew(kind, at_once=False)
+    cloud.now_s += off_s
+    now = cloud.keeper.trust()
+    stolen, believed = {
+        certificate_authority.CA: (before.ca, now.ca),
+        certificate_authority.SIGNER: (signing.public_pem(before.signer), now.signers),
+    }[kind]
+    assert stolen.strip() not in believed
+    assert kind == certificate_authority.CA or now.signer != before.signer
+    cloud.read(cloud.enrol())
+
+
+def test_who_asks_for_a_name_that_another_one_waits_for_is_not_told_to_let_that_one_in(
+    configure, store
+):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    refused(cloud, V.WAIT, user="thief", key=certificates.new_key())
+    told = refused(cloud, V.OTHER_USER)
+    assert "another user or key asked for this name first" in told and "host show h1" in told
+    assert "nobody of yours: openstack acstor host allow h1 --fingerprint KEY" in told
+    cloud.keeper.revoke(H1)
+    cloud.keeper.allow(H1)
+    assert cloud.fault(cloud.enrol()) == ""
+
+
+def print_of(key: bytes) -> str:
+    return certificates.fingerprint(signing.read_key(key).public_key())
+
+
+@pytest.mark.parametrize("enrolment_mode", ["automatic", "approved"])
+def test_an_operator_lets_in_one_key_and_nobody_who_asks_before_it_gets_the_name(
+    configure, store, enrolment_mode
+):
+    cloud = Cloud(configure(enrolment=enrolment_mode), store)
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    thief = certificates.new_key()
+    told = refused(cloud, V.NOT_LET_IN, key=thief, user="thief")
+    assert "an operator let another key in" in told and print_of(thief) not in told
+    assert cloud.fault(cloud.enrol(user="any")) == ""
+    row = store.enrolment("h1")
+    assert (row.user_id, row.allowed_fingerprint) == ("any", "")
+    assert cloud.fault(cloud.enrol(user="any")) == "", "it renews as every host"
+
+
+def test_an_operator_lets_in_one_user(cloud):
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]), "u")
+    refused(cloud, V.OTHER_USER, user="thief")
+    cloud.enrol()
+
+
+def test_the_key_that_is_let_in_takes_the_place_of_who_asked_first(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    thief = certificates.new_key()
+    refused(cloud, V.WAIT, user="thief", key=thief)
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    refused(cloud, V.NOT_LET_IN, user="thief", key=thief)
+    cloud.enrol()
+    refused(cloud, V.WAIT, host=H2)
+    cloud.keeper.allow(H2, print_of(cloud.keys[H2]))  # it is the one that waits: its user stays
+    refused(cloud, V.OTHER_USER, host=H2, user="thief")
+    cloud.enrol(H2)
+
+
+def test_a_host_is_let_in_anew_by_its_new_key_alone(cloud):
+    before, new = cloud.enrol(), certificates.new_key()
+    cloud.keeper.allow(H1, print_of(new))
+    refused(cloud, V.NOT_LET_IN)
+    again = cloud.enrol(key=new)
+    assert cloud.fault(again) == "" and "revoked" in cloud.fault(before)
+
+
+def hosts(count: int) -> list[ids.HostId]:
+    return [ids.HostId(f"n{number}") for number in range(count)]
+
+
+@pytest.mark.parametrize("mode", ["automatic", "approved"])
+def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(
+    configure, store, monkeypatch, mode
+):
+    monkeypatch.setattr(identity_queries, "MAX_UNHEARD", 3)
+    cloud = Cloud(configure(enrolment=mode), store)
+    for host in hosts(3):
+        with contextlib.suppress(enrolment_rules.EnrolmentRefused):
+            cloud.enrol(host, "shared", certificates.new_key())
+    assert len(store.enrolments()) == 3
+    told = refused(cloud, V.NO_ROOM, user="shared")
+    assert "3 hosts of this user were never heard" in told
+    assert "openstack acstor host forget NAME" in told and "host allow h1 --fingerprint" in told
+    with contextlib.suppress(enrolment_rules.EnrolmentRefused):
+        cloud.enrol(H2, "of its own")
+    assert store.enrolment("h2") is not None
+    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    cloud.enrol(H1, "shared")  # an operator let it in
+
+
+def test_hosts_that_were_heard_count_for_the_larger_bound(cloud, monkeypatch):
+    monkeypatch.setattr(identity_queries, "MAX_UNHEARD", 1)
+    monkeypatch.setattr(identity_queries, "MAX_OF_USER", 2)
+    for host in (H1, H2):
+        cloud.enrol(host)
+        samples.note(cloud.store, samples.sample(0, host=host, sent_s=1.0))
+    assert "2 hosts are of this user" in refused(
+        cloud, V.NO_ROOM, host=ids.HostId("h3"), key=certificates.new_key()
+    )
+    cloud.enrol(H2)
+
+
+def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud, monkeypatch):
+    monkeypatch.setattr(identity_queries, "MAX_UNHEARD", 1)
+    stolen = cloud.enrol(user="thief", key=certificates.new_key())
+    samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
+    assert cloud.keeper.forget(H1)
+    assert cloud.store.host("h1") is None
+    assert "not enrolled here" in cloud.fault(stolen)
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert certificates.is_revoked(cloud.read(stolen), revoked)
+    issued = cloud.enrol(user="other")
+    assert cloud.fault(issued) == ""
+    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    assert certificates.is_revoked(cloud.read(stolen), revoked)
+    assert not certificates.is_revoked(cloud.read(issued), revoked)
+    cloud.enrol(H2, user="thief")  # its bound counts forgotten names no more
+
+
+def test_a_forgotten_name_waits_again_where_hosts_are_approved(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    cloud.keeper.allow(H1)
+    stolen = cloud.enrol()
+    cloud.keeper.forget(H1)
+    refused(cloud, V.WAIT, key=certificates.new_key(), user="new")
+    row = store.enrolment("h1")
+    assert (row.state, row.user_id) == ("waiting", "new")
+    assert certificates.is_revoked(cloud.read(stolen), cloud.keeper.trust().revoked(cloud.now_s))
+
+
+def test_who_only_waits_is_forgotten_without_a_trace_and_who_is_unknown_is_said(configure, store):
+    cloud = Cloud(configure(enrolment="approved"), store)
+    refused(cloud, V.WAIT)
+    assert cloud.keeper.forget(H1) and store.enrolment("h1") is None
+    assert not cloud.keeper.forget(H1)
+    cloud.keeper.revoke(H1)
+    assert cloud.keeper.forget(H1) and not cloud.keeper.forget(H1)
+
+
+def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
+    cloud.enrol()
+    samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s))
+    with pytest.raises(
+        enrolment_rules.EnrolmentRefused, match=r"still sends samples.*host revoke h1"
+    ):
+        cloud.keeper.forget(H1)
+    cloud.now_s += 31
+    assert cloud.keeper.forget(H1)
+
+
+def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_left_of_them(
+    cloud, monkeypatch
+):
+    monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
+    cloud.keeper.revoke(H2)
+    for host in hosts(3):
+        cloud.enrol(host, key=certificates.new_key())
+        cloud.keeper.forget(host)
+    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2", "n2"}
+    monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 4)
+    refused(cloud, V.NO_ROOM)
+    cloud.now_s += trust_state.REVOCATION_KEPT_S + 10
+    cloud.enrol()
+    assert [row.host for row in cloud.store.enrolments()] == ["h1", "h2"]
+
+
+@pytest.mark.parametrize("kind", [certificate_authority.CA, certificate_authority.SIGNER])
+def test_no_more_keys_are_made_than_hosts_take(cloud, kind, monkeypatch):
+    for _ in range(signing.MAX_PUBLIC_KEYS - 1):
+        cloud.keeper.renew(kind, at_once=False)
+        cloud.now_s += 60
+    with pytest.raises(errors.Unusable, match=r"64 are trusted .* Try again after 2027-.*--stolen"):
+        cloud.keeper.renew(kind, at_once=False)
+    issued = cloud.enrol()
+    assert cloud.fault(issued) == "" and signing.read_public_keys(issued.signers)
+    cloud.keeper.renew(kind, at_once=True)  # a stolen key cannot wait
+    assert len(signing.read_public_keys(cloud.keeper.signers())) <= 64
+    cloud.keeper.renew(kind, at_once=False)
+
+
+def test_of_more_keys_than_hosts_take_the_one_in_use_and_the_newest_are_told(cloud, monkeypatch):
+    monkeypatch.setattr(certificate_authority, "MAX_KEYS", 10**6)
+    for _ in range(70):
+        cloud.keeper.renew(certificate_authority.SIGNER, at_once=False)
+    monkeypatch.setattr(certificate_authority, "MAX_KEYS", signing.MAX_PUBLIC_KEYS)
+    issued = cloud.enrol()
+    told = signing.read_public_keys(issued.signers)
+    assert len(told) == 64
+    in_use = cloud.keeper.trust()
+    signed_messages.check_signature(told, signing.TABLE, b"{}", in_use.sign(signing.TABLE, b"{}"))

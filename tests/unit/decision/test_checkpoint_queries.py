@@ -1,0 +1,509 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that hosts register: who may, which stay, and when they are forgotten."""
+
+import base64
+import threading
+import types
+
+import msgspec
+import pytest
+
+from acstor_common.identity import replay_filter
+from acstor_common.identity import sealed_box
+from acstor_common.identity import signing
+from acstor_common.model import checkpoint_intervals
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
+from acstor_common.wire import signed_messages
+from acstor_decision import checkpoint_registry
+from acstor_decision import interval_lookup
+from acstor_decision import nova_client
+from acstor_decision.db import checkpoint_failure_queries as db_failures
+from acstor_decision.db import checkpoint_queries
+from acstor_decision.db import database
+from tests.fakes import checkpoint_hosts
+from tests.fakes import decision_databases
+from tests.fakes import enrolled_hosts
+
+NOW_S, SERVER = checkpoint_hosts.NOW_S, checkpoint_hosts.SERVER
+taken, checkpoint_id = checkpoint_hosts.taken, checkpoint_hosts.checkpoint_id
+
+
+class Hosts:
+    """The service, and hosts that tell it of checkpoints."""
+
+    def __init__(self, conf, store):
+        self.now_s = NOW_S
+        self.nova, self.store = checkpoint_hosts.Nova(), store
+        self._hosts = enrolled_hosts.EnrolledHosts(conf, store, lambda: self.now_s)
+        for host in ("h1", "h2", "h3"):
+            self._hosts.identity(host)
+        self.keeper = self._hosts.keeper
+        self.service = checkpoint_registry.CheckpointRegistry(
+            store,
+            self.nova,
+            self._hosts.keeper.trust,
+            interval_lookup.IntervalLookup(self.nova, 300),
+            kept=2,
+            kept_after_s=100.0,
+            wall=lambda: self.now_s,
+        )
+
+    def sealed(self, told, by="", purpose=signing.CHECKPOINT):
+        made = signed_messages.sign_payload(told, purpose, *self._hosts.identity(by or told.host))
+        return decision_messages.encode(made)
+
+    def concealed(self, told, **changed):
+        """Return what a host sends of a checkpoint."""
+        key = self.opened(self.service.service_key({}), signing.CHECKPOINT_KEY, messages.ServiceKey)
+        raw = msgspec.json.encode(told)
+        box = sealed_box.encrypt(bytes.fromhex(key.public), raw, told.host.encode())
+        said = {"host": told.host, "sent_s": told.sent_s, **changed}
+        return messages.SealedMessage(box=base64.b64encode(box).decode(), **said)
+
+    def opened(self, answer, purpose=signing.CHECKPOINT_ANSWER, kind=messages.CheckpointResponse):
+        signers = signing.read_public_keys(self._hosts.keeper.signers())
+        signed = decision_messages.decode(answer, decision_messages.Signed)
+        return signed_messages.verify_from_service(signed, purpose, signers, kind)
+
+    def register(self, told, **how):
+        return self.opened(self.service.register(self.sealed(self.concealed(told), **how)))
+
+    def kept(self, host="h1", sent_s=NOW_S, **how):
+        asked = self.sealed(messages.RetentionRequest(host=host, sent_s=sent_s), **how)
+        return self.opened(self.service.kept(asked))
+
+    def tells_where_it_is(self, host):
+        self.store.note_samples({host: (decision_databases.sample(host), 0)})
+
+    def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
+        told = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
+        asked = self.sealed(told, **how)
+        said = self.service.intervals(asked)
+        return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.IntervalResponse)
+
+    def asked_gone(self, **how):
+        self.now_s += 1
+        asked = messages.OwnerRequest(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
+        said = self.service.owners(self.sealed(asked, **how))
+        return self.opened(said, signing.CHECKPOINT_OWNERS, messages.OwnerResponse)
+
+    def gone(self):
+        answer = self.asked_gone()
+        assert not answer.why
+        return answer.gone
+
+    def ids(self):
+        return [row.checkpoint_id for row in self.store.checkpoints("", 100, "", "")]
+
+
+@pytest.fixture
+def hosts(configure, store):
+    return Hosts(configure(), store)
+
+
+def test_newest_checkpoints_of_a_server_stay(hosts):
+    for number in (1, 2, 3):
+        hosts.now_s += 1
+        answer = hosts.register(taken(number))
+    assert not answer.why
+    assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(3), checkpoint_id(2)]
+    assert hosts.ids() == [checkpoint_id(3), checkpoint_id(2)]
+    assert hosts.service.registered == 3
+
+
+def test_one_that_a_server_is_recovered_from_stays_until_its_new_host_has_all(hosts):
+    hosts.register(taken(1))
+    hosts.store.note_recovery(checkpoint_id(1), hosts.now_s)
+    for number in (2, 3, 4):  # the old host was not dead, and Nova believes it now and then
+        hosts.now_s += 1
+        answer = hosts.register(taken(number))
+    kept = [checkpoint_id(4), checkpoint_id(3), checkpoint_id(1)]
+    assert [one.checkpoint_id for one in answer.kept] == hosts.ids() == kept
+    hosts.nova.servers[checkpoint_hosts.SERVER] = nova_client.Server("h2", checkpoint_hosts.PROJECT)
+    hosts.now_s += 1
+    its_own = {"host": "h2", "vault_disk": checkpoint_hosts.OTHER_SERVER}
+    its_own["holders"] = (messages.Holder("h3", "10.0.0.3:1"),)
+    assert not hosts.register(taken(5, **its_own)).why
+    assert hosts.ids() == [checkpoint_id(5), checkpoint_id(4)]
+
+
+def test_one_that_a_server_is_recovered_from_does_not_stay_for_ever(hosts):
+    hosts.register(taken(1))
+    hosts.store.note_recovery(checkpoint_id(1), hosts.now_s)
+    hosts.now_s += checkpoint_queries.RECOVERY_S
+    for number in (2, 3):
+        hosts.now_s += 1
+        hosts.register(taken(number, sent_s=hosts.now_s))
+    assert hosts.ids() == [checkpoint_id(3), checkpoint_id(2)]
+
+
+def test_newer_is_what_was_registered_later_whatever_the_hosts_clock_says(hosts):
+    hosts.register(taken(1, taken_ms=1 << 60))
+    hosts.now_s += 1
+    hosts.register(taken(2, taken_ms=0))
+    assert hosts.ids() == [checkpoint_id(2), checkpoint_id(1)]
+
+
+def test_what_is_told_twice_is_there_once(hosts):
+    hosts.register(taken(1))
+    answer = hosts.register(taken(1, sent_s=NOW_S + 5))
+    assert not answer.why and [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)]
+    assert hosts.ids() == [checkpoint_id(1)]
+
+
+@pytest.mark.parametrize(
+    ("second", "is_taken"),
+    [
+        (taken(1, checkpoint_id=checkpoint_id(9), sent_s=NOW_S + 7), False),
+        (taken(2, checkpoint_id=checkpoint_id(1)), False),
+        (taken(1, checkpoint_id=checkpoint_id(9), vault_disk=SERVER, sent_s=NOW_S + 7), True),
+    ],
+    ids=["an older one of the disk", "another of that id", "of a disk that began anew"],
+)
+def test_what_would_take_the_place_of_a_later_one_is_refused(hosts, second, is_taken):
+    hosts.register(taken(1))
+    assert (not hosts.register(second).why) is is_taken
+    assert hosts.service.refused["stale"] == (not is_taken)
+
+
+def test_no_host_keeps_another_from_registering_by_its_disks_name(hosts):
+    other, its_holders = checkpoint_hosts.OTHER_SERVER, (messages.Holder("h3", "10.0.0.3:1"),)
+    hosts.nova.servers[other] = nova_client.Server("h2", checkpoint_hosts.PROJECT)
+    last = decision_messages.MAX_NUMBER
+    evil = taken(
+        last,
+        host="h2",
+        instance_id=other,
+        checkpoint_id=checkpoint_id(9),
+        holders=its_holders,
+        taken_ms=0,
+        sent_s=NOW_S,
+    )
+    assert not hosts.register(evil).why
+    assert not hosts.register(taken(1)).why
+
+
+def test_nobody_reads_the_key_on_the_way(hosts):
+    told = taken(1)
+    sent = msgspec.json.encode(hosts.sealed(hosts.concealed(told)))
+    assert told.key.encode() not in sent and told.manifest_name.encode() not in sent
+    answer = hosts.opened(hosts.service.register(hosts.sealed(hosts.concealed(told))))
+    assert (answer.why, answer.host, answer.sent_s) == ("", told.host, told.sent_s)
+    assert hosts.store.checkpoint(told.checkpoint_id).disk_key == told.key
+
+
+@pytest.mark.expect_log("checkpoints:")
+def test_what_was_concealed_for_others_or_by_others_is_refused(hosts):
+    for changed in ({"host": "h2"}, {"sent_s": NOW_S + 3}):
+        sent = hosts.sealed(hosts.concealed(taken(1), **changed))
+        assert hosts.opened(hosts.service.register(sent)).why
+    box = sealed_box.encrypt(sealed_box.public_key(signing.new_key()), b"{}", b"h1")
+    for raw in (base64.b64encode(box).decode(), "no base64", ""):
+        sent = hosts.sealed(messages.SealedMessage(host="h1", box=raw, sent_s=NOW_S + len(raw)))
+        assert hosts.opened(hosts.service.register(sent)).why
+    assert hosts.ids() == []
+
+
+REFUSED = {
+    "of a server that nova does not know": ({}, "Nova knows no server"),
+    "of a server on another host": (
+        {SERVER: nova_client.Server("h2", checkpoint_hosts.PROJECT)},
+        "h2",
+    ),
+    "of a server on no host": (
+        {SERVER: nova_client.Server("", checkpoint_hosts.PROJECT)},
+        "on no host",
+    ),
+    "of another project": ({SERVER: nova_client.Server("h1", "another")}, "of project another"),
+}
+
+
+@pytest.mark.parametrize(("servers", "why"), REFUSED.values(), ids=list(REFUSED))
+@pytest.mark.expect_log("is refused")
+def test_host_registers_for_servers_that_are_on_it_alone(hosts, servers, why):
+    hosts.nova.servers = servers
+    answer = hosts.register(taken(1))
+    assert why in answer.why and not answer.may_pass
+    assert hosts.ids() == [] and hosts.service.refused["not_its_own"] == 1
+
+
+AT_H2 = {
+    "host": "h2",
+    "checkpoint_id": checkpoint_id(3),
+    "vault_disk": checkpoint_hosts.OTHER_SERVER,
+    "holders": (messages.Holder("h1", "10.0.0.1:7205"),),
+}
+
+
+@pytest.mark.expect_log("is refused")
+def test_former_host_registers_nothing_from_the_moment_on_at_which_a_server_has_moved(hosts):
+    assert not hosts.register(taken(1)).why
+    hosts.nova.servers[SERVER] = nova_client.Server("h2", checkpoint_hosts.PROJECT)
+    assert "is on h2" in hosts.register(taken(2)).why
+    hosts.now_s += 1
+    assert not hosts.register(taken(1, **AT_H2)).why
+    assert hosts.ids() == [checkpoint_id(3), checkpoint_id(1)]
+
+
+@pytest.mark.expect_log("is refused")
+def test_host_names_hosts_of_this_cloud_at_their_own_addresses_alone(hosts):
+    def registers(number, **where):
+        holders = tuple(messages.Holder(host, at) for host, at in where.items())
+        return hosts.register(taken(number, holders=holders)).why
+
+    assert "h9 at 10.0.0.9:7202 has not enrolled" in registers(1, h9="10.0.0.9:7202")
+    hosts.tells_where_it_is("h1")
+    assert "would be h1 itself" in registers(2, h2="127.0.0.1:22")
+    assert "would be h1 itself" in registers(3, h2="[::1]:22")
+    hosts.tells_where_it_is("h2")
+    assert "is at 10.0.0.2:7201" in registers(4, h2="10.0.0.7:7202")
+    assert hosts.service.refused["not_its_own"] == 4
+    assert not registers(5, h2="10.0.0.2:7202", h3="10.0.0.3:7202")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [nova_client.NovaUnreachable("HTTP 503"), database.DatabaseError("sqlite://", "gone")],
+)
+@pytest.mark.expect_log("must retry")
+def test_what_nobody_can_say_now_is_a_no_that_passes(hosts, failure):
+    hosts.nova.failure = failure
+    assert hosts.register(taken(1)).may_pass and hosts.ids() == []
+    hosts.nova.failure = None
+    assert not hosts.register(taken(1, sent_s=NOW_S + 2)).why
+
+
+@pytest.mark.expect_log("proves nothing")
+def test_nobody_speaks_for_another_host(hosts):
+    assert "h2 has signed it" in hosts.register(taken(1), by="h2").why
+    assert "h2 has signed it" in hosts.kept(by="h2").why
+    assert hosts.ids() == [] and hosts.service.refused["not_authentic"] == 2
+
+
+@pytest.mark.expect_log("proves nothing")
+def test_sample_is_no_checkpoint(hosts):
+    assert "none of the keys" in hosts.register(taken(1), purpose=signing.SAMPLE).why
+
+
+@pytest.mark.expect_log("proves nothing")
+@pytest.mark.parametrize(
+    "sent_s", [NOW_S - replay_filter.AGE_S - 1, NOW_S + replay_filter.FUTURE_S + 1]
+)
+def test_old_message_means_nothing(hosts, sent_s):
+    assert "host's clock" in hosts.register(taken(1, sent_s=sent_s)).why or hosts.ids() == []
+    assert hosts.ids() == []
+
+
+@pytest.mark.expect_log("proves nothing")
+def test_messages_that_prove_nothing_fill_no_log(hosts, watched_log):
+    forged = {"payload": "{}", "signature": "A" * 86 + "=="}
+    for _ in range(2 * message_bus.WARNINGS):
+        hosts.opened(hosts.service.kept(forged))
+    assert len(watched_log.messages) == message_bus.WARNINGS
+
+
+@pytest.mark.expect_log("it was taken before")
+def test_copy_of_a_message_means_nothing(hosts):
+    message = hosts.sealed(hosts.concealed(taken(1)))
+    hosts.service.register(message)
+    hosts.store.forget_checkpoint(checkpoint_id(1))
+    hosts.service.register(message)
+    assert hosts.ids() == []
+
+
+@pytest.mark.expect_log("others were given")
+def test_host_that_says_much_keeps_no_other_from_being_heard(hosts, monkeypatch):
+    monkeypatch.setattr(replay_filter, "MAX_REMEMBERED", 3)
+    answers = [hosts.kept("h2", NOW_S + n) for n in range(4)]
+    assert not answers[2].why and answers[3].why
+    assert not hosts.register(taken(1)).why
+
+
+@pytest.mark.parametrize(
+    "payload", [None, {}, {"payload": "{}", "signature": "x"}, [1], "x" * 100, {"payload": 1}]
+)
+def test_nonsense_is_refused(hosts, payload):
+    assert hosts.opened(hosts.service.register(payload)).why
+    assert hosts.service.refused["not_authentic"] == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"key": "xy"},
+        {"holders": []},
+        {"holders": [{"host": "h1", "address": "10.0.0.1:1"}]},
+        {"holders": [{"host": "h2", "address": "example.org:80"}]},
+        {"holders": [{"host": "h2", "address": "169.254.169.254:80"}]},
+        {"holders": [{"host": "h2", "address": "[::ffff:169.254.169.254]:80"}]},
+        {"holders": [{"host": "h2", "address": "0.0.0.0:7202"}]},
+        {"holders": [{"host": "h2", "address": "[ff02::1]:7202"}]},
+        {"checkpoint_id": checkpoint_id(1).upper().replace("0B", "0B")},
+        {"manifest_name": "ab"},
+        {"number": 0},
+        {"taken_ms": 1 << 64},
+        {"consistency": "perhaps"},
+        {"host": "../h1"},
+    ],
+)
+def test_what_makes_no_sense_cannot_be_told(changed):
+    told = msgspec.to_builtins(taken(1)) | changed
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(told, messages.RegisteredCheckpoint)
+
+
+def test_host_is_told_which_of_its_own_stay(hosts):
+    hosts.register(taken(1))
+    hosts.nova.servers[checkpoint_hosts.OTHER_SERVER] = nova_client.Server(
+        "h2", checkpoint_hosts.PROJECT
+    )
+    holders = (messages.Holder("h1", "10.0.0.1:7205"),)
+    other = taken(
+        2, host="h2", instance_id=checkpoint_hosts.OTHER_SERVER, vault_disk=SERVER, holders=holders
+    )
+    hosts.register(other)
+    answer = hosts.kept()
+    assert [one.checkpoint_id for one in answer.kept] == [checkpoint_id(1)] and answer.is_complete
+
+
+def test_host_is_told_how_often_checkpoints_of_its_own_servers_are_wanted(hosts):
+    said = {checkpoint_intervals.NAME: "600"}
+    hosts.nova.groups = [nova_client.Aggregate({"h1"}, said)]
+    hosts.nova.metadata = {"h1": {SERVER: said}, "h2": {checkpoint_hosts.OTHER_SERVER: said}}
+    answer = hosts.intervals()
+    assert (answer.why, answer.of_host, answer.host, answer.sent_s) == ("", 600, "h1", NOW_S)
+    assert answer.of_servers == (messages.ServerInterval(SERVER, 600),)
+
+
+@pytest.mark.expect_log("h2 has signed it")
+@pytest.mark.expect_log("HTTP 403")
+def test_nobody_is_told_intervals_of_others_nor_any_that_nova_does_not_tell(hosts):
+    assert "h2 has signed it" in hosts.intervals(by="h2").why
+    hosts.nova.failure = nova_client.NovaUnreachable("HTTP 403")
+    assert hosts.intervals().may_pass
+
+
+def test_no_checkpoint_is_due_of_a_server_that_is_on_no_host(hosts):
+    """As of one that is shelved: its last one stays."""
+    hosts.register(taken(1))
+    for host, instances in (("", []), ("h1", [SERVER]), ("", [])):
+        hosts.nova.servers[SERVER] = nova_client.Server(host, checkpoint_hosts.PROJECT)
+        hosts.service.sweep(threading.Event())
+        assert [one.instance_id for one in hosts.store.newest_checkpoints()] == instances
+        assert hosts.ids() == [checkpoint_id(1)]
+    hosts.nova.servers[SERVER] = nova_client.Server("h1", checkpoint_hosts.PROJECT)
+    hosts.now_s += 1
+    hosts.register(taken(2))
+    assert len(hosts.store.newest_checkpoints()) == 1
+
+
+def test_host_waits_for_one_answer_at_a_time(hosts):
+    """Else one host could have all threads of the message bus wait for Nova."""
+    told = []
+
+    def slowly(host):
+        told.append(hosts.intervals(host, sent_s=NOW_S + 1))
+        told.append(hosts.intervals("h2"))
+        return messages.IntervalResponse()
+
+    hosts.service._intervals = types.SimpleNamespace(of=lambda host: next(asks)(host))
+    asks = iter([slowly, lambda _host: messages.IntervalResponse()])
+    assert not hosts.intervals().why
+    again, of_another = told
+    assert again.may_pass and "h1 waits for another answer" in again.why
+    assert not of_another.why
+
+
+def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):
+    assert not hosts.register(taken(1)).why
+    assert hosts.gone() == ()
+    hosts.keeper.revoke("h1")
+    hosts.keeper.forget("h3")
+    assert hosts.gone() == ("h3",)  # h1's may still be wanted; h9 never was one of this cloud's
+    hosts.store.forget_checkpoint(checkpoint_id(1))
+    assert hosts.gone() == ("h1", "h3")
+    hosts.keeper.allow("h1")
+    assert hosts.gone() == ("h3",)
+
+
+@pytest.mark.expect_log("h1 has signed it")
+def test_nobody_asks_in_the_name_of_another_host_who_is_gone(hosts):
+    assert "h1 has signed it" in hosts.asked_gone(by="h1").why
+
+
+def test_checkpoints_go_some_time_after_their_server(hosts):
+    hosts.register(taken(1))
+    hosts.nova.servers = {}
+    for later_s, left in ((0, 1), (99, 1), (2, 0)):
+        hosts.now_s += later_s
+        hosts.service.sweep(threading.Event())
+        assert len(hosts.ids()) == left
+
+
+def test_server_that_comes_back_keeps_its_checkpoints(hosts):
+    hosts.register(taken(1))
+    servers, hosts.nova.servers = hosts.nova.servers, {}
+    hosts.service.sweep(threading.Event())
+    assert hosts.store.newest_checkpoints() == []
+    hosts.nova.servers = servers
+    hosts.service.sweep(threading.Event())
+    hosts.nova.servers = {}
+    hosts.now_s += 150
+    hosts.service.sweep(threading.Event())
+    assert len(hosts.ids()) == 1
+
+
+def test_nothing_goes_while_nova_is_away(hosts):
+    hosts.register(taken(1))
+    hosts.nova.failure = nova_client.NovaUnreachable("HTTP 503")
+    hosts.now_s += 10_000
+    with pytest.raises(nova_client.NovaUnreachable):
+        hosts.service.sweep(threading.Event())
+    assert len(hosts.ids()) == 1
+
+
+def test_newest_of_each_server_is_pictured(hosts):
+    hosts.register(taken(1))
+    hosts.now_s += 1
+    hosts.register(taken(2))
+    [newest] = hosts.store.newest_checkpoints()
+    assert newest == (SERVER, NOW_S + 0.002, 600, 1 << 20)
+
+
+def test_what_fails_is_noted_until_the_host_says_no_more_of_it(hosts, monkeypatch):
+    monkeypatch.setattr(hosts.service, "_clock", lambda: hosts.now_s)
+    failing = (messages.Failing(SERVER, "holder", "h2"), messages.Failing("", "full"))
+    hosts.intervals(failing=failing)
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {"h1": failing}
+    hosts.intervals(sent_s=NOW_S + 1)  # too soon
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {"h1": failing}
+    hosts.now_s += checkpoint_registry.NOTE_EVERY_S
+    hosts.intervals(sent_s=hosts.now_s, failing=failing[:1])
+    hosts.intervals("h2", sent_s=hosts.now_s, failing=failing[1:])
+    noted = hosts.store.checkpoint_failures(hosts.now_s)
+    assert noted == {"h1": failing[:1], "h2": failing[1:]}
+    hosts.now_s += checkpoint_registry.NOTE_EVERY_S
+    hosts.intervals(sent_s=hosts.now_s)
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {"h2": failing[1:]}
+    hosts.now_s += db_failures.KEPT_S
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {}
+
+
+@pytest.mark.expect_log("h1 has signed it")
+def test_no_host_reports_for_another_nor_more_than_its_share(hosts):
+    one = messages.Failing("", "full")
+    assert "h1 has signed it" in hosts.intervals("h2", failing=(one,), by="h1").why
+    too_many = (one,) * (messages.MAX_FAILING + 1)
+    assert "length" in hosts.intervals(failing=too_many).why
+    assert hosts.store.checkpoint_failures(hosts.now_s) == {}
+
+
+@pytest.mark.parametrize(
+    "odd", [{"reason": "<b>"}, {"reason": "x" * 33}, {"holder": "no host"}, {"instance_id": "x"}]
+)
+def test_what_makes_no_sense_of_what_fails_is_refused(odd):
+    with pytest.raises(ValueError):
+        raw = {"instance_id": SERVER, "reason": "holder", "holder": "h2", **odd}
+        msgspec.convert(raw, messages.Failing)

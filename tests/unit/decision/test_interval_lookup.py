@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Intervals by aggregates and metadata: the operator's count, a tenant's as far as he offers."""
+
+import threading
+from concurrent import futures
+
+import pytest
+
+from acstor_common.model import checkpoint_intervals
+from acstor_common.wire import checkpoint_messages as messages
+from acstor_decision import interval_lookup
+from acstor_decision import nova_client
+from tests.fakes import checkpoint_hosts
+
+NAME = checkpoint_intervals.NAME
+SERVER, OTHER = checkpoint_hosts.SERVER, checkpoint_hosts.OTHER_SERVER
+
+
+def aggregate(said, *hosts):
+    return nova_client.Aggregate(frozenset(hosts), {NAME: said, "other": "1"})
+
+
+@pytest.fixture
+def cloud():
+    return checkpoint_hosts.Nova()
+
+
+def of(cloud, least_s=0, host="h1"):
+    return interval_lookup.IntervalLookup(cloud, least_s).of(host)
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted_s"),
+    [
+        ([], None),
+        (["600"], 600),
+        (["3600", "600", "0"], 600),
+        (["0"], 0),
+        (["soon", ""], None),
+        (["5"], 30),
+        ([7], None),
+    ],
+)
+def test_aggregates_say_how_often(cloud, said, wanted_s):
+    cloud.groups = [aggregate(words, "h1") for words in said]
+    cloud.groups += [aggregate("60", "h2"), nova_client.Aggregate({"h1"}, {})]
+    assert of(cloud).of_host == wanted_s
+
+
+def test_metadata_says_nothing_where_the_operator_offers_nothing(cloud):
+    cloud.metadata = {"h1": {SERVER: {NAME: "60"}}}
+    assert of(cloud) == messages.IntervalResponse()
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted_s"),
+    [
+        ("600", 600),
+        ("30", 300),
+        ("1", 300),
+        ("-1", None),
+        ("9" * 11, checkpoint_intervals.MAX_S),
+        ("9" * 255, None),
+        ("0", 0),
+        ("\u0663", None),
+        ("1e9", None),
+    ],
+)
+def test_nobody_gets_checkpoints_more_often_than_the_operator_offers(cloud, said, wanted_s):
+    cloud.metadata = {"h1": {SERVER: {NAME: said}}, "h2": {OTHER: {NAME: "600"}}}
+    told = [one.interval_s for one in of(cloud, least_s=300).of_servers]
+    assert told == ([] if wanted_s is None else [wanted_s])
+
+
+def test_answer_has_a_bound(cloud, monkeypatch):
+    monkeypatch.setattr(messages, "MAX_INTERVALS", 1)
+    cloud.metadata = {"h1": {SERVER: {NAME: "600"}, OTHER: {NAME: "600"}}}
+    assert len(of(cloud, least_s=60).of_servers) == 1
+
+
+def test_aggregates_are_asked_for_once_a_minute_for_all_hosts(cloud):
+    now_s = 1000.0
+    made = interval_lookup.IntervalLookup(cloud, 0, lambda: now_s)
+    for host in ("h1", "h2"):
+        made.of(host)
+    cloud.groups = [aggregate("600", "h1")]
+    assert made.of("h1").of_host is None
+    now_s += interval_lookup.KNOWN_S
+    assert made.of("h1").of_host == 600
+
+
+def test_what_nova_does_not_say_is_not_known(cloud):
+    cloud.failure = nova_client.NovaUnreachable("HTTP 403")
+    made = interval_lookup.IntervalLookup(cloud, 60)
+    with pytest.raises(nova_client.NovaUnreachable):
+        made.of("h1")
+    cloud.failure = None
+    with pytest.raises(nova_client.NovaBusy, match="a moment ago"):
+        made.of("h2")  # it is not waited for again at once
+
+
+def test_failure_is_remembered_for_a_minute(cloud):
+    now_s = 1000.0
+    made = interval_lookup.IntervalLookup(cloud, 0, lambda: now_s)
+    cloud.failure = nova_client.NovaUnreachable("timeout")
+    with pytest.raises(nova_client.NovaUnreachable):
+        made.of("h1")
+    cloud.failure = None
+    now_s += interval_lookup.KNOWN_S
+    assert made.of("h1") == messages.IntervalResponse()
+
+
+def test_nobody_waits_while_another_one_asks(cloud):
+    asked, answered = threading.Event(), threading.Event()
+
+    def slowly():
+        asked.set()
+        assert answered.wait(30)
+        return []
+
+    cloud.aggregates = slowly
+    made = interval_lookup.IntervalLookup(cloud, 0)
+    with futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(made.of, "h1")
+        assert asked.wait(30)
+        try:
+            second = pool.submit(made.of, "h2")
+            assert isinstance(second.exception(timeout=5), nova_client.NovaBusy)
+        finally:
+            answered.set()
+        assert first.result(30) == messages.IntervalResponse()
+
+
+def test_host_that_asks_without_end_is_not_asked_for_each_time(cloud):
+    now_s = 1000.0
+    made = interval_lookup.IntervalLookup(cloud, 60, lambda: now_s)
+    made.of("h1")
+    made.of("h2")
+    with pytest.raises(nova_client.NovaBusy, match="h1 has asked"):
+        made.of("h1")
+    now_s += interval_lookup.LEAST_S
+    assert made.of("h1") == messages.IntervalResponse()

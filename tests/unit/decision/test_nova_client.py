@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service makes of Nova's answers, over HTTP: what is odd is not known."""
+
+import json
+import threading
+from concurrent import futures
+
+import pytest
+
+from acstor_common.model import ids
+from acstor_decision import nova_client
+from tests.fakes import http_server
+
+pytestmark = pytest.mark.allow_log("Nova does not answer: ")
+
+SERVER = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12")
+OTHER = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a13")
+ON_H1 = "servers/detail?host=h1&all_tenants=1"
+
+
+def server(server_id=SERVER, host="h1", **metadata):
+    return {
+        "id": server_id,
+        "OS-EXT-SRV-ATTR:host": host,
+        "tenant_id": "p",
+        "metadata": metadata,
+    }
+
+
+@pytest.fixture
+def web():
+    with http_server.serve({}) as local:
+        yield local
+
+
+@pytest.fixture
+def client(configure, web):
+    conf = configure()
+    for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
+        conf.set_override(name, value, "nova")
+    made = nova_client.NovaClient(conf)
+
+    def says(path, answer):
+        web.files[path] = json.dumps(answer).encode()
+
+    made.says = says
+    return made
+
+
+def test_it_says_where_a_server_is_now(client):
+    for host in ("h1", "h2", None):
+        client.says(f"servers/{SERVER}", {"server": server(host=host)})
+        assert client.server(SERVER) == nova_client.Server(host or "", "p")
+    assert client.server(OTHER) is None
+
+
+def test_it_says_what_aggregates_there_are(client):
+    told = {"hosts": ["h1", "h2"], "metadata": {"a": "b"}, "name": "fast"}
+    client.says("os-aggregates", {"aggregates": [told]})
+    [found] = client.aggregates()
+    assert (set(found.hosts), found.metadata) == ({"h1", "h2"}, {"a": "b"})
+
+
+def test_it_says_metadata_of_the_servers_of_one_host_on_all_pages(client):
+    more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
+    client.says(ON_H1, {"servers": [server(a="1"), server(OTHER, "h2", a="2")], **more})
+    third = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a14")
+    client.says(f"{ON_H1}&marker={OTHER}", {"servers": [server(third, a="3")]})
+    assert client.metadata_on("h1") == {SERVER: {"a": "1"}, third: {"a": "3"}}
+
+
+def test_pages_without_end_end(client, web):
+    more = {"servers_links": [{"rel": "next", "href": "anywhere"}]}
+    for path in (ON_H1, f"{ON_H1}&marker={SERVER}"):
+        client.says(path, {"servers": [server()], **more})
+    assert list(client.metadata_on("h1")) == [SERVER]
+    assert len(web.asked) == nova_client.MAX_PAGES
+
+
+@pytest.mark.parametrize(
+    "answer", [[], {}, {"server": 1, "servers": 1, "aggregates": 1}, {"servers": [{}]}, None]
+)
+def test_what_is_odd_is_not_known(client, answer):
+    for path in (f"servers/{SERVER}", ON_H1, "os-aggregates"):
+        client.says(path, answer)
+    for ask in (
+        lambda: client.server(SERVER),
+        client.aggregates,
+        lambda: client.metadata_on("h1"),
+    ):
+        with pytest.raises(nova_client.NovaUnreachable):
+            ask()
+
+
+def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
+    told = server()
+    del told["OS-EXT-SRV-ATTR:host"]
+    client.says(f"servers/{SERVER}", {"server": told})
+    client.says(ON_H1, {"servers": [told]})
+    for ask in (lambda: client.server(SERVER), lambda: client.metadata_on("h1")):
+        with pytest.raises(nova_client.NovaUnreachable, match="does not tell hosts"):
+            ask()
+    web.always = http_server.status(403)
+    with pytest.raises(nova_client.NovaUnreachable, match="HTTP 403"):
+        client.server(SERVER)
+
+
+def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web, monkeypatch):
+    monkeypatch.setattr(nova_client, "WAIT_S", 1.0)
+    conf = configure()
+    for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
+        conf.set_override(name, value, "nova")
+    client, asked, answered = (
+        nova_client.NovaClient(conf, callers=2),
+        threading.Semaphore(0),
+        threading.Event(),
+    )
+
+    def late(handler, wanted):
+        asked.release()
+        answered.wait(30)
+        http_server.fine(handler, wanted)
+
+    web.files["os-aggregates"] = b'{"aggregates": []}'
+    web.always = late
+    with futures.ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(client.aggregates) for _ in range(2)]
+        assert all(asked.acquire(timeout=30) for _ in waiting)
+        try:
+            third = pool.submit(client.aggregates)
+            assert isinstance(third.exception(timeout=5), nova_client.NovaBusy)
+        finally:
+            answered.set()
+        assert [one.result(30) for one in waiting] == [[], []]
+    assert client.aggregates() == []
+
+
+def test_without_a_user_nobody_is_asked(configure):
+    with pytest.raises(nova_client.NovaUnreachable, match="auth_type is not set"):
+        nova_client.NovaClient(configure()).aggregates()

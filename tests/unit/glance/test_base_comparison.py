@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images are compared with what they were made from, and nobody is told what he may not read."""
+
+import pathlib
+import random
+import time
+
+import pytest
+
+from acstor_common import errors
+from acstor_common.image import artefacts
+from acstor_common.image import lineage
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_glance import metrics
+from acstor_glance.client import backing_images
+from acstor_glance.controller import image_reconciler
+from acstor_glance.dedup import base_comparison
+from acstor_glance.dedup import block_dedup
+from acstor_glance.prepare import image_preparer
+from acstor_glance.prepare import prehash
+from tests.fakes import glance_options
+from tests.fakes import memory_images
+
+CHUNK = geometry.MIN_CHUNK_BYTES
+A, B = "a" * 32, "b" * 32
+NAMES = (artefacts.BASE, artefacts.OWN_BYTES, artefacts.SHARED_BYTES)
+
+
+def data(*numbers: int) -> bytes:
+    return b"".join(random.Random(number).randbytes(CHUNK) for number in numbers)
+
+
+class StoredImages(memory_images.MemoryImages):
+    """A Glance whose images may lie in a folder, too."""
+
+    folder: pathlib.Path | None = None
+
+    def local_path(self, image, folders):
+        return self.folder / image["id"] if self.folder and folders else None
+
+
+class World:
+    """Glance, who prepares its images, and who compares them."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        conf = glance_options.conf(state_dir=folder, file_store_dirs=[str(folder)])
+        self.conf = conf.acstor_glance
+        self.images, self.counters = StoredImages(), metrics.ListenerMetrics()
+        self.preparer = image_preparer.ImagePreparer(self.images, conf)
+        self.comparing = base_comparison.BaseComparer(self.images, conf, self.counters)
+        self.set_option = lambda name, value: conf.set_override(name, value, "acstor_glance")
+
+    def add(self, raw: bytes, base: str = "", owner: str = A, **record):
+        """Put an image into Glance, prepare and compare it; return its id."""
+        image_id = self.images.add(raw, owner=owner, **record)["id"]
+        if base:
+            self.images.records[image_id] |= lineage.direct_base(base, image_id)
+        if self.images.folder:
+            (self.images.folder / image_id).write_bytes(raw)
+        outcome = self.preparer.handle(ids.parse_image_id(image_id))
+        assert outcome is image_preparer.PreparationOutcome.PREPARED
+        assert self.comparing.compare(image_id)
+        return image_id
+
+    def told(self, image_id):
+        record = self.images.read(image_id)
+        return [record.get(name) for name in NAMES]
+
+    def counted(self, room: str) -> float:
+        return self.counters.compared_images.labels(room)._value.get()
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.setattr(prehash, "SERVICE_CHUNK_BYTES", CHUNK)
+    return World(tmp_path)
+
+
+@pytest.fixture
+def stored(world, tmp_path):
+    """A world whose images lie in a file store."""
+    world.images.folder = tmp_path / "store"
+    world.images.folder.mkdir()
+    return world
+
+
+def test_line_of_snapshots_says_of_each_what_it_has_of_its_own(world):
+    first = world.add(data(1, 2, 3))
+    second = world.add(data(1, 9, 3), first, base_image_ref=first)
+    third = world.add(data(1, 9, 8), second, base_image_ref=first)
+    assert world.told(first) == [None, None, None]
+    assert world.told(second) == [first, str(CHUNK), None]
+    assert world.told(third) == [second, str(CHUNK), None]
+    assert world.counted("elsewhere") == 2
+
+
+def test_what_an_image_that_shares_no_room_tells_is_not_measured_again(world, monkeypatch):
+    first = world.add(data(1, 2, 3))
+    second = world.add(data(1, 9, 3), first, base_image_ref=first)
+    monkeypatch.setattr(backing_images, "chunk_map_of", pytest.fail)  # each is a download
+    assert world.comparing.compare(second)
+    assert world.counted("elsewhere") == 1
+
+
+def test_nearest_image_that_is_there_counts(world):
+    first = world.add(data(1, 2, 3))
+    second = world.add(data(1, 9, 3), first)
+    world.images.delete(second)
+    third = world.add(data(1, 9, 8), second, base_image_ref=first)
+    assert world.told(third) == [first, str(2 * CHUNK), None]
+
+
+def test_image_of_somebody_else_is_not_compared_with(world):
+    secret = world.add(data(1, 2), owner=B)
+    guess = world.add(data(1, 2), secret, base_image_ref=secret)
+    assert world.told(guess) == [None, None, None]
+    shared = world.add(data(1, 2), owner=B, visibility="shared")
+    assert world.told(world.add(data(1, 2), shared)) == [None, None, None]
+    world.images.shared_with[shared] = [A]
+    assert world.told(world.add(data(1, 2), shared)) == [shared, "0", None]
+
+
+def test_what_nova_copied_onto_a_snapshot_is_taken_off(world):
+    first = world.add(data(1, 2))
+    copied = dict(zip(NAMES, (first, "5", "7"), strict=True))
+    assert world.told(world.add(data(3, 4), **copied)) == [None, None, None]
+
+
+def test_base_without_a_chunk_map_tells_nothing(world):
+    base = world.images.add(data(1), owner=A)["id"]
+    assert world.told(world.add(data(1), base)) == [None, None, None]
+
+
+def test_files_share_as_fast_as_an_operator_lets_them(stored, monkeypatch):
+    asked = []
+
+    def share(image, base, ranges, pace):
+        asked.extend(ranges)
+        return 4096
+
+    monkeypatch.setattr(block_dedup, "share_blocks", share)
+    base = stored.add(data(1, 2, 3))
+    image = stored.add(data(1, 9, 3), base)
+    assert stored.told(image) == [base, str(CHUNK), "4096"]
+    assert [one.length for one in asked] == [CHUNK, CHUNK]
+    assert (stored.counted("shared"), stored.counters.shared_bytes._value.get()) == (1, 4096)
+    stored.set_option("block_dedup_rate_mib_s", 0)
+    assert stored.told(stored.add(data(1, 8, 3), base))[2] is None
+    assert stored.counted("elsewhere") == 1
+
+
+@pytest.mark.allow_log(r"deduplication|there is no|not a file of|No such file")
+def test_what_cannot_share_room_is_said_once_and_no_error(stored, monkeypatch, caplog):
+    def share(*_args):
+        raise errors.Unusable("deduplication of an image with its backing image", "it cannot")
+
+    monkeypatch.setattr(block_dedup, "share_blocks", share)
+    base = stored.add(data(1, 2, 3))
+    for _ in range(3):
+        assert stored.told(stored.add(data(1, 9, 3), base)) == [base, str(CHUNK), None]
+    assert caplog.text.count("it cannot") == 1
+    (stored.images.folder / base).unlink()
+    stored.add(data(1, 7, 3), base)
+    assert stored.counted("refused") == 4
+
+
+def test_what_was_stopped_is_done_again(stored, monkeypatch):
+    def share(*_args):
+        raise block_dedup.Stopped
+
+    base = stored.add(data(1, 2))
+    monkeypatch.setattr(block_dedup, "share_blocks", share)
+    image = stored.images.add(data(1, 3), owner=A, base_image_ref=base)["id"]
+    (stored.images.folder / image).write_bytes(data(1, 3))
+    stored.preparer.handle(image)
+    assert not stored.comparing.compare(image)
+    assert image in to_compare(stored)
+
+
+def to_compare(world):
+    return (
+        image_reconciler.ImageReconciler(world.images, world.preparer.wanted, builds=False)
+        .run()
+        .to_compare
+    )
+
+
+def test_reconcile_finds_what_shares_no_room_and_each_process_tries_it_once(world):
+    base = world.add(data(1, 2))
+    image = world.add(data(1, 3), base)
+    assert to_compare(world) == [image]
+    tried = []
+    world.comparing.compare = lambda image_id: tried.append(image_id) or True
+    world.comparing.start()
+    try:
+        for _ in range(3):
+            world.comparing.look_again([image])
+            wait_for(lambda: world.comparing._queue.sizes() == (0, 0))
+        assert tried == [image]
+        world.comparing.prepared(image)
+        wait_for(lambda: tried == [image, image])
+    finally:
+        world.comparing.stop()
+    world.images.set_properties(image, {artefacts.SHARED_BYTES: "0"})
+    assert to_compare(world) == []
+
+
+@pytest.mark.allow_log(r"not compared|unexpected")
+def test_nothing_that_fails_ends_the_thread(world):
+    failures = [errors.ImageServiceUnreachable("Glance", "away"), ValueError("surprise")]
+    tried = []
+
+    def compare(image_id):
+        tried.append(image_id)
+        if failures:
+            raise failures.pop(0)
+        return True
+
+    world.comparing.compare = compare
+    world.comparing.start()
+    try:
+        for number in range(3):
+            world.comparing.prepared(f"image {number}")
+        wait_for(lambda: len(tried) == 3)
+    finally:
+        world.comparing.stop()
+
+
+def wait_for(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts are told of boot images that were made: of which, what came before, and until it is so."""
+
+import json
+import threading
+from http import server
+
+import pytest
+
+from acstor_common.model import ids
+from acstor_glance.boot import boot_image_announcer
+from tests.fakes import glance_options
+from tests.fakes import memory_images
+
+OLD, NEW = {"created_at": "2026-01-01T00:00:00Z"}, {"created_at": "2026-02-01T00:00:00Z"}
+DATA = bytes(range(256)) * 16
+
+
+class Decision:
+    """A decision service's API, as far as it hears of boot images, on the loopback."""
+
+    def __init__(self):
+        self.told, self.status = [], 202
+        service = self
+
+        class Handler(server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                image_id = self.path.split("/")[3]
+                answer = json.dumps({"image_id": image_id, "request": 1}).encode()
+                if service.status == 202:
+                    service.told.append((self.path, body))
+                self.send_response(service.status)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def decision():
+    made = Decision()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def images():
+    return memory_images.MemoryImages()
+
+
+@pytest.fixture
+def ahead(images, decision, tmp_path):
+    file = tmp_path / "listener.conf"
+    file.write_text(
+        f"[acstor_glance]\nauth_type = none\nstate_dir = {tmp_path}\n"
+        f"endpoint = {decision.url}\ndecision_endpoint = {decision.url}\n"
+    )
+    return boot_image_announcer.BootImageAnnouncer(images, glance_options.conf(file))
+
+
+def image_id(record):
+    return ids.parse_image_id(record["id"])
+
+
+def test_hosts_are_told_what_came_before_and_who_may_read_it(images, decision, ahead):
+    first = images.add(DATA, name="web", owner="ours", **OLD)
+    second = images.add(DATA, name="web", owner="ours", **NEW)
+    images.add(DATA, name="web", owner="others", visibility="public", **OLD)
+    ahead.made(image_id(second))
+    path = f"/v1/images/{second['id']}/prefetch-boot-image"
+    assert decision.told == [(path, {"previous_images": [first["id"]], "is_public": False})]
+
+
+def test_hosts_are_told_of_a_public_image_though_none_came_before(images, decision, ahead):
+    made = images.add(DATA, name="web", owner="ours", visibility="public", **NEW)
+    ahead.made(image_id(made))
+    [(_, body)] = decision.told
+    assert body == {"previous_images": [], "is_public": True}
+
+
+@pytest.mark.parametrize("visibility", ["shared", "community"])
+def test_nobody_is_told_of_an_image_that_no_host_may_want(images, decision, ahead, visibility):
+    """A tenant makes his image a community's by himself, and would have all hosts take it."""
+    made = images.add(DATA, name="web", owner="ours", visibility=visibility, **NEW)
+    ahead.made(image_id(made))
+    ahead.made(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff"))  # deleted meanwhile
+    assert decision.told == []
+
+
+@pytest.mark.expect_log("hosts are not told of new boot images")
+@pytest.mark.parametrize("status", [403, 500, 503])
+def test_what_cannot_be_told_is_told_later_and_no_more_than_once(images, decision, ahead, status):
+    made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b")]
+    decision.status = status
+    for one in made:
+        ahead.made(image_id(one))
+    assert decision.told == []
+    decision.status = 202
+    ahead.tell()
+    ahead.tell()
+    assert [path.split("/")[3] for path, _ in decision.told] == [one["id"] for one in made]
+
+
+@pytest.mark.expect_log("hosts are not told of new boot images")
+def test_what_waits_to_be_told_is_bounded(images, decision, ahead, monkeypatch):
+    monkeypatch.setattr(boot_image_announcer, "MOST_UNTOLD", 2)
+    made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b", "c")]
+    decision.status = 503
+    for one in made:
+        ahead.made(image_id(one))
+    decision.status = 202
+    ahead.tell()
+    assert [path.split("/")[3] for path, _ in decision.told] == [one["id"] for one in made[1:]]

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Boot images of recorded boots: better ones replace worse ones, and nothing false gets in."""
+
+import contextlib
+import hashlib
+import random
+
+import pytest
+
+from acstor_common import errors
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.formats import layout
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_common.model import ids
+from acstor_common.wire import trace_message
+from acstor_glance.boot import boot_image_maker
+from acstor_glance.boot import build_modes
+from acstor_glance.prepare import prehash
+from acstor_glance.prepare import preparation_budget
+from tests.fakes import glance_options
+from tests.fakes import qcow2_bombs
+
+CHUNK = 64 * geometry.KIB
+DATA = random.Random(1).randbytes(20 * CHUNK) + bytes(4 * CHUNK)
+OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(DATA).digest())
+RECORDED = build_modes.BuildModes(builds=False, records=True)
+IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+
+
+class MemoryGlance:
+    """The images of a Glance, as far as boot images have to do with them."""
+
+    project_id = "the service's"
+
+    def __init__(self, map_bytes: bytes) -> None:
+        self.image = {
+            "id": IMAGE_ID,
+            "status": "active",
+            "disk_format": "raw",
+            "container_format": "bare",
+            "size": len(DATA),
+            "os_hash_algo": OS_HASH.algo,
+            "os_hash_value": OS_HASH.value.hex(),
+        }
+        self.bytes = {IMAGE_ID: DATA, "the map": map_bytes}
+        self.artefacts = {artefacts.Kind.CHUNK_MAP: {"id": "the map"}}
+        self.published: list[tuple[int, list[int]]] = []
+
+    def artefact_quota_per_project(self, project):
+        return [
+            {"acstor_kind": kind.value, **artefact} for kind, artefact in self.artefacts.items()
+        ]
+
+    def read_or_none(self, image_id):
+        return self.image if image_id == IMAGE_ID else None
+
+    def artefact_of(self, image, kind):
+        return self.artefacts.get(kind)
+
+    def local_path(self, image, folders):
+        return None
+
+    @contextlib.contextmanager
+    def opened(self, image_id):
+        data = self.bytes[image_id]
+        yield (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
+
+    def set_properties(self, image_id, properties):
+        self.image.update(properties)
+
+    def publish(self, kind, image, file, revision, also, said):
+        raw = file.read()
+        head = boot_frames.check_boot_image([raw], "what was published")
+        assert head.header.revision == revision
+        assert head.header.binding.os_hash == OS_HASH
+        self.published.append((revision, list(head.trace)))
+        self.artefacts[kind] = {"id": "the boot image", **also}
+        self.image.update(said)
+        self.bytes["the boot image"] = raw
+
+
+@pytest.fixture
+def glance(tmp_path):
+    image = tmp_path / "image"
+    image.write_bytes(DATA)
+    prehash.prehash(image, tmp_path / "map", IMAGE_ID, os_hash=OS_HASH)
+    return MemoryGlance((tmp_path / "map").read_bytes())
+
+
+@pytest.fixture
+def conf(tmp_path):
+    return glance_options.conf(state_dir=tmp_path / "state")
+
+
+@pytest.fixture
+def made(tmp_path, glance, conf):
+    folder = tmp_path / "state"
+    folder.mkdir()
+    return boot_image_maker.BootImageMaker(glance, conf, RECORDED)
+
+
+def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 24):
+    return trace_message.BootTrace(
+        host=host,
+        image_id=image_id,
+        size_bytes=chunks * CHUNK,
+        chunk_bytes=CHUNK,
+        trace=trace,
+    )
+
+
+def test_one_recorded_boot_is_enough_for_the_first_boot_image_and_two_for_a_better_one(
+    glance, made
+):
+    assert made.traced(boot(5, 3, 21, 9)) == IMAGE_ID
+    assert made.make(IMAGE_ID)
+    assert glance.published == [(1, [5, 3, 9])]  # chunk 21 is zeros
+    assert glance.image["acstor_boot_state"] == "ready"
+    assert glance.artefacts[artefacts.Kind.BOOT_IMAGE]["acstor_origin"] == "recorded"
+    assert not made.make(IMAGE_ID)
+    made.traced(boot(5, 3, 9, 11, host="h2"))
+    assert made.make(IMAGE_ID)
+    assert glance.published[-1] == (2, [5, 3, 9, 11])
+
+
+def test_one_recorded_boot_does_not_take_the_place_of_a_boot_image_that_is_there(glance, made):
+    made.traced(boot(5, 3))
+    assert made.make(IMAGE_ID)
+    folder = made._traces._folder
+    for path in folder.iterdir():
+        path.unlink()
+    made.traced(boot(7, 8, 9))
+    assert not made.make(IMAGE_ID)
+    made.traced(boot(7, 8, 9, host="h2"))
+    assert made.make(IMAGE_ID)
+
+
+def test_better_one_replaces_it_with_a_higher_revision(glance, made):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    assert made.make(IMAGE_ID)
+    assert not made.make(IMAGE_ID)  # nothing has changed
+    for host in ("h3", "h4", "h5"):
+        made.traced(boot(5, 3, 7, host=host))
+    assert made.make(IMAGE_ID)
+    assert glance.published[-1] == (2, [5, 3, 7])
+
+
+def test_chunks_of_few_boots_are_left_out(glance, made):
+    for number in range(3):
+        made.traced(boot(5, 3, 10 + number, host=f"h{number}"))
+    made.make(IMAGE_ID)
+    assert glance.published[-1][1] == [5, 3]
+
+
+def test_traces_of_another_cut_or_of_unknown_images_come_to_nothing(glance, made):
+    other = "00000000-0000-4000-8000-000000000001"
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host, chunks=25))
+        made.traced(boot(5, 3, host=host, image_id=other))
+    assert not made.make(IMAGE_ID)
+    assert not made.make(ids.parse_image_id(other))
+    assert glance.published == []
+
+
+def test_image_without_a_chunk_map_or_not_served_has_no_boot_image(glance, made):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    kept = glance.artefacts.pop(artefacts.Kind.CHUNK_MAP)
+    assert not made.make(IMAGE_ID)
+    glance.artefacts[artefacts.Kind.CHUNK_MAP] = kept
+    glance.image["status"] = "deactivated"
+    assert not made.make(IMAGE_ID)
+
+
+@pytest.mark.parametrize(
+    ("said", "firmware"),
+    [("uefi", "uefi"), ("bios", "bios"), ("", "bios"), ("UEFI?", "bios"), (7, "bios")],
+)
+def test_firmware_is_what_the_property_says_and_else_novas_default(said, firmware):
+    assert boot_image_maker.firmware_of({"hw_firmware_type": said}) == firmware
+
+
+@pytest.mark.expect_log("no boot image of recorded boots: chunk 3")
+def test_bytes_that_are_not_the_images_make_no_boot_image(glance, made):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    glance.bytes[IMAGE_ID] = (
+        DATA[: 3 * CHUNK] + bytes([DATA[3 * CHUNK] ^ 1]) + DATA[3 * CHUNK + 1 :]
+    )
+    assert not made.make(IMAGE_ID)
+    assert glance.published == []
+
+
+def test_damaged_boot_image_in_glance_is_replaced(glance, made):
+    glance.artefacts[artefacts.Kind.BOOT_IMAGE] = {"id": "the boot image"}
+    glance.bytes["the boot image"] = b"damaged" * 1000
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    assert made.make(IMAGE_ID)
+    assert glance.published == [(1, [5, 3])]
+
+
+def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_path):
+    for host in ("h1", "h2"):
+        made.traced(boot(5, 3, host=host))
+    folder = tmp_path / "state/boot"
+    (folder / f"{IMAGE_ID}.acboot").write_bytes(b"half")
+    (folder / f".incoming-{IMAGE_ID}.acboot-x").write_bytes(b"half")
+    again = boot_image_maker.BootImageMaker(glance, conf, RECORDED)
+    assert again.recorded() == [IMAGE_ID]
+    assert again.make(IMAGE_ID)
+    assert glance.published == [(1, [5, 3])]
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def slow(tmp_path, glance, monkeypatch):
+    """Let the image be one whose clusters decode slowly, of which there is a chunk map."""
+    data = qcow2_bombs.slow(4 << 21)
+    monkeypatch.setattr(preparation_budget, "SPARE_CPU_S", 100.0)
+    image = tmp_path / "slow"
+    image.write_bytes(data)
+    os_hash = chunk_map.OsHash("sha512", hashlib.sha512(data).digest())
+    prehash.prehash(
+        *(image, tmp_path / "map", IMAGE_ID), disk_format=layout.DiskFormat.QCOW2, os_hash=os_hash
+    )
+    glance.bytes = {IMAGE_ID: data, "the map": (tmp_path / "map").read_bytes()}
+    glance.image |= {
+        "disk_format": "qcow2",
+        "size": len(data),
+        "os_hash_value": os_hash.value.hex(),
+        "acstor_state": "ready",
+        "acstor_state_of": IMAGE_ID,
+    }
+    monkeypatch.setattr(preparation_budget, "SPARE_CPU_S", 0.0)
+
+
+@pytest.mark.expect_log("its clusters decode too slowly")
+def test_boot_image_of_recorded_boots_costs_no_more_than_the_budget(glance, made, slow):
+    made.traced(boot(0, 32, 64, 96, chunks=128))
+    assert not made.make(IMAGE_ID)
+    assert glance.published == []
+
+
+def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
+    (tmp_path / "state").mkdir()
+    builds = boot_image_maker.BootImageMaker(
+        glance, conf, build_modes.BuildModes(builds=True, records=False)
+    )
+    assert not builds.make(IMAGE_ID)
+    assert glance.image["acstor_boot_state"] == "failed"
+    assert "decode too slowly" in glance.image["acstor_boot_message"]
+    assert glance.image["acstor_boot_retry"] == "1 never"
+    assert not builds.make(IMAGE_ID)
+    assert glance.image["acstor_boot_retry"] == "1 never"
+
+
+@pytest.mark.expect_log("over their quota of 16GiB")
+def test_boot_image_beyond_the_quota_of_its_project_is_not_made(glance, made, tmp_path):
+    glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = (16 << 30) - 1000
+    made.traced(boot(5, 3))
+    assert not made.make(IMAGE_ID)
+    assert glance.published == []
+    assert list((tmp_path / "state/boot").iterdir()) == []
+
+
+def test_build_beyond_the_quota_of_its_project_is_tried_again_later(glance, tmp_path, conf):
+    (tmp_path / "state").mkdir()
+    glance.image |= {"acstor_state": "ready", "acstor_state_of": IMAGE_ID}
+    glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = 16 << 30
+    builds = boot_image_maker.BootImageMaker(
+        glance, conf, build_modes.BuildModes(builds=True, records=False)
+    )
+    assert not builds.make(IMAGE_ID)
+    assert "over their quota" in glance.image["acstor_boot_message"]
+    assert glance.image["acstor_boot_retry"].startswith("1 2")
+
+
+def test_boot_image_is_no_longer_than_its_image(made, monkeypatch, tmp_path):
+    monkeypatch.setattr(preparation_budget, "SPARE_ARTEFACT_BYTES", 0)
+    output = tmp_path / "boot image"
+    output.write_bytes(bytes(101))
+    made._reserve({"id": IMAGE_ID, "size": 101, "owner": "p"}, output)
+    with pytest.raises(errors.LimitExceeded, match="its boot_image would have 101 bytes"):
+        made._reserve({"id": IMAGE_ID, "size": 100, "owner": "p"}, output)
+    assert not output.exists()

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images are protected and for how long, over every way in which news can be missing."""
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import stateful
+from hypothesis import strategies as st
+
+from acstor_common.image import artefacts
+from acstor_glance import deletion_protection
+from tests.fakes import glance_records
+
+IMAGE = glance_records.IMAGE_ID
+OTHER = glance_records.ARTEFACT_ID
+BY = glance_records.SERVICE_PROJECT
+DAY_S = 86400.0
+WALL_S = 1_800_000_000.0
+Standing = deletion_protection.ProtectionStatus
+
+
+def record(image_id=IMAGE, *, protected=False, mark="", **changed):
+    tags = ["mine", mark] if mark else ["mine"]
+    return glance_records.image(id=image_id, protected=protected, tags=tags, **changed)
+
+
+def needed(*images, now_s=0.0, last_sample_s=0.0, first_sample_s=-DAY_S, is_complete=True):
+    """Return what the service tells at a time; all times count from WALL_S."""
+    return deletion_protection.NeededImages(
+        list(images),
+        is_complete,
+        None if last_sample_s is None else WALL_S + last_sample_s,
+        None if first_sample_s is None else WALL_S + first_sample_s,
+        0,
+        WALL_S + now_s,
+    )
+
+
+def mark(at_s=0.0, image_id=IMAGE, project_id=BY, change=deletion_protection.Change.SET):
+    [tag] = deletion_protection.tags_after(change, {"id": image_id}, project_id, WALL_S + at_s)
+    return tag
+
+
+NOTED = mark(change=deletion_protection.Change.NOTE)
+GARBAGE = f"{artefacts.PROTECTED}{IMAGE},{BY},"
+
+
+@pytest.mark.parametrize(
+    ("image", "standing"),
+    [
+        (None, Standing.GONE),
+        (record(status="pending_delete"), Standing.GONE),
+        (record(status="deleted", protected=True, mark=mark()), Standing.GONE),
+        (record(), Standing.FREE),
+        (record(status="deactivated"), Standing.FREE),
+        (record(protected=True), Standing.OTHERS),
+        (record(protected=True, mark=mark()), Standing.OURS),
+        (record(protected=True, mark=f"{GARBAGE}garbage"), Standing.OURS),
+        (record(mark=mark()), Standing.DECLINED),
+        (record(mark=NOTED), Standing.DECLINED),
+        (record(protected=True, mark=NOTED), Standing.OTHERS),
+        # copied with its tags; of another acstor
+        (record(protected=True, mark=mark(image_id=OTHER)), Standing.OTHERS),
+        (record(mark=mark(image_id=OTHER)), Standing.FREE),
+        (record(protected=True, mark=mark(project_id="another")), Standing.OTHERS),
+        (record(mark=mark(project_id="another")), Standing.FREE),
+        (glance_records.artefact(record()), Standing.ARTEFACT),
+        (record(protected=True, mark=mark(), acstor_kind="x", owner=BY), Standing.ARTEFACT),
+        (record(mark="acstor_protected"), Standing.FREE),
+        ({**record(protected=True), "tags": None}, Standing.OTHERS),
+        ({**record(), "tags": [7, None]}, Standing.FREE),
+        (record(protected="True"), Standing.FREE),
+    ],
+)
+def test_image_stands_in_glance_as_its_record_says(image, standing):
+    assert deletion_protection.protection_of(image, BY) is standing
+
+
+@pytest.mark.parametrize("when", ["", "garbage", "0001-01-01T00:00:00", "9999-12-31T23:59:59"])
+def test_mark_whose_time_makes_no_sense_is_still_one(when):
+    assert deletion_protection.marked_s(record(mark=GARBAGE + when), BY) is not None
+
+
+def test_mark_goes_and_other_tags_stay():
+    anothers = mark(project_id="another")
+    image = {**record(), "tags": [NOTED, "mine", anothers, mark()]}
+    assert deletion_protection.tags_of(image, BY) == ["mine", anothers]
+    assert WALL_S + 7 <= deletion_protection.marked_s(record(mark=mark(7.2)), BY) <= WALL_S + 8.2
+
+
+def known(*images, at_s=0.0, marked_at_s=0.0, **told):
+    """Return what is known after acstor's protection of images was found and something was told."""
+    made = deletion_protection.ProtectionState()
+    made.listed(dict.fromkeys(images, WALL_S + marked_at_s), at_s)
+    made.told(needed(**told), at_s)
+    return made
+
+
+def test_needed_image_is_looked_at_once_and_protected():
+    made = deletion_protection.ProtectionState()
+    made.told(needed(IMAGE), 0.0)
+    assert (made.due(0.0), made.standings()) == ([IMAGE], {IMAGE: None})
+    made.looked(IMAGE, record(), BY)
+    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([IMAGE], deletion_protection.Change.SET)
+    made.looked(IMAGE, record(protected=True, mark=mark()), BY)
+    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([], None)
+    assert (made.standings(), made.ours()) == ({IMAGE: Standing.OURS}, [IMAGE])
+    made.told(needed(IMAGE, now_s=5.0, last_sample_s=5.0), 5.0)
+    assert made.due(5.0) == []
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        record(protected=True),
+        record(mark=NOTED),
+        None,
+        record(status="deleted"),
+        glance_records.artefact(record()),
+    ],
+)
+def test_image_that_is_not_acstors_to_protect_is_left_alone(image):
+    made = deletion_protection.ProtectionState()
+    made.told(needed(IMAGE), 0.0)
+    made.looked(IMAGE, image, BY)
+    assert (made.change(IMAGE, 0.0), made.due(0.0)) == (None, [])
+    made.told(needed(now_s=9.0, last_sample_s=9.0), 9.0)
+    assert made.due(9.0 + deletion_protection.UNNEEDED_S) == []
+
+
+def tell_until(made, from_s, until_s, **told):
+    """Let nothing be needed from a time on; return what is due at the end."""
+    for at_s in (*range(int(from_s), int(until_s), 30), until_s):
+        made.told(needed(**{"now_s": at_s, "last_sample_s": at_s, **told}), at_s)
+    return made.due(until_s)
+
+
+def test_time_in_which_nobody_asked_or_not_all_was_told_does_not_count():
+    made = known(IMAGE)
+    assert tell_until(made, 1000.0, 1000.0 + deletion_protection.UNNEEDED_S - 1) == []
+    assert tell_until(made, 1130.0, 1130.0, is_complete=False) == []
+    assert tell_until(made, 1131.0, 1131.0 + deletion_protection.UNNEEDED_S - 1) == []
+    assert tell_until(made, 1251.0, 1251.0) == [IMAGE]
+    assert tell_until(made, 1252.0, 1500.0, is_complete=False) == []
+
+
+def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
+    made = known(IMAGE)
+    late_s = deletion_protection.UNNEEDED_S
+    assert tell_until(made, 0.0, late_s - 1) == []
+    made.told(needed(IMAGE, now_s=late_s, last_sample_s=late_s), late_s)  # and again
+    assert tell_until(made, late_s + 1, 2 * late_s) == []
+    at_s = 2 * late_s + 1
+    made.told(needed(now_s=at_s, last_sample_s=at_s), at_s)
+    assert (made.due(at_s), made.change(IMAGE, at_s)) == (
+        [IMAGE],
+        deletion_protection.Change.TAKE_BACK,
+    )
+    made.looked(IMAGE, record(), BY)
+    assert (made.ours(), made.due(at_s)) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("told", "marked_at_s", "is_due"),
+    [
+        ({}, 0.0, True),
+        ({"last_sample_s": None}, 0.0, False),
+        ({"last_sample_s": 200.0 - deletion_protection.HEARD_S - 1}, 0.0, False),
+        ({"first_sample_s": None}, 0.0, False),
+        # the database was lost after the mark was set: who is silent may need it for a day more
+        ({"first_sample_s": 10.0}, 0.0, False),
+        ({"first_sample_s": 10.0}, 10.0, True),
+        ({"first_sample_s": 200.0 - DAY_S - 1}, -2 * DAY_S, True),
+        ({"first_sample_s": 200.0 - DAY_S + 1}, -2 * DAY_S, False),
+    ],
+)
+def test_it_is_not_taken_back_for_want_of_news(told, marked_at_s, is_due):
+    made = known(IMAGE, marked_at_s=marked_at_s)
+    tell_until(made, 0.0, 199.0)
+    made.told(needed(**{"now_s": 200.0, "last_sample_s": 200.0, **told}), 200.0)
+    assert made.due(200.0) == ([IMAGE] if is_due else [])
+
+
+def test_image_that_cannot_be_changed_comes_again_later_and_after_the_others():
+    made = deletion_protection.ProtectionState()
+    made.told(needed(IMAGE, OTHER), 0.0)
+    made.failed(OTHER, 0.0)
+    assert made.due(0.0) == [IMAGE]
+    assert made.due(deletion_protection.AGAIN_S) == [IMAGE, OTHER]
+    made.listed({}, 1.0)
+    assert made.standings() == {IMAGE: None, OTHER: Standing.FAILED}
+    made.looked(OTHER, record(OTHER, protected=True), BY)
+    assert made.due(deletion_protection.AGAIN_S) == [IMAGE]
+
+
+def test_take_back_that_fails_is_tried_again():
+    made, late_s = known(IMAGE), deletion_protection.UNNEEDED_S
+    assert tell_until(made, 0.0, late_s) == [IMAGE]
+    made.failed(IMAGE, late_s)
+    assert (made.due(late_s), made.ours(), made.ours(late_s)) == ([], [IMAGE], [])
+    again_s = late_s + deletion_protection.AGAIN_S
+    assert tell_until(made, late_s + 1, again_s) == [IMAGE]
+    assert made.change(IMAGE, again_s) is deletion_protection.Change.TAKE_BACK
+
+
+def test_images_that_are_looked_at_again_hold_no_new_one_up():
+    """Three hosts lie about 1,024 images each; another image comes to be needed after a while."""
+    lies = [f"00000000-0000-0000-0000-{n:012}" for n in range(3 * 1024)]
+    made, looked_at_s, asked = deletion_protection.ProtectionState(), None, dict.fromkeys(lies, 0)
+    for now_s in range(0, 1000, 5):
+        made.told(needed(*lies, *([IMAGE] if now_s >= 600 else [])), float(now_s))
+        for one in made.due(float(now_s))[:50]:
+            made.looked(one, None if one != IMAGE else record(protected=True), BY)
+            asked[one] = asked.get(one, 0) + 1
+            looked_at_s = now_s if one == IMAGE and looked_at_s is None else looked_at_s
+        if now_s % 300 == 0:
+            made.listed({}, float(now_s))
+    assert looked_at_s == 600
+    assert min(asked[one] for one in lies) >= 2  # nor do these hold each other up
+
+
+def test_what_somebody_took_back_is_noted_and_his_own_protection_stays():
+    made = known(IMAGE)
+    made.told(needed(IMAGE), 0.0)
+    image = record(mark=mark())
+    made.looked(IMAGE, image, BY)
+    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([IMAGE], deletion_protection.Change.NOTE)
+    image["tags"] = deletion_protection.tags_after(
+        deletion_protection.Change.NOTE, image, BY, WALL_S
+    )
+    assert image["tags"] == ["mine", NOTED]
+    made.looked(IMAGE, image, BY)
+    assert (made.due(0.0), made.standings()) == ([], {IMAGE: Standing.DECLINED})
+    image["protected"] = True
+    made.looked(IMAGE, image, BY)
+    assert made.standings() == {IMAGE: Standing.OTHERS}
+    assert tell_until(made, 1.0, 500.0) == []
+
+
+def test_what_somebody_took_back_is_noted_also_when_only_the_list_shows_it():
+    made = known(IMAGE)  # it is needed no longer, and the notification was lost
+    made.listed({}, 300.0)
+    assert made.due(300.0) == [IMAGE]
+    image = record(mark=mark())
+    made.looked(IMAGE, image, BY)
+    assert made.change(IMAGE, 300.0) is deletion_protection.Change.NOTE
+    made.failed(IMAGE, 300.0)  # Glance is away just then
+    made.told(needed(now_s=310.0, last_sample_s=310.0), 310.0)
+    assert made.due(331.0) == [IMAGE]
+    made.looked(IMAGE, image, BY)
+    assert made.change(IMAGE, 331.0) is deletion_protection.Change.NOTE
+    made.looked(IMAGE, record(mark=NOTED), BY)
+    made.told(needed(now_s=340.0, last_sample_s=340.0), 340.0)
+    assert (made.due(340.0), made.ours()) == ([], [])
+
+
+def test_host_that_names_other_images_each_time_holds_nobody_up():
+    made = deletion_protection.ProtectionState()
+    made.told(needed(*(f"00000000-0000-0000-0000-{n:012}" for n in range(9)), IMAGE), 0.0)
+    later = [f"00000000-0000-0000-0001-{n:012}" for n in range(9)]
+    made.told(needed(*later, IMAGE), 5.0)
+    assert made.due(5.0) == [IMAGE, *later]
+
+
+def test_what_is_no_id_of_an_image_is_not_taken():
+    with pytest.raises(msgspec.ValidationError, match="image"):
+        msgspec.convert(
+            {
+                "images": ["../x"],
+                "is_complete": True,
+                "last_sample_s": 1,
+                "first_sample_s": 1,
+                "silent_hosts": 0,
+                "now_s": 1,
+            },
+            deletion_protection.NeededImages,
+        )
+
+
+def test_image_to_which_something_happened_is_looked_at_if_it_matters():
+    made = known(IMAGE, at_s=0.0)
+    made.told(needed(IMAGE), 0.0)
+    for image_id in (IMAGE, OTHER):
+        made.changed(image_id)
+    assert made.due(0.0) == [IMAGE]
+    made.looked(IMAGE, record(mark=NOTED), BY)
+    assert (made.standings(), made.due(0.0)) == ({IMAGE: Standing.DECLINED}, [])
+
+
+class OwnersAndHosts(stateful.RuleBasedStateMachine):
+    """Hosts, owners, crashes and a guard, in any order, with Glance as a table.
+
+    After a pass nothing that is needed is free, and what owners did is as they left it.
+    """
+
+    images = (IMAGE, OTHER)
+    one = st.sampled_from(images)
+
+    def __init__(self):
+        super().__init__()
+        self.glance = {image_id: record(image_id) for image_id in self.images}
+        self.needed: set[str] = set()
+        self.now_s = 0.0
+        self.unneeded_s = dict.fromkeys(self.images, 0.0)
+        self.begin_anew()
+
+    @stateful.rule()
+    def begin_anew(self):
+        self.guard = deletion_protection.ProtectionState()
+        self.list_all()
+
+    @stateful.rule()
+    def list_all(self):
+        ours = {
+            one: deletion_protection.marked_s(image, BY)
+            for one, image in self.glance.items()
+            if deletion_protection.protection_of(image, BY) is Standing.OURS
+        }
+        self.guard.listed(ours, self.now_s)
+
+    @stateful.rule(image_id=one)
+    def need(self, image_id):
+        self.needed.add(image_id)
+
+    @stateful.rule(image_id=one)
+    def become_whole(self, image_id):
+        if image_id in self.needed:
+            self.needed.remove(image_id)
+            self.unneeded_s[image_id] = self.now_s
+
+    @stateful.rule(image_id=one, protected=st.booleans())
+    def owner_changes(self, image_id, protected):
+        self.glance[image_id]["protected"] = protected
+        self.guard.changed(image_id)
+
+    @stateful.rule(later_s=st.sampled_from([1.0, 130.0]))
+    def make_pass(self, later_s):
+        while later_s > 30.0:  # passes that do nothing
+            self.now_s += 30.0
+            later_s -= 30.0
+            told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
+            self.guard.told(told, self.now_s)
+        self.now_s += later_s
+        told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
+        self.guard.told(told, self.now_s)
+        for image_id in self.guard.due(self.now_s):
+            image = self.glance[image_id]
+            before = deletion_protection.protection_of(image, BY)
+            self.guard.looked(image_id, image, BY)
+            change = self.guard.change(image_id, self.now_s)
+            if change is deletion_protection.Change.SET:
+                assert before is Standing.FREE and image_id in self.needed
+                image["protected"] = True
+            elif change is deletion_protection.Change.TAKE_BACK:
+                assert before is Standing.OURS and image_id not in self.needed
+                assert self.now_s - self.unneeded_s[image_id] >= deletion_protection.UNNEEDED_S
+                image["protected"] = False
+            elif change is deletion_protection.Change.NOTE:
+                assert before is Standing.DECLINED
+            if change is not None:
+                now_s = WALL_S + self.now_s
+                image["tags"] = deletion_protection.tags_after(change, image, BY, now_s)
+            self.guard.looked(image_id, image, BY)
+        for image_id in self.needed:
+            assert deletion_protection.protection_of(self.glance[image_id], BY) is not Standing.FREE
+
+
+TestOwnersAndHosts = OwnersAndHosts.TestCase
+TestOwnersAndHosts.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of Glance's and Keystone's libraries leave as the family's, which say who must act."""
+
+import pytest
+import requests
+from glanceclient import exc as glance_errors
+from keystoneauth1 import exceptions as keystone_errors
+
+from acstor_common import errors
+from acstor_glance.client import glance_client
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (glance_errors.HTTPNotFound("no such image"), errors.ImageGone),
+        (glance_errors.HTTPServiceUnavailable("later"), errors.ImageServiceUnreachable),
+        (glance_errors.HTTPConflict("busy"), errors.ImageServiceUnreachable),
+        (glance_errors.HTTPInternalServerError("bug"), errors.ImageServiceUnreachable),
+        (glance_errors.CommunicationError("refused"), errors.ImageServiceUnreachable),
+        (glance_errors.InvalidEndpoint("timeout"), errors.ImageServiceUnreachable),
+        (glance_errors.HTTPForbidden("no"), errors.ImageServiceRefused),
+        (glance_errors.HTTPUnauthorized("who"), errors.ImageServiceRefused),
+        (glance_errors.HTTPBadRequest("what"), errors.ImageServiceRefused),
+        (keystone_errors.ConnectFailure("away"), errors.ImageServiceUnreachable),
+        (keystone_errors.ServiceUnavailable(), errors.ImageServiceUnreachable),
+        (keystone_errors.EndpointNotFound(), errors.ImageServiceUnreachable),
+        (keystone_errors.Unauthorized("wrong password"), errors.ImageServiceRefused),
+        (keystone_errors.MissingRequiredOptions([]), errors.ImageServiceRefused),
+        (requests.exceptions.ChunkedEncodingError("cut"), errors.ImageServiceUnreachable),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else type(value).__name__,
+)
+def test_error_becomes_one_of_the_family(raised: Exception, expected: type[Exception]) -> None:
+    with (
+        pytest.raises(expected, match=r"^list of images: ") as caught,
+        glance_client.translate_errors("list of images"),
+    ):
+        raise raised
+    assert type(caught.value) is expected
+    assert caught.value.__cause__ is raised
+
+
+def test_missing_right_says_what_the_user_needs() -> None:
+    with (
+        pytest.raises(errors.ImageServiceRefused, match="needs a role"),
+        glance_client.translate_errors("x"),
+    ):
+        raise glance_errors.HTTPForbidden("Forbidden")
+
+
+def test_page_of_html_is_not_quoted() -> None:
+    with (
+        pytest.raises(errors.ImageServiceUnreachable) as caught,
+        glance_client.translate_errors("x"),
+    ):
+        raise glance_errors.HTTPBadGateway("Bad Gateway\n<html>" + "x" * 9999)
+    assert len(str(caught.value)) < 400
+    assert "<html>" not in str(caught.value)

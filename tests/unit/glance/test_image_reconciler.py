@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pass over all images finds, deletes and holds."""
+
+import json
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from acstor_common.formats import chunk_map
+from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_glance.client import glance_client
+from acstor_glance.controller import image_reconciler
+from acstor_glance.prepare import plan
+from tests.fakes import glance_records as records
+from tests.fakes import memory_images
+
+Kind = artefacts.Kind
+OLD = "2026-01-01T00:00:00Z"
+WANTED = plan.DesiredArtefacts({Kind.CHUNK_MAP: chunk_map.VERSION})
+MOST_BYTES_OF_IMAGE = 3000
+
+
+@pytest.fixture
+def images() -> memory_images.MemoryImages:
+    return memory_images.MemoryImages()
+
+
+def run(images: glance_client.GlanceClient, *, builds: bool = False) -> image_reconciler.Findings:
+    return image_reconciler.ImageReconciler(images, WANTED, builds=builds).run()
+
+
+def add_artefact(
+    images: memory_images.MemoryImages, image: dict[str, Any], kind: Kind, **also: str
+) -> dict[str, Any]:
+    """Let an image have an artefact, and point to it."""
+    record = artefacts.new_artefact(
+        image, kind, records.SERVICE_PROJECT, records.VERSIONS[kind], also=also
+    )
+    made = images.add(b"artefact", **record)
+    image[kind.pointer] = made["id"]
+    return made
+
+
+def add_ready(images: memory_images.MemoryImages, **record: Any) -> dict[str, Any]:
+    """Add an image that is prepared and has its boot image."""
+    image = images.add(b"image", **record)
+    image |= {artefacts.STATE: "ready", artefacts.STATE_OF: image["id"]}
+    image[artefacts.BOOT_STATE] = "ready"
+    for kind in (Kind.CHUNK_MAP, Kind.BOOT_IMAGE):
+        add_artefact(images, image, kind, created_at=OLD)
+    return image
+
+
+def test_images_that_have_all_are_counted_and_left_alone(
+    images: memory_images.MemoryImages,
+) -> None:
+    for _ in range(3):
+        add_ready(images)
+    found = run(images, builds=True)
+    assert (found.images, found.artefacts, found.boot_states) == (3, 6, {"ready": 3})
+    assert (found.todo, found.to_boot, found.deleted) == ([], [], [])
+
+
+def test_what_is_to_be_done_comes_as_glance_lists_it(images: memory_images.MemoryImages) -> None:
+    hidden = images.add(b"1", created_at="2026-09-01T00:00:00Z", os_hidden=True)
+    older, younger = (images.add(b"2", created_at=f"2026-0{n}-01T00:00:00Z") for n in (3, 4))
+    expected = [younger["id"], older["id"], hidden["id"]]
+    assert run(images).todo == expected
+    for image in (hidden, older, younger):
+        image |= {artefacts.STATE: "ready", artefacts.STATE_OF: image["id"]}
+        add_artefact(images, image, Kind.CHUNK_MAP, created_at=OLD)
+    found = run(images, builds=True)
+    assert (found.todo, found.to_boot) == ([], expected)
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"owner": records.TENANT},
+        {"status": "queued"},
+        {artefacts.OF_IMAGE: records.IMAGE_ID},
+        {artefacts.OS_HASH_VALUE: "00" * 64},
+        {artefacts.OS_HASH_ALGO: "sha256"},
+        {artefacts.FORMAT: "1"},
+        {artefacts.KIND: "boot_image"},
+    ],
+    ids=lambda altered: next(iter(altered)),
+)
+def test_image_whose_chunk_map_is_not_its_own_is_to_be_prepared(
+    images: memory_images.MemoryImages, altered: dict[str, str]
+) -> None:
+    image = add_ready(images)
+    assert run(images).todo == []
+    images.records[image[Kind.CHUNK_MAP.pointer]].update(altered)
+    assert image["id"] in run(images).todo
+
+
+def test_image_whose_boot_image_is_a_stopgap_is_booted(images: memory_images.MemoryImages) -> None:
+    image = add_ready(images)
+    assert run(images, builds=True).to_boot == []
+    images.records[image[Kind.BOOT_IMAGE.pointer]][artefacts.ORIGIN] = "inherited"
+    assert run(images, builds=True).to_boot == [image["id"]]
+
+
+def test_artefacts_of_images_that_have_another_one_or_are_gone_are_deleted(
+    images: memory_images.MemoryImages,
+) -> None:
+    kept, gone = add_ready(images), add_ready(images)
+    before = kept[Kind.CHUNK_MAP.pointer]
+    add_artefact(images, kept, Kind.CHUNK_MAP, created_at=OLD)
+    of_gone = [gone[kind.pointer] for kind in (Kind.CHUNK_MAP, Kind.BOOT_IMAGE)]
+    images.delete(gone["id"])
+    secret = images.add(b"secret", **artefacts.new_secret(records.SERVICE_PROJECT))
+    found = run(images)
+    assert sorted(found.deleted) == sorted([before, *of_gone])
+    assert images.records.keys().isdisjoint(found.deleted)
+    assert secret["id"] in images.records and run(images).deleted == []
+
+
+class Unlisted(memory_images.MemoryImages):
+    """Leaves out an image of its list that is there."""
+
+    unlisted = ""
+
+    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+        return (one for one in super().every(sorted_by, **filters) if one["id"] != self.unlisted)
+
+
+def test_artefacts_are_deleted_only_after_one_more_look_at_their_image() -> None:
+    images = Unlisted()
+    images.unlisted = add_ready(images)["id"]
+    assert run(images).deleted == []
+
+
+class Decoded(memory_images.MemoryImages):
+    """Gives records that share nothing with each other, as those are that came over a network."""
+
+    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+        for record in super().every(sorted_by, **filters):
+            yield json.loads(json.dumps(record))
+
+
+def peak_bytes_with(count: int) -> int:
+    """Return how much more memory a pass has at its peak than when it begins."""
+    images = Decoded()
+    for _ in range(count):
+        add_ready(images)
+    tracemalloc.start()
+    try:
+        found = run(images, builds=True)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        assert (found.images, found.deleted) == (count, [])
+
+
+def test_pass_holds_little_of_each_image_however_many_there_are() -> None:
+    peak_bytes_with(1)  # what is made once
+    a_few, many = peak_bytes_with(100), peak_bytes_with(300)
+    assert (many - a_few) / 200 < MOST_BYTES_OF_IMAGE

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the listener believes of what the message bus brings, and what not."""
+
+import msgspec
+import pytest
+
+from acstor_common import errors
+from acstor_common.identity import signing
+from acstor_common.wire import decision_messages
+from acstor_common.wire import signed_messages
+from acstor_common.wire import trace_message
+from acstor_glance.controller import message_verifier
+from acstor_glance.controller import trust_store
+from tests.fakes import cloud_keys
+
+NOW_S = 1_800_000_000.0
+DAY_S = 86_400
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+KEYS = cloud_keys.CloudKeys(NOW_S)
+STRANGER = cloud_keys.CloudKeys(NOW_S)
+H1 = KEYS.host("h1")
+WANTED = decision_messages.ImageWanted(IMAGE, is_forced=True)
+
+
+class Listener:
+    def __init__(self):
+        self.now_s = NOW_S
+        self.trust = trust_store.parse_trust(KEYS.authority.certificate_pem, KEYS.signers, {})
+        self.proofs = message_verifier.MessageVerifier(lambda: self.trust, lambda: self.now_s)
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+def trace(host="h1", recorded_s=NOW_S):
+    return trace_message.BootTrace(
+        host=host,
+        image_id=IMAGE,
+        size_bytes=10 * 65536,
+        chunk_bytes=65536,
+        trace=(3, 1),
+        recorded_s=recorded_s,
+    )
+
+
+def sent(message, by=H1, purpose=signing.TRACE):
+    return decision_messages.encode(
+        signed_messages.sign_payload(message, purpose, by.key, by.certificate)
+    )
+
+
+def test_a_host_is_believed_about_its_own_boots(listener):
+    assert listener.proofs.trace(sent(trace())) == trace()
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (sent(trace("h2")), "a boot trace of h1 proves nothing: it says to be of h2"),
+        (sent(trace(), STRANGER.host("h1")), "none of the authorities known here issued it"),
+        (sent(trace(), H1._replace(key=KEYS.host("h1").key)), "none of the keys known here"),
+        (sent(trace(), purpose=signing.SAMPLE), "none of the keys known here"),
+        (sent(trace(), KEYS.host("h1", NOW_S - 9 * DAY_S)), "valid until"),
+        (sent(trace(), KEYS.host("h1", NOW_S + DAY_S)), "one of the two clocks is wrong"),
+        (sent(trace(recorded_s=NOW_S - 2 * DAY_S)), "172800 s ago"),
+        (sent(trace(recorded_s=NOW_S + 2 * DAY_S)), "-172800 s ago"),
+    ],
+)
+def test_a_trace_that_proves_nothing_is_refused(listener, payload, why):
+    with pytest.raises(errors.NotAuthenticated, match=why):
+        listener.proofs.trace(payload)
+
+
+@pytest.mark.parametrize("payload", [None, 7, [], {}, {"trace": [1]}, {"payload": "{}"}])
+def test_what_is_no_message_is_refused(listener, payload):
+    for opened in (listener.proofs.trace, listener.proofs.wanted):
+        with pytest.raises(errors.RemoteProtocolError):
+            opened(payload)
+
+
+def test_a_signed_trace_that_makes_no_sense_is_refused(listener):
+    good = msgspec.to_builtins(trace())
+    for wrong in ({"trace": ()}, {"trace": (99,)}, {"host": ""}, {"image_id": "../x"}):
+        data = msgspec.json.encode(good | wrong)
+        signature = signed_messages.signature_of(signing.TRACE, data, H1.key)
+        signed = decision_messages.Signed(data.decode(), signature, H1.certificate.decode())
+        with pytest.raises(errors.RemoteProtocolError, match="h1 broke the protocol"):
+            listener.proofs.trace(decision_messages.encode(signed))
+
+
+def test_a_certificate_that_has_ended_counts_while_nobody_could_renew_it(listener):
+    listener.now_s = NOW_S + 7 * DAY_S
+    late = trace(recorded_s=listener.now_s)
+    assert listener.proofs.trace(sent(late)) == late
+
+
+def test_a_host_that_was_revoked_is_believed_no_more(listener):
+    listener.trust = listener.trust._replace(revoked={"h1": int(NOW_S)})
+    with pytest.raises(errors.NotAuthenticated, match="revoked"):
+        listener.proofs.trace(sent(trace()))
+    again = KEYS.host("h1", NOW_S + 600)
+    listener.now_s = NOW_S + 600
+    assert listener.proofs.trace(sent(trace(), again)) == trace()
+
+
+def test_one_host_may_send_so_many_traces_and_takes_no_turn_of_others(listener):
+    payload, other = sent(trace()), sent(trace("h2"), KEYS.host("h2"))
+    for _ in range(message_verifier.BURST):
+        listener.proofs.trace(payload)
+    for _ in range(3):
+        with pytest.raises(errors.RemoteProtocolError, match="h1 broke the protocol: more traces"):
+            listener.proofs.trace(payload)
+    listener.proofs.trace(other)
+    listener.now_s += message_verifier.PACE_S
+    listener.proofs.trace(payload)
+    with pytest.raises(errors.RemoteProtocolError):
+        listener.proofs.trace(payload)
+
+
+def test_paces_of_hosts_take_bounded_memory(listener, monkeypatch):
+    monkeypatch.setattr(message_verifier, "MAX_HOSTS", 3)
+    for number in range(6):
+        host = KEYS.host(f"h{number}")
+        listener.proofs.trace(sent(trace(f"h{number}"), host))
+    assert len(listener.proofs._paces) == 3
+
+
+def test_before_anybody_is_known_nobody_is_believed(listener):
+    listener.trust = message_verifier.NO_TRUST
+    with pytest.raises(errors.NotAuthenticated, match="no authority is known here yet"):
+        listener.proofs.trace(sent(trace()))
+    with pytest.raises(errors.NotAuthenticated):
+        listener.proofs.wanted(decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S)))
+
+
+def test_the_decision_service_is_believed_once_for_each_request(listener):
+    payload = decision_messages.encode(KEYS.wanted(WANTED, given_s=NOW_S))
+    assert listener.proofs.wanted(payload) == WANTED
+    with pytest.raises(errors.NotAuthenticated, match="it was taken before"):
+        listener.proofs.wanted(payload)
+    again = decision_messages.encode(KEYS.wanted(WANTED, request=2, given_s=NOW_S))
+    assert listener.proofs.wanted(again) == WANTED
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        STRANGER.wanted(WANTED, given_s=NOW_S),
+        KEYS.wanted(WANTED, given_s=NOW_S - DAY_S),
+        KEYS.wanted(WANTED, given_s=NOW_S + DAY_S),
+        signed_messages.sign_payload(
+            decision_messages.ImageWantedAt(wanted=WANTED, request=1, given_s=NOW_S),
+            signing.IMAGE_WANTED,
+            H1.key,
+            H1.certificate,
+        ),
+        signed_messages.sign_payload(
+            decision_messages.ImageWantedAt(wanted=WANTED, request=1, given_s=NOW_S),
+            signing.TASK,
+            KEYS.signing_key,
+        ),
+    ],
+)
+def test_a_request_that_proves_nothing_is_refused(listener, signed):
+    with pytest.raises(errors.NotAuthenticated):
+        listener.proofs.wanted(decision_messages.encode(signed))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an image may cost grows with its uploaded bytes, and what costs more is refused in words."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from acstor_common import errors
+from acstor_common.image import artefacts
+from acstor_common.model import geometry
+from acstor_glance.prepare import preparation_budget
+
+MIB, CHUNK_MAP = geometry.MIB, artefacts.Kind.CHUNK_MAP
+
+
+class Clock:
+    """Stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def made(uploaded_bytes: float, ratio: int = 64, clock: Clock | None = None):
+    return preparation_budget.PreparationBudget(
+        "image 1", uploaded_bytes, ratio, clock=clock or Clock()
+    )
+
+
+def test_decoded_bytes_are_bounded_by_a_ratio_to_uploaded_ones() -> None:
+    spent = made(10 * MIB)
+    spent.decoded(640 * MIB, 1.0)
+    with pytest.raises(errors.LimitExceeded, match=r"max_expansion_ratio \(64\)"):
+        spent.decoded(1, 0.0)
+
+
+def test_small_image_may_decode_to_something() -> None:
+    spent = made(1000)
+    spent.decoded(preparation_budget.SPARE_BYTES, 1.0)
+    with pytest.raises(errors.LimitExceeded, match="its 1000 bytes decode to more than 268435456"):
+        spent.decoded(1, 0.0)
+
+
+def test_slow_decoder_is_refused_whatever_the_sizes() -> None:
+    spent = made(float("inf"))
+    spent.decoded(32 * MIB, 2.9)
+    with pytest.raises(errors.LimitExceeded, match="33554432 bytes in 3"):
+        spent.decoded(0, 0.2)
+
+
+def test_deadline_grows_with_the_uploaded_bytes() -> None:
+    clock = Clock()
+    spent = made(100 * MIB, clock=clock)
+    clock.now_s += 400.0
+    spent.check_time()
+    clock.now_s += 1.0
+    for late in (spent.check_time, lambda: spent.decoded(0, 0)):
+        with pytest.raises(errors.LimitExceeded, match="not prepared in 400 s"):
+            late()
+
+
+def test_artefact_is_no_longer_than_its_image() -> None:
+    spent = made(100 * MIB)
+    spent.check_artefact(CHUNK_MAP, 100 * MIB)
+    with pytest.raises(errors.LimitExceeded, match="its chunk_map would have 104857601 bytes"):
+        spent.check_artefact(CHUNK_MAP, 100 * MIB + 1)
+    made(1).check_artefact(CHUNK_MAP, preparation_budget.SPARE_ARTEFACT_BYTES)
+    with pytest.raises(errors.LimitExceeded, match="its 1 bytes do not allow that"):
+        made(1).check_artefact(CHUNK_MAP, preparation_budget.SPARE_ARTEFACT_BYTES + 1)
+
+
+def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:
+    clock = Clock()
+    spent = made(2 << 40, clock=clock)
+    received = 0
+
+    def dripping() -> Iterator[bytes]:
+        while True:
+            clock.now_s += 10.0
+            yield b"x" * 1000
+
+    with pytest.raises(errors.LimitExceeded, match="not prepared in 300 s"):
+        for piece in spent.in_time(dripping()):
+            received += len(piece)
+    assert received == 30_000
+
+
+def test_location_that_sends_is_read_to_its_end() -> None:
+    clock = Clock()
+    spent = made(600 * MIB, clock=clock)
+
+    def sending() -> Iterator[bytes]:
+        for _ in range(600):
+            clock.now_s += 1.0
+            yield bytes(MIB)
+
+    assert sum(map(len, spent.in_time(sending()))) == 600 * MIB

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the listener learns whom to believe: files, or the decision service."""
+
+import json
+import time
+
+import pytest
+from keystoneauth1 import exceptions
+
+from acstor_common import errors
+from acstor_common.ring import hash_ring
+from acstor_glance.client import glance_client
+from acstor_glance.controller import trust_store
+from tests.fakes import cloud_keys
+from tests.fakes import glance_options
+
+KEYS = cloud_keys.CloudKeys()
+CA, SIGNERS = KEYS.authority.certificate_pem.decode(), KEYS.signers.decode()
+
+
+@pytest.fixture
+def conf():
+    return glance_options.conf()
+
+
+class Session:
+    """Answers as the decision service does."""
+
+    def __init__(self):
+        self.answer = {"ca": CA, "signers": SIGNERS, "revoked": {"h1": 5}, "now": "later"}
+        self.asked = []
+        self.served_at = "https://d.example:9710"
+
+    def request(self, url, method, **options):
+        self.asked.append((method, url, options["endpoint_filter"]["service_type"]))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        content = json.dumps(self.answer).encode()
+        return type("Response", (), {"content": content, "url": f"{self.served_at}{url}"})()
+
+
+@pytest.fixture
+def session(monkeypatch):
+    made = Session()
+    monkeypatch.setattr(glance_client, "session_of", lambda _: made)
+    return made
+
+
+def test_files_are_read_and_nobody_is_asked(conf, session, tmp_path):
+    (tmp_path / "ca.pem").write_text(CA)
+    conf.set_override("trusted_dir", str(tmp_path), "acstor_glance")
+    knows = trust_store.TrustStore(conf)
+    knows.look()
+    assert (knows.trust().ca, knows.trust().signers) == (CA.encode(), ())
+    (tmp_path / "signers.pem").write_text(SIGNERS)
+    knows.look()
+    assert len(knows.trust().signers) == 1
+    assert session.asked == []
+    (tmp_path / "ca.pem").write_text("garbage")
+    with pytest.raises(errors.Unusable, match=rf"{tmp_path}.*no PEM of X.509"):
+        knows.look()
+    (tmp_path / "ca.pem").unlink()
+    with pytest.raises(FileNotFoundError):
+        knows.look()
+    assert knows.trust().ca == CA.encode()
+
+
+@pytest.mark.expect_log("asked in clear text at http://d.example:9710/v1/authority: ")
+def test_an_endpoint_without_tls_is_told_once(conf, session, watched_log):
+    session.served_at = "http://d.example:9710"
+    knows = trust_store.TrustStore(conf)
+    for _ in range(3):
+        knows.look()
+    assert len(watched_log.messages) == 1
+
+
+def test_the_decision_service_says_it(conf, session):
+    knows = trust_store.TrustStore(conf)
+    assert knows.trust().ca == b""
+    knows.look()
+    assert session.asked == [("GET", "/v1/authority", "acstor")]
+    assert (knows.trust().ca, knows.trust().revoked) == (CA.encode(), {"h1": 5})
+    assert len(knows.trust().signers) == 1
+
+
+def test_where_it_is_is_asked_anew_once_it_does_not_answer(conf, monkeypatch, session):
+    made = []
+    monkeypatch.setattr(glance_client, "session_of", lambda _: made.append(1) or session)
+    knows = trust_store.TrustStore(conf)
+    knows.look()
+    knows.look()
+    session.answer = exceptions.ConnectFailure("no route")
+    with pytest.raises(errors.ImageServiceUnreachable):
+        knows.look()
+    assert len(made) == 1
+    session.answer = {"ca": CA, "signers": SIGNERS}
+    knows.look()
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        exceptions.ConnectFailure("no route"),
+        exceptions.Forbidden("no role"),
+        exceptions.NotFound("old"),
+        {},
+        {"ca": "rubbish", "signers": SIGNERS},
+        {"ca": CA, "signers": "rubbish"},
+        {"ca": CA, "signers": SIGNERS, "revoked": {"h1": "x"}},
+        {"ca": CA, "signers": SIGNERS, "revoked": {f"h{n}": 1 for n in range(5000)}},
+    ],
+)
+def test_what_it_does_not_say_leaves_what_was_known(conf, session, answer):
+    knows = trust_store.TrustStore(conf)
+    knows.look()
+    known = knows.trust()
+    session.answer = answer
+    with pytest.raises(errors.AcstorError):
+        knows.look()
+    assert knows.trust() is known
+
+
+@pytest.mark.expect_log("whom to believe on the message bus is not known anew: .*no route")
+def test_it_is_asked_again_until_it_answers(conf, session, monkeypatch, watched_log):
+    monkeypatch.setattr(trust_store, "ASK_AGAIN_S", 0.01)
+    session.answer = exceptions.ConnectFailure("no route")
+    knows = trust_store.TrustStore(conf)
+    knows.start()
+    deadline_s = time.monotonic() + 10
+    while len(session.asked) < 3 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    session.answer = {"ca": CA, "signers": SIGNERS}
+    while not knows.trust().ca and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    knows.stop()
+    assert knows.trust().ca == CA.encode()
+    assert len(watched_log.messages) == 1
+
+
+def test_as_many_revoked_hosts_are_heard_of_as_there_may_be(conf, session):
+    named = {f"h{number:0254}": 1 << 40 for number in range(hash_ring.MAX_REVOKED)}
+    session.answer["revoked"] = named
+    knows = trust_store.TrustStore(conf)
+    knows.look()
+    assert knows.trust().revoked == named

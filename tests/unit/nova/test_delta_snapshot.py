@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which snapshots are made of changes, and that Nova makes all others as it does by itself."""
+
+import contextlib
+import dataclasses
+import pathlib
+import subprocess
+import time
+import types
+
+import pytest
+from oslo_config import cfg
+
+from acstor_common.formats import disk_delta
+from acstor_common.model import geometry
+from acstor_common.wire import control_wire
+from acstor_nova import conf as nova_conf
+from acstor_nova import imagebackend
+from acstor_nova.snapshots import delta_snapshot
+from acstor_nova.snapshots import sparse_snapshot
+from tests.fakes import gateway_server
+from tests.fakes import scripted_agent
+
+IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
+SNAPSHOT = "0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a12"
+SIZE = 1 << 20
+CHUNK = geometry.DEFAULT_CHUNK_BYTES
+ZEROS = {
+    "size_bytes": SIZE,
+    "chunk_bytes": CHUNK,
+    "zeros": bytes(2),
+    "os_hash_algo": "sha512",
+    "os_hash_value": "ab" * 64,
+}
+RECORD = {"disk_format": "qcow2", "container_format": "bare", "name": "not this"}
+R = control_wire.Fallback
+
+
+class WholeImageError(NotImplementedError):
+    """Nova's class knows no other way."""
+
+
+class Stock:
+    def __init__(self, instance=None, disk_name=None, path=None, disk_info_mapping=None):
+        self.path = path
+
+    def direct_snapshot(self, context, snapshot_name, image_format, image_id, base_image_id):
+        raise WholeImageError
+
+
+class LibvirtError(Exception):
+    pass
+
+
+class Nova:
+    """A host with Nova, and a server whose disk lies on a mirror."""
+
+    def __init__(self, folder, url):
+        self.folder, self.events = folder, []
+        self.status = "queued"
+        self.is_live = self.is_suspended = False
+        self.conf = cfg.ConfigOpts()
+        nova_conf.register_opts(self.conf)
+        for opt in (
+            cfg.BoolOpt("snapshot_compression", default=False),
+            cfg.StrOpt("snapshots_directory", default=str(folder / "snapshots")),
+        ):
+            self.conf.register_opt(opt, group="libvirt")
+        self.conf([], default_config_files=[], default_config_dirs=[])
+        self.socket = folder / "control.sock"
+        self.conf.set_override("control_socket", str(self.socket), group="acstor")
+        self.conf.set_override("gateway_url", url, group="acstor")
+        mirror = folder / "images" / f"{IMAGE}.raw"
+        mirror.parent.mkdir()
+        mirror.write_bytes(bytes(SIZE))
+        self.disk = self.make_disk("disk", mirror)
+        qemu_io = ["qemu-io", "-c", "write -P 7 64k 128k", self.disk]
+        subprocess.run(qemu_io, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        self.host = imagebackend.HostContext(
+            imagebackend.NovaFunctions(self.conf, None, self.get_image, None, None)
+        )
+        self.headers = {"X-Auth-Token": "token"}
+        self.seams = delta_snapshot.SnapshotHooks(
+            token_headers=lambda context: {**self.headers},
+            update_image=lambda context, image_id, record: self.said("update", image_id, record),
+            disk_turn=lambda: contextlib.nullcontext(),
+        )
+        self.backend = type(
+            "Acstor", (delta_snapshot.DeltaSnapshotBase, Stock), {"host": self.host}
+        )
+
+    def said(self, *event):
+        self.events.append(event)
+
+    def get_image(self, context, image_id):
+        assert (context, image_id) == ("token", SNAPSHOT)
+        self.said("asked", self.status)
+        return {"status": self.status} if self.status else None
+
+    def make_disk(self, name, base):
+        link, disk = self.folder / f"{name}-base", self.folder / name
+        link.symlink_to(base)
+        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", link, disk]
+        subprocess.run(command, check=True, timeout=60)
+        return disk
+
+    def make_live(self, disk_path, out_path, image_format):
+        """Do what Nova's driver does: a copy of the disk, which it then has converted."""
+        assert pathlib.Path(out_path).parent.stat().st_mode & 0o777 == 0o701
+        self.said("live", disk_path)
+        copy = pathlib.Path(f"{out_path}.delta")
+        copy.write_bytes(pathlib.Path(disk_path).read_bytes())
+        if self.is_live == "fails":
+            raise LibvirtError("no such domain")
+        sparse_snapshot.extract_image(
+            self.host, self.fail, str(copy), "qcow2", out_path, image_format
+        )
+        assert not pathlib.Path(out_path).exists()
+
+    @staticmethod
+    def fail(*args):
+        raise AssertionError(args)
+
+    def snapshot(self, image_format="qcow2", disk=None):
+        made = delta_snapshot.PendingSnapshot(
+            seams=self.seams,
+            is_live=bool(self.is_live),
+            is_suspended=self.is_suspended,
+            record_of=lambda image_format: {**RECORD, "disk_format": image_format},
+            make_live=self.make_live,
+        )
+        delta_snapshot.begin_snapshot(made)
+        root = self.backend(None, "disk", str(disk or self.disk))
+        return root.direct_snapshot("token", "name", image_format, SNAPSHOT, IMAGE)
+
+    def is_made_as_ever(self, **more):
+        with pytest.raises(WholeImageError):
+            self.snapshot(**more)
+        folder = self.folder / "snapshots"
+        assert not folder.exists() or not list(folder.iterdir())
+        return self.host.fallbacks.total
+
+
+@pytest.fixture
+def gateway():
+    with gateway_server.running() as running:
+        yield running
+
+
+@pytest.fixture
+def nova(tmp_path, gateway):
+    return Nova(tmp_path, gateway.url)
+
+
+@pytest.fixture
+def agent(nova):
+    answers = {
+        control_wire.Zeros: scripted_agent.done(ZEROS),
+        control_wire.CountFallback: scripted_agent.done(),
+    }
+    with scripted_agent.running(nova.socket, answers) as running:
+        yield running
+
+
+def test_snapshot_is_made_though_glance_takes_no_property_for_its_base(nova, agent, gateway):
+    def update(context, image_id, record):
+        if "properties" in record:
+            raise RuntimeError("the quota of properties is exceeded")
+
+    nova.seams = dataclasses.replace(nova.seams, update_image=update)
+    assert nova.snapshot() is None
+    assert len(gateway.composed) == 1 and not nova.host.fallbacks.total
+
+
+@pytest.mark.parametrize("is_live", [False, True])
+@pytest.mark.parametrize("image_format", ["raw", "qcow2"])
+def test_changes_are_sent_and_nova_has_nothing_left_to_do(
+    nova, agent, gateway, is_live, image_format
+):
+    nova.is_live = is_live
+    assert nova.snapshot(image_format) is None
+    wanted = {"disk_format": image_format, "container_format": "bare"}
+    live = [("live", str(nova.disk))] if is_live else []
+    base = {"properties": {"direct_base_image_ref": f"{IMAGE} {SNAPSHOT}"}}
+    assert nova.events == [("update", SNAPSHOT, wanted), ("update", SNAPSHOT, base), *live]
+    ((path, raw),) = gateway.composed
+    assert path == f"/v1/images/{SNAPSHOT}/changes?format={image_format}"
+    head = disk_delta.Reader("test").head(raw[: disk_delta.HEADER_BYTES])
+    assert (head.base, head.data_bytes, head.virtual_size) == (IMAGE, 2 * CHUNK, SIZE)
+    assert head.os_hash == ("sha512", b"\xab" * 64)
+    assert not nova.host.fallbacks.total
+
+
+def test_who_has_no_gateway_or_no_mirror_is_not_bothered(nova, gateway, tmp_path):
+    downloaded = tmp_path / "downloaded"
+    downloaded.write_bytes(bytes(SIZE))
+    assert not nova.is_made_as_ever(disk=nova.make_disk("other", downloaded))
+    assert not nova.is_made_as_ever(disk=downloaded)
+    nova.conf.set_override("gateway_url", "", group="acstor")
+    assert not nova.is_made_as_ever()
+    assert not gateway.asked
+
+
+def test_snapshot_that_nova_did_not_announce_is_made_as_ever(nova, gateway):
+    with pytest.raises(WholeImageError):
+        nova.backend(None, "disk", str(nova.disk)).direct_snapshot("token", "n", "raw", "i", "b")
+    assert not gateway.asked
+
+
+@pytest.mark.expect_log(r"not made of changes: its format is vmdk \[snapshot-format")
+@pytest.mark.expect_log(r"not made of changes: it is to be compressed \[snapshot-format")
+def test_formats_that_only_nova_makes_are_made_by_nova(nova, agent, gateway):
+    assert nova.is_made_as_ever(image_format="vmdk") == {R.SNAPSHOT_FORMAT: 1}
+    nova.conf.set_override("snapshot_compression", True, group="libvirt")
+    assert nova.is_made_as_ever() == {R.SNAPSHOT_FORMAT: 2}
+    assert not gateway.asked
+    assert nova.snapshot("raw") is None
+
+
+@pytest.mark.expect_log(r"Nova has suspended the guest for it \[guest-suspended")
+def test_guest_is_not_kept_suspended_while_its_changes_are_sent(nova, agent, gateway):
+    nova.is_suspended = True
+    assert nova.is_made_as_ever() == {R.GUEST_SUSPENDED: 1}
+    assert not gateway.asked
+
+
+@pytest.mark.expect_log(r"no answer from the gateway .*\[gateway-unreachable")
+@pytest.mark.parametrize("is_live", [False, True])
+def test_gateway_that_is_away_is_noticed_before_anything_is_done(nova, agent, is_live):
+    nova.is_live = is_live
+    nova.conf.set_override("gateway_url", "http://127.0.0.1:9", group="acstor")
+    assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
+    assert not nova.events
+
+
+@pytest.mark.expect_log("changes-unreadable")
+def test_keystone_that_gives_nova_no_token_of_its_own_is_for_nova_to_miss(nova, agent, gateway):
+    nova.headers = None
+    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert not gateway.asked
+
+
+@pytest.mark.expect_log(r"\(403\): it is deactivated \[gateway-refused")
+def test_base_that_may_not_be_read_is_noticed_before_anything_is_done(nova, agent, gateway):
+    gateway.refuse("GET", 403, "it is deactivated")
+    assert nova.is_made_as_ever() == {R.GATEWAY_REFUSED: 1}
+    assert not nova.events
+
+
+@pytest.mark.expect_log(r"\(200\): the base was deleted \[gateway-refused")
+@pytest.mark.parametrize("is_live", [False, True])
+def test_nova_goes_on_when_glance_has_let_go_of_what_failed(
+    nova, agent, gateway, monkeypatch, is_live
+):
+    nova.is_live = is_live
+    gateway.lines = [{"error": {"message": "the base was deleted"}}]
+    nova.status = "saving"
+
+    def sleep(seconds):
+        nova.status = "queued" if seconds else nova.status
+
+    # Not in the module itself: threads of other tests sleep, too.
+    clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
+    monkeypatch.setattr(delta_snapshot, "time", clock)
+    assert nova.is_made_as_ever() == {R.GATEWAY_REFUSED: 1}
+    assert nova.events[-2:] == [("asked", "saving"), ("asked", "queued")]
+
+
+@pytest.mark.expect_log("gateway-unreachable")
+def test_upload_that_hangs_is_waited_for_no_longer_than_allowed(nova, agent, gateway, monkeypatch):
+    gateway.lines = []
+    nova.status = "saving"
+    monkeypatch.setattr(delta_snapshot, "SETTLE_S", 0.05)
+    monkeypatch.setattr(delta_snapshot, "ASK_AGAIN_S", 0.02)
+    assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
+
+
+@pytest.mark.expect_log("gateway-unreachable")
+def test_image_that_was_deleted_meanwhile_is_for_nova_to_miss(nova, agent, gateway):
+    gateway.lines = []
+    nova.status = None
+    assert nova.is_made_as_ever() == {R.GATEWAY_UNREACHABLE: 1}
+
+
+def test_image_that_is_active_is_made_though_the_gateway_died_behind_it(nova, agent, gateway):
+    gateway.lines = []
+    nova.status = "active"
+    assert nova.snapshot() is None
+    assert not nova.host.fallbacks.total
+
+
+@pytest.mark.expect_log("agent-unreachable")
+def test_without_an_agent_snapshots_are_made_as_ever(nova, gateway):
+    assert nova.is_made_as_ever() == {R.AGENT_UNREACHABLE: 1}
+    assert not gateway.composed
+
+
+@pytest.mark.expect_log(r"the agent does not tell its base's hash \[agent-refused")
+@pytest.mark.expect_log(r"no such image \[agent-refused")
+def test_agent_that_does_not_say_which_image_it_shows_is_not_enough(nova, agent, gateway):
+    older = {key: value for key, value in ZEROS.items() if not key.startswith("os_hash")}
+    agent.answers[control_wire.Zeros] = scripted_agent.done(older)
+    assert nova.is_made_as_ever() == {R.AGENT_REFUSED: 1}
+    agent.answers[control_wire.Zeros] = scripted_agent.failed("ChunkMissing", "no such image")
+    assert nova.is_made_as_ever() == {R.AGENT_REFUSED: 2}
+    assert not gateway.composed
+
+
+@pytest.mark.expect_log(r"no such domain \[changes-unreadable")
+def test_what_nova_s_driver_cannot_do_is_for_nova_to_say(nova, agent, gateway):
+    nova.is_live = "fails"
+    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert not gateway.composed
+
+
+@pytest.mark.expect_log(r"at most 0 changes \[changes-unreadable")
+def test_disk_with_more_changes_than_can_be_sent_is_made_as_ever(nova, agent, gateway, monkeypatch):
+    monkeypatch.setattr(disk_delta, "MAX_EXTENTS", 0)
+    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+
+
+@pytest.mark.expect_log(r"it is not based on image .*\[changes-unreadable")
+def test_copy_that_lies_on_another_image_is_not_sent(nova, agent, gateway, tmp_path):
+    other = tmp_path / "images" / f"{SNAPSHOT}.raw"
+    other.write_bytes(bytes(SIZE))
+    nova.make_live = lambda *args: sparse_snapshot.extract_image(
+        nova.host, nova.fail, str(nova.make_disk("copy", other)), "qcow2", "out", "raw"
+    )
+    nova.is_live = True
+    assert nova.is_made_as_ever() == {R.CHANGES_UNREADABLE: 1}
+    assert not gateway.composed
+
+
+def test_conversions_of_others_are_not_touched(nova, agent):
+    """What is sent instead of a conversion is what this snapshot is made of, and no other."""
+    nova.is_live = True
+    nova.snapshot()
+    asked = []
+    sparse_snapshot.extract_image(
+        nova.host, lambda *args: asked.append(args), "d", "raw", "o", "raw"
+    )
+    assert asked == [("d", "raw", "o", "raw")]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which version of the API a command asks for, and who says that it cannot be had."""
+
+import argparse
+import types
+
+import pytest
+from osc_lib import exceptions
+
+from acstor_decision.api import app
+from acstor_decision.api import openapi
+from acstor_osc import api_versions
+from acstor_osc import plugin
+from acstor_osc.v1 import status
+from tests.unit.decision.api import conftest as samples
+from tests.unit.osc import test_commands as commands
+
+
+@pytest.fixture
+def run(api_configuration, store, glance, bus):
+    """Return what runs a command with its arguments, for who asked for a version."""
+    samples.note(store, *(samples.sample(number) for number in range(3)))
+    wsgi = app.make_plain_app(api_configuration, store, glance, bus).test_client()
+    wsgi.environ_base["HTTP_X_ROLES"] = "admin"
+
+    def do(asked, command, *argv):
+        manager = types.SimpleNamespace(acstor=commands.InProcess(wsgi, asked))
+        made = command(types.SimpleNamespace(client_manager=manager), argparse.Namespace())
+        return made.take_action(made.get_parser("test").parse_args(argv))
+
+    return do
+
+
+def test_client_knows_the_versions_of_the_service():
+    assert api_versions.KNOWN == openapi.VERSIONS
+
+
+class NeedsMore(status.ShowStatus):
+    since = "1.1"
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Let client and service know two versions, and the client a third one."""
+    monkeypatch.setattr(api_versions, "KNOWN", ("1.0", "1.1", "1.2"))
+    monkeypatch.setattr(openapi, "VERSIONS", ("1.0", "1.1"))
+
+
+@pytest.mark.parametrize("asked", ["1", "1.1"])
+def test_command_works_with_every_version_that_has_it(asked, run, later):
+    assert run(asked, NeedsMore)
+
+
+def test_command_that_needs_a_later_version_than_was_asked_for_says_so(run, later):
+    with pytest.raises(exceptions.CommandError, match=r"needs version 1\.1 .* for 1\.0"):
+        run("1.0", NeedsMore)
+
+
+def test_service_that_is_too_old_is_told_with_what_to_do(run, later, monkeypatch):
+    assert run("1", status.ShowStatus)
+    monkeypatch.setattr(NeedsMore, "since", "1.2")
+    with pytest.raises(exceptions.CommandError) as raised:
+        run("1", NeedsMore)
+    assert "there is no version '1.2' here, but 1.0, 1.1" in str(raised.value)
+    assert f"choose one with {api_versions.OPTION}, or upgrade the service" in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["1.99", "2", "1.x", "", "newest", "1.1.1"])
+def test_version_that_this_client_does_not_know_is_refused(text, capsys):
+    parser = plugin.build_option_parser(argparse.ArgumentParser())
+    with pytest.raises(SystemExit):
+        parser.parse_args([api_versions.OPTION, text])
+    assert "this client knows 1.0 to 1.0, and latest" in capsys.readouterr().err
+    with pytest.raises(exceptions.CommandError, match="needs a later acstor"):
+        plugin.check_api_version(text)  # it comes from clouds.yaml
+
+
+def test_latest_is_what_both_know():
+    parser = plugin.build_option_parser(argparse.ArgumentParser())
+    assert parser.parse_args([api_versions.OPTION, "latest"]).os_acstor_api_version == "1"
+    assert parser.parse_args([]).os_acstor_api_version == "1"
+    assert plugin.check_api_version("1") and plugin.check_api_version("1.0")
+    with pytest.raises(exceptions.CommandError, match=r"write 1 in clouds\.yaml"):
+        plugin.check_api_version("latest")
+
+
+def test_client_is_made_for_the_version_that_was_asked_for(later):
+    given = types.SimpleNamespace(
+        session=types.SimpleNamespace(timeout=None),
+        region_name=None,
+        interface=None,
+        _api_version={"acstor": "1.0"},
+    )
+    with pytest.raises(exceptions.CommandError, match=r"asks for 1\.0"):
+        plugin.make_client(given).since("1.8")

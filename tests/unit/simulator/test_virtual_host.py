@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated hosts do what the product's machine says, and nothing of their own."""
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from acstor_agent import conf as agent_conf
+from acstor_agent import settings as agent_settings
+from acstor_agent.core import experiments
+from acstor_agent.engine import actions
+from acstor_agent.engine import failure
+from acstor_agent.engine import placement
+from acstor_agent.engine.gossip import announcements
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine.serve import authorization
+from acstor_agent.engine.serve import peer_requests
+from acstor_simulator import simulation
+from acstor_simulator.model import boot_traces
+from acstor_simulator.model import cloud
+from acstor_simulator.model import policies
+from acstor_simulator.model import ring_tables
+from acstor_simulator.model import topology
+from tests.fakes import one_machine
+from tests.fakes import transfer_world
+
+IMAGE = boot_traces.boot_image(0, 60, 0.0, seed=1)
+SHAPE = topology.Shape(1, 1, 4)
+SMALL = simulation.Scenario(
+    topology.Shape(2, 2, 2), guests=8, images=1, chunks=40, mean=0.0, cv=0.0, common=0.0
+)
+
+
+def make_world(policy: str = "acstor") -> cloud.Cloud:
+    world = cloud.Cloud(topology.Tree(SHAPE), [IMAGE], seed=1)
+    policies.POLICIES[policy].make_hosts(world, ring_tables.Table(world.tree))
+    return world
+
+
+def read_all(world: cloud.Cloud, reader: cloud.Host, within_s: float = 60.0) -> None:
+    """Let a host read the image, one chunk after the other."""
+    reader.attach(IMAGE)
+    left = IMAGE.chunks[::-1]
+
+    def read() -> None:
+        while left and reader.have(left.pop(), read):
+            pass
+
+    read()
+    world.agenda.run(world.now + within_s)
+    assert not left and len(reader.cache) >= len(IMAGE.chunks)
+
+
+def refuse(found: peer_requests.PeerRequests, asker: Any, want: Any) -> None:
+    found._refuse(asker, failure.Failure.MISSING)
+
+
+def ask_nobody(*_: Any) -> list[placement.Upstream]:
+    return []
+
+
+RULES: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "a home answers who asks": (peer_requests.PeerRequests, "_go_on", refuse),
+    "who proves to know a CID gets it": (
+        authorization.hmac,
+        "compare_digest",
+        lambda *proofs: False,
+    ),
+    "homes ask those of wider groups": (placement, "upstreams", ask_nobody),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule_that_is_broken_in_the_core_is_seen_in_the_simulator(
+    rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = topology.Shape(2, 2, 2, edge_rate=topology.GBIT / 20)
+    busy = dataclasses.replace(SMALL, shape=shape, guests=16, chunks=150)
+    well = simulation.simulate(busy, "acstor")
+    monkeypatch.setattr(*RULES[rule])
+    assert simulation.simulate(busy, "acstor").storage_chunks > well.storage_chunks
+
+
+def test_shells_do_whatever_the_core_may_say() -> None:
+    every = set(typing.get_args(actions.Action))
+    simulated = next(iter(make_world().hosts.values()))
+    # Who knows all images looks nothing up, and who is honest is not dropped.
+    assert simulated._doing.keys() == every - {actions.LookUp, actions.Drop}
+    swarm = transfer_world.World(1, 1, 1)
+    assert swarm.add(swarm.names[0])._doing.keys() == every
+
+
+def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[actions.Heard] = []
+    monkeypatch.setattr(cloud.Host, "_heard", lambda host, told: heard.append(told))
+    world = make_world()
+    first, *_ = world.hosts.values()
+    read_all(world, first)
+    assert {told.host for told in heard} >= {first.name}
+    heard.clear()
+    monkeypatch.setattr(announcements.Announcements, "have", lambda *_: None)
+    world = make_world()
+    read_all(world, world.hosts[first.name])
+    assert not heard
+
+
+def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> None:
+    world = make_world()
+    first, second, *_ = world.hosts.values()
+    second.attach(IMAGE)
+    read_all(world, first)
+    [prefetching] = second.images.values()
+    assert 1 <= prefetching.prefetched == prefetching.states.unmatched <= prefetch.FIRST
+    read_all(world, second)
+    assert prefetching.prefetched > prefetch.FIRST
+    assert prefetching.states.unmatched == prefetching.states.under_way == 0
+
+
+def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() -> None:
+    world = make_world()
+    first, second, *_ = world.hosts.values()
+    second.attach(IMAGE)
+    told = one_machine.announced(*IMAGE.chunks)
+    second.do(second.core.heard(world.now, first.name, told, [], []))  # which is not true
+    world.agenda.run(5.0)
+    [prefetching] = second.images.values()
+    assert (prefetching.prefetched, prefetching.states.under_way) == (0, 0)
+    assert second.core.counters.denied
+    read_all(world, second)
+
+
+def test_options_of_acstor_are_what_agents_have_by_default() -> None:
+    conf = cfg.ConfigOpts()
+    agent_conf.register_opts(conf)
+    conf([], default_config_files=[], default_config_dirs=[])
+    own = conf.acstor_agent
+    assert policies.AGENT == agent_settings.exchange(own, has_others=False, source_places=8)
+    no_referrals = experiments.Variant.NO_REFERRALS in own.variants
+    assert policies.POLICIES["acstor"].may_refer == (not no_referrals)
+
+
+def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() -> None:
+    world = make_world()
+    reader, liar, *_ = world.hosts.values()
+    liar.said = lambda host, answers: [  # type: ignore[method-assign]
+        answer._replace(data=b"a lie") if isinstance(answer, actions.Given) else answer
+        for answer in answers
+    ]
+    read_all(world, reader)
+    assert reader.core.counters.invalid
+    assert liar.name in reader.core.context.peers.in_backoff(reader.core.context.now)
+    assert all(data == cid for cid, data in reader.cache.items())
+
+
+def test_host_that_cannot_be_reached_is_passed_over() -> None:
+    world = make_world()
+    reader, lost, *_ = world.hosts.values()
+    del world.hosts[lost.name]
+    read_all(world, reader)
+    assert reader.core.counters.fallbacks and reader.core.counters.backoffs
+
+
+def test_timers_are_late_by_the_lag_at_most_and_never_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks: list[tuple[float, float]] = []
+
+    class Watched(cloud.Host):
+        def _tick(self, at_s: float) -> None:
+            if self._tick_at == at_s and self.core.next_s is not None:
+                ticks.append((self.core.next_s, self.world.now))
+            super()._tick(at_s)
+
+    monkeypatch.setattr(cloud, "Host", Watched)
+    world = make_world()
+    read_all(world, next(iter(world.hosts.values())))
+    assert len(ticks) > 10
+    assert all(0 <= now - due_s <= Watched.lag_s + 1e-9 for due_s, now in ticks)
+
+
+def test_messages_take_no_room_on_links_and_chunks_do() -> None:
+    world = make_world()
+    reader, *others = world.hosts.values()
+    read_all(world, reader)
+    received = world.tree.nic(reader.number)[1].chunk_bytes
+    assert received == cloud.CHUNK_BYTES * len(IMAGE.chunks)
+    sent = sum(world.tree.nic(host.number)[0].chunk_bytes for host in others)
+    assert sent == cloud.CHUNK_BYTES * world.counts.peer > 0
+    assert world.counts.storage == len(IMAGE.chunks), "each once, whoever was its home"
+
+
+def test_time_of_guests_who_waited_is_told_by_who_gave_it() -> None:
+    world = make_world()
+    reader, *others = world.hosts.values()
+    read_all(world, reader)
+    waited = reader.take_waited()
+    assert sum(timed.received for timed in waited.values()) == cloud.CHUNK_BYTES * len(IMAGE.chunks)
+    assert {None, *(host.name for host in others)} == waited.keys()
+    assert all(0 < timed.took_s < 60 for timed in waited.values())
+    assert reader.take_waited() == {}
+
+
+def test_time_of_a_question_that_is_given_up_counts_without_bytes() -> None:
+    world = make_world()
+    reader, other, *_ = world.hosts.values()
+    other.receive = lambda *what: None  # type: ignore[method-assign]  # it is frozen
+    read_all(world, reader)
+    timed = reader.take_waited()[other.name]
+    assert (timed.received, reader.core.counters.hedges > 0) == (0, True)
+    assert timed.took_s > 0
+
+
+@pytest.mark.parametrize("policy", ["local", "collaborative"])
+def test_baselines_have_nothing_that_the_papers_have_not(policy: str) -> None:
+    world = make_world(policy)
+    reader, other, *_ = world.hosts.values()
+    read_all(world, reader)
+    read_all(world, other)
+    counters = [host.core.counters for host in world.hosts.values()]
+    assert sum(found.hedges + found.referrals + found.heard for found in counters) == 0
+    assert sum(found.source_firsts for found in counters) == 0
+    assert (world.counts.peer > 0) == (policy == "collaborative")
