@@ -65,7 +65,8 @@ def client_address(told: str) -> str:
 
     Behind a proxy it is what the client's own proxies told, the first of them first.
 
-    >>> [client_address(told) for told in ("192.0.2.7, 10.0.0.1", '"[2001:db8::7]:4711"', "x" * 9999)]
+    >>> headers = ("192.0.2.7, 10.0.0.1", '"[2001:db8::7]:4711"', "x" * 9999)
+    >>> [client_address(header) for header in headers]
     ['192.0.2.7', '2001:db8::7', '']
     """
     first = told[:256].partition(",")[0].strip().strip('"')

@@ -92,7 +92,8 @@ holders, kept = holder_group.HolderGroup(None, [Client()]), []
 
 def take(name):
     before = known.manifest(id, state, name)
-    taking = disk_capture.DiskCapture(Disk(), cut.chunk_bytes, seal, holders, rate_limit.RateLimit(0, threading.Event()))
+    rate = rate_limit.RateLimit(0, threading.Event())
+    taking = disk_capture.DiskCapture(Disk(), cut.chunk_bytes, seal, holders, rate)
     return saved(taking.entries(disk_capture.ChangedRanges(before, lambda: (), lambda: ())), 2)
 
 first = saved(map(named, range(count)), 1)
