@@ -641,7 +641,7 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
             assert host.cache.store(ids.cid_of(data), data)
         image.boots.state = boot_session.State.DROPPED
         await keeper.wait("failing")
-        await until(lambda: "no room" in keeper.whole.telling.of(IMAGE)["why"])
+        await until(lambda: "no space" in keeper.whole.telling.of(IMAGE)["why"])
         backoff = keeper.whole._known[IMAGE].backoff
         await until(lambda: backoff._pause_s == fill_rate.LONGEST_PAUSE_S)
         assert keeper.whole.telling.of(IMAGE)["remaining_bytes"] > 30 * CHUNK

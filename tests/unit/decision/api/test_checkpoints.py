@@ -193,8 +193,8 @@ def test_one_that_cannot_be_asked_for_is_refused_in_words(client, nova, bus, pre
     ("heard", "why"),
     [
         ({"why": "it has no interval"}, "h1: it has no interval"),
-        (None, "no acstor-checkpointd of h1 answers"),
-        ({"host": "h2"}, "of another host"),
+        (None, "acstor-checkpointd of h1 does not answer"),
+        ({"host": "h2"}, "or another host"),
         ({"request": 1}, "to another request"),
         ({"number": -1}, "number"),
     ],

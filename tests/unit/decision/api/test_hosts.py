@@ -151,7 +151,7 @@ def test_traffic_of_the_last_collection_or_of_a_while(query, client, store):
 
 def test_window_refuses_what_no_host_is_called():
     with pytest.raises(ValueError, match="host"):
-        traffic.Window(host="a b")
+        traffic.TrafficQuery(host="a b")
 
 
 def test_times_are_utc():
