@@ -205,7 +205,7 @@ class DiskStates:
         path = self._path(instance, name)
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         try:
-            plain = seal.open_manifest(_read(path), checkpoint_manifest.MAX_BYTES)
+            plain = seal.open_manifest_in_place(_read(path), checkpoint_manifest.MAX_BYTES)
             return checkpoint_manifest.Manifest.parse(plain, str(path))
         except (OSError, errors.NotAuthenticated, errors.FormatError) as e:
             raise errors.Unusable(str(path), str(e)) from e

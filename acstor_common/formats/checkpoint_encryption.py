@@ -128,13 +128,15 @@ class Seal:
         return data
 
     def open_manifest(self, sealed: Data, max_bytes: int) -> bytearray:
-        """Return what was sealed as a manifest.
+        """Return what was sealed as a manifest; see :meth:`open_manifest_in_place`."""
+        return self.open_manifest_in_place(bytearray(sealed), max_bytes)
 
-        :param sealed: a bytearray becomes what is returned
+    def open_manifest_in_place(self, data: bytearray, max_bytes: int) -> bytearray:
+        """Return what was sealed as a manifest, which takes its place: one may have 80 MiB.
+
         :param max_bytes: that it may have
         :raises errors.NotAuthenticated: it was altered or cut, or is of another disk
         """
-        data = sealed if isinstance(sealed, bytearray) else bytearray(sealed)
         try:
             codec = self._manifests.open_in_place(_MANIFEST, data, max_bytes)
         except ValueError as e:
