@@ -17,7 +17,7 @@ from acstor_common.wire import control_wire
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ADMIN = ROOT / "doc/source/admin"
 PAGES = sorted(ADMIN.glob("troubleshooting*.rst"))
-LOGGED = re.compile(r"\b_?LOG\.(error|warning|exception|critical)|self\._warn")
+LOGGED = re.compile(r"\b_?LOG\.(error|warning|exception|critical)|self\.(_warn|_complaints\.say)")
 ENDED = re.compile(r"(.*\.)?(CommandError|exit|SystemExit|error)")
 RAISED = re.compile(r"errors\.[A-Z]\w+")
 HOLE = re.compile(r"%\(\w+\)[a-z]|%[-.0-9]*[a-z]")
