@@ -77,13 +77,22 @@ class Snapshot(NamedTuple):
     """What a disk was at one moment, as long as the block lasts.
 
     :param export: where QEMU shows it over NBD
-    :param scratch: where QEMU keeps what the guest overwrites
     :param is_frozen: the guest agent held the file systems still
     """
 
     export: nbd_client.Export
-    scratch: pathlib.Path
     is_frozen: bool
+
+
+class Files(NamedTuple):
+    """What a moment has on the host's disk.
+
+    :param socket: where QEMU shows it
+    :param scratch: where QEMU keeps what the guest overwrites
+    """
+
+    socket: pathlib.Path
+    scratch: pathlib.Path
 
 
 class _Link:
@@ -97,14 +106,15 @@ class _Link:
         self.connection: Any = None
         self._calls = call_deadline.CallDeadline("libvirt", CALL_S)
 
-    def call(self, what: str, work: Callable[[], T]) -> T:
+    def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
         """Return what calls to libvirt return.
 
         :param what: they are about, for errors
+        :param undo: is called where they succeed too late
         :raises errors.Unusable: one fails, takes too long, or a former one still does
         """
         try:
-            return self._calls.call(work)
+            return self._calls.call(work, undo)
         except (libvirt.libvirtError, call_deadline.CallTimeout) as e:
             raise errors.Unusable(what, str(e)) from e
 
@@ -221,16 +231,24 @@ class Domain:
         :raises BitmapLost: ``since`` is not there, or QEMU ended without having written it down
         :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
         """
-        socket, scratch = files = _files(self._own_folder() or folder, folder, bitmap)
-        backup = _backup_xml(self._server.disk.target, since, socket, scratch)
+        files = self.files(bitmap, folder)
+        socket, backup = str(files.socket), _backup_xml(self._server.disk.target, since, files)
         try:
-            is_frozen = self._call(lambda: self._begin_frozen(bitmap, since, backup))
+            is_frozen = self._link.call(
+                self.name,
+                lambda: self._begin_frozen(bitmap, since, backup),
+                lambda: self._ended(socket),  # nobody watches the scratch file of a job begun late
+            )
             try:
-                yield Snapshot(self._export(str(socket)), scratch, is_frozen)
+                yield Snapshot(self._export(socket), is_frozen)
             finally:
-                self.end(str(socket))
+                self.end(socket)
         finally:
             _remove(files)
+
+    def files(self, bitmap: str, folder: pathlib.Path) -> Files:
+        """Return socket and scratch file of :meth:`moment`."""
+        return _files(self._own_folder() or folder, folder, bitmap)
 
     def _export(self, socket: str) -> nbd_client.Export:
         """Return what libvirt says of the disk and the process that show it."""
@@ -405,12 +423,10 @@ class Domain:
             LOG.warning("%s: cannot thaw its file systems: %s", self.name, e)
 
 
-def _files(
-    sockets: pathlib.Path, folder: pathlib.Path, bitmap: str
-) -> tuple[pathlib.Path, pathlib.Path]:
+def _files(sockets: pathlib.Path, folder: pathlib.Path, bitmap: str) -> Files:
     """Return socket and scratch file of the moment at which a bitmap begins."""
     stem = f"{PREFIX}{bitmap[-12:]}"  # addresses of sockets are short
-    return sockets / f"{stem}.sock", folder / f"{stem}.scratch"
+    return Files(sockets / f"{stem}.sock", folder / f"{stem}.scratch")
 
 
 def _remove(files: Iterable[pathlib.Path]) -> None:
@@ -433,16 +449,16 @@ def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _backup_xml(target: str, since: str, socket: pathlib.Path, scratch: pathlib.Path) -> str:
+def _backup_xml(target: str, since: str, files: Files) -> str:
     root = ET.Element("domainbackup", mode="pull")
     if since:
         ET.SubElement(root, "incremental").text = since
-    ET.SubElement(root, "server", transport="unix", socket=str(socket))
+    ET.SubElement(root, "server", transport="unix", socket=str(files.socket))
     disks = ET.SubElement(root, "disks")
     disk = ET.SubElement(disks, "disk", name=target, backup="yes", type="file", exportname=target)
     if since:
         disk.set("exportbitmap", EXPORT_BITMAP)
-    ET.SubElement(disk, "scratch", file=str(scratch))
+    ET.SubElement(disk, "scratch", file=str(files.scratch))
     return ET.tostring(root, encoding="unicode")
 
 

@@ -86,7 +86,7 @@ class ScratchFiles:
 
     @contextlib.contextmanager
     def watched(self, path: pathlib.Path, end: Callable[[], None]) -> Iterator[ScratchFile]:
-        """Watch a file during the block.
+        """Watch a file during the block, from before it is there.
 
         :param end: ends the backup job; is called by another thread
         :raises Full: the block failed, and the job was ended

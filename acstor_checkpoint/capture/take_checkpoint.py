@@ -272,7 +272,10 @@ class CheckpointTaker:
         state.was_frozen = server.has_agent
         self._states.save(server.instance, state)
         since = state.bitmap if before else ""
+        files = domain.files(bitmap, self._settings.folder)
+        end = functools.partial(domain.end, str(files.socket))
         with contextlib.ExitStack() as stack:
+            watched = stack.enter_context(self._scratch.watched(files.scratch, end))
             try:
                 moment = self._moment(stack, domain, bitmap, since)
             except libvirt_domains.BitmapLost as e:
@@ -286,8 +289,6 @@ class CheckpointTaker:
                 else nbd_client.ALLOCATION
             )
             disk = stack.enter_context(nbd_client.Disk(moment.export, context, NBD_TIMEOUT_S))
-            end = functools.partial(domain.end, moment.export.path)
-            watched = stack.enter_context(self._scratch.watched(moment.scratch, end))
             before, is_late = before if since else None, lambda: watched.is_late
             yield _Snapshot(disk, before, bitmap, moment.is_frozen, taken_ms, is_late)
 

@@ -37,9 +37,10 @@ class CallDeadline:
         self._free = threading.Lock()
         self._is_late = False
 
-    def call(self, work: Callable[[], T]) -> T:
+    def call(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns; it may raise, too.
 
+        :param undo: is called before the next call, if ``work`` succeeded too late
         :raises Late: it takes longer, or the former call has not ended yet
         :raises RuntimeError: no thread can be started
         """
@@ -49,9 +50,7 @@ class CallDeadline:
 
         def run() -> None:
             try:
-                answer.set_result(work())
-            except BaseException as e:
-                answer.set_exception(e)
+                _do(work, undo, answer)
             finally:
                 self._is_late = False
                 self._free.release()
@@ -62,7 +61,20 @@ class CallDeadline:
             self._free.release()
             raise
         futures.wait((answer,), self._timeout_s)
-        if not answer.done():
+        if answer.cancel():
             self._is_late = True
             raise CallTimeout(self._what, self._timeout_s)
         return answer.result()
+
+
+def _do(work: Callable[[], T], undo: Callable[[], None], answer: futures.Future[T]) -> None:
+    try:
+        found = work()
+    except BaseException as e:
+        if answer.set_running_or_notify_cancel():
+            answer.set_exception(e)
+        return
+    if answer.set_running_or_notify_cancel():
+        answer.set_result(found)
+    else:
+        undo()

@@ -304,7 +304,9 @@ def test_backup_of_somebody_else_goes_on(place):
     it = place()
     it.start()
     socket, scratch = it.folder / "other.sock", it.folder / "other.scratch"
-    it.guest.domain.backupBegin(libvirt_domains._backup_xml("vda", "", socket, scratch), None)
+    it.guest.domain.backupBegin(
+        libvirt_domains._backup_xml("vda", "", libvirt_domains.Files(socket, scratch)), None
+    )
     it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
     assert it.guest.is_busy()
     it.guest.domain.abortJob()

@@ -241,6 +241,52 @@ def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
         os.kill(attacker.pid(), signal.SIGCONT)
 
 
+def test_job_that_begins_when_nobody_waits_for_it_any_more_is_ended(
+    owner: checkpoints.Host, guests: list[domain_lab.Domain], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scratch file would grow, and nobody would look at it."""
+    monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
+    attacker, bitmap = guests[0], "acstor-0123456789ab"
+    server = next(s for s in owner.domains.present() if s.instance == attacker.instance)
+    domain = owner.domains.domain(server)
+    os.kill(attacker.pid(), signal.SIGSTOP)
+    try:
+        with pytest.raises(errors.Unusable, match="does not answer within"):
+            with domain.moment(bitmap, "", owner.sockets):
+                pass
+    finally:
+        os.kill(attacker.pid(), signal.SIGCONT)
+    runs.wait_for(lambda: attacker.bitmaps() == [bitmap], 30.0, "the beginning of the job", str)
+    runs.wait_for(lambda: not attacker.is_busy(), 5.0, "the end of the job", str)
+    assert domain.is_active()  # and libvirt is asked for other things again
+
+
+@pytest.mark.expect_log("the capture is ended: it has")
+def test_scratch_file_is_watched_from_the_beginning_of_its_job(
+    owner: checkpoints.Host,
+    guests: list[domain_lab.Domain],
+    watching: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A guest overwrites its disk before anybody has connected to see what it was."""
+    guest, export, most = guests[0], libvirt_domains.Domain._export, list[int]()
+    monkeypatch.setattr(owner.scratch, "_limit_bytes", 16 * MIB)
+    guest.write(0, 15 * MIB, 7)
+
+    def export_later(domain: libvirt_domains.Domain, socket: str) -> Any:
+        for at in range(15):
+            guest.write(at * MIB, MIB, 8)
+            time.sleep(0.2)
+            most.append(scratch_bytes(owner))
+        return export(domain, socket)
+
+    monkeypatch.setattr(libvirt_domains.Domain, "_export", export_later)
+    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    with pytest.raises(scratch_files.ScratchFull, match="at most"):
+        owner.taker.take(server)
+    assert 8 * MIB < max(most) < 14 * MIB and most[-1] == 0 and not guest.is_busy()
+
+
 @pytest.mark.allow_log("no checkpoint")
 @pytest.mark.allow_log("did not end")
 def test_server_that_goes_away_while_it_is_read_leaves_the_daemon_at_work(

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from acstor_common.util import call_deadline
+from tests.lab import runs
 
 
 def test_caller_gets_what_the_call_returns_and_raises() -> None:
@@ -34,6 +35,30 @@ def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> No
         with contextlib.suppress(call_deadline.CallTimeout):
             said = deadline.call(lambda: 7)
     assert said == 7
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_call_that_succeeds_too_late_is_undone_before_the_next(fails: bool) -> None:
+    deadline, ended = call_deadline.CallDeadline("a test", 0.1), threading.Event()
+    done = list[str]()
+
+    def work() -> None:
+        ended.wait(30)
+        done.append("work")
+        if fails:
+            raise LookupError
+
+    with pytest.raises(call_deadline.CallTimeout):
+        deadline.call(work, lambda: done.append("undo"))
+    ended.set()
+
+    def has_called() -> bool:
+        with contextlib.suppress(call_deadline.CallTimeout):
+            deadline.call(lambda: done.append("next"), lambda: pytest.fail("it was in time"))
+        return "next" in done
+
+    runs.wait_for(has_called, 10.0, "the next call", str)
+    assert done == (["work", "next"] if fails else ["work", "undo", "next"])
 
 
 def test_call_for_which_no_thread_can_be_started_keeps_no_later_one(
