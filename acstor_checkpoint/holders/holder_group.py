@@ -222,7 +222,7 @@ def call_all(
 
     :param allowed_s: a holder that takes longer fails, however it answers
     :raises HolderFailed: one of them failed
-    :raises vault_client.HostFault: this host has no threads, descriptors or routes
+    :raises vault_client.HostFault: this host has no threads or descriptors, or no route to any
     """
     answers = [_begun(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
@@ -233,7 +233,7 @@ def call_all(
     has_failed = any(answer.exception() for answer in done)
     for client, answer in zip(clients, answers, strict=True):
         if answer in done:
-            with _blamed(client):
+            with _blamed(client, clients):
                 answer.result()
         elif not has_failed:
             raise HolderSlow(client.holder, "it is too slow")
@@ -259,9 +259,15 @@ def _begun(
 
 
 @contextlib.contextmanager
-def _blamed(client: vault_client.VaultClient) -> Iterator[None]:
+def _blamed(
+    client: vault_client.VaultClient, clients: Sequence[vault_client.VaultClient]
+) -> Iterator[None]:
     try:
         yield
+    except vault_client.NoRoute as e:
+        if any(other.has_route() for other in clients):
+            raise HolderFailed(client.holder, str(e)) from e
+        raise
     except vault_client.HostFault:
         raise
     except (errors.AcstorError, ValueError) as e:  # whatever its answers made of the client

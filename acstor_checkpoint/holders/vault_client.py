@@ -61,10 +61,14 @@ _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault_store.MAX_REM
 
 
 class HostFault(errors.Unusable):
-    """This host can ask no vault, or has no route to this one: no holder is to blame."""
+    """This host cannot ask a vault, and would not get any further with another one."""
 
     def __init__(self, why: str) -> None:
         super().__init__("this host", why)
+
+
+class NoRoute(HostFault):
+    """This host has no route to a vault; maybe to others."""
 
 
 class _Request(NamedTuple):
@@ -132,6 +136,16 @@ class VaultClient:
         if (sock := self._sock) is not None:
             with contextlib.suppress(OSError):  # it has ended already
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+    def has_route(self) -> bool:
+        """Return whether the kernel has a route; what the network says of that may be forged."""
+        family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect(self._address)
+        except OSError:
+            return False
+        return True
 
     def put(self, disk: object_names.Disk, chunks: Iterable[object_names.Sealed]) -> None:
         """Have chunks kept; all of them are safe when this returns.
@@ -295,8 +309,10 @@ class VaultClient:
         try:
             return socket.create_connection(self._address, within_s)
         except OSError as e:
-            if e.errno in OWN_ERRORS or not _has_route(self._address):
+            if e.errno in OWN_ERRORS:
                 raise HostFault(str(e)) from e
+            if not self.has_route():
+                raise NoRoute(str(e)) from e
             raise
 
     def _check_not_aborted(self) -> None:
@@ -332,17 +348,6 @@ def _exchange(channel: tls_channel.TlsChannel, request: _Request, until_s: float
         )
     channel.end_by(until_s + announced / BYTES_PER_S)
     return _Answer(response.status_code, b"".join(channel.body(announced)))
-
-
-def _has_route(address: tuple[str, int]) -> bool:
-    """Return whether the kernel has a route: what comes from the network may be forged."""
-    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect(address)
-    except OSError:
-        return False
-    return True
 
 
 def _left_s(until_s: float) -> float:

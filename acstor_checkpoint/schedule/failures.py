@@ -26,7 +26,7 @@ class Reason(enum.StrEnum):
     TOO_LARGE = "too_large"  # the disk has none until the server is rebuilt
     SCRATCH_FULL = "scratch_full"  # the guest overwrote too much while it was read
     OVERWRITTEN = "overwritten"  # the same, and what was read is kept, but it gets nowhere
-    HOST = "host"  # this one has no threads, descriptors or routes
+    HOST = "host"  # this one has no threads or descriptors, or no route to any holder
     REFUSED = "refused"  # by the decision service
     DECISION = "decision"  # the decision service does not answer
     OTHER = "other"

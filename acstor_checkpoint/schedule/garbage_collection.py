@@ -180,16 +180,11 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
-        """Do something with a holder; what fails, or takes too long, is logged.
-
-        :raises vault_client.HostFault: this host cannot ask anybody
-        """
+        """Do something with a holder; what fails, or takes too long, is logged."""
         try:
             holder_group.call_all([client], work, HOLDER_S)
-        except holder_group.HolderFailed as e:
+        except (holder_group.HolderFailed, vault_client.HostFault) as e:
             LOG.info("%s", e)
-        except vault_client.HostFault:
-            raise
         except Exception:
             supervision.count_failure("garbage collection")
             LOG.exception("%s keeps data that no checkpoint needs", client.holder)

@@ -212,9 +212,12 @@ from acstor_checkpoint.vault import object_names
 from acstor_common.model import ids
 from tests.lab import vaults
 own = vaults.credentials_of(pathlib.Path(sys.argv[1]), "h1")
-client = vault_client.VaultClient(ids.HostId("h2"), (sys.argv[2], 7202), own)
+clients = [
+    vault_client.VaultClient(ids.HostId(f"h{n}"), (ip, 7202), own)
+    for n, ip in enumerate(sys.argv[2:], 2)
+]
 try:
-    holder_group.call_all([client], lambda one: one.disks(ids.HostId("h1")), 30.0)
+    holder_group.call_all(clients, lambda one: one.disks(ids.HostId("h1")), 30.0)
 except (vault_client.HostFault, holder_group.HolderFailed) as e:
     print(type(e).__name__, e)
 """
@@ -228,8 +231,9 @@ def test_route_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Pa
         said = host.run(ask)
         assert said.startswith("HolderFailed") and "unreachable" in said
         host.run(["ip", "-6", "route", "del", "default"])
-        said = host.run(ask)
-    assert said.startswith("HostFault") and "unreachable" in said
+        said, of_two = host.run(ask), host.run([*ask, "fd00:ac:1::1"])
+    assert said.startswith("NoRoute") and "unreachable" in said
+    assert of_two.startswith("HolderFailed h2")  # it has a route to the other one
 
 
 def test_descriptors_that_this_host_lacks_are_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:

@@ -222,5 +222,5 @@ def test_a_host_without_a_certificate_asks_nobody(tmp_path: pathlib.Path) -> Non
     (tmp_path / "h1").mkdir()
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     with vault_client.VaultClient(H2, ("127.0.0.1", 9), own) as client:
-        with pytest.raises(errors.SourceUnreachable, match="no certificate yet"):
+        with pytest.raises(vault_client.HostFault, match="no certificate yet"):
             client.disks(H1)

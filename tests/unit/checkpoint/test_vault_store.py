@@ -649,6 +649,16 @@ def test_bodies_have_lengths_and_limits(vault: vault_store.VaultStore) -> None:
     assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == 400  # an empty list is a DELETE
 
 
+def test_nothing_may_stay_of_a_range_and_something_must_of_all(
+    vault: vault_store.VaultStore,
+) -> None:
+    """All chunks of a large disk may be equal, so no name begins with most bytes."""
+    put(vault, *CHUNKS)
+    assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == vault_api.BAD
+    assert asked(vault, "POST", f"{PATH}/keep/00-7f")[0] == vault_api.OK
+    assert here(vault) == {name for name in NAMES if name[0] > 0x7F} != set()
+
+
 def test_what_is_read_counts_for_who_reads_it(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
