@@ -405,10 +405,10 @@ class GlanceSource(driver.Driver):
         try:
             ticket = await self._threads.run(what, None, lambda: self._sign_in(refused))
         except (exceptions.ConnectionError, exceptions.HttpServerError) as error:
-            why = f"Keystone refuses the credentials: {error}"
+            why = f"Keystone is unreachable: {error}"
             raise errors.SourceUnreachable(what, self._where, why) from error
         except exceptions.ClientException as error:
-            why = f"Keystone refuses to sign us in: {error}. See [{self.group_name}]"
+            why = f"Keystone refuses the credentials: {error}. See [{self.group_name}]"
             raise errors.SourceRefused(what, self._where, why) from error
         self._where = ticket.endpoint
         return ticket

@@ -94,7 +94,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_backoff, "FIRST_PAUSE_S", 0.001)
 
 
-@pytest.mark.expect_log("a loop failed and runs again in")
+@pytest.mark.expect_log("a loop failed; restarting it in")
 def test_failed_loop_is_logged_counted_and_run_again(short_pauses: None) -> None:
     loop = Loop(2)
     before = supervision.failures().get("a loop", 0)
@@ -103,14 +103,14 @@ def test_failed_loop_is_logged_counted_and_run_again(short_pauses: None) -> None
     assert supervision.failures()["a loop"] - before == 2
 
 
-@pytest.mark.expect_log("a part failed and runs again in")
+@pytest.mark.expect_log("a part failed; restarting it in")
 def test_loop_that_is_not_vital_is_never_given_up(short_pauses: None) -> None:
     loop = Loop(restart_backoff.MOST_FAILURES + 1)
     supervision.start("a part", loop.run, is_vital=False).join(10)
     assert loop.runs == restart_backoff.MOST_FAILURES + 2
 
 
-@pytest.mark.expect_log("a stopped loop failed and runs again in")
+@pytest.mark.expect_log("a stopped loop failed; restarting it in")
 def test_loop_is_not_run_again_when_it_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_backoff, "FIRST_PAUSE_S", 600.0)
     stopping, has_run = threading.Event(), threading.Event()

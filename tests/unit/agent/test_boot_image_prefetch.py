@@ -257,7 +257,7 @@ async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(pa
     now_s = 1000.0
     await ahead.bring(task(FORMER), report)
     parts.host.add_boot_image(DATA, [15], revision=2)
-    with pytest.raises(errors.Unusable, match="in a day"):
+    with pytest.raises(errors.Unusable, match="daily limit"):
         await ahead.bring(task(FORMER), report)
     now_s += parts.frames_bytes
     await ahead.bring(task(FORMER), report)

@@ -180,8 +180,8 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
         ((409, {"error": {"message": "\x1b[31m" + "x" * 999}}), r"refuses \(409\): \?\[31mx{295}"),
         ((200, b"{}"), "invalid answer"),
         ((200, b"\xff"), "invalid answer"),
-        (exceptions.ConnectFailure("no route"), "away: no route"),
-        (exceptions.ServiceUnavailable("later"), "away: later"),
+        (exceptions.ConnectFailure("no route"), "unreachable: no route"),
+        (exceptions.ServiceUnavailable("later"), "unreachable: later"),
         (
             exceptions.Unauthorized("wrong password"),
             "Keystone refuses the credentials: wrong password",

@@ -423,7 +423,9 @@ def test_hosts_that_use_an_image_are_asked_about_it(command, kind, run, store, b
     rows = table(run(command, IMAGE, "--wait"))
     assert rows == [{"Host": name, "Task": f"{kind}: done"} for name in ("h0000", "h0001")]
     agents.update(state="failed", why="cannot be cached completely here")
-    with pytest.raises(exceptions.CommandError, match="1 of 1 hosts: h0002: is not kept whole"):
+    with pytest.raises(
+        exceptions.CommandError, match="1 of 1 hosts: h0002: cannot be cached completely"
+    ):
         run(command, IMAGE, "--host", "h0002", "--wait")
 
 
