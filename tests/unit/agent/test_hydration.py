@@ -34,7 +34,7 @@ MIB = geometry.MIB
 DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_bytes(777, seed=2)
 SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
 LIMITS = hydration.Limits(bytes_s=1e9, boot_idle_s=0.25, boot_longest_s=1.0)
-IN_USE_S = 0.75
+IN_USE_S = 1.5
 LINK_BYTES_S = 125_000_000
 PATIENCE_S = 40.0
 
