@@ -46,6 +46,7 @@ class Options(msgspec.Struct):
     """What a process needs to know.
 
     :param vaults: names and ports of the hosts that can keep checkpoints
+    :param owner: the host
     """
 
     folder: str
@@ -59,6 +60,7 @@ class Options(msgspec.Struct):
     longest_s: float = 600.0
     most_s: float = 600.0
     scratch_limit_bytes: int = 1 << 30
+    owner: str = OWNER
 
 
 class Places:
@@ -92,9 +94,10 @@ class Host:
     """Everything of one host that takes checkpoints.
 
     :param mirrors: folders, if the guests have one each
+    :param places: holders, others than all vaults in the order of their names
     """
 
-    def __init__(self, options: Options, mirrors: Sequence[str] = ()) -> None:
+    def __init__(self, options: Options, mirrors: Sequence[str] = (), places: Any = None) -> None:
         self.options, self.folder = options, pathlib.Path(options.folder)
         self.sockets, self.ended = self.folder / "sockets", threading.Event()
         self.sockets.mkdir(exist_ok=True)
@@ -102,7 +105,7 @@ class Host:
         self.states = disk_states.DiskStates(self.folder / "state")
         self.records = self.folder / "records"
         self.refuses = False
-        self.places = Places(options)
+        self.places = places or Places(options)
         shown = mirrors or [options.mirrors]
         self.domains = libvirt_domains.Domains(
             options.uri,
@@ -111,7 +114,7 @@ class Host:
         )
         self.taker = take_checkpoint.CheckpointTaker(
             take_checkpoint.Settings(
-                ids.HostId(OWNER),
+                ids.HostId(options.owner),
                 options.copies,
                 options.rate_bytes_s,
                 self.sockets,
