@@ -60,7 +60,7 @@ def test_status_is_a_table_for_people_and_json_for_machines(images, start):
     agent.image_path(image_id).read_bytes()
     table = agent.ctl("status")
     assert image_id in table and "| source |" in table and str(agent.mount_point) in table
-    assert {"Identity", "Troubles", "Refused"} <= set(table.split())
+    assert {"Identity", "Faults", "Refused"} <= set(table.split())
     shown = json.loads(agent.ctl("--json", "status"))
     assert shown["fetched"]["source"] == {"requests": 3, "bytes": 3 * CHUNK}
     assert shown["images"][image_id]["cached_bytes"] == 3 * CHUNK

@@ -237,7 +237,7 @@ def test_pause_hurry_and_resume(images, start):
     assert wait_for(agent, first, "paused")["remaining_bytes"] == left_bytes
     agent.ctl("resume", first)
     shown = wait_for(agent, first, "filling")
-    assert shown["mode"] == "usual"
+    assert shown["mode"] == "normal"
     agent.ctl("hydrate", first, "--deadline", "1h")
     next_worker(agent)
     shown = wait_for(agent, first, "filling")

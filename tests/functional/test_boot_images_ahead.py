@@ -250,8 +250,8 @@ def test_new_version_boots_on_the_next_host_from_what_came_before_it_was_needed(
     assert read_bytes < 1.1 * new_bytes  # they share it
     assert f"image {second_id}: its boot image is here before" in cloud.agents["h2"].log()
     assert second_id not in cloud.agents["h2"].status()["images"]  # nobody has used it there
-    done = dict.fromkeys(("h2", "h4"), "boot_ahead: done, 100 %")
-    cloud.wait(lambda: cloud.tasks(second_id, "boot_ahead") == done, "what operators see")
+    done = dict.fromkeys(("h2", "h4"), "prefetch_boot_image: done, 100 %")
+    cloud.wait(lambda: cloud.tasks(second_id, "prefetch_boot_image") == done, "what operators see")
 
     warm = {host: cloud.boot(host, second_id) for host in kept}
     for host, boot in warm.items():

@@ -249,7 +249,7 @@ def test_checkpoints_of_other_servers_are_registered_by_none(decision: Decision)
 
 
 @pytest.mark.allow_log("message sample_collected is of no use")
-@pytest.mark.allow_log("samples that say to be of")
+@pytest.mark.allow_log("samples in the name of")
 @pytest.mark.allow_log("is refused: ")
 @pytest.mark.allow_log("more messages were of no use")
 def test_samples_are_taken_or_refused(decision: Decision) -> None:

@@ -115,7 +115,7 @@ def test_whatever_a_qemu_says_ends_its_own_checkpoint_at_most() -> None:
             e.add_note(f"conversation {number} of seed {SEED}")
             raise
         used_bytes = used_bytes or resident_bytes()
-    assert held() == before
+    assert all(now <= then for now, then in zip(held(), before, strict=True))
     assert resident_bytes() < used_bytes + GROWTH_BYTES
     print(f"{CASES} conversations: {found[True]} taken, {found[False]} refused")
     assert min(found[True], found[False]) > CASES // 50

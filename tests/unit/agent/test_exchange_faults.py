@@ -153,7 +153,7 @@ async def test_one_chunk_that_does_not_come_costs_one_read_and_no_trust(tmp_path
         assert not cloud.hosts["h1"].in_backoff() and not counters(cloud).invalid
 
 
-@pytest.mark.expect_log("is left alone for .*: invalid")
+@pytest.mark.expect_log("is in backoff for .*: invalid")
 async def test_one_wrong_chunk_costs_the_peer_its_trust_and_its_neighbours_nothing(tmp_path):
     async with asking_one(tmp_path, may_hedge=False) as (cloud, peer):
         numbers = cloud.peers[:COUNT]
@@ -221,7 +221,7 @@ async def test_host_that_leaves_the_table_with_a_batch_is_waited_for_and_not_ask
 # Another version
 
 
-@pytest.mark.expect_log("dropped: .* it speaks version", "is left alone for 0")
+@pytest.mark.expect_log("dropped: .* it speaks version", "is in backoff for 0")
 async def test_host_of_another_version_is_left_alone_as_a_silent_one_and_is_no_liar(tmp_path):
     async with asking_one(tmp_path, version=peer_wire.MAJOR_VERSION + 1) as (cloud, peer):
         for number in cloud.peers[:COUNT]:

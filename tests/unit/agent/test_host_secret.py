@@ -18,7 +18,7 @@ def test_hosts_have_secrets_of_their_own(tmp_path):
     assert host_secret.of(tmp_path) != host_secret.of(tmp_path / "other")
 
 
-@pytest.mark.expect_log(r"host\.secret: 5 bytes are no secret")
+@pytest.mark.expect_log(r"host\.secret: 5 bytes are not a valid secret")
 def test_damaged_secret_is_replaced_and_said(tmp_path):
     (tmp_path / "host.secret").write_bytes(b"short")
     made = host_secret.of(tmp_path)

@@ -85,7 +85,7 @@ def test_read_whose_answer_may_not_have_been_told_is_done_again(record):
     assert (second.requests, second.answers) == ({2: message}, [])
 
 
-@pytest.mark.expect_log("request 4 came in part only")
+@pytest.mark.expect_log("request 4 arrived incomplete")
 @pytest.mark.parametrize("copied", [PAGE, 2 * PAGE])
 def test_request_that_came_in_part_gets_an_error_and_is_not_done(record, copied):
     first = inflight_requests.InflightRequests(record)

@@ -52,7 +52,7 @@ async def test_guests_work_beside_each_other_each_in_its_own_line(nursery):
     assert len(room.waiting) == 0 and room.waiting._lines == {}
 
 
-@pytest.mark.expect_log(r"guest:a/8 has more waiting than any other")
+@pytest.mark.expect_log(r"guest:a/8 has the most waiting requests")
 async def test_newest_of_who_has_most_fails_when_it_is_too_much(nursery):
     room = Room(nursery, limit_bytes=10 * READ, at_once=2)
     for number in range(12):
