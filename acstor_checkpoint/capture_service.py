@@ -30,7 +30,7 @@ from acstor_checkpoint.schedule import nova_intervals
 from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import vault_files
 from acstor_common import errors
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 from acstor_common.model import ids
 from acstor_common.util import supervision
 
@@ -58,7 +58,7 @@ def run_captures(
     own: Options,
     mount_point: str,
     host: ids.HostId,
-    proof: credentials_.Credentials,
+    proof: credentials.Credentials,
     link: DecisionLink,
 ) -> Iterator[worker_pool.WorkerPool]:
     """Take checkpoints as long as the block lasts.
@@ -108,7 +108,7 @@ def _made(
     own: Options,
     mount_point: str,
     host: ids.HostId,
-    proof: credentials_.Credentials,
+    proof: credentials.Credentials,
     link: DecisionLink,
     scratch: scratch_files.ScratchFiles,
     ended: threading.Event,

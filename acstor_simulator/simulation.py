@@ -12,7 +12,7 @@ from collections.abc import Callable
 from acstor_agent.engine import chunk_ref
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
-from acstor_simulator import scenario as scenario_
+from acstor_simulator import scenario
 from acstor_simulator.model import background_traffic
 from acstor_simulator.model import boot_traces
 from acstor_simulator.model import cloud
@@ -31,8 +31,8 @@ GUESTS_START_WITHIN_S = 1.0
 
 BUSY = 0.8
 """A host whose link others fill to this share is a busy one."""
-Scenario = scenario_.Scenario
-Result = scenario_.Result
+Scenario = scenario.Scenario
+Result = scenario.Result
 POLICIES = tuple(policies.POLICIES)
 """S4's four, variants of ``acstor``, and those for whole images."""
 BOOTING = POLICIES[:7]
@@ -243,9 +243,9 @@ class _Run:
         now_s = self._world.agenda.now
         return sum(self._tree.nic(host)[0].sent(now_s) for host in self._busy())
 
-    def _what_was_later(self) -> scenario_.Later:
+    def _what_was_later(self) -> scenario.Later:
         counts, (before, busy_bytes) = self._world.counts, self._when_later
-        return scenario_.Later(
+        return scenario.Later(
             self._later_s,
             counts.storage - before.storage,
             counts.peer - before.peer,

@@ -15,16 +15,16 @@ from typing import ParamSpec
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import placement
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine import recovery
 from acstor_agent.engine import ring_view
-from acstor_agent.engine import settings as settings_
+from acstor_agent.engine import settings
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import responses
@@ -37,7 +37,7 @@ from acstor_common.ring import hash_ring
 
 Actions = list[actions.Action]
 Due = timers.Due
-Failure = failure_.Failure
+Failure = failure.Failure
 P = ParamSpec("P")
 
 
@@ -99,14 +99,12 @@ class Engine:
         cache: Container[ids.Cid],
         rights: authorization.Authorization,
         rng: peer_state.Random,
-        settings: settings_.Settings = settings_.DEFAULTS,
-        given_as: context_.SourceAccessOf = lambda image_id, offset: (
-            placement.SourceAccess.IN_PARTS
-        ),
+        settings: settings.Settings = settings.DEFAULTS,
+        given_as: context.SourceAccessOf = lambda image_id, offset: placement.SourceAccess.IN_PARTS,
     ) -> None:
         view = ring_view.RingView(here, table)
         self.rights = rights
-        self.context = context_.Context(
+        self.context = context.Context(
             view, rng, cache, settings, lambda: 1 + rights.images, given_as
         )
         self._read_through = read_through.ReadThrough(self.context, self._source_failed)
@@ -182,7 +180,7 @@ class Engine:
     def wanted(
         self,
         batch: Sequence[chunk_ref.ChunkRef],
-        priority: priority_.Priority,
+        priority: priority.Priority,
         token: Hashable | None,
         deadline_s: float = math.inf,
         is_patient: bool = True,
@@ -202,7 +200,7 @@ class Engine:
     def each_wanted(
         self,
         batches: Iterable[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]],
-        priority: priority_.Priority,
+        priority: priority.Priority,
     ) -> None:
         """As ``wanted``, for several batches, each with its own token.
 

@@ -28,7 +28,7 @@ from acstor_agent.core import health_issues
 from acstor_agent.core.sources import circuit_breaker
 from acstor_agent.core.sources import source_refusals
 from acstor_agent.engine import backoff
-from acstor_agent.engine import hedge as hedge_
+from acstor_agent.engine import hedge
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -100,7 +100,7 @@ class Failover:
     ) -> None:
         self.sources, self.random, self.attempts = sources, random, attempts
         self.copies = SourceState(lambda: "copies")
-        self.hedge = hedge_.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
+        self.hedge = hedge.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
         self.refused: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
         self._clock, self._warn, self._inform = clock, warn, inform
 

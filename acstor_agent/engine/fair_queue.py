@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from typing import Generic
 from typing import TypeVar
 
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 
 T = TypeVar("T", bound=Hashable)
 _Queue = collections.OrderedDict[Hashable, dict[T, None]]
 _Line = collections.OrderedDict[Hashable, _Queue[T]]
 
 LOWER_EVERY = 4
-_LINES = len(priority_.Priority)
+_LINES = len(priority.Priority)
 
 
 class FairQueue(Generic[T]):
@@ -29,8 +29,8 @@ class FairQueue(Generic[T]):
 
     >>> turns = FairQueue()
     >>> for who, what in (("h1", 1), ("h1", 2), ("h2", 3)):
-    ...     waiting = turns.put(priority_.Priority.PEER, who, what)
-    >>> turns.put(priority_.Priority.LATER, "h9", 9)
+    ...     waiting = turns.put(priority.Priority.PEER, who, what)
+    >>> turns.put(priority.Priority.LATER, "h9", 9)
     1
     >>> [turns.take() for _ in range(5)]
     [1, 3, 2, 9, None]
@@ -55,7 +55,7 @@ class FairQueue(Generic[T]):
                     yield from some
 
     def put(
-        self, priority: priority_.Priority, who: Hashable, what: T, sharer: Hashable = None
+        self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> int:
         """Let something wait for its turn, if it does not yet; return how much does, with it.
 
@@ -75,7 +75,7 @@ class FairQueue(Generic[T]):
         return len(some)
 
     def remove(
-        self, priority: priority_.Priority, who: Hashable, what: T, sharer: Hashable = None
+        self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> bool:
         """Let something wait no more; say whether it did."""
         line = self._lines[priority]
@@ -92,7 +92,7 @@ class FairQueue(Generic[T]):
         return True
 
     def holds(
-        self, priority: priority_.Priority, who: Hashable, what: T, sharer: Hashable = None
+        self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> bool:
         """Say whether something waits."""
         queue = self._lines[priority].get(who)
@@ -125,7 +125,7 @@ class FairQueue(Generic[T]):
             self._urgent_in_a_row += 1
         return self._pop(number, who)
 
-    def take_of(self, priority: priority_.Priority, who: Hashable = None) -> T | None:
+    def take_of(self, priority: priority.Priority, who: Hashable = None) -> T | None:
         """Return what is next of one reason.
 
         :param who: of his, the oldest; None: whoever is next

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from acstor_agent.engine import announcement_limits
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
@@ -65,8 +65,8 @@ The source is none of these, unless it is known to be quick: where many hosts be
 is slow, all would take homes that wait for it for frozen ones, and read it four times each."""
 
 HELD, HOME, SOURCE = 0, 1, 2
-_LIES = frozenset({failure_.Failure.INVALID})
-_NO_FAULT = frozenset({failure_.Failure.MISSING, failure_.Failure.WITHHELD})
+_LIES = frozenset({failure.Failure.INVALID})
+_NO_FAULT = frozenset({failure.Failure.MISSING, failure.Failure.WITHHELD})
 
 
 class Random(Protocol):
@@ -214,7 +214,7 @@ class PeerStates:
         left = {host: peer.until_s - now for host, peer in peers if peer is not None}
         return {host: left_s for host, left_s in left.items() if left_s > 0}
 
-    def failed(self, host: ids.HostId, failure: failure_.Failure, now: float) -> float:
+    def failed(self, host: ids.HostId, failure: failure.Failure, now: float) -> float:
         """Note a failure; return for how long the host is left alone from now on, if it is new.
 
         An honest no is none: whoever says it lives.

@@ -8,7 +8,7 @@ This looks at all state, which is acceptable after a fault only.
 """
 
 from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.serve import peer_requests
 
@@ -22,7 +22,7 @@ class Recovery:
 
     def __init__(
         self,
-        context: context_.Context,
+        context: context.Context,
         pending: pending_reads.PendingReads,
         requests: peer_requests.PeerRequests,
     ) -> None:

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import fair_queue
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine import requester
 from acstor_agent.engine import timers
 from acstor_agent.engine import upload_slots
 
 PendingRequest = requester.PendingRequest
 RequesterLink = requester.RequesterLink
-Priority = priority_.Priority
+Priority = priority.Priority
 Requester = requester.Requester
 
 BUSY_QUEUE = 1

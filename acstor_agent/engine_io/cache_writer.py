@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.core import counters as counters_
+from acstor_agent.core import counters
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
@@ -42,7 +42,7 @@ class CacheWriter:
         core: engine.Engine,
         cache: cache_files.CacheFiles,
         nursery: trio.Nursery,
-        counters: counters_.ExchangeCounters,
+        counters: counters.ExchangeCounters,
         faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._cache, self._nursery = feed, core, cache, nursery

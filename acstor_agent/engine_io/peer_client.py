@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import trio
 
-from acstor_agent.core import counters as counters_
+from acstor_agent.core import counters
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine_io import read_request
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import client_connection
@@ -29,7 +29,7 @@ from acstor_common.wire import peer_wire
 LOG = logging.getLogger(__name__)
 
 Failure = read_request.Failure
-Origin = counters_.Origin
+Origin = counters.Origin
 
 
 HEARS = 4096
@@ -59,9 +59,7 @@ FAILURES = {
 }
 
 
-PRIORITIES = {
-    priority: peer_wire.Priority[priority.at_peer.name] for priority in priority_.Priority
-}
+PRIORITIES = {priority: peer_wire.Priority[priority.at_peer.name] for priority in priority.Priority}
 
 _URGENT = peer_wire.Priority.PEER
 _RELAYED = peer_wire.Mode.RELAYED
@@ -91,7 +89,7 @@ class PeerClient:
         net: peer_network.PeerNetwork,
         may_refer: bool,
         moved: TransferMeters,
-        counters: counters_.ExchangeCounters,
+        counters: counters.ExchangeCounters,
     ) -> None:
         self._here, self._feed, self._core, self._net = here, feed, core, net
         self._may_refer, self._moved, self._counters = may_refer, moved, counters

@@ -12,12 +12,12 @@ from typing import Any
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.core import counters as counters_
+from acstor_agent.core import counters
 from acstor_agent.core import log_limit
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine_io import map_lookup
 from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import read_request
@@ -39,7 +39,7 @@ _CODES = {
     Failure.WITHHELD: peer_wire.RefuseCode.WITHHELD,
     Failure.BUSY: peer_wire.RefuseCode.BUSY,
 }
-PRIORITIES = {wired: priority_.Priority[wired.name] for wired in peer_wire.Priority}
+PRIORITIES = {wired: priority.Priority[wired.name] for wired in peer_wire.Priority}
 WARN_EVERY_S = 10.0
 """A host's refused requests are told in the log so often; their number is told, too."""
 
@@ -55,7 +55,7 @@ class PeerServer:
         nursery: trio.Nursery,
         learn: Learn,
         moved: peer_client.TransferMeters,
-        counters: counters_.ExchangeCounters,
+        counters: counters.ExchangeCounters,
         faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._cache, self._nursery = feed, core, cache, nursery

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from acstor_agent.core import counters as counters_
+from acstor_agent.core import counters
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import engine
@@ -43,7 +43,7 @@ class SourceReader:
         core: engine.Engine,
         source: base.Source,
         nursery: trio.Nursery,
-        counters: counters_.ExchangeCounters,
+        counters: counters.ExchangeCounters,
         faults: fault_log.FaultLog,
     ) -> None:
         self._feed, self._core, self._source = feed, core, source
@@ -96,7 +96,7 @@ class SourceReader:
             else:
                 given += 1
                 given_bytes += len(outcome)
-                gave.append((number, read_request.FetchedChunk(outcome, counters_.Origin.SOURCE)))
+                gave.append((number, read_request.FetchedChunk(outcome, counters.Origin.SOURCE)))
         if read.priority.is_urgent:
             self._counters.source_timed_bytes += given_bytes
             self._counters.source_s += given * (trio.current_time() - began_s)

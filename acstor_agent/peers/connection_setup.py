@@ -10,7 +10,7 @@ import trio
 
 from acstor_agent.peers import handshake
 from acstor_agent.peers import peer_link
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
@@ -25,7 +25,7 @@ def _tune(sock: socket.socket, silence_s: float) -> None:
 
 async def _start(
     sock: socket.socket,
-    credentials: credentials_.Credentials | None,
+    credentials: credentials.Credentials | None,
     silence_s: float,
     *,
     is_server: bool,
@@ -41,7 +41,7 @@ async def _start(
 
 
 async def connect(
-    ip: str, port: int, credentials: credentials_.Credentials | None, silence_s: float
+    ip: str, port: int, credentials: credentials.Credentials | None, silence_s: float
 ) -> peer_link.Link:
     """Connect to an agent.
 
@@ -70,7 +70,7 @@ async def wait_for_first_byte(stream: trio.SocketStream) -> None:
 
 
 async def accept(
-    stream: trio.SocketStream, credentials: credentials_.Credentials | None, silence_s: float
+    stream: trio.SocketStream, credentials: credentials.Credentials | None, silence_s: float
 ) -> peer_link.Link:
     """Return the link of a connection that another agent opened; see :func:`connect`."""
     sock = socket.socket(fileno=stream.socket.detach())

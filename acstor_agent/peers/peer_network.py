@@ -36,7 +36,7 @@ from acstor_agent.peers.connection import reauthorization
 from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import fault_log
 from acstor_common import errors
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 
@@ -46,7 +46,7 @@ RETRY_S = 1.0
 """Pause of a loop that failed."""
 
 Limits = base_connection.Limits
-Credentials = credentials_.Credentials
+Credentials = credentials.Credentials
 SecurityMode = security_mode.SecurityMode
 MaySpeak = hello_exchange.MaySpeak
 Heard = server_connection.Heard

@@ -22,7 +22,7 @@ from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import owner_deletion
 from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.service import conf as common_conf
 from acstor_common.service import console_script
@@ -110,7 +110,7 @@ def _files_of(conf: cfg.ConfigOpts) -> str:
 
 def _taken(
     conf: cfg.ConfigOpts,
-    proof: credentials_.Credentials,
+    proof: credentials.Credentials,
     vault: vault_store.VaultStore | None,
     stack: contextlib.ExitStack,
 ) -> metrics.CheckpointStatus:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_placement
 from acstor_checkpoint.holders import vault_client
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 from acstor_common.model import addresses
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -47,7 +47,7 @@ class HolderPool:
         self,
         host: ids.HostId,
         ring: Callable[[], hash_ring.Ring],
-        proof: credentials_.Credentials,
+        proof: credentials.Credentials,
         vault_port: int,
         only: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,

@@ -33,7 +33,7 @@ from acstor_checkpoint.vault import vault_store
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 from acstor_common.model import ids
 
 CONNECT_S: Final = 10.0
@@ -105,7 +105,7 @@ class VaultClient:
     """
 
     def __init__(
-        self, holder: ids.HostId, address: tuple[str, int], credentials: credentials_.Credentials
+        self, holder: ids.HostId, address: tuple[str, int], credentials: credentials.Credentials
     ) -> None:
         self.holder = holder
         self._address, self._credentials = address, credentials

@@ -20,7 +20,7 @@ from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import snapshot_window
 from acstor_checkpoint.holders import checkpoint_record
-from acstor_checkpoint.schedule import failures as failures_
+from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.schedule import nova_intervals
 from acstor_checkpoint.schedule import server_schedule
 from acstor_common import errors
@@ -99,7 +99,7 @@ class WorkerPool:
         self._on: dict[ids.ImageId, float] = {}
         self._held: set[ids.ImageId] = set()
         self._faults = log_once.LogOnce(LOG)
-        self.failures = failures_.Failures()
+        self.failures = failures.Failures()
 
     def run(self) -> None:
         """Be one worker until :meth:`stop`; the checkpoint that is on then ends first."""

@@ -28,7 +28,7 @@ from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
 from acstor_common import errors
 from acstor_common.identity import certificates
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 from acstor_common.identity import handshake_limiter
 from acstor_common.util import supervision
 
@@ -71,7 +71,7 @@ class VaultServer:
         self,
         sock: socket.socket,
         api: vault_api.VaultApi,
-        credentials: credentials_.Credentials,
+        credentials: credentials.Credentials,
         fault: Fault = lambda _certificate: "",
         hosts_at: Callable[[str], int] = lambda ip: 0,
     ) -> None:

@@ -18,7 +18,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
 from acstor_agent.engine import priority
-from acstor_agent.engine import settings as settings_
+from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -60,7 +60,7 @@ class Host(virtual_host.Host):
         name: ids.HostId,
         number: int,
         table: hash_ring.Ring,
-        settings: settings_.Settings,
+        settings: settings.Settings,
         may_refer: bool,
         urgency: priority.Priority,
     ) -> None:
@@ -206,7 +206,7 @@ class Cloud(authorization.ChunkMaps):
         self,
         name: ids.HostId,
         table: hash_ring.Ring,
-        settings: settings_.Settings,
+        settings: settings.Settings,
         may_refer: bool,
         urgency: priority.Priority,
     ) -> Host:

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.engine import actions as actions_
+from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import transfer
 from tests.chaos import transfer_swarm
@@ -69,17 +69,17 @@ def text_of(value: Any) -> str:
         chunks = zip(value.numbers, value.refs, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *parts))) for chunk in chunks]
         return ", ".join([f"Attempt({text})" for text in texts])
-    if isinstance(value, actions_.Arrived):
+    if isinstance(value, actions.Arrived):
         chunks = zip(value.refs, value.chunks, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *value[3:]))) for chunk in chunks]
         return ", ".join([f"Arrived({text})" for text in texts])
-    if isinstance(value, actions_.Complete) and value.failure is not None:
+    if isinstance(value, actions.Complete) and value.failure is not None:
         value = value._replace(chunks=[])
         return f"Complete({', '.join(map(text_of, value))})"
-    if isinstance(value, actions_.Tell | chunk_ref.ChunkRef) and value[-1] == 1:
+    if isinstance(value, actions.Tell | chunk_ref.ChunkRef) and value[-1] == 1:
         name, value = type(value).__name__, value[:-1]
         return f"{name}({', '.join(map(_told, value))})"
-    if isinstance(value, actions_.Heard):
+    if isinstance(value, actions.Heard):
         return f"Heard({', '.join(map(_told, value))})"
     if isinstance(value, enum.Enum):
         return value.name
@@ -106,18 +106,18 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
     counts = dict.fromkeys(("actions", "asked", "given", "read", "stored"), 0)
     do = transfer_hosts.Host.do
 
-    def watched(host: transfer_hosts.Host, todo: list[actions_.Action]) -> None:
+    def watched(host: transfer_hosts.Host, todo: list[actions.Action]) -> None:
         counts["actions"] += len(todo)
         for one in todo:
             match one:
-                case actions_.Ask():
+                case actions.Ask():
                     counts["asked"] += len(list(one.chunks()))
-                case actions_.Reply():
-                    given = [isinstance(one, actions_.Given) for one in one.singly()]
+                case actions.Reply():
+                    given = [isinstance(one, actions.Given) for one in one.singly()]
                     counts["given"] += sum(given)
-                case actions_.ReadSource(wants=wants):
+                case actions.ReadSource(wants=wants):
                     counts["read"] += len(wants)
-                case actions_.Store(runs=runs):
+                case actions.Store(runs=runs):
                     counts["stored"] += sum([len(run.refs) for run in runs])
             say(f"{host.world.now:.9f} {host.name} {text_of(one)}\n")
         do(host, todo)

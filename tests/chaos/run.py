@@ -36,7 +36,7 @@ from tests.chaos import guests
 from tests.chaos import plan
 from tests.chaos import readers
 from tests.chaos import world as world_
-from tests.fakes import hosts as hosts_
+from tests.fakes import hosts
 from tests.fakes import next_version
 from tests.lab import runs
 
@@ -209,7 +209,7 @@ def play(options: argparse.Namespace, folder: pathlib.Path, is_over: threading.E
         finally:
             if world.watch.findings or sys.exc_info()[0]:
                 keep(world, folder, steps)
-    left = hosts_.mounts(folder)
+    left = hosts.mounts(folder)
     if left:
         world.found(f"still mounted: {', '.join(left)}")
     print(*world.tally.table(), sep="\n")

@@ -12,7 +12,7 @@ import pytest
 from acstor_agent.core.images import chunk_state
 from acstor_agent.engine import engine
 from acstor_agent.engine import host_interning
-from acstor_agent.engine import neighbours as neighbours_
+from acstor_agent.engine import neighbours
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_agent.engine import upload_scheduler
@@ -196,7 +196,7 @@ def test_many_hosts_read_the_source_about_once_and_share_their_uplinks():
 
 
 def test_source_is_never_read_twice_at_a_time_for_one_content():
-    for topology in (None, neighbours_.Topology.RING):
+    for topology in (None, neighbours.Topology.RING):
         world, _ = collective(16, 64, topology=topology)
         assert not world.source.at_once
 
@@ -205,7 +205,7 @@ def test_liars_cost_time_only():
     world = transfer_world.World(3, 8, 64)
     for number, name in enumerate(world.names):
         kind = transfer_strangers.Liar if number < 3 else transfer_hosts.Host
-        world.add(name, kind, topology=neighbours_.Topology.FULL)
+        world.add(name, kind, topology=neighbours.Topology.FULL)
     honest = [host for host in world.hosts.values() if type(host) is transfer_hosts.Host]
     answers = []
     for host in honest:

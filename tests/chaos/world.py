@@ -20,7 +20,7 @@ from tests.chaos import readers
 from tests.chaos import tally
 from tests.chaos import watch
 from tests.fakes import bad_network
-from tests.fakes import hosts as hosts_
+from tests.fakes import hosts
 from tests.fakes import http_server
 from tests.fakes import next_version
 from tests.lab import guest_image
@@ -150,26 +150,26 @@ class World:
         for host, some in self.readers.items():
             for reader in some:
                 self.watch.hear(host, reader)
-                hosts_.kill(reader.pid)
+                hosts.kill(reader.pid)
                 if not reader.ended_in(watch.DIES_S):
                     self.found(f"{host}: {reader.name} does not end")
                 self.tally.add(reader)
 
     def _kill_readers(self) -> None:
         for reader in (reader for some in self.readers.values() for reader in some):
-            hosts_.kill(reader.pid)
+            hosts.kill(reader.pid)
 
     def write_ring(self, vnodes: dict[str, int]) -> None:
         """Put a v-node table in force."""
         self._epoch += 1
         ports = {name: self.hosts[name].relay.port for name in vnodes}
-        hosts_.write_ring(self._ring_file, ports, self._epoch, vnodes)
+        hosts.write_ring(self._ring_file, ports, self._epoch, vnodes)
 
     def replace_reader(self, host: str, number: int) -> None:
         """Kill a reader, which must end, and start another one."""
         old, agent = self.readers[host][number], self.hosts[host]
         self.tally.add(old)
-        hosts_.kill(old.pid)
+        hosts.kill(old.pid)
         self.watch.killed(host, old)
         is_guest = isinstance(old, guests.Guest)
         new = self._make_guest(agent) if is_guest else self._make_reader(agent, number)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 
 Answer = Callable[[ssl.SSLSocket, bytes], None]
 """Answers a request, of which the head is given; the body was not read."""
@@ -21,7 +21,7 @@ class HostileVault:
     :param answer: is called for each request, in a thread of its connection
     """
 
-    def __init__(self, proof: credentials_.Credentials, answer: Answer) -> None:
+    def __init__(self, proof: credentials.Credentials, answer: Answer) -> None:
         self._proof, self._answer = proof, answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address: tuple[str, int] = self._listener.getsockname()

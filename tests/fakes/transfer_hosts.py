@@ -19,7 +19,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
-from acstor_agent.engine import settings as settings_
+from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_common.model import ids
 from acstor_simulator.model import virtual_host
@@ -79,7 +79,7 @@ class Host(virtual_host.Host):
             cache=self.cache,
             rights=self.rights,
             rng=random.Random(f"{self.name}/{self.lives}"),
-            settings=settings_.Settings(**self.settings),
+            settings=settings.Settings(**self.settings),
         )
         self.core.context.now = self.world.now
 

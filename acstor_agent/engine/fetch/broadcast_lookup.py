@@ -13,18 +13,18 @@ recently may still hold it.  The denial of one image says nothing about other im
 from collections.abc import Callable
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import negative_cache
 from acstor_agent.engine.fetch import refusals
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
-Failure = failure_.Failure
+Failure = failure.Failure
 GUEST = priority.Priority.GUEST
 LookupFailed = Callable[[transfer_.Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
 
@@ -64,7 +64,7 @@ class BroadcastLookups:
         in how many seconds it is lost where no host has it, else 0
     """
 
-    def __init__(self, context: context_.Context, in_vain: LookupFailed) -> None:
+    def __init__(self, context: context.Context, in_vain: LookupFailed) -> None:
         self._context, self._in_vain = context, in_vain
         self.absences = negative_cache.NegativeCache(context.settings.lost_after_s)
         self._denials: refusals.Refusals[tuple[ids.Cid, ids.ImageId]] = refusals.Refusals()

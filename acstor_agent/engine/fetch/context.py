@@ -10,9 +10,9 @@ from acstor_agent.engine import host_interning
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import placement
 from acstor_agent.engine import ring_view
-from acstor_agent.engine import settings as settings_
+from acstor_agent.engine import settings
 from acstor_agent.engine import timers
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
 from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.fetch import lockstep
 from acstor_agent.engine.fetch import prefetch_limits
@@ -42,7 +42,7 @@ class Context:
         view: ring_view.RingView,
         rng: peer_state.Random,
         cache: Container[ids.Cid],
-        settings: settings_.Settings,
+        settings: settings.Settings,
         lookups: Callable[[], int],
         given_as: SourceAccessOf,
     ) -> None:
@@ -51,7 +51,7 @@ class Context:
         self.cache = cache
         self.settings = settings
         self.ring = view
-        self.kept: dict[chunk_ref.Key, transfer_.Bytes] = {}
+        self.kept: dict[chunk_ref.Key, transfer.Bytes] = {}
         self.out = actions.Out()
         self.timers = timers.Timers()
         self.peers = peer_state.PeerStates(rng, may_hedge=settings.may_hedge)

@@ -19,20 +19,20 @@ from typing import Protocol
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import failure as failure_
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import failure
+from acstor_agent.engine import priority
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.fetch import broadcast_lookup
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import retries
 from acstor_agent.engine.fetch import source_selection
 from acstor_common import errors
 
-Failure = failure_.Failure
-Priority = priority_.Priority
+Failure = failure.Failure
+Priority = priority.Priority
 Transfer = transfer_.Transfer
 Waiter = transfer_.Waiter
 GUEST = Priority.GUEST
@@ -56,7 +56,7 @@ class PendingReads:
     """The waiters of this host, and how what they want comes."""
 
     def __init__(
-        self, context: context_.Context, through: read_through.ReadThrough, askers: PeerWaiters
+        self, context: context.Context, through: read_through.ReadThrough, askers: PeerWaiters
     ) -> None:
         self._context, self._read_through, self._askers = context, through, askers
         self.selection = source_selection.SourceSelection(context, through, self._in_vain)

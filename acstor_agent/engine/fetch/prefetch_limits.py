@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
 
 Priority = priority.Priority
-Transfer = transfer_.Transfer
+Transfer = transfer.Transfer
 
 ADVERTISED_AT_A_TIME = 4
 """Enough to fill a link, few enough that what is asked last is not asked of hosts that were free a

@@ -10,16 +10,16 @@ is late starts a read of the source beside it.
 
 from collections.abc import Callable
 
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine.fetch import context
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
-Failure = failure_.Failure
-Priority = priority_.Priority
+Failure = failure.Failure
+Priority = priority.Priority
 Transfer = transfer_.Transfer
 
 DENIALS_OF_IMAGE = frozenset({Failure.MISSING, Failure.WITHHELD})
@@ -34,7 +34,7 @@ class ReadThrough:
     """
 
     def __init__(
-        self, context: context_.Context, failed: Callable[[Transfer, Failure], None]
+        self, context: context.Context, failed: Callable[[Transfer, Failure], None]
     ) -> None:
         self._context, self._failed = context, failed
 

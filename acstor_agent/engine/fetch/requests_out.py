@@ -14,9 +14,9 @@ from typing import TypeVar
 from acstor_agent.engine import actions
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import peer_state
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine import timers
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import source_reads
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
@@ -28,9 +28,9 @@ LOOK_S = 0.1
 
 T = TypeVar("T")
 
-Attempt = transfer_.Attempt
-Track = transfer_.Track
-PEER = priority_.Priority.PEER
+Attempt = transfer.Attempt
+Track = transfer.Track
+PEER = priority.Priority.PEER
 
 
 def _one_fate(answer: object) -> None:
@@ -64,10 +64,10 @@ class RequestsOut:
 
     def ask(
         self,
-        transfer: transfer_.Transfer,
+        transfer: transfer.Transfer,
         host: ids.HostId,
         mode: peer_request.Mode,
-        refs: transfer_.Refs,
+        refs: transfer.Refs,
         track: Track,
         now: float,
     ) -> Attempt:
@@ -97,7 +97,7 @@ class RequestsOut:
         else:
             self._out.divide(attempt, part)
 
-    def at_source(self, transfer: transfer_.Transfer, now: float) -> Attempt:
+    def at_source(self, transfer: transfer.Transfer, now: float) -> Attempt:
         """Return an attempt at the source, which is looked at as others are."""
         mode = peer_request.Mode.HOME
         numbers = (0,) * transfer.count
@@ -110,7 +110,7 @@ class RequestsOut:
         attempt.sent_s = now
         peer.under_bytes += attempt.length
 
-    def hurry(self, attempt: Attempt, priority: priority_.Priority) -> None:
+    def hurry(self, attempt: Attempt, priority: priority.Priority) -> None:
         """Let an attempt be as urgent as its transfer has become."""
         before, attempt.priority = attempt.priority, min(priority, attempt.priority)
         if attempt.is_over or attempt.priority is before:
@@ -251,7 +251,7 @@ class RequestsOut:
             assert attempt is not None
             self._send(peer, attempt, now)
 
-    def mend(self, is_awaited: Callable[[transfer_.Attempt], bool], now: float) -> None:
+    def mend(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:
         """Count anew what peers owe, and end what nobody waits for: a fault has left it so."""
         for peer in self._book.all():
             attempts = list(dict.fromkeys(peer.asks.values()))

@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 
 from acstor_agent.engine import actions
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
-from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine import transfer
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import source_reads
 from acstor_common.model import ids
 
-Attempt = transfer_.Attempt
-Bytes = transfer_.Bytes
-Failure = failure_.Failure
-Track = transfer_.Track
+Attempt = transfer.Attempt
+Bytes = transfer.Bytes
+Failure = failure.Failure
+Track = transfer.Track
 
 _HAS_IT_NOT = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
 """What makes a peer no holder any more; who is too busy to give it is none to guests either."""
@@ -41,7 +41,7 @@ class Responses:
 
     def __init__(
         self,
-        context: context_.Context,
+        context: context.Context,
         through: read_through.ReadThrough,
         pending: pending_reads.PendingReads,
     ) -> None:
@@ -171,7 +171,7 @@ class Responses:
     # Both
 
     def _came(
-        self, transfer: transfer_.Transfer, chunks: Sequence[Bytes], winner: Attempt | None
+        self, transfer: transfer.Transfer, chunks: Sequence[Bytes], winner: Attempt | None
     ) -> None:
         for attempt in transfer.attempts.copy():
             if attempt.is_late and attempt is not winner and attempt.host is not None:

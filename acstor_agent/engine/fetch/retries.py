@@ -13,7 +13,7 @@ from acstor_agent.engine import backoff
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import timers
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import transfer
 from acstor_common.model import ids
 
 PER_S = 200
@@ -32,7 +32,7 @@ class Pause:
 
     __slots__ = ("line", "transfer", "who")
 
-    def __init__(self, transfer: transfer_.Transfer) -> None:
+    def __init__(self, transfer: transfer.Transfer) -> None:
         self.transfer = transfer
         self.who = transfer.want.image_id
         self.line: priority.Priority | None = None
@@ -54,7 +54,7 @@ class Retries:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def pause(self, transfer: transfer_.Transfer, now: float) -> None:
+    def pause(self, transfer: transfer.Transfer, now: float) -> None:
         """Let a transfer wait until it is tried again."""
         pause = Pause(transfer)
         self._deadlines.put(now + backoff.pause_s(transfer.tries), timers.Due.RETRY, pause)
@@ -66,7 +66,7 @@ class Retries:
         if pause is not None and pause in self._waiting and pause.line is None:
             self._put(pause, AGAIN, pause.who)
 
-    def hurry(self, transfer: transfer_.Transfer, image_id: ids.ImageId) -> None:
+    def hurry(self, transfer: transfer.Transfer, image_id: ids.ImageId) -> None:
         """Let a transfer have its turn because a guest has just come, who waits for no pause."""
         pause: Pause = transfer.retry
         if pause.line is not GUEST:
@@ -78,7 +78,7 @@ class Retries:
         self.due.put(line, who, pause)
         pause.line, pause.who = line, who
 
-    def take(self, now: float) -> Iterator[transfer_.Transfer]:
+    def take(self, now: float) -> Iterator[transfer.Transfer]:
         """Yield what is to be tried again now; say when to come back for the rest."""
         self._next_s = max(self._next_s, now - AT_ONCE / PER_S)
         while self.due and self._next_s <= now:
@@ -93,7 +93,7 @@ class Retries:
             self._called_s = self._next_s
             self._deadlines.put(self._next_s, timers.Due.RETRY, None)
 
-    def forget(self, transfer: transfer_.Transfer) -> None:
+    def forget(self, transfer: transfer.Transfer) -> None:
         """Let a transfer wait no more: it came, or nobody wants it."""
         pause: Pause = transfer.retry
         if pause.line is not None:

@@ -17,8 +17,8 @@ from typing import TypeVar
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import fair_queue
-from acstor_agent.engine import priority as priority_
-from acstor_agent.engine import transfer as transfer_
+from acstor_agent.engine import priority
+from acstor_agent.engine import transfer
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
@@ -44,8 +44,8 @@ class SourceRead:
 
     def __init__(
         self,
-        refs: transfer_.Refs,
-        priority: priority_.Priority,
+        refs: transfer.Refs,
+        priority: priority.Priority,
         who: Hashable,
         now: float,
         opener: Hashable,
@@ -75,12 +75,12 @@ class SourceRead:
     def split(self, some: Sequence[int]) -> "SourceRead":
         """Return a read of some of the chunks; this one keeps the rest."""
         rest = [at for at in range(len(self.refs)) if at not in set(some)]
-        refs = transfer_.pick(self.refs, some)
+        refs = transfer.pick(self.refs, some)
         part = SourceRead(refs, self.priority, self.who, self.wanted_s, self.opener)
         part.number, part.begun_s = self.number, self.begun_s
-        part.indices = transfer_.pick(self.indices, some)
-        self.refs = transfer_.pick(self.refs, rest)
-        self.indices = transfer_.pick(self.indices, rest)
+        part.indices = transfer.pick(self.indices, some)
+        self.refs = transfer.pick(self.refs, rest)
+        self.indices = transfer.pick(self.indices, rest)
         return part
 
 
@@ -90,7 +90,7 @@ class _Range:
     __slots__ = ("is_for_guest", "reads", "who")
 
     def __init__(self, first: SourceRead) -> None:
-        self.who, self.is_for_guest = first.who, first.priority is priority_.Priority.GUEST
+        self.who, self.is_for_guest = first.who, first.priority is priority.Priority.GUEST
         self.reads: dict[int, SourceRead] = {}
 
 
@@ -127,8 +127,8 @@ class SourceReads:
 
     def read(
         self,
-        refs: transfer_.Refs,
-        priority: priority_.Priority,
+        refs: transfer.Refs,
+        priority: priority.Priority,
         who: Hashable,
         now: float,
         opener: Hashable = None,
@@ -155,7 +155,7 @@ class SourceReads:
         return part
 
     def hurry(
-        self, read: SourceRead, priority: priority_.Priority, who: Hashable, opener: Hashable = None
+        self, read: SourceRead, priority: priority.Priority, who: Hashable, opener: Hashable = None
     ) -> None:
         """Let a read that waits become more urgent."""
         if priority < read.priority and not read.number and self._leave(read):
@@ -323,7 +323,7 @@ class SourceReads:
         self._held_by_others += sign * (not under_way.is_for_guest)
 
 
-def _range_length(refs: transfer_.Refs) -> int:
+def _range_length(refs: transfer.Refs) -> int:
     """Return how many of the first chunks are one range: one at least.
 
     >>> one = chunk_ref.ChunkRef(ids.Cid(b""), ids.Oid(0), ids.ImageId("i"), 0, 8)

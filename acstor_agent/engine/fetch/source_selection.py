@@ -17,20 +17,20 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import placement
 from acstor_agent.engine import priority
-from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine import transfer
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import source_preference
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
-Failure = failure_.Failure
+Failure = failure.Failure
 Mode = peer_request.Mode
-Track = transfer_.Track
-Transfer = transfer_.Transfer
+Track = transfer.Track
+Transfer = transfer.Transfer
 GUEST, SOON = priority.Priority.GUEST, priority.Priority.SOON
 
 ACTING_HOMES = 2
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     host: ids.HostId | None
     mode: peer_request.Mode
-    refs: transfer_.Refs
+    refs: transfer.Refs
 
 
 class SourceSelection:
@@ -59,7 +59,7 @@ class SourceSelection:
 
     def __init__(
         self,
-        context: context_.Context,
+        context: context.Context,
         through: read_through.ReadThrough,
         in_vain: Callable[[Transfer, Failure], None],
     ) -> None:
@@ -128,7 +128,7 @@ class SourceSelection:
         transfer: Transfer,
         host: ids.HostId | None,
         mode: peer_request.Mode,
-        refs: transfer_.Refs,
+        refs: transfer.Refs,
     ) -> None:
         context = self._context
         transfer.asked.append((host, mode.reads_source))
@@ -236,7 +236,7 @@ class SourceSelection:
 
     # What came of it
 
-    def attempt_failed(self, attempt: transfer_.Attempt, failure: Failure) -> None:
+    def attempt_failed(self, attempt: transfer.Attempt, failure: Failure) -> None:
         """Go on with the next name, or the next place."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
@@ -265,7 +265,7 @@ class SourceSelection:
         if not self._is_active(transfer):
             self.next(transfer)
 
-    def referred(self, attempt: transfer_.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
+    def referred(self, attempt: transfer.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask those whom a peer names, then the peer again, which may not name others then."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
@@ -285,14 +285,14 @@ class SourceSelection:
 
     # Lateness
 
-    def _doubt(self, attempt: transfer_.Attempt) -> None:
+    def _doubt(self, attempt: transfer.Attempt) -> None:
         """Ask the next place as well where a host is in backoff or on trial: no guest pays."""
         if not attempt.is_late and self._context.peers.is_doubtful(attempt.host):
             attempt.is_late = True
             if not self._is_active(attempt.transfer):
                 self._race(attempt.transfer, True)
 
-    def is_late(self, attempt: transfer_.Attempt) -> None:
+    def is_late(self, attempt: transfer.Attempt) -> None:
         """Ask the next place as well, where a guest waits.
 
         The budget counts chunks, so those of a run are hedged one by one.
@@ -309,7 +309,7 @@ class SourceSelection:
         if transfer.count == 1 or peers.is_doubtful(attempt.host):
             self._hedge(attempt)
 
-    def _hedge(self, attempt: transfer_.Attempt) -> None:
+    def _hedge(self, attempt: transfer.Attempt) -> None:
         """Ask the next place as well, if the budget allows it."""
         attempt.is_late = True
         if not self._is_active(attempt.transfer):

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import requests_out
@@ -28,7 +28,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         self._out, self._reads, self._limits = out, reads, limits
         out.split, reads.divide = self.split_attempt, self.split_read
 
-    def of(self, refs: transfer_.Refs, priority: priority_.Priority) -> transfer_.Transfer:
+    def of(self, refs: transfer_.Refs, priority: priority.Priority) -> transfer_.Transfer:
         """Return a transfer of these chunks alone; where there is none it begins to be.
 
         :param refs: of one image, distinct, and all or none of them under way, in one transfer

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from acstor_agent.engine import priority
 from acstor_agent.engine import requester
-from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine import transfer
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import lockstep
-from acstor_agent.engine.serve import referrals as referrals_
+from acstor_agent.engine.serve import referrals
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
@@ -28,7 +28,7 @@ AWAITED_S = 0.5
 class LockstepReferrals:
     """See above."""
 
-    def __init__(self, context: context_.Context, referrals: referrals_.Referrals) -> None:
+    def __init__(self, context: context.Context, referrals: referrals.Referrals) -> None:
         self._context, self._referrals = context, referrals
 
     def refer(
@@ -73,7 +73,7 @@ class LockstepReferrals:
         is_nearer = lockstep.distance(nearest, host) < min(limits)
         return (nearest,) if is_nearer and asker.mode.may_refer else ()
 
-    def wait_s(self, asker: PendingRequest, transfer: transfer_.Transfer | None) -> float:
+    def wait_s(self, asker: PendingRequest, transfer: transfer.Transfer | None) -> float:
         """Return how long a peer waits for what is not under way here, in seconds.
 
         It does where guests here, which are in step with it, are about to read the same.

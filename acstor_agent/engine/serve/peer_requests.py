@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import requester
 from acstor_agent.engine import timers
-from acstor_agent.engine import transfer as transfer_
-from acstor_agent.engine.fetch import context as context_
+from acstor_agent.engine import transfer
+from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import lockstep_referrals
@@ -29,7 +29,7 @@ from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
 PendingRequest = requester.PendingRequest
-Failure = failure_.Failure
+Failure = failure.Failure
 PEER, LATER = priority.Priority.PEER, priority.Priority.LATER
 RELAYED = peer_request.Mode.RELAYED
 
@@ -54,7 +54,7 @@ class PeerRequests:
 
     def __init__(
         self,
-        context: context_.Context,
+        context: context.Context,
         through: read_through.ReadThrough,
         rights: authorization.Authorization,
     ) -> None:
@@ -253,7 +253,7 @@ class PeerRequests:
         else:
             self._read_through.begin(transfer, asker.priority, asker.host, mode.is_moved)
 
-    def _join(self, asker: PendingRequest, transfer: transfer_.Transfer | None) -> None:
+    def _join(self, asker: PendingRequest, transfer: transfer.Transfer | None) -> None:
         """Let a peer wait for what is on its way, not for long, and not for the peer itself."""
         is_coming = transfer is not None and transfer.read is not None
         if not is_coming and transfer is not None and asker.mode is not RELAYED:
@@ -267,7 +267,7 @@ class PeerRequests:
         asker.deadline_s = min(asker.deadline_s, self._context.now + wait_s)
         transfer.askers[asker] = None
 
-    def came(self, transfer: transfer_.Transfer, data: transfer_.Bytes) -> None:
+    def came(self, transfer: transfer.Transfer, data: transfer.Bytes) -> None:
         """Answer all who wait for a content."""
         askers, transfer.askers = transfer.askers, {}
         for asker in askers:
@@ -275,7 +275,7 @@ class PeerRequests:
             if not self._is_referred(asker):
                 self._give(asker)
 
-    def failed(self, transfer: transfer_.Transfer, failure: Failure) -> None:
+    def failed(self, transfer: transfer.Transfer, failure: Failure) -> None:
         """Refuse those who wait for what is not under way any more."""
         if transfer.read is not None:
             return
@@ -496,6 +496,6 @@ class PeerRequests:
         elif asker.want is not None:
             self.uploads.remove(asker)
 
-    def _transfer_of(self, asker: PendingRequest) -> transfer_.Transfer | None:
+    def _transfer_of(self, asker: PendingRequest) -> transfer.Transfer | None:
         transfer = self._context.transfers.get(asker.want.key) if asker.want else None
         return transfer if transfer is not None and asker in transfer.askers else None

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import generational_cache
 from acstor_agent.engine import host_interning
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_common.model import ids
 
 BYTES = 32 * 1024 * 1024
@@ -47,7 +47,7 @@ _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + _TAIL.size
 _NOBODY = bytes(_HEAD.size)
 _MAX_DEPTH = 255
-SOON = priority_.Priority.SOON
+SOON = priority.Priority.SOON
 
 
 class _Requester(NamedTuple):
@@ -77,7 +77,7 @@ class _Requester(NamedTuple):
         """Its chunks for which hosts may be sent to it."""
         return self.bits & ~self.full
 
-    def room_for(self, priority: priority_.Priority) -> int:
+    def room_for(self, priority: priority.Priority) -> int:
         """Return its chunks for which hosts that ask with a priority may be sent to it."""
         late = (0 if priority >= SOON else self.soon) | (0 if priority > SOON else self.later)
         return self.room & ~late
@@ -89,7 +89,7 @@ class _Requester(NamedTuple):
         return self._replace(parent=self.parent | bit)
 
 
-def _requester(bits: int, priority: priority_.Priority, depth: int = 0) -> _Requester:
+def _requester(bits: int, priority: priority.Priority, depth: int = 0) -> _Requester:
     """Return a host that asked for some chunks with a priority."""
     soon, later = bits if priority is SOON else 0, bits if priority > SOON else 0
     return _Requester(min(depth, _MAX_DEPTH), bits, 0, 0, 0, soon, later)
@@ -130,7 +130,7 @@ class Referrals:
     """Who was given what, or sent to somebody for it.
 
     >>> referrals = Referrals(host_interning.HostInterning())
-    >>> cid, peer = ids.cid_of(b"chunk"), priority_.Priority.PEER
+    >>> cid, peer = ids.cid_of(b"chunk"), priority.Priority.PEER
     >>> ref = chunk_ref.ChunkRef(cid, ids.oid_of(cid), ids.ImageId("i"), 0, 5)
     >>> referrals.gave([ref], ids.HostId("h1"), peer)
     []
@@ -157,7 +157,7 @@ class Referrals:
         self._known.clear()
 
     def gave(
-        self, refs: Sequence[chunk_ref.ChunkRef], host: ids.HostId, priority: priority_.Priority
+        self, refs: Sequence[chunk_ref.ChunkRef], host: ids.HostId, priority: priority.Priority
     ) -> list[ids.Oid]:
         """Note that a host is given chunks; return those that anybody was given before.
 
@@ -230,7 +230,7 @@ class Referrals:
         return self._keys.host(known[first : first + _KEY])
 
     def refer(
-        self, ref: chunk_ref.ChunkRef, host: ids.HostId, priority: priority_.Priority
+        self, ref: chunk_ref.ChunkRef, host: ids.HostId, priority: priority.Priority
     ) -> tuple[ids.HostId, ...]:
         """Return whom ``host`` is to ask instead of this one, the best first; empty: nobody.
 
@@ -263,7 +263,7 @@ class Referrals:
         at = _find(known, key)
         return at >= 0 and bool(_entry(known, at).bits & bit)
 
-    def _best(self, known: bytes, start: int, bit: int, priority: priority_.Priority) -> list[int]:
+    def _best(self, known: bytes, start: int, bit: int, priority: priority.Priority) -> list[int]:
         """Return where those are that a host is sent to, CHOICE at most; LOOK are compared."""
         able: list[int] = []
         for at in range(start, min(len(known), start + 4 * LOOK * _ENTRY), _ENTRY):
@@ -276,7 +276,7 @@ class Referrals:
             CHOICE, able, key=lambda at: load[known[at : at + _KEY]] + known[at + _KEY]
         )
 
-    def _is_able(self, known: bytes, at: int, bit: int, priority: priority_.Priority) -> bool:
+    def _is_able(self, known: bytes, at: int, bit: int, priority: priority.Priority) -> bool:
         """Say whether a host may be sent to another one for a chunk."""
         may = _entry(known, at).room_for(priority) & bit
         return bool(may) and known[at : at + _KEY] in self._keys

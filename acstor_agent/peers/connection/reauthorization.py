@@ -15,7 +15,7 @@ import trio
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import hello_exchange
 from acstor_common import errors
-from acstor_common.identity import credentials as credentials_
+from acstor_common.identity import credentials
 
 LOG = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Reauthorization:
     """
 
     def __init__(
-        self, may_speak: hello_exchange.MaySpeak, credentials: credentials_.Credentials | None
+        self, may_speak: hello_exchange.MaySpeak, credentials: credentials.Credentials | None
     ) -> None:
         self._may_speak = may_speak
         self._credentials = credentials

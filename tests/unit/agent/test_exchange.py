@@ -10,7 +10,7 @@ from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import chunk_state
 from acstor_agent.engine import content_index
-from acstor_agent.engine import failure as failure_
+from acstor_agent.engine import failure
 from acstor_agent.engine import identity
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine_io import exchange
@@ -49,7 +49,7 @@ async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
             assert (await read(cloud, name, cloud.want(chunk_no), 20)).data == bytes_of(chunk_no)
 
 
-def backoff(cloud, name, host, kind=failure_.Failure.INVALID):
+def backoff(cloud, name, host, kind=failure.Failure.INVALID):
     book = cloud.hosts[name].core.context.peers
     book.failed(host, kind, trio.current_time())
 

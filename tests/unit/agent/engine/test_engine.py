@@ -9,7 +9,7 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import peer_state
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
@@ -20,7 +20,7 @@ from tests.fakes.one_machine import data_of
 
 Failure = failure.Failure
 Mode = peer_request.Mode
-Priority = priority_.Priority
+Priority = priority.Priority
 H1, H2, H3 = map(ids.HostId, ("h1", "h2", "h3"))
 
 

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.engine import actions
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine.fetch import source_reads
 from tests.fakes.one_machine import CHUNK
 from tests.fakes.one_machine import OTHER
 from tests.fakes.one_machine import chunk
 
-P = priority_.Priority
+P = priority.Priority
 
 
 @pytest.fixture

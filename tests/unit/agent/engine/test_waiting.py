@@ -11,7 +11,7 @@ import pytest
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import neighbours
-from acstor_agent.engine import priority as priority_
+from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import read_overlap
@@ -24,7 +24,7 @@ from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
 
 F = failure.Failure
-P = priority_.Priority
+P = priority.Priority
 Mode = peer_request.Mode
 H2, H3 = ids.HostId("h2"), ids.HostId("h3")
 
