@@ -89,7 +89,7 @@ class ScratchFiles:
         """Watch a file during the block, from before it is there.
 
         :param end: ends the backup job; is called by another thread
-        :raises Full: the block failed, and the job was ended
+        :raises ScratchFull: the block failed, and the job was ended
         """
         one = ScratchFile(path, end)
         with self._lock:

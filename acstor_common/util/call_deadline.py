@@ -41,7 +41,7 @@ class CallDeadline:
         """Return what ``work`` returns; it may raise, too.
 
         :param undo: is called before the next call, if ``work`` succeeded too late
-        :raises Late: it takes longer, or the former call has not ended yet
+        :raises CallTimeout: it takes longer, or the former call has not ended yet
         :raises RuntimeError: no thread can be started
         """
         if not self._free.acquire(timeout=0 if self._is_late else self._timeout_s):

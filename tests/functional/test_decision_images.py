@@ -321,7 +321,7 @@ def test_mistakes_say_what_to_do(cloud):
     nowhere = "7d2c1f9e-5d6b-4a5c-9c61-000000000999"
     assert f"image {nowhere} is not known" in cloud.refused("image", "pre-seed", nowhere)
     gone = cloud.refused("image", "pre-seed", cloud.image_id, "--host", "h9")
-    assert "no sample comes from h9" in gone and "openstack acstor host list" in gone
+    assert "hosts send no samples: h9" in gone and "openstack acstor host list" in gone
     assert "No Image found for nothing" in cloud.refused("image", "show", "nothing")
 
 

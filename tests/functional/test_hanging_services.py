@@ -199,7 +199,7 @@ def test_keystone_that_refuses_the_user(place: Place) -> None:
     try:
         agent.start()
         agent.wait_ready()
-        with pytest.raises(errors.Unusable, match="refuses to sign us in"):
+        with pytest.raises(errors.Unusable, match="refuses the credentials"):
             agents.request(agent.control_socket, "ensure", image_id=place.images[1])
         place.wait_trouble("HTTP 401", f"[source_glance], as acstor at {place.keystone.url}")
         place.check_cached()

@@ -43,7 +43,7 @@ def test_images_that_do_not_fit_are_named_before_nova_uses_them_and_afterwards(i
             nova.make_instance(image_id)
         found = check(nova)["keep_images"]
         assert found["level"] == "warning"
-        assert "2 instances of this host depend for ever" in found["detail"]
+        assert "2 instances of this host always depend" in found["detail"]
 
     with agent(keep_images="host", cache_limit_bytes=SMALL) as running:
         nova = compute_host.Compute(tmp_path / "nova", running)
