@@ -241,13 +241,13 @@ def test_pause_hurry_and_resume(images, start):
     agent.ctl("hydrate", first, "--deadline", "1h")
     next_worker(agent)
     shown = wait_for(agent, first, "filling")
-    assert shown["mode"] == "hurry" and 3000 < shown["due_in_s"] <= 3600
+    assert shown["mode"] == "urgent" and 3000 < shown["due_in_s"] <= 3600
     assert "due in" in agent.ctl("status")
     agent.ctl("hydrate", first, "--deadline", "6s")
     wait_for(agent, first, "fully_cached")
     hosts.wait_until(lambda: whole(agent, first)["due_in_s"] is None, "no deadline", SOON_S)
     with pytest.raises(errors.Unusable, match="cannot be cached completely"):
-        agents.request(agent.control_socket, "set-fill-mode", image_id=UNKNOWN, pace="hurry")
+        agents.request(agent.control_socket, "set-fill-mode", image_id=UNKNOWN, mode="urgent")
 
 
 def test_rate_is_bounded(images, start):

@@ -110,7 +110,7 @@ def test_a_first_start_serves_guests_and_enrols_when_the_service_is_there(
     with hosts.running(tmp_path / "h1", images, sections=enrolling, life_s=120) as agent:
         assert agent.image_path(image_id).read_bytes() == DATA
         hosts.wait_until(
-            lambda: "is away" in identity_of(agent)["enrolment"]["error"], "an error", WAIT_S
+            lambda: "is unreachable" in identity_of(agent)["enrolment"]["error"], "an error", WAIT_S
         )
         assert identity_of(agent)["certificate_not_after_s"] is None
         asked_for = identity_of(agent)["enrolment"]["fingerprint"]
