@@ -134,10 +134,10 @@ def test_images_that_nobody_has_are_not_kept_and_hold_nobody_up(tmp_path, images
         cloud["h2"].ctl("ensure", image_id)  # an honest host is served beside it
 
         def state() -> str | None:
-            shown = cloud["h2"].status()["images"].get(image_id, {}).get("whole")
+            shown = cloud["h2"].status()["images"].get(image_id, {}).get("fill")
             return shown and shown["state"]
 
-        hosts.wait_until(lambda: state() == "whole", "an image that is whole", 120)
+        hosts.wait_until(lambda: state() == "fully_cached", "an image that is whole", 120)
         shares = cloud["h1"].status()["shares"]
         assert (shares["leased_images"], shares["images"]) == (257, 1)
         assert set(cloud["h1"].status()["images"]) == {image_id}

@@ -123,8 +123,8 @@ def test_image_without_room_is_told_and_what_was_promised_first_stays(images, st
         assert cache["disk_bytes"] <= cache["limit_bytes"] + cache["growth_limit_bytes"]
     else:
         shown = wait_for(agent, second, "no_space")
-        assert f"lacks {shown['lacking_bytes']} bytes" in shown["why"]
-        assert "no_space" in agent.ctl("status")
+        assert f"lacks {shown['shortfall_bytes']} bytes" in shown["why"]
+        assert "no space" in agent.ctl("status")
         assert f"image {second}: cannot become whole here" in agent.log()
         with pytest.raises(errors.Unusable, match="lacks"):
             agents.request(agent.control_socket, "pre-seed", image_id=second)

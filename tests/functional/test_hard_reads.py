@@ -239,7 +239,7 @@ def test_image_that_is_gone_fails_and_is_loud(away, lost_after_s):
     image = at.agent.status()["images"][at.image_id]
     assert (image["failed_reads"], image["lost_reads"]) == (2, 2)
     assert at.agent.log().count(f"image {at.image_id}: data is lost") == 1
-    assert f"Lost | {at.image_id}" in " ".join(at.agent.ctl("status").split())
+    assert f"Lost data | {at.image_id}" in " ".join(at.agent.ctl("status").split())
     at.server.always = http_server.fine
     with reader("thread", at.path, 9) as found:
         assert found.said() == waiting_reader.digest(chunk(9))
