@@ -246,7 +246,7 @@ def test_others_than_its_own_user_are_not_answered(contained):
     ask = (
         "import os, pathlib, sys; from acstor_agent.process import fd_holder; "
         f"os.chdir({str(contained.state_dir)!r}); os.setuid({NOBODY}); "
-        "print(fd_holder._ask(pathlib.Path(fd_holder.SOCKET), holder.TAKE, ()))"
+        "print(fd_holder._ask(pathlib.Path(fd_holder.SOCKET), fd_holder.TAKE, ()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", ask], cwd=guest_readers.ROOT,
