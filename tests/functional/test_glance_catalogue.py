@@ -170,7 +170,7 @@ def test_check_counts_every_image_of_the_cloud_by_why_it_is_not_served(
     uploads.manage(options, "prepare", differs, status=3)
     failed = uploads.counted(options)["failed"]
     assert failed["examples"] == [differs]
-    assert "do not have the sha512" in failed["message"]
+    assert "does not have the sha512" in failed["message"]
 
 
 def test_count_shows_how_far_it_is_on_a_terminal_and_says_plainly_that_glance_is_away(

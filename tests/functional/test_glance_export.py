@@ -174,7 +174,7 @@ def test_image_with_other_bytes_than_glance_says_is_not_exported_and_nothing_is_
     stored.write_bytes(bytes(len(data)))
     [row] = uploads.manage(listener, "export", "--folder", str(folder), status=3)
     assert (row["image"], row["outcome"]) == (damaged_id, "failed")
-    assert "do not have the sha512" in row["message"]
+    assert "does not have the sha512" in row["message"]
     assert names(folder) == files_of(gone_id, ".acmap", ".raw")
     stored.write_bytes(data)
     assert export(listener, folder) == {damaged_id: "exported", gone_id: "removed"}

@@ -140,7 +140,7 @@ def test_broken_image_is_tried_again_later(glance: uploads.Images, listen: Liste
     stored.write_bytes(bytes(len(data)))  # not what Glance has a hash of
     listener = listen()
     record = glance.wait_state(image_id, "failed")
-    assert "do not have the sha512" in record["acstor_message"]
+    assert "does not have the sha512" in record["acstor_message"]
     assert record["acstor_retry"].startswith("1 2")
     assert [row["outcome"] for row in uploads.manage(listener, "prepare", image_id)] == ["waiting"]
     listener.stop()

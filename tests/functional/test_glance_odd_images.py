@@ -207,7 +207,7 @@ def test_file_in_the_store_that_is_not_what_glance_hashed_is_refused(
     said = glance.wait_state(image_id, "failed")["acstor_message"]
     assert "its data does not have the sha512 that Glance says" in said
     assert glance.artefacts_of(image_id) == []
-    assert "do not have the sha512" in listener.log()
+    assert "does not have the sha512" in listener.log()
 
 
 # The last ones of the module: from here on Glance leaves holes in its files, and then it prepares
