@@ -31,6 +31,7 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import checkpoint_messages as messages
 from acstor_common.wire import decision_messages
+from acstor_common.wire import message_bus
 from acstor_common.wire import signed_messages
 from acstor_decision import checkpoint_registry
 from acstor_decision import conf as decision_conf
@@ -57,6 +58,13 @@ Example = Callable[[float], msgspec.Struct]
 """Returns a message that was sent at a time."""
 Sign = Callable[[str], dict[str, Any]]
 """Returns the signed message whose payload is a text."""
+
+
+@pytest.fixture(autouse=True)
+def own_log_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the lines of oslo.messaging apart from those of other tests in this process."""
+    limit = message_bus.ThrottledWarnings(time.monotonic)
+    monkeypatch.setattr(message_bus._limit, "_complaints", limit)
 
 
 def deep(rng: random.Random) -> Any:
