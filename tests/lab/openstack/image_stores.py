@@ -177,7 +177,7 @@ def running(lab: cloud.Cloud) -> Iterator[Place]:
     objects = swift.Swift(lab.folder, lab.keystone)
     cluster = ceph.Ceph(lab.folder) if ceph.is_installed() else None
     served = acstor_gateway.Gateway(
-        lab, lab.folder, timeout_s=TIMEOUT_S, reads=READS, auth_cache_s=REMEMBER_S
+        lab, lab.folder, timeout_s=TIMEOUT_S, max_reads=READS, auth_cache_s=REMEMBER_S
     )
     try:
         objects.start()
