@@ -204,8 +204,9 @@ class Announcements:
         if self._topology is None:
             return
         told, bits = self._told, 1 << self._segment_chunks
-        # Those of a former length are not told.
-        new = [ref for ref in refs if ref.oid not in told and ref.bit < bits]
+        # Chunks of a former segment length are not announced, and equal ones once.
+        unknown = (ref for ref in refs if ref.oid not in told and ref.bit < bits)
+        new = [*{ref.oid: ref for ref in unknown}.values()]
         if self._gone:
             new = [ref for ref in new if not self._is_back(ref.oid)]
         before: bytes | None = None
