@@ -166,11 +166,6 @@ def test_sample_of_the_decision_service_names_every_option(tmp_path: pathlib.Pat
     assert "#transport_url = " in text and "\n[database]\n" in text
 
 
-def test_readme_shows_the_read_that_the_documents_show() -> None:
-    picture = (ROOT / "doc/source/contributor/one_read.txt").read_text()
-    assert picture in (ROOT / "README.rst").read_text()
-
-
 LOGGING_TESTS = """
 import logging
 import pytest
