@@ -3,7 +3,7 @@
 
 The engine is sans-IO, as h11 is.  Events go in and actions come out, each for many chunks.  It has
 no clock, no randomness of its own, and never looks into bytes.  The agent, the swarm and the
-simulator run the same engine.  doc/source/contributor/transfers.rst lists every rule.
+simulator run the same engine.  doc/source/contributor/exchange.rst lists every rule.
 
 One read of a cold chunk
 ------------------------

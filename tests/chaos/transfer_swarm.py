@@ -5,7 +5,7 @@
     python -m tests.chaos.transfer_swarm --seeds 17 --hosts 64
 
 A seed decides the hosts, their options, what is read, and what breaks when.  What must hold is in
-doc/source/contributor/transfers.rst ("What must hold"): it is looked at between events all the
+doc/source/contributor/exchange.rst ("Invariants"): it is looked at between events all the
 time (``transfer_world.check_host``) and at the end.  Every tenth seed is calm: nothing breaks, and
 the source is read once for each content.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold of what hosts give and tell in ``transfer_world``; bounds are written out here.
 
-The bounds are those of doc/source/contributor/transfers.rst, and not the product's own constants: a
+The bounds are those of doc/source/contributor/exchange.rst, and not the product's own constants: a
 constant that is changed is found.
 """
 

@@ -22,7 +22,7 @@ reads at random what a neighbour has read whole meets an advertisement each time
 still nothing tells what he will read next.  So readers who diverge from the beginning
 waste ``first`` chunks instead of ``limit``, and readers who agree reach a limit of 256
 after 127 chunks.  FIRST and GAIN were chosen by the swarm simulation: see
-doc/source/contributor/gossip.rst.
+doc/source/contributor/exchange_design.rst.
 """
 
 import collections

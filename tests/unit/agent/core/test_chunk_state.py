@@ -129,7 +129,7 @@ def test_forgiven_chunk_stays_local_and_counts_no_more():
 
 
 def test_the_documents_show_this_very_table():
-    page = pathlib.Path(__file__).parents[4] / "doc/source/contributor/gossip.rst"
+    page = pathlib.Path(__file__).parents[4] / "doc/source/contributor/exchange.rst"
     lines = page.read_text().splitlines()
     columns = next(line for line in lines if line.startswith("event "))
     begins = [columns.index(state.name) for state in S]
