@@ -4,8 +4,8 @@
 ``python -m tests.chaos.transfer_patterns`` prints tables: the patterns by limit of prefetching, on
 links with and without queues; the parameters of trust; what one bad host costs the others; growth
 with the hosts; and the length of segments.  doc/source/contributor/exchange_design.rst shows what
-follows from them.  A pattern and its figures are those of the benchmarks (``tests.bench.patterns``),
-which play the same in the lab: benchmark M1 compares the two.
+follows from them.  A pattern and its figures are those of the benchmarks
+(``tests.bench.patterns``), which play the same in the lab: benchmark M1 compares the two.
 """
 
 import argparse

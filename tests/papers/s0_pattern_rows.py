@@ -19,7 +19,7 @@ FEWER = frozenset({8, 16})
 OWN_GOAL = 1.15
 OWN_GOAL_BECAUSE = (
     "headers alone take 1.046; a reader's window of some chunks waits for its first, and each "
-    "comes by several hosts, whose uplinks are all busy (contributor/transfers says why)"
+    "comes by several hosts, whose uplinks are all busy (contributor/exchange_design says why)"
 )
 UNFAIR = (
     "a region has 190 chunks here where the paper's has 32,768: with so few the rules miss it in "

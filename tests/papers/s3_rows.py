@@ -238,5 +238,5 @@ def _apart_and_together(apart: experiment.Outcome, together: experiment.Outcome)
         "one, so 2.00 times is about what links allow. Together headers take 1.05, and the link is "
         "not all that bounds hosts: the processor, which all share here, and each chunk's way from "
         "host to host do too "
-        "(P1 in ``contributor/benchmarks.rst``, and ``contributor/transfers.rst``)"
+        "(P1 in ``contributor/benchmarks.rst``, and ``contributor/exchange_design.rst``)"
     )
