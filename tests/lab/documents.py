@@ -105,6 +105,13 @@ def commands(path: pathlib.Path, page: str = "") -> Iterator[Command]:
                 yield Command(page, _title(node), line, is_inline=True)
 
 
+def table_rows(path: pathlib.Path) -> Iterator[list[docutils.nodes.entry]]:
+    """Yield the cells of each row of a page's tables, headers left out."""
+    for body in _document(path).findall(docutils.nodes.tbody):
+        for row in body.findall(docutils.nodes.row):
+            yield list(row.findall(docutils.nodes.entry))
+
+
 @functools.cache
 def _document(path: pathlib.Path) -> docutils.nodes.document:
     """Read a page; what only Sphinx knows is passed over."""
