@@ -29,6 +29,7 @@ from acstor_glance import metrics
 from acstor_glance.gateway import gateway_metrics
 from tests.fakes import hosts
 from tests.lab import decision
+from tests.lab import documents
 from tests.lab import local
 from tests.lab import prometheus as prometheus_
 from tests.lab import runs
@@ -58,14 +59,24 @@ def prometheus(tmp_path: pathlib.Path) -> Iterator[tuple[prometheus_.Prometheus,
         yield server, ports
 
 
+def panels() -> list[dict[str, Any]]:
+    """Return the panels of the dashboard, its rows left out."""
+    every = json.loads(DASHBOARD.read_text())["panels"]
+    assert every[0]["type"] == "row"
+    return [panel for panel in every if panel["type"] != "row"]
+
+
 def expressions_of_dashboard() -> list[str]:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    return [target["expr"] for panel in panels for target in panel["targets"]]
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(prometheus_.RULES.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def expressions_of_alerts() -> list[str]:
-    groups = yaml.safe_load(prometheus_.RULES.read_text())["groups"]
-    return [rule["expr"] for group in groups for rule in group["rules"]]
+    return [rule["expr"] for rule in alerts()]
 
 
 def metric_names(expression: str) -> set[str]:
@@ -249,7 +260,39 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
 
 
 def test_every_panel_says_what_it_shows_and_in_which_unit() -> None:
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+    for panel in panels():
         assert panel["title"], panel
         assert panel["description"], panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+
+
+def test_panels_do_not_overlap() -> None:
+    cells = [
+        (at["x"] + x, at["y"] + y)
+        for at in (panel["gridPos"] for panel in json.loads(DASHBOARD.read_text())["panels"])
+        for x in range(at["w"])
+        for y in range(at["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+
+
+def test_dashboard_shows_what_critical_alerts_ask_for() -> None:
+    shown = set().union(*map(metric_names, expressions_of_dashboard()))
+    critical = [rule["expr"] for rule in alerts() if rule["labels"]["severity"] == "critical"]
+    assert len(critical) > 10
+    asked = set().union(*map(metric_names, critical))
+    shown |= {name.replace("_bucket", "_count") for name in shown}  # of one histogram
+    assert asked - shown == set()
+
+
+def test_documented_base_stands_before_each_runbook(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "etc/prometheus"
+    folder.mkdir(parents=True)
+    shutil.copy(prometheus_.RULES, folder)
+    base = "https://docs.example.org/acstor"
+    for line in documents.section("admin/monitoring.rst", "Metrics, alerts and dashboard"):
+        runs.tool(["sh", "-c", f"cd {tmp_path} && {line.replace('BASE', base)}"])
+    groups = yaml.safe_load((tmp_path / prometheus_.RULES.name).read_text())["groups"]
+    urls = [rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]]
+    assert urls == [f"{base}/{rule['annotations']['runbook_url']}" for rule in alerts()]
