@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What images, flavors and Glance may ask of Nova beside an ordinary disk, with real Nova.
 
-``doc/source/admin/corners.rst`` has a row for each.  Few servers stand for many wishes.
+``doc/source/admin/limits.rst`` has a row for each.  Few servers stand for many wishes.
 """
 
 import os
