@@ -10,6 +10,8 @@ extensions = [
     "oslo_policy.sphinxpolicygen",
 ]
 html_theme = "openstackdocs"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_show_copyright = False
 openstackdocs_auto_name = False
 openstackdocs_auto_version = False
