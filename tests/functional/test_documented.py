@@ -162,7 +162,7 @@ def test_unit_is_started_restarted_and_upgraded(installed: Host) -> None:
     runs.wait_for(is_up, SOON_S, "agent", log)
     assert len({first, second, pid()}) == 3
     installed.type(documents.section("admin/remove.rst", "From Nova", "systemctl"))
-    installed.type(documents.section("admin/roll_out.rst", "The way back", "systemctl"))
+    installed.type(documents.section("install/roll_out.rst", "The way back", "systemctl"))
     installed.type(["systemctl disable --now acstor-agent nova-compute"])
 
 
@@ -258,7 +258,7 @@ def test_nova_is_turned_on_and_off(installed: Host) -> None:
     installed.type(["/opt/acstor/bin/acstor-nova-manage enable", f"test -e {file}"])
     installed.type(documents.section("admin/remove.rst", "From Nova", "acstor-nova-manage"))
     assert installed.type([f"test -e {file} || echo gone"]) == "gone\n"
-    installed.type(documents.section("admin/roll_out.rst", "The way back", "acstor-nova-manage"))
+    installed.type(documents.section("install/roll_out.rst", "The way back", "acstor-nova-manage"))
 
 
 # Of Keystone
@@ -297,11 +297,11 @@ def test_users_and_endpoints_are_made_and_removed(keystone_glance: cloud.Cloud) 
 @pytest.mark.nova
 @pytest.mark.timeout(900)
 def test_canary_hosts_get_an_aggregate_and_lose_it(nova: cloud.Cloud) -> None:
-    made = documents.section("admin/roll_out.rst", "2. Two canary hosts")
+    made = documents.section("install/roll_out.rst", "2. Two canary hosts")
     ask(nova, [line for line in made if "openstack acstor" not in line])
     shown = json.loads(ask(nova, ["openstack aggregate show acstor-canary -f json"]))
     assert shown["hosts"] == ["compute1", "compute2"]
-    ask(nova, documents.section("admin/roll_out.rst", "4. Widen"))
+    ask(nova, documents.section("install/roll_out.rst", "4. Widen"))
     assert client.openstack(nova, "admin", "aggregate", "show", "documented-canary").returncode
 
 
@@ -363,7 +363,7 @@ def test_images_are_listed_counted_and_purged(
 
     listed = manage(documents.section("admin/glance.rst", "Install", "acstor-glance-manage"))
     assert re.search(rf"{image_id}.*ready", listed[0])
-    assert "served" in manage(documents.section("admin/roll_out.rst", "1. Prepare the images"))[0]
+    assert "served" in manage(documents.section("install/roll_out.rst", "1. Prepare the images"))[0]
     listener.stop()
     would, done = manage(documents.section("admin/remove.rst", "From Glance"))
     assert "would be removed" in would and "removed" in done

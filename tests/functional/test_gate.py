@@ -30,7 +30,7 @@ pytestmark = [
 Cloud = watched_cloud.WatchedCloud
 SEEN_S = 60.0
 HOST, CONTROLLER = watched_cloud.BROKEN, watched_cloud.CONTROLLER
-GATE = documents.section("admin/roll_out.rst", "The gate")
+GATE = documents.section("install/roll_out.rst", "The gate")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,8 +125,10 @@ def agent_is_replaced_and_removed(host):
     image_id = host.images.add(local.random_bytes(3 * MIB))
     mirror = f"{MIRROR}/images/{image_id}.raw"
     host.configure()
-    for line in documents.section("install/packages.rst", "Starting an agent"):
-        host.run(line)
+    host.run("\n".join(documents.section("install/quickstart.rst", "7. Agents", "systemctl")))
+    host.run(
+        "\n".join(documents.section("install/quickstart.rst", "7. Agents", "acstor-agent-ctl"))
+    )
     same = f"cmp {mirror} {host.images.path(image_id)}"
     host.run(same)
     host.run(f"systemd-run --quiet --unit=guest sh -c 'exec sleep 3600 <{mirror}'")
@@ -164,7 +166,12 @@ def agent_is_replaced_and_removed(host):
 def trixie(tmp_path_factory):
     with booted("trixie", tmp_path_factory.mktemp("trixie")) as host:
         host.agent = ("acstor-agent", "python3-acstor")
-        host.run("\n".join(documents.section("install/packages.rst", "Packages of Debian 13")))
+        for lines in (
+            documents.section("install/quickstart.rst", "2. Packages on the controller", "apt-get"),
+            documents.section("install/quickstart.rst", "7. Agents", "apt-get"),
+            documents.section("install/packages.rst", "Packages of Debian 13"),
+        ):
+            host.run("\n".join(lines))
         yield host
 
 
@@ -207,7 +214,7 @@ def test_units_are_there_and_wait_for_their_operator(trixie):
 def test_decision_service_and_api_run_with_the_default_database(trixie):
     values = r"s/^# transport_url.*/transport_url = fake:/; s/^# \(auth_url\|password\) =/\1 =/"
     trixie.run(f"sed -i '{values}' /etc/acstor/acstor-decision.conf")
-    for line in documents.section("install/packages.rst", "Starting a controller"):
+    for line in documents.section("install/quickstart.rst", "4. Decision service"):
         trixie.run(line)
 
     def is_up():
@@ -222,6 +229,15 @@ def test_decision_service_and_api_run_with_the_default_database(trixie):
     runs.wait_for(is_up, DEADLINE_S, "the API", log)
     trixie.run("systemctl is-active acstor-decision")
     trixie.run("systemctl disable --now acstor-decision acstor-decision-api")
+
+
+def test_glance_gets_policies_and_protections(trixie):
+    for line in documents.section(
+        "install/quickstart.rst", "3. Users, policies, notifications", "install"
+    ):
+        trixie.run(line)
+    for name in ("policy.d/acstor.yaml", "property-protections-roles.conf"):
+        trixie.run(f"cmp /etc/glance/{name} /usr/share/acstor-glance/{name}")
 
 
 def test_nova_knows_the_backend_and_keeps_it_while_it_is_named(trixie):

@@ -58,7 +58,13 @@ LEFT: dict[tuple[str, str], str] = {
     ("user/index.rst", "ssh"): "needs a second machine",
     ("user/index.rst", "scp"): "needs a second machine",
     ("devstack/README.rst", "sudo"): "needs a DevStack",
-    ("install/packages.rst", "package.sh"): "tests/lab/debian_root.py builds the packages with it",
+    (
+        "install/quickstart.rst",
+        "package.sh",
+    ): "tests/lab/debian_root.py builds the packages with it",
+    ("install/quickstart.rst", "scp"): "needs a second machine",
+    ("install/quickstart.rst", "rabbitmqctl"): "needs RabbitMQ's own node, with its cookie",
+    ("install/quickstart.rst", "curl"): "test_packages.py asks the API behind the proxy",
     (
         "admin/decision.rst",
         "mariadb",

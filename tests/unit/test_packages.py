@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import textwrap
 import tomllib
 
 import pytest
@@ -96,6 +97,30 @@ def test_default_configuration_has_no_option_that_is_none(name):
         conf, ["--config-file", str(file)], "test", options.register_opts, options.list_opts()
     )
     assert common_conf.unknown(conf, options.list_opts()) == []
+
+
+QUICKSTART = (ROOT / "doc/source/install/quickstart.rst").read_text()
+SHOWN = re.findall(
+    r"^    # /etc/acstor/acstor-(\w+)\.conf\n((?:    .*\n|\n)+)", QUICKSTART, re.MULTILINE
+)
+
+
+def test_quickstart_shows_the_files_of_its_services():
+    assert sorted(name for name, _ in SHOWN) == ["agent", "decision", "glance"]
+
+
+@pytest.mark.parametrize(("name", "text"), SHOWN, ids=[name for name, _ in SHOWN])
+def test_quickstart_shows_options_that_there_are_and_all_that_have_to_be_set(name, text, tmp_path):
+    file, options = tmp_path / "shown.conf", CONFIGURATIONS[name]
+    file.write_text(textwrap.dedent(text))
+    conf = cfg.ConfigOpts()
+    common_conf.read(
+        conf, ["--config-file", str(file)], "test", options.register_opts, options.list_opts()
+    )
+    assert common_conf.unknown(conf, options.list_opts()) == []
+    default = (ROOT / f"etc/acstor/acstor-{name}.conf").read_text()
+    needed = set(re.findall(r"^# (auth_url|password|peer_listen|transport_url) =", default, re.M))
+    assert needed and needed <= set(re.findall(r"^(\w+) =", file.read_text(), re.M))
 
 
 class Clone:
