@@ -248,12 +248,21 @@ def test_services_that_share_a_controller_have_endpoints_of_their_own() -> None:
     assert len(places) == 3 == len(set(places))
 
 
-def test_every_test_that_a_promise_names_is_there():
-    named = re.findall(r"``(test_\w+)``", (ROOT / "doc/source/admin/failures.rst").read_text())
+@pytest.mark.parametrize("page", ["admin/failures", "contributor/testing", "contributor/tempest"])
+def test_every_test_that_a_promise_names_is_there(page: str) -> None:
+    named = re.findall(r"``(test_\w+)``", (ROOT / f"doc/source/{page}.rst").read_text())
     files = (ROOT / "tests").rglob("test_*.py")
     there = {name for file in files for name in re.findall(r"def (test_\w+)\(", file.read_text())}
-    assert len(named) > 40
+    assert named
     assert set(named) - there == set()
+
+
+def test_page_of_attacks_names_every_security_test_and_no_other_file() -> None:
+    page = (ROOT / "doc/source/contributor/attacks.rst").read_text()
+    named = set(re.findall(r"``([\w/]*test_\w+\.py)``", page))
+    own = {path.name for path in (ROOT / "tests/security").glob("test_*.py")}
+    assert own - named == set()
+    assert [name for name in named - own if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize("options", ["acstor.decision", "acstor.glance"])
