@@ -35,7 +35,7 @@ COPIED_READS = 8
 WORTH = 90
 SHARE = 15
 """At a 33rd, who reads files of 1 MiB one after the other is not read ahead for; at an 8th, a boot
-fetches 3.6 % more than it asks for, not 1.8 % (doc/source/contributor/benchmarks.rst)."""
+fetches 3.6 % more than it asks for, not 1.8 %."""
 BLOCK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 """What is fetched ahead is counted in blocks, and no window is narrower: chunks are fetched
 whole."""
