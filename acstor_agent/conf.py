@@ -13,7 +13,6 @@ from oslo_config import cfg
 from oslo_config import types
 
 import acstor_common.service.conf
-from acstor_agent.core import experiments
 from acstor_common.model import geometry
 from acstor_common.service import session_options
 from acstor_common.wire import decision_messages
@@ -166,13 +165,6 @@ OPTS = [
         "hosts exchange chunks with each other where they are homes or neighbours, and read the "
         "rest from the source.",
     ),
-    cfg.ListOpt(
-        "variants",
-        default=[],
-        item_type=types.String(choices=list(experiments.MEANINGS.items())),
-        help="Variants of algorithms, for experiments that compare them. Guests read the same data "
-        "with each.",
-    ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
@@ -302,8 +294,8 @@ BROKER = cfg.StrOpt(
 """oslo.messaging's own, which looks in a configuration object of its own for it."""
 
 
-HIDDEN = {"variants"}
-"""Options that only experiments use; samples omit them."""
+VARIANTS = cfg.ListOpt("variants", default=[], help="Variants of policies, for experiments.")
+"""No sample and no document for operators names it."""
 
 
 def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
@@ -317,7 +309,7 @@ def source_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the agent's options, and those of its sources, with ``conf``."""
     acstor_common.service.conf.register_opts(conf)
-    acstor_common.service.conf.register(conf, GROUP, OPTS)
+    acstor_common.service.conf.register(conf, GROUP, [*OPTS, VARIANTS])
     conf.register_opt(BROKER)
     for group, options in source_options():
         acstor_common.service.conf.register(conf, group, options)
@@ -344,7 +336,7 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
         itertools.chain(
             [
                 (acstor_common.service.conf.GROUP, acstor_common.service.conf.OPTS),
-                (GROUP, [option for option in OPTS if option.name not in HIDDEN]),
+                (GROUP, OPTS),
                 (ENROLMENT, list(_enrolment_options())),
             ],
             source_options(),

@@ -105,7 +105,7 @@ class Agent:
             conf, self._host, identity, rings, self._optional.note, self._optional.show
         )
         self.leave = self._member.stop  #: ends what is with the message bus, in some seconds
-        self._named = settings.identity_scheme(own)
+        self._named = settings.policies(own).identity()
         self._peers = peer_network.PeerNetwork(
             self._host,
             heard=lambda host, news: self._news.heard(host, news),
@@ -159,7 +159,7 @@ class Agent:
             net=self._peers,
             tables=exchange.RingTables(self._ring.current, self._ring.former),
             learn=self._naming.learn,
-            may_refer=settings.may_refer(own),
+            may_refer=settings.policies(own).may_refer,
             heard=lambda heard: self._news.listened_to(heard),
             moved=peer_client.TransferMeters(self._member.received, self._member.sent),
         )
@@ -436,15 +436,13 @@ class Agent:
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         own = self._conf.acstor_agent
         boots = self._boots.booting(image_map)
-        limit, rule = settings.unmatched_limit(own), settings.prefetch_rule(own)
         ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map,
             self._named.index(image_map),
             self._chunks,
             self._nursery,
-            limit,
             boots.covers,
-            rule,
+            settings.policies(own).prefetcher,
         )
         if not self._is_for_others(image_map.image_id):
             ahead.advertised(self._chunks.known())

@@ -12,20 +12,13 @@ import pathlib
 
 from oslo_config import cfg
 
-from acstor_agent.core import experiments
+from acstor_agent import policies as policies_
 from acstor_agent.core.boot import boot_memory
-from acstor_agent.core.experiments import Variant
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import unit_readahead
-from acstor_agent.engine import identity as identity_
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import settings
-from acstor_agent.engine.gossip import prefetch
-from acstor_agent.engine.gossip import unmatched_prefetch
 from acstor_agent.engine_io import exchange as exchange_
 from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.keep import hydration
-from acstor_agent.images.read import advertised_prefetch
 from acstor_agent.peers import peer_network
 from acstor_agent.peers import traffic_control
 from acstor_agent.runtime import disk_io
@@ -78,6 +71,9 @@ lost several times in a row has come."""
 SHARE_OF_PATIENCE = 1 / 3
 """No place may take more of a reader's time: two others must have their turn."""
 
+VARIANTS = "[acstor_agent] variants"
+"""An option that no document for operators names."""
+
 Options = cfg.ConfigOpts.GroupAttr
 """The group ``[acstor_agent]``."""
 
@@ -102,10 +98,9 @@ def check(own: Options) -> None:
 
     What may work later, such as an address that is not there yet, is tried while guests are served.
 
-    :raises errors.Unusable: an address is none, there is no such group, or variants exclude each
-        other
+    :raises errors.Unusable: an address is none, there is no such group, or no such variant
     """
-    experiments.check(own.variants)
+    policies(own)
     for name in ("peer_listen", "metrics_listen"):
         if address := own[name]:
             try:
@@ -154,13 +149,21 @@ def disk_policy(chosen: str, folder: str) -> str:
     return disk_io.policy_for(folder) if chosen == disk_io.AUTO else chosen
 
 
+def policies(own: Options) -> policies_.Policies:
+    """Return the policies: the defaults, unless an experiment changes some.
+
+    :raises errors.Unusable: there is no such variant, or two exclude each other
+    """
+    try:
+        return policies_.load(tuple(own.variants))
+    except ValueError as e:
+        raise errors.Unusable(VARIANTS, str(e)) from e
+
+
 def read_ahead(own: Options) -> readahead.Predictor:
     """Return what says which part of an image to fetch before a guest asks for it."""
-    if {Variant.NO_READ_AHEAD, Variant.HOMES_KEEP} & set(own.variants):
-        return readahead.ReadAhead(0)
-    is_by_units = Variant.READ_AHEAD_BY_UNITS in own.variants
-    make = unit_readahead.UnitAhead if is_by_units else readahead.ReadAhead
-    return make(READ_AHEAD_LIMIT_BYTES)
+    make = policies(own).read_ahead
+    return make(READ_AHEAD_LIMIT_BYTES) if make else readahead.ReadAhead(0)
 
 
 def fill_limits(own: Options) -> hydration.Limits:
@@ -217,69 +220,27 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
     return identity_files.IdentityFiles(here, identity_files.files_in(folder))
 
 
-def identity_scheme(own: Options) -> identity_.Identity:
-    """Return what hosts mean by the same chunk."""
-    if Variant.BY_OID in own.variants:
-        return identity_.ByOid()
-    return identity_.ByPlace() if Variant.BY_PLACE in own.variants else identity_.ByContent()
-
-
 def exchange(own: Options, *, has_others: bool, source_places: int) -> settings.Settings:
     """Return what an operator decides about the exchange.
 
     :param has_others: where there is no v-node table yet one is to come
     :param source_places: ranges that the source takes at a time
     """
+    chosen = policies(own)
     return settings.Settings(
         timeout_s=place_timeout_s(own),
         background_limit=exchange_.AHEAD,
-        copies_limit=0 if Variant.NO_COPY_HINTS in own.variants else COPIES_LIMIT,
+        copies_limit=COPIES_LIMIT if chosen.gives_copy_hints else 0,
         lost_after_s=own.lost_after_s,
         has_others=has_others,
-        topology=topology(own),
-        may_hedge=Variant.NO_HEDGES not in own.variants,
-        learns_ring=Variant.RING in own.variants,
-        may_ask_source_first=Variant.NO_SOURCE_FIRST not in own.variants,
-        homes_keep=Variant.HOMES_KEEP in own.variants,
+        topology=chosen.topology,
+        may_hedge=chosen.may_hedge,
+        learns_ring=chosen.learns_ring,
+        may_ask_source_first=chosen.may_ask_source_first,
+        homes_keep=chosen.homes_keep,
         run_chunks=RUN_CHUNKS,
         source_places=source_places,
     )
-
-
-def topology(own: Options) -> neighbours.Topology | None:
-    """Return whom to advertise to; None for nobody."""
-    if Variant.NO_ADVERTISEMENTS in own.variants:
-        return None
-    if Variant.ADVERTISE_FULL in own.variants:
-        return neighbours.Topology.FULL
-    is_by_place = Variant.ADVERTISE_NEAREST in own.variants
-    return neighbours.Topology.NEAREST if is_by_place else neighbours.Topology.RING
-
-
-def may_refer(own: Options) -> bool:
-    """Say whether busy hosts may name others to ask instead."""
-    return Variant.NO_REFERRALS not in own.variants
-
-
-def prefetch_rule(own: Options) -> advertised_prefetch.Rule:
-    """Return what bounds prefetching below its limit: trust, or nothing else."""
-    if Variant.PREFETCH_BY_LIMIT in own.variants:
-        return unmatched_prefetch.UnmatchedPrefetcher
-    return prefetch.Prefetcher
-
-
-def unmatched_limit(own: Options) -> int | None:
-    """Return how many chunks of an image may be prefetched and unread; None for any number."""
-    if {Variant.NO_PREFETCH, Variant.HOMES_KEEP} & set(own.variants):
-        return 0
-    return None if Variant.UNBOUNDED_PREFETCH in own.variants else prefetch.LIMIT
-
-
-def cache_policy(own: Options) -> str:
-    """Return which chunk makes room for a new one: the least recently used, unless said."""
-    if Variant.CACHE_LFU in own.variants:
-        return "lfu"
-    return "fifo" if Variant.CACHE_FIFO in own.variants else "lru"
 
 
 def peer_limits() -> peer_network.Limits:

@@ -61,7 +61,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
         own.cache_dir,
         own.cache_limit_bytes,
         slab_bytes,
-        settings.cache_policy(own),
+        settings.policies(own).cache_order,
         io=io,
         pins=promised.pins,
     )
@@ -91,7 +91,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
 def _shares(
     own: cfg.ConfigOpts.GroupAttr, here: ids.HostId, rings: ring_keeper.RingKeeper
 ) -> replica_placement.ReplicaPlacement:
-    naming = settings.identity_scheme(own)
+    naming = settings.policies(own).identity()
     return replica_placement.ReplicaPlacement(
         here, rings.current, naming.oid, is_by_place=naming.is_by_place
     )

@@ -87,7 +87,8 @@ venv_key() {
     {
         echo "$ROOT"
         /usr/bin/python3 --version
-        cat "$ROOT/constraints.txt" "$ROOT/pyproject.toml" "$ROOT/setup.cfg"
+        cat "$ROOT/constraints.txt" "$ROOT/pyproject.toml" "$ROOT/setup.cfg" \
+            "$ROOT/acstor_policies/pyproject.toml"
     } | sha256sum
 }
 
@@ -113,7 +114,8 @@ install_venv() {
     # the entry points of an older acstor in the virtualenv.
     logged pip.log "Is the network up? Behind a mirror or proxy, set PIP_INDEX_URL or HTTPS_PROXY." \
         "$VENV/bin/pip" install --constraint "$ROOT/constraints.txt" \
-        --editable "${ROOT}[agent,checkpoint,decision,glance,nova,osc,simulator,test,doc]"
+        --editable "${ROOT}[agent,checkpoint,decision,glance,nova,osc,simulator,test,doc]" \
+        --editable "$ROOT/acstor_policies"
     echo "$key" >"$stamp"
 }
 

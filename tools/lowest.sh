@@ -11,7 +11,7 @@ cd "$ROOT"
 
 FOLDER=$ROOT/.cache/lowest
 
-key=$(/usr/bin/python3 --version | cat - pyproject.toml | sha256sum)
+key=$(/usr/bin/python3 --version | cat - pyproject.toml acstor_policies/pyproject.toml | sha256sum)
 if [[ ! -e $FOLDER/installed || $(<"$FOLDER/installed") != "$key" ]]; then
     say "installing the lowest versions in $FOLDER"
     require_space "$ROOT" 2048 "the virtualenv of the lowest versions"
@@ -26,7 +26,8 @@ if [[ ! -e $FOLDER/installed || $(<"$FOLDER/installed") != "$key" ]]; then
         --resolution lowest-direct --output-file "$FOLDER/versions.txt"
     "$uv" --quiet pip install --python "$FOLDER/venv/bin/python" \
         --requirements "$FOLDER/versions.txt"
-    "$uv" --quiet pip install --python "$FOLDER/venv/bin/python" --no-deps "$ROOT"
+    "$uv" --quiet pip install --python "$FOLDER/venv/bin/python" --no-deps "$ROOT" \
+        --editable "$ROOT/acstor_policies"
     echo "$key" >"$FOLDER/installed"
 fi
 say "the versions are in $FOLDER/versions.txt"

@@ -77,7 +77,7 @@ class CacheFiles:
         folder: str | os.PathLike[str],
         limit_bytes: int,
         slab_bytes: int,
-        policy: str = "lru",
+        order: type[cache_slot.Order] = cache_slot.LruOrder,
         pending_limit_bytes: int = write_behind.PENDING_LIMIT_BYTES,
         io: disk_io.DiskIo | None = None,
         pins: cache_pins.Pins | None = None,
@@ -89,7 +89,7 @@ class CacheFiles:
 
         :param limit_bytes: upper bound of the slab files' lengths, all together
         :param slab_bytes: the cache grows by files of this length
-        :param policy: ``lru``, ``lfu`` or ``fifo``
+        :param order: in which order chunks of one class are evicted
         :param pending_limit_bytes: chunks in memory from which on producers are to wait
         :param io: the way to the disk; one without a scheduler if not given
         :param pins: what is pinned before anything is read or given up
@@ -98,7 +98,7 @@ class CacheFiles:
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
         pins = cache_pins.Pins() if pins is None else pins
         mends = folder_recovery.FolderRecovery(
-            files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, policy, pins)
+            files, lambda: public_cache.PublicCache(limit_bytes, slab_bytes, order, pins)
         )
         mends.open()
         return cls(files, mends, pending_limit_bytes, io)

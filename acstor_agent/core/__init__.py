@@ -15,6 +15,5 @@ In folders by what they serve:
 What lies here itself serves several of them: ``counters`` (what an agent counts), ``health_issues``
 (what does not work now), ``log_limit`` (which lines to log), ``budget`` (memory for answers),
 ``send_queue`` (what leaves first on a connection), ``link_compression`` (what is compressed for a
-peer), ``longest_queue_drop`` (who must go when too many wait), ``experiments`` (what is done in
-another way for experiments).
+peer), ``longest_queue_drop`` (who must go when too many wait).
 """

@@ -1,30 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identity schemes: what hosts mean by "the same chunk", as an OID.
 
-By content (the default) an OID is derived from the bytes: equal bytes in any image, at any offset,
-have one OID, one home and one announcement (Nicolae 2015).  By place an OID is derived from image
-and offset, as in earlier systems: hosts exchange within one image only.  That is for comparison and
-for clouds whose images must not help each other.  By OID is the two-level addressing of Wu et al.
-2017, 3.4: the place selects the host, and that host looks up the content in its chunk map.
+An OID is derived from the bytes: equal bytes in any image, at any offset, have one OID, one home
+and one announcement (Nicolae 2015).  Other schemes are policies (``acstor_agent.policies``).
 
 An OID locates and never identifies: bytes are checked against the CID, and the cache stores each
 content once.
 """
 
 import abc
-import functools
 from collections.abc import Iterable
 from typing import ClassVar
-
-import blake3
 
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import content_index
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
-
-MOST_NAMES = 64
-"""Names of one chunk, by place, that are remembered: those that it came under last."""
 
 
 class Identity(abc.ABC):
@@ -120,137 +111,3 @@ class ByContent(Identity):
     def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
         """Return the index of its contents."""
         return content_index.ContentIndex(image_map)
-
-
-class ByPlace(Identity):
-    """Chunks at the same offset of the same image are one.
-
-    Names are kept in memory: after a restart a chunk of the cache is given as its home when it has
-    come here again, or when a guest of this host's own has asked for it; and of images that this
-    host has mirrored since before, to who asks only for what is here, as all do before a chunk
-    counts as lost.
-    """
-
-    is_by_place = True
-
-    def __init__(self) -> None:
-        self._names: dict[ids.Cid, tuple[ids.Oid, ...]] = {}
-        self._of_before: set[ids.Cid] = set()
-
-    def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
-        """Return the offset, mixed with keys that are made from the image's id."""
-        return _mixer(image_id).oid(offset)
-
-    def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
-        """Remember the names."""
-        for ref in refs:
-            names = self._names.get(ref.cid, ())
-            if ref.oid not in names:
-                self._names[ref.cid] = (*names, ref.oid)[-MOST_NAMES:]
-
-    def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
-        """Say whether it came under this name."""
-        return oid in self.names(cid)
-
-    def found(self, cids: Iterable[ids.Cid]) -> None:
-        """Remember them, until they are gone."""
-        self._of_before = set(cids)
-
-    def is_of_before(self, cid: ids.Cid) -> bool:
-        """Say whether it was there at the start, and is since."""
-        return cid in self._of_before
-
-    def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
-        """Return the names that it came under."""
-        return self._names.get(cid, ())
-
-    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
-        """Forget the names."""
-        self._of_before.discard(cid)
-        return self._names.pop(cid, ())
-
-    def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
-        """Return what inverts the names."""
-        return _PlaceIndex(image_map)
-
-
-class ByOid(ByPlace):
-    """Chunks are looked for by place, and found by content (Wu et al. 2017, 3.4).
-
-    Image and offset say which host is asked; that host takes the CID from its chunk map of the
-    image, and whatever of this content it has will do.  So a content that several images have is
-    looked for at as many homes, and what one of them has brought is a hit for another where it is
-    asked there, as after a remap.
-    """
-
-    def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
-        """Say yes: another OID with the same CID is a hit."""
-        return True
-
-    def found(self, cids: Iterable[ids.Cid]) -> None:
-        """Do nothing: they may be given under any name."""
-
-
-_MASK = (1 << 64) - 1
-# The finalizer of MurmurHash3 (A. Appleby, fmix64), which is a bijection, and what undoes it.
-_SHIFT = 33
-_FACTORS = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
-_INVERSES = tuple(pow(factor, -1, 1 << 64) for factor in _FACTORS)
-_ROUNDS = 2
-
-
-class _Mixer:
-    """A bijection from the offsets of one image to OIDs, which spread like random numbers.
-
-    Tenants choose images' ids, so the keys of the rounds are the BLAKE3 of one.
-    """
-
-    def __init__(self, image_id: ids.ImageId) -> None:
-        raw = blake3.blake3(ids.image_id_bytes(image_id)).digest(length=8 * _ROUNDS)
-        self._keys = [int.from_bytes(raw[at : at + 8], "big") for at in range(0, len(raw), 8)]
-
-    def oid(self, offset: int) -> ids.Oid:
-        """Return the OID of an offset."""
-        value = offset
-        for key in self._keys:
-            value ^= key
-            for factor in _FACTORS:
-                value = (value ^ value >> _SHIFT) * factor & _MASK
-            value ^= value >> _SHIFT
-        return ids.Oid(value)
-
-    def offset(self, oid: ids.Oid) -> int:
-        """Return the offset that has an OID; far behind the image's end, mostly, for others."""
-        value = int(oid)
-        for key in reversed(self._keys):
-            value ^= value >> _SHIFT
-            for inverse in reversed(_INVERSES):
-                value = value * inverse & _MASK
-                value ^= value >> _SHIFT
-            value ^= key
-        return value
-
-
-class _PlaceIndex(content_index.Index):
-    """Chunks of one image by place: each is its own parent."""
-
-    def __init__(self, image_map: chunk_map.ChunkMap) -> None:
-        self._map, self._mixer = image_map, _mixer(image_map.image_id)
-
-    def find(self, oid: ids.Oid) -> int | None:
-        """Return the chunk at the offset that has the OID."""
-        chunk_no, within = divmod(self._mixer.offset(oid), self._map.geometry.chunk_bytes)
-        if within or chunk_no >= len(self._map) or self._map.is_zero(chunk_no):
-            return None
-        return chunk_no
-
-    def parent(self, chunk_no: int) -> int:
-        """Return the chunk itself."""
-        if not 0 <= chunk_no < len(self._map):
-            raise IndexError(f"image {self._map.image_id} has no chunk {chunk_no}")
-        return chunk_no
-
-
-@functools.lru_cache(maxsize=256)
-def _mixer(image_id: ids.ImageId) -> _Mixer:
-    return _Mixer(image_id)

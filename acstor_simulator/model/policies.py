@@ -34,7 +34,7 @@ from acstor_simulator.model import image_delivery
 from acstor_simulator.model import ring_tables
 
 AGENT = settings_.Settings(
-    copies_limit=16, lost_after_s=900.0, topology=neighbours.Topology.RING, run_chunks=16
+    copies_limit=16, lost_after_s=900.0, topology=neighbours.on_ring, run_chunks=16
 )
 """What agents have by default."""
 PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False, run_chunks=1)

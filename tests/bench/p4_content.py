@@ -22,8 +22,8 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_agent.core import experiments
 from acstor_common.model import geometry
+from acstor_policies import variants
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import patterns
@@ -35,7 +35,7 @@ LINK_MBIT = 50
 COMMON_BYTES = 24 * geometry.MIB + 12_345
 SPLITS = {"all": 0, "25 %": HOSTS // 4, "50 %": HOSTS // 2}
 """How many hosts read the second image."""
-APART: dict[str, object] = {"variants": experiments.Variant.BY_PLACE}
+APART: dict[str, object] = {"variants": variants.Variant.BY_PLACE}
 SHARE_NEEDED = 0.95
 """Where less is common the groups' times say nothing about exchange by content."""
 COST_TURNS = 3

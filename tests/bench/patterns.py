@@ -18,16 +18,16 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core import experiments
 from acstor_common.model import geometry
+from acstor_policies import variants
 from tests.bench import broadcast
 from tests.bench import collective
 from tests.bench import harness
 from tests.lab import local
 
 PREFETCH_VARIANTS = {
-    "acstor-0": experiments.Variant.NO_PREFETCH,
-    "acstor-inf": experiments.Variant.UNBOUNDED_PREFETCH,
+    "acstor-0": variants.Variant.NO_PREFETCH,
+    "acstor-inf": variants.Variant.UNBOUNDED_PREFETCH,
 }
 BROADCAST_DEADLINE_S = 120.0
 Outcome = dict[str, Any]

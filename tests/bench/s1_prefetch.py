@@ -25,11 +25,11 @@ from matplotlib import figure
 
 from acstor_agent import settings
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import unit_readahead
 from acstor_common.model import geometry
 from acstor_glance import sandbox
 from acstor_glance.boot import boot_builder
 from acstor_glance.boot import boot_guest
+from acstor_policies import unit_readahead
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Protocol
 
-from acstor_agent.core import experiments
 from acstor_common import errors
+from acstor_policies import variants
 from tests.chaos import chaos_hosts
 from tests.chaos import guests
 from tests.chaos import hostile_source
@@ -33,19 +33,19 @@ CLOCK_OFF_S = {"minutes": 3600.0, "days": 40 * 86400.0, "years": 25 * 365 * 8640
 SPARE_READ_S = 300.0
 """The spare image is read in so long, whatever breaks meanwhile."""
 OTHER_VARIANTS = (
-    ("", experiments.Variant.CACHE_LFU, experiments.Variant.CACHE_FIFO),
-    ("", experiments.Variant.NO_READ_AHEAD, experiments.Variant.READ_AHEAD_BY_UNITS),
-    ("", experiments.Variant.NO_COPY_HINTS),
+    ("", variants.Variant.CACHE_LFU, variants.Variant.CACHE_FIFO),
+    ("", variants.Variant.NO_READ_AHEAD, variants.Variant.READ_AHEAD_BY_UNITS),
+    ("", variants.Variant.NO_COPY_HINTS),
     (
         "",
-        experiments.Variant.NO_PREFETCH,
-        experiments.Variant.UNBOUNDED_PREFETCH,
-        experiments.Variant.PREFETCH_BY_LIMIT,
+        variants.Variant.NO_PREFETCH,
+        variants.Variant.UNBOUNDED_PREFETCH,
+        variants.Variant.PREFETCH_BY_LIMIT,
     ),
-    ("", experiments.Variant.NO_HEDGES),
-    ("", experiments.Variant.NO_SOURCE_FIRST),
-    ("", experiments.Variant.NO_REFERRALS, experiments.Variant.RING),
-    ("", experiments.Variant.NO_ADVERTISEMENTS),
+    ("", variants.Variant.NO_HEDGES),
+    ("", variants.Variant.NO_SOURCE_FIRST),
+    ("", variants.Variant.NO_REFERRALS, variants.Variant.RING),
+    ("", variants.Variant.NO_ADVERTISEMENTS),
 )
 """What an upgrade may change; all of it may differ among the hosts of a cloud."""
 

@@ -27,6 +27,7 @@ from acstor_agent.engine.gossip import announcements
 from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
+from acstor_policies import topologies
 from tests.chaos import transfer_patterns
 from tests.chaos import transfer_swarm
 from tests.fakes import transfer_hosts
@@ -68,12 +69,14 @@ def test_reads_are_right_where_segments_have_homes(seed, segment_chunks):
     assert sum(guest.answers for guest in run.guests)
 
 
-class Everybody:
-    """All near hosts are neighbours, whatever the topology."""
+follow_table = announcements.Announcements.follow_table
 
-    @staticmethod
-    def neighbours(hosts, here, topology, locations):
-        return tuple(host for host in hosts if host != here)
+
+def tell_everybody(told, now):
+    """Make all near hosts neighbours, whatever the topology."""
+    follow_table(told, now)
+    hosts = (host.host for host in told._tables.near.hosts)
+    told._neighbours = dict.fromkeys(host for host in hosts if host != told._tables.here)
 
 
 came = peer_requests.PeerRequests.came
@@ -128,7 +131,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what ended counts on": (0, transfers.Transfers, "uncharge", lambda *_: None),
     "what the cache refused is kept": (5, engine.Engine, "not_stored", lambda *_: []),
     "something else is given": (1, peer_requests.PeerRequests, "came", give_something_else),
-    "all are told": (11, announcements, "neighbours", Everybody),
+    "all are told": (11, announcements.Announcements, "follow_table", tell_everybody),
     "many are asked at once": (4, source_selection.SourceSelection, "_is_active", lambda *_: False),
     "predictions are not bounded": (8, prefetch.Prefetcher, "allowed", 1 << 30),
     "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),
@@ -196,7 +199,7 @@ def test_many_hosts_read_the_source_about_once_and_share_their_uplinks():
 
 
 def test_source_is_never_read_twice_at_a_time_for_one_content():
-    for topology in (None, neighbours.Topology.RING):
+    for topology in (None, neighbours.on_ring):
         world, _ = collective(16, 64, topology=topology)
         assert not world.source.at_once
 
@@ -205,7 +208,7 @@ def test_liars_cost_time_only():
     world = transfer_world.World(3, 8, 64)
     for number, name in enumerate(world.names):
         kind = transfer_strangers.Liar if number < 3 else transfer_hosts.Host
-        world.add(name, kind, topology=neighbours.Topology.FULL)
+        world.add(name, kind, topology=topologies.everybody)
     honest = [host for host in world.hosts.values() if type(host) is transfer_hosts.Host]
     answers = []
     for host in honest:

@@ -151,7 +151,7 @@ def play(
     link = wanted.link_bytes_s, burst_bytes
     world = make_world(seed, wanted.hosts, chunks, *link, segment_chunks=segment_chunks)
     settings = {
-        "topology": neighbours.Topology.RING,
+        "topology": neighbours.on_ring,
         "learns_ring": learns_ring,
         "run_chunks": segment_chunks,
         **AGENT,
@@ -224,7 +224,7 @@ def bad_peer(
     assert isinstance(world, queue_world.QueueWorld)
     *names, bad = world.names
     readers = []
-    settings = {"topology": neighbours.Topology.RING, "learns_ring": learns_ring, **AGENT}
+    settings = {"topology": neighbours.on_ring, "learns_ring": learns_ring, **AGENT}
     for name in names:
         host = world.add(name, **settings)
         readers.append(transfer_readers.Reader(world, host, range(chunk_count)))

@@ -19,10 +19,11 @@ import traceback
 from collections.abc import Callable
 from collections.abc import Sequence
 
-from acstor_agent.engine import identity
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
 from acstor_common.model import ids
+from acstor_policies import place_identity
+from acstor_policies import topologies
 from tests.fakes import transfer_guests
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers
@@ -31,6 +32,7 @@ from tests.fakes import transfer_world
 
 Broken = transfer_world.Broken
 Priority = priority.Priority
+TOPOLOGIES = None, neighbours.on_ring, topologies.nearest, topologies.everybody
 
 STORM_S = 20.0
 ENDS_S = 240.0
@@ -68,7 +70,9 @@ class Run:
         link = rng.choice((None, SLOW_LINK, 125e6))
         self.is_slow = link == SLOW_LINK
         if not self.is_calm and rng.random() < 0.3:
-            more["names"] = self.rng_of_variants.choice((identity.ByPlace, identity.ByOid))
+            more["names"] = self.rng_of_variants.choice(
+                (place_identity.ByPlace, place_identity.ByOid)
+            )
         more["segment_chunks"] = segment_chunks
         self.world = transfer_world.World(seed, count, chunks, link_bytes_per_s=link, **more)
         self.world.is_calm = self.is_calm
@@ -77,7 +81,7 @@ class Run:
         self.former_s: float = FORMER_S
         self.trace: list[str] = []
         settings = {
-            "topology": rng.choice((None, *neighbours.Topology)),
+            "topology": rng.choice(TOPOLOGIES),
             "copies_limit": rng.choice((0, 1, 16)),
             "background_limit": rng.choice((2, 64)),
             "timeout_s": 10.0 if self.is_calm else rng.choice((2.0, 10.0)),

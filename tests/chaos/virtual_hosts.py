@@ -30,6 +30,7 @@ from acstor_agent.engine import engine
 from acstor_agent.engine import identity
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import settings as settings_
+from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_server
@@ -54,6 +55,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
+from acstor_policies import place_identity
 from tests.fakes import memory_network
 from tests.fakes import reading_source
 
@@ -174,7 +176,7 @@ class Settings:
     def __init__(self, rng: random.Random, is_calm: bool) -> None:
         self.cache_bytes = (16 if is_calm else rng.choice((1, 2, 4, 16))) * geometry.MIB
         self.copies_limit = rng.choice((0, 1, 2))
-        self.topology = rng.choice((neighbours.Topology.RING, None))
+        self.topology = rng.choice((neighbours.on_ring, None))
         self.unmatched_limit = rng.choice((0, 64, 512))
         self.read_ahead_bytes = rng.choice((0, 256 * 1024))
         self.may_refer = rng.random() < 0.7
@@ -204,7 +206,7 @@ class Host:
         here, self._clock = ids.HostId(name), trio.current_time
         self._named: identity.Identity = identity.ByContent()
         if not settings.by_content:
-            self._named = identity.ByOid() if settings.by_oid else identity.ByPlace()
+            self._named = place_identity.ByOid() if settings.by_oid else place_identity.ByPlace()
         for part in ("maps", "state"):
             (folder / part).mkdir(parents=True, exist_ok=True)
         self.promises = pins.ImagePins(folder / "state", settings.cache_bytes, geometry.MIB)
@@ -298,9 +300,9 @@ class Host:
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.booting(image_map)
         index = self._named.index(image_map)
-        limit = self._settings.unmatched_limit
+        make_policy = functools.partial(prefetch.Prefetcher, limit=self._settings.unmatched_limit)
         ahead = advertised_prefetch.AdvertisedPrefetch(
-            image_map, index, self.chunks, self._nursery, limit, boots.covers
+            image_map, index, self.chunks, self._nursery, boots.covers, make_policy
         )
         ahead.advertised(self.chunks.known())
         return mirror.Mirror(

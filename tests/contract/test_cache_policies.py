@@ -11,6 +11,7 @@ from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.cache import public_cache
 from acstor_common.model import ids
+from acstor_policies import cache_orders
 
 KeepClass = public_cache.KeepClass
 SLAB_BYTES = 1 << 20
@@ -18,19 +19,19 @@ LIMIT_BYTES = 3 << 20
 SIZES = (16 << 10, 64 << 10, 5000)
 
 
-@pytest.fixture(params=sorted(public_cache.POLICIES))
-def policy(request) -> str:
+@pytest.fixture(params=cache_orders.ORDERS.values(), ids=cache_orders.ORDERS)
+def policy(request) -> type[cache_slot.Order]:
     return request.param
 
 
-@pytest.fixture(params=sorted(public_cache.POLICIES))
-def order(request) -> cache_slot.Order:
-    return public_cache.POLICIES[request.param]()
+@pytest.fixture
+def order(policy) -> cache_slot.Order:
+    return policy()
 
 
 def make_slots(count: int) -> list[cache_slot.Slot]:
     layout = cache_slab.SlabLayout(4096, count)
-    slab = cache_slot.Slab(0, layout, cache_slot.SizeGroup(layout, cache_slot.FifoOrder))
+    slab = cache_slot.Slab(0, layout, cache_slot.SizeGroup(layout, cache_slot.LruOrder))
     return [
         cache_slot.Slot(ids.cid_of(bytes([i])), 4096, KeepClass.BORROWED, slab, i)
         for i in range(count)
@@ -95,7 +96,7 @@ def test_use_of_a_parked_slot_is_no_error_and_it_can_come_back(order):
 
 
 async def test_any_load_keeps_the_limit_and_never_gives_wrong_bytes(policy, tmp_path):
-    dice = random.Random(policy)
+    dice = random.Random(policy.__name__)
     chunks = [dice.randbytes(dice.choice(SIZES)) for _ in range(120)]
     content = {ids.cid_of(chunk): chunk for chunk in chunks}
     stored = 0

@@ -244,7 +244,7 @@ class Cloud:
         self.chosen = {
             "background_limit": 4,
             "copies_limit": 1,
-            "topology": neighbours.Topology.RING,
+            "topology": neighbours.on_ring,
             **chosen,
         }
         self.hosts = {name: self._host(ids.HostId(name)) for name in names}

@@ -8,12 +8,11 @@ constant that is changed is found.
 from typing import Any
 
 from acstor_agent.engine import actions
-from acstor_agent.engine import identity
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import requester
 from acstor_agent.engine import transfer as transfer_
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import place_identity
 
 Mode = peer_request.Mode
 
@@ -100,8 +99,7 @@ def neighbours_of(host: Any) -> frozenset[ids.HostId]:
     if topology is None:
         return frozenset()
     names = [ids.HostId(one.host) for one in near.hosts]
-    where = near.locations()
-    return frozenset(neighbours.neighbours(names, host.name, topology, locations=where))
+    return frozenset(topology(names, host.name, near.locations()))
 
 
 def check_given(host: Any, given: actions.Given, data: bytes) -> None:
@@ -111,7 +109,7 @@ def check_given(host: Any, given: actions.Given, data: bytes) -> None:
         raise Broken(f"{host.name} gives what is not the content that it was asked for")
     if given.data is not None or (want.cid, want.oid) in host.came:
         return
-    if isinstance(host.rights.names, identity.ByOid):
+    if isinstance(host.rights.names, place_identity.ByOid):
         return  # whatever it came as
     is_of_content = want.oid == ids.oid_of(want.cid)
     if want.cid not in host.found or not (is_of_content or want.image_id in (host.attached or ())):

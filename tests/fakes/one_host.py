@@ -17,7 +17,6 @@ from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import content_index
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
@@ -39,6 +38,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from acstor_policies import topologies
 from tests.fakes import chunk_maps
 from tests.fakes import faulty_source
 
@@ -120,7 +120,7 @@ class OneHost:
             cache=self.cache,
             rights=authorization.Authorization(here, self.naming, identity.ByContent()),
             rng=random.Random(1),
-            settings=settings.Settings(background_limit=4, topology=neighbours.Topology.FULL),
+            settings=settings.Settings(background_limit=4, topology=topologies.everybody),
         )
         self.net = peer_network.PeerNetwork(here, may_speak=lambda host, not_before_s: "")
         self.chunks = exchange.Exchange(
@@ -163,7 +163,7 @@ class OneHost:
             deadline_s=DEADLINE_S,
             ahead=self.ahead,
             prefetch=advertised_prefetch.AdvertisedPrefetch(
-                image_map, index, self.chunks, self._nursery, 256, boots.covers
+                image_map, index, self.chunks, self._nursery, boots.covers
             ),
             boots=boots,
             waiting=self.waiting,

@@ -24,7 +24,12 @@ MIB = 1 << 20
     ("section", "option", "value", "said"),
     [
         ("acstor_agent", "variants", "cache-random", "variants"),
-        ("acstor_agent", "variants", "cache-lfu,cache-fifo", "cache-fifo and cache-lfu exclude"),
+        (
+            "acstor_agent",
+            "variants",
+            "cache-lfu,cache-fifo",
+            "cache-fifo and cache-lfu exclude",
+        ),
         ("acstor_agent", "read_deadline_s", "-1", "read_deadline_s"),
         ("acstor_agent", "cache_limit_bytes", "a lot", "cache_limit_bytes"),
         ("acstor_agent", "host", "no host!", "[acstor_agent] host: not a host id: 'no host!'"),

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from acstor_agent.core.experiments import Variant
 from acstor_common.model import geometry
+from acstor_policies.variants import Variant
 from tests.fakes import hosts
 from tests.lab import local
 from tests.lab import tuned

@@ -134,7 +134,7 @@ class Agent:
             **({"peer_security": self._security} if self._security else {}),
             **options,
         }
-        if unknown := agent.keys() - {option.dest for option in conf.OPTS}:
+        if unknown := agent.keys() - {option.dest for option in (*conf.OPTS, conf.VARIANTS)}:
             raise TypeError(f"no options of [acstor_agent]: {', '.join(sorted(unknown))}")
         shared = {"control_socket": self.control_socket, "mount_point": self.mount_point}
         return {"acstor": dict(shared), "acstor_agent": agent, "source_http": {"url": source_url}}

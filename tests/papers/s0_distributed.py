@@ -10,10 +10,10 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_agent.core import experiments
 from acstor_agent.engine.fetch import read_overlap
 from acstor_agent.engine.fetch import source_preference
 from acstor_common.model import geometry
+from acstor_policies import variants
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import patterns
@@ -174,7 +174,7 @@ def run(pattern_name: str, way: str, hosts: int, say: harness.Say) -> experiment
         chunks = max(1, round(plan.limit_share * region / played.CHUNK_BYTES))
         options = {"variants": played.VARIANTS[way], "constants": {played.LIMIT: chunks}}
     elif way == AT_SOURCE:
-        options = {"variants": experiments.Variant.NO_PREFETCH, "constants": CERTAIN}
+        options = {"variants": variants.Variant.NO_PREFETCH, "constants": CERTAIN}
     groups = [] if way in (STRIPED, STRIPED_AGAIN) else [range(hosts)]
     with collective.images(patterns.image_of(pattern)) as images:
         found = patterns.on_demand(pattern, images, groups, options, StripedCloud)

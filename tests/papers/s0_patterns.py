@@ -11,8 +11,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core import experiments
 from acstor_common.model import geometry
+from acstor_policies import variants
 from tests.bench import broadcast
 from tests.bench import harness
 from tests.bench import patterns
@@ -31,9 +31,9 @@ DIRECT, DIRECT_AGAIN, BROADCAST = "direct", "direct again", "broadcast"
 STRATEGIES = (BY_0, BY_512, BY_INF)
 VARIANTS = {
     ACSTOR: None,
-    BY_0: experiments.Variant.NO_PREFETCH,
-    BY_512: experiments.Variant.PREFETCH_BY_LIMIT,
-    BY_INF: experiments.Variant.UNBOUNDED_PREFETCH,
+    BY_0: variants.Variant.NO_PREFETCH,
+    BY_512: variants.Variant.PREFETCH_BY_LIMIT,
+    BY_INF: variants.Variant.UNBOUNDED_PREFETCH,
 }
 KEPT = ("completion", "source_ratio", "unread_share", "cpu_s")
 

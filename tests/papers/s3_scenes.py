@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from acstor_agent.core import experiments
 from acstor_common.model import geometry
+from acstor_policies import variants
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import patterns
@@ -24,9 +24,9 @@ LINK_MBIT = 25
 DIRECT, SIMPLE, CONTENT, RING = "direct", "simple", "content", "content, ring"
 OPTIONS: dict[str, dict[str, object]] = {
     DIRECT: {},
-    SIMPLE: {"variants": experiments.Variant.BY_PLACE},
+    SIMPLE: {"variants": variants.Variant.BY_PLACE},
     CONTENT: {},
-    RING: {"variants": experiments.Variant.RING},
+    RING: {"variants": variants.Variant.RING},
 }
 
 

@@ -11,6 +11,7 @@ from matplotlib import figure
 from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import public_cache
 from acstor_common.model import ids
+from acstor_policies import cache_orders
 from acstor_simulator.model import boot_traces
 from tests.bench import harness
 from tests.papers import experiment
@@ -45,7 +46,9 @@ def _hits(policy: str, share: float, kind: str, turns: int, say: harness.Say) ->
     """Read all of it through a cache with room for a share of what boots read."""
     different = round(boot_traces.CHUNKS * (COMMON + IMAGES * (1 - COMMON)))
     limit_bytes = round(share * different) * boot_traces.CHUNK_BYTES
-    cache = public_cache.PublicCache(limit_bytes, cache_slab.slab_bytes_for(limit_bytes), policy)
+    cache = public_cache.PublicCache(
+        limit_bytes, cache_slab.slab_bytes_for(limit_bytes), cache_orders.ORDERS[policy]
+    )
     reads = hits = 0
     known: set[ids.Cid] = set()
     first = 0

@@ -17,6 +17,7 @@ from acstor_agent.core.cache import public_cache
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_policies import cache_orders
 from tests.bench import collective
 from tests.bench import harness
 from tests.lab import local
@@ -71,7 +72,7 @@ def outcome(say: harness.Say, policy: str) -> dict[str, Any]:
 def core_hits(trace: list[ids.Cid], policy: str) -> int:
     """Return how many chunks of a trace the core's book-keeping says are there."""
     slab_bytes = cache_slab.slab_bytes_for(CACHE_BYTES)
-    cache, hits = public_cache.PublicCache(CACHE_BYTES, slab_bytes, policy), 0
+    cache, hits = public_cache.PublicCache(CACHE_BYTES, slab_bytes, cache_orders.ORDERS[policy]), 0
     for cid in trace:
         if cache.lookup(cid) is not None:
             hits += 1

@@ -25,6 +25,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from acstor_policies import place_identity
 from tests.bench import collective
 from tests.bench import harness
 from tests.bench import p7_remap
@@ -49,8 +50,8 @@ WAYS: dict[str, tuple[str, bool]] = {
 }
 """Variants, and whether v-nodes may move."""
 NAMINGS: dict[str, type[identity.Identity]] = {
-    "by-place": identity.ByPlace,
-    "by-oid": identity.ByOid,
+    "by-place": place_identity.ByPlace,
+    "by-oid": place_identity.ByOid,
 }
 
 
@@ -181,7 +182,7 @@ def expected(
         keep what they read: another OID with the same CID is a hit, but where names are places
     """
     before, after = tables
-    is_apart = type(names) is identity.ByPlace
+    is_apart = type(names) is place_identity.ByPlace
     homes: list[tuple[ids.Oid, ids.Cid]] = []
     for one in maps:
         offset_of = one.geometry.chunk_offset

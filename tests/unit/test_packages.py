@@ -25,7 +25,10 @@ from acstor_glance import conf as glance_conf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEBIAN = ROOT / "packaging/debian"
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+EXPERIMENTS = "acstor_policies"
+"""A distribution of its own that no package holds."""
 EXTRAS = {
     "acstor-agent": ["agent"],
     "acstor-checkpoint": ["checkpoint"],
@@ -86,7 +89,10 @@ def test_every_room_is_in_a_package():
     rooms = set(
         re.findall(r'^    "(acstor_\w+)": ', (DEBIAN / "rooms.py").read_text(), re.MULTILINE)
     )
-    assert rooms == {path.parent.name for path in ROOT.glob("acstor_*/__init__.py")}
+    every = {path.parent.name for path in ROOT.glob("acstor_*/__init__.py")}
+    assert rooms == every - {EXPERIMENTS}
+    excluded = PYPROJECT["tool"]["setuptools"]["packages"]["find"]["exclude"]
+    assert excluded == [f"{EXPERIMENTS}*"]
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)

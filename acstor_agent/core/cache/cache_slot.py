@@ -160,8 +160,8 @@ class Order(abc.ABC):
         """Return the slot that makes room first."""
 
 
-class FifoOrder(Order):
-    """Oldest first."""
+class LruOrder(Order):
+    """Least recently used first."""
 
     def __init__(self) -> None:
         self._slots: collections.OrderedDict[Slot, None] = collections.OrderedDict()
@@ -175,33 +175,6 @@ class FifoOrder(Order):
         self._slots.update(dict.fromkeys(slots))
 
     def touch(self, slot: Slot) -> None:
-        """Do nothing: only age counts."""
-
-    def touch_all(self, slots: Iterable[Slot]) -> None:
-        """Do nothing: only age counts."""
-
-    def remove(self, slot: Slot) -> None:
-        """Forget ``slot``."""
-        del self._slots[slot]
-
-    def put_back(self, slot: Slot) -> None:
-        """Make ``slot`` the next victim, as it was when it was parked."""
-        self._slots[slot] = None
-        self._slots.move_to_end(slot, last=False)
-
-    def demote(self, slot: Slot) -> None:
-        """Make ``slot`` the next victim."""
-        self._slots.move_to_end(slot, last=False)
-
-    def first(self) -> Slot | None:
-        """Return the oldest slot."""
-        return next(iter(self._slots), None)
-
-
-class LruOrder(FifoOrder):
-    """Least recently used first."""
-
-    def touch(self, slot: Slot) -> None:
         """Make ``slot`` the last to go."""
         if not slot.is_parked:
             self._slots.move_to_end(slot)
@@ -213,64 +186,21 @@ class LruOrder(FifoOrder):
             if not slot.is_parked:
                 move(slot)
 
+    def remove(self, slot: Slot) -> None:
+        """Forget ``slot``."""
+        del self._slots[slot]
+
     def put_back(self, slot: Slot) -> None:
         """Make ``slot`` the last to go: it was in use until now."""
         self._slots[slot] = None
 
-
-class LfuOrder(Order):
-    """Least frequently used first.
-
-    Frequencies are compared by their power of two and, when that is the same,
-    by the last use: 32 levels hold every count, so each step takes constant
-    time (the exact lists of Shah, Mitra, Matani 2010 do not, once slots leave
-    and come back), and a chunk is not kept for one read more than another.
-    """
-
-    LEVELS = 32
-
-    def __init__(self) -> None:
-        self._levels = tuple(LruOrder() for _ in range(self.LEVELS))
-
-    def _level(self, slot: Slot) -> LruOrder:
-        return self._levels[min(slot.frequency.bit_length(), self.LEVELS) - 1]
-
-    def add(self, slot: Slot) -> None:
-        """Take in ``slot`` with the frequency that it brings."""
-        self._level(slot).add(slot)
-
-    def touch(self, slot: Slot) -> None:
-        """Count the use."""
-        before = self._level(slot)
-        slot.frequency += 1
-        after = self._level(slot)
-        if after is before:
-            before.touch(slot)
-        elif not slot.is_parked:
-            before.remove(slot)
-            after.add(slot)
-
-    def remove(self, slot: Slot) -> None:
-        """Forget ``slot``."""
-        self._level(slot).remove(slot)
-
-    def put_back(self, slot: Slot) -> None:
-        """Take ``slot`` back to its frequency."""
-        self._level(slot).put_back(slot)
-
     def demote(self, slot: Slot) -> None:
-        """Forget how often ``slot`` was used, and make it the next victim."""
-        self._level(slot).remove(slot)
-        slot.frequency = 1
-        self._level(slot).add(slot)
-        self._level(slot).demote(slot)
+        """Make ``slot`` the next victim."""
+        self._slots.move_to_end(slot, last=False)
 
     def first(self) -> Slot | None:
-        """Return the least frequently used slot."""
-        return next(filter(None, (level.first() for level in self._levels)), None)
-
-
-POLICIES: dict[str, type[Order]] = {"lru": LruOrder, "lfu": LfuOrder, "fifo": FifoOrder}
+        """Return the slot that was used or stored longest ago."""
+        return next(iter(self._slots), None)
 
 
 class SizeGroup:

@@ -28,7 +28,6 @@ from acstor_common import errors
 from acstor_common.model import ids
 
 KeepClass = cache_slot.KeepClass
-POLICIES = cache_slot.POLICIES
 MakeSlab = cache_actions.MakeSlab
 RemoveSlab = cache_actions.RemoveSlab
 SlabAction = cache_actions.SlabAction
@@ -45,7 +44,7 @@ class PublicCache:
 
     :param limit_bytes: upper bound of the slab files' lengths, all together
     :param slab_bytes: upper bound of one slab file's length
-    :param policy: a key of POLICIES
+    :param order: in which order chunks of one class are evicted
     :param pins: what shall stay; only :meth:`pin` and :meth:`unpin` change it once it is here
     """
 
@@ -53,7 +52,7 @@ class PublicCache:
         self,
         limit_bytes: int,
         slab_bytes: int,
-        policy: str = "lru",
+        order: type[cache_slot.Order] = cache_slot.LruOrder,
         pins: cache_pins.Pins | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
@@ -67,7 +66,7 @@ class PublicCache:
         self.class_chunks = [0] * len(cache_slot.CLASSES)
         self.class_bytes = [0] * len(cache_slot.CLASSES)
         self._index: dict[ids.Cid, cache_slot.Slot] = {}
-        self._slabs = slabs.Slabs(limit_bytes, slab_bytes, POLICIES[policy], self.pins)
+        self._slabs = slabs.Slabs(limit_bytes, slab_bytes, order, self.pins)
         self._tick = 0
 
     def __contains__(self, cid: object) -> bool:

@@ -4,7 +4,7 @@
 To be read in this order:
 
 * one read: ``chunk_state``, ``read_plan``;
-* what follows it: ``readahead``, ``unit_readahead``;
+* what follows it: ``readahead``;
 * which images are used, and what hosts keep of them: ``image_usage``, ``pin_record``,
 ``replica_placement``,
   ``capacity``, ``replica_leases``, ``replica_holders``;

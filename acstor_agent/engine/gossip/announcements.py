@@ -161,9 +161,7 @@ class Announcements:
         near, before = self._tables.near, self._neighbours
         hosts = [ids.HostId(host.host) for host in near.hosts]
         where = near.locations()
-        self._neighbours = dict.fromkeys(
-            neighbours.neighbours(hosts, self._tables.here, self._topology, locations=where)
-        )
+        self._neighbours = dict.fromkeys(self._topology(hosts, self._tables.here, where))
         known = self._again_s.items()
         self._again_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
         self._tell_last([host for host in self._neighbours if host not in before], now)

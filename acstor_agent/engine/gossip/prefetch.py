@@ -26,6 +26,7 @@ doc/source/contributor/exchange_design.rst.
 """
 
 import collections
+from typing import Protocol
 
 from acstor_agent.core.images import chunk_state
 
@@ -41,8 +42,25 @@ HELD_LIMIT = 4096
 _E = chunk_state.ChunkEvent
 
 
+class PrefetchPolicy(Protocol):
+    """Decides which advertised chunks of one image to prefetch."""
+
+    @property
+    def has_candidates(self) -> bool:
+        """Say whether there is any chunk that was advertised and is not prefetched."""
+
+    def advertised(self, chunk_no: int) -> None:
+        """Note that a neighbour has a chunk; :meth:`take` says when to fetch it."""
+
+    def fetched_on_demand(self, chunk_no: int) -> None:
+        """Note that a guest had to wait for a chunk, because nobody prefetched it."""
+
+    def take(self, room: int) -> list[int]:
+        """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
+
+
 class Prefetcher:
-    """The decisions for one image.
+    """The default policy for one image; see :class:`PrefetchPolicy`.
 
     :param states: the image's chunk states; PREFETCH_SENT is applied here, all other events by
         the caller
@@ -128,6 +146,11 @@ class Prefetcher:
         self._demanded_before = self._demanded
         self._evicted_before = self._states.evicted_unread
         self.reactivations += 1
+
+
+def by_trust(states: chunk_state.ChunkStates) -> Prefetcher:
+    """Return the default policy for one image, with the limit of the paper."""
+    return Prefetcher(states, LIMIT)
 
 
 def take(

@@ -15,7 +15,6 @@ from acstor_agent.core.images import chunk_state
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import content_index
 from acstor_agent.engine.gossip import prefetch
-from acstor_agent.engine.gossip import unmatched_prefetch
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.engine_io import exchange
 from acstor_common import errors
@@ -26,8 +25,8 @@ from acstor_common.model import segments
 UNDER_WAY = 32
 """Chunks of one image that are being prefetched at a time."""
 
-Prefetcher = prefetch.Prefetcher | unmatched_prefetch.UnmatchedPrefetcher
-Rule = Callable[[chunk_state.ChunkStates, int | None], Prefetcher]
+MakePolicy = Callable[[chunk_state.ChunkStates], prefetch.PrefetchPolicy]
+"""Returns the policy of one image, from the states of its chunks."""
 
 _E = chunk_state.ChunkEvent
 
@@ -36,9 +35,7 @@ class AdvertisedPrefetch:
     """The prefetch of one image.
 
     :param is_covered: says whether a chunk comes by another way, with the boot image
-    :param limit: chunks prefetched and not read that are allowed; 0 turns it off, None sets no
-        bound
-    :param rule: makes what decides, from the states of chunks and the limit
+    :param make_policy: makes what decides; None: nothing is prefetched
     """
 
     def __init__(
@@ -47,13 +44,12 @@ class AdvertisedPrefetch:
         index: content_index.Index,
         chunks: exchange.Exchange,
         nursery: trio.Nursery,
-        limit: int | None,
         is_covered: Callable[[ids.Cid], bool],
-        rule: Rule = prefetch.Prefetcher,
+        make_policy: MakePolicy | None = prefetch.by_trust,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(image_map))
-        self.prefetcher = rule(self.states, limit)
-        self._is_on = limit != 0
+        self._is_on = make_policy is not None
+        self.prefetcher = (make_policy or prefetch.by_trust)(self.states)
         self._map = image_map
         self._index = index
         self._chunks = chunks

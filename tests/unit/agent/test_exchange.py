@@ -11,7 +11,6 @@ from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import chunk_state
 from acstor_agent.engine import content_index
 from acstor_agent.engine import failure
-from acstor_agent.engine import identity
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine_io import exchange
 from acstor_agent.images.read import advertised_prefetch
@@ -21,6 +20,8 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
+from acstor_policies import place_identity
+from acstor_policies import unmatched_prefetch
 from tests.fakes import announced
 from tests.fakes import exchange_cloud
 from tests.fakes import one_host
@@ -28,6 +29,7 @@ from tests.fakes import one_host
 CHUNK, IMAGE, OTHER = exchange_cloud.CHUNK, exchange_cloud.IMAGE, exchange_cloud.OTHER
 bytes_of = exchange_cloud.bytes_of
 Priority = exchange.Priority
+eager = unmatched_prefetch.unbounded
 Origin = counters.Origin
 KeepClass = public_cache.KeepClass
 DOWN = errors.SourceUnreachable("x", "memory", "down")
@@ -644,7 +646,7 @@ async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_a
 ):
     """It is read again where another host is the home of that image's chunk, and only there."""
     names = ("h1", "h2", "h3")
-    async with exchange_cloud.running(tmp_path, names, identity.ByOid) as made:
+    async with exchange_cloud.running(tmp_path, names, place_identity.ByOid) as made:
         for chunk_no in range(30):
             await read(made, "h1", made.want(chunk_no), 20)
         assert len(made.source.reads) == 30
@@ -661,7 +663,7 @@ async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_a
 
 async def test_exchange_by_place_shares_nothing_between_images(tmp_path, autojump_clock):
     names = ("h1", "h2", "h3")
-    async with exchange_cloud.running(tmp_path, names, identity.ByPlace) as made:
+    async with exchange_cloud.running(tmp_path, names, place_identity.ByPlace) as made:
         for chunk_no in range(10):
             for name in ("h1", "h2"):
                 await read(made, name, made.want(chunk_no), 20)
@@ -937,7 +939,7 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     cloud.hosts[name].heard(ids.HostId(good), peer_wire.Advertise(announced.alone(*oids[1:])))
     index = content_index.ContentIndex(image_map)
     ahead = advertised_prefetch.AdvertisedPrefetch(
-        *(image_map, index, cloud.hosts[name], cloud.nursery, None, lambda cid: False)
+        *(image_map, index, cloud.hosts[name], cloud.nursery, lambda cid: False, eager)
     )
     ahead.advertised(announced.alone(*oids[:2]))
     await trio.sleep(1)
@@ -956,7 +958,7 @@ async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_c
     cloud.is_heard = False
     index = content_index.ContentIndex(image_map)
     ahead = advertised_prefetch.AdvertisedPrefetch(
-        *(image_map, index, host, cloud.nursery, None, lambda cid: False)
+        *(image_map, index, host, cloud.nursery, lambda cid: False, eager)
     )
     states = []
     for holder in ("h4", "h2"):

@@ -8,7 +8,6 @@ import trio.testing
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.images import readahead
-from acstor_agent.core.images import unit_readahead
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
 from acstor_agent.images.read import mirror
@@ -17,6 +16,7 @@ from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import unit_readahead
 from tests.fakes import one_host
 
 CHUNK = one_host.CHUNK

@@ -5,6 +5,7 @@ from acstor_agent.engine import identity
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.ring import hash_ring
+from acstor_policies import place_identity
 from tests.fakes import one_host
 from tests.papers import s4_real_remap
 
@@ -39,7 +40,7 @@ def test_images_have_two_thirds_in_common_at_other_offsets():
 def test_what_moves_is_a_miss_unless_the_new_home_has_the_content():
     found = {
         names: s4_real_remap.expected(maps(), [table(1, 100), table(2, 10)], names())
-        for names in (identity.ByPlace, identity.ByOid, identity.ByContent)
+        for names in (place_identity.ByPlace, place_identity.ByOid, identity.ByContent)
     }
     place, oid, content = found.values()
     assert place["names"] == oid["names"] == content["names"] == 192
@@ -52,7 +53,7 @@ def test_what_moves_is_a_miss_unless_the_new_home_has_the_content():
 
 
 def test_same_table_moves_nothing():
-    found = s4_real_remap.expected(maps(), [table(1, 100)] * 2, identity.ByOid())
+    found = s4_real_remap.expected(maps(), [table(1, 100)] * 2, place_identity.ByOid())
     assert found["moved"] == found["misses_if_asked_once"] == 0
 
 

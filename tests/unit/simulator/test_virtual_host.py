@@ -11,7 +11,6 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent import settings as agent_settings
-from acstor_agent.core import experiments
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import placement
@@ -139,8 +138,7 @@ def test_options_of_acstor_are_what_agents_have_by_default() -> None:
     conf([], default_config_files=[], default_config_dirs=[])
     own = conf.acstor_agent
     assert policies.AGENT == agent_settings.exchange(own, has_others=False, source_places=8)
-    no_referrals = experiments.Variant.NO_REFERRALS in own.variants
-    assert policies.POLICIES["acstor"].may_refer == (not no_referrals)
+    assert policies.POLICIES["acstor"].may_refer == agent_settings.policies(own).may_refer
 
 
 def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() -> None:

@@ -11,6 +11,7 @@ from acstor_agent.core.cache import cache_slab
 from acstor_agent.core.cache import public_cache
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_policies import cache_orders
 
 KeepClass = public_cache.KeepClass
 KIB = 1024
@@ -22,8 +23,8 @@ def cid(number: int) -> ids.Cid:
     return ids.Cid(number.to_bytes(32, "little"))
 
 
-def make(policy: str = "lru", slabs: int = 1) -> public_cache.PublicCache:
-    return public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES, policy)
+def make(order: str = "lru", slabs: int = 1) -> public_cache.PublicCache:
+    return public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES, cache_orders.ORDERS[order])
 
 
 def fill(cache: public_cache.PublicCache, numbers, keep_class=KeepClass.BORROWED) -> None:
@@ -43,9 +44,9 @@ def test_lru_gives_up_what_was_not_used_for_longest():
     assert held(cache) == [cid(1), cid(3), cid(4), cid(5)]
 
 
-@pytest.mark.parametrize("policy", sorted(public_cache.POLICIES))
-def test_borrowed_chunk_that_may_go_goes_first(policy):
-    cache = make(policy)
+@pytest.mark.parametrize("order", sorted(cache_orders.ORDERS))
+def test_borrowed_chunk_that_may_go_goes_first(order):
+    cache = make(order)
     fill(cache, [1, 2, 3, 4])
     for number in (1, 2, 3, 3, 3, 4):
         cache.lookup(cid(number))
@@ -74,9 +75,9 @@ def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
     assert cid(3) in cache
 
 
-@pytest.mark.parametrize("policy", sorted(public_cache.POLICIES))
-def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(policy):
-    cache = make(policy, slabs=3)
+@pytest.mark.parametrize("order", sorted(cache_orders.ORDERS))
+def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(order):
+    cache = make(order, slabs=3)
     fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
     cache.place(cid(6), 4 * KIB, KeepClass.BOOT)  # of another slab
     for number in (2, 3, 4, 5, 6):
@@ -94,9 +95,9 @@ def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(po
     assert cache.class_bytes == before
 
 
-@pytest.mark.parametrize("policy", sorted(public_cache.POLICIES))
-def test_what_was_brought_ahead_gives_way_by_itself_and_never_takes_from_boots(policy):
-    cache = make(policy, slabs=8)
+@pytest.mark.parametrize("order", sorted(cache_orders.ORDERS))
+def test_what_was_brought_ahead_gives_way_by_itself_and_never_takes_from_boots(order):
+    cache = make(order, slabs=8)
     limits = {k: cache.limit_bytes // part for k, part in public_cache.BOOT_SHARES.items()}
     fill(cache, range(1, 6), KeepClass.BOOT)
     for number in range(10, 20):
@@ -192,9 +193,9 @@ def test_lfu_forgets_no_use_of_a_slot_that_was_held():
     assert held(cache) == [cid(2), cid(3), cid(4), cid(6)]
 
 
-@pytest.mark.parametrize("policy", public_cache.POLICIES)
-def test_borrowed_goes_before_home_and_home_before_boot(policy):
-    cache = make(policy)
+@pytest.mark.parametrize("order", cache_orders.ORDERS)
+def test_borrowed_goes_before_home_and_home_before_boot(order):
+    cache = make(order)
     fill(cache, [1], KeepClass.BOOT)
     fill(cache, [2], KeepClass.HOME)
     fill(cache, [3, 4], KeepClass.BORROWED)
@@ -209,9 +210,9 @@ def test_borrowed_goes_before_home_and_home_before_boot(policy):
     assert gone[2:] == [cid(2)]
 
 
-@pytest.mark.parametrize("policy", public_cache.POLICIES)
-def test_promoted_chunk_outlives_its_neighbours(policy):
-    cache = make(policy)
+@pytest.mark.parametrize("order", cache_orders.ORDERS)
+def test_promoted_chunk_outlives_its_neighbours(order):
+    cache = make(order)
     fill(cache, [1, 2, 3, 4])
     assert cache.promote(cache.peek(cid(1)), KeepClass.BOOT)
     assert not cache.promote(cache.peek(cid(1)), KeepClass.HOME)
@@ -220,9 +221,9 @@ def test_promoted_chunk_outlives_its_neighbours(policy):
     assert cache.class_chunks == [3, 0, 0, 1]
 
 
-@pytest.mark.parametrize("policy", public_cache.POLICIES)
-def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(policy):
-    cache = make(policy)
+@pytest.mark.parametrize("order", cache_orders.ORDERS)
+def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(order):
+    cache = make(order)
     fill(cache, [1, 2, 3, 4])
     slot = cache.peek(cid(1))
     cache.hold(slot)
@@ -358,9 +359,9 @@ def found(number: int, records, slot_bytes: int = 16 * KIB) -> public_cache.Foun
     return public_cache.FoundSlab(number, layout, [cache_slab.Record(*r) for r in records])
 
 
-@pytest.mark.parametrize("policy", ["lru", "fifo"])
-def test_order_survives_a_restart(policy):
-    cache = make(policy)
+@pytest.mark.parametrize("order", ["lru", "fifo"])
+def test_order_survives_a_restart(order):
+    cache = make(order)
     records = [(i, cid(i + 1), seq, 16 * KIB, 0) for i, seq in enumerate((7, 3, 9, 5))]
     assert cache.restore([found(0, records)]) == []
     fill(cache, [10])
@@ -432,9 +433,9 @@ def test_all_bytes_are_counted_by_class():
     assert cache.class_chunks == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("policy", public_cache.POLICIES)
-def test_pinned_chunk_is_never_a_victim_until_its_last_pin_goes(policy):
-    cache = make(policy)
+@pytest.mark.parametrize("order", cache_orders.ORDERS)
+def test_pinned_chunk_is_never_a_victim_until_its_last_pin_goes(order):
+    cache = make(order)
     fill(cache, [1, 2, 3, 4])
     for _ in range(2):
         cache.pin(cid(1), 16 * KIB)
@@ -658,9 +659,9 @@ def test_cache_grows_for_pins_only_while_the_disk_has_room():
 class CacheMachine(stateful.RuleBasedStateMachine):
     """Any sequence of calls against a model that knows only CIDs, lengths, classes and pins."""
 
-    @stateful.initialize(policy=st.sampled_from(sorted(public_cache.POLICIES)))
-    def begin(self, policy):
-        self.cache = public_cache.PublicCache(LIMIT_BYTES, SLAB_BYTES, policy)
+    @stateful.initialize(order=st.sampled_from(sorted(cache_orders.ORDERS)))
+    def begin(self, order):
+        self.cache = public_cache.PublicCache(LIMIT_BYTES, SLAB_BYTES, cache_orders.ORDERS[order])
         self.model: dict[ids.Cid, tuple[int, int]] = {}
         self.holds: list = []
         self.files: dict[int, int] = {}

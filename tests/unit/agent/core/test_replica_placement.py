@@ -13,6 +13,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
+from acstor_policies import place_identity
 from tests.fakes import chunk_maps
 from tests.fakes import one_host
 
@@ -108,7 +109,7 @@ def test_each_group_of_near_hosts_has_copies_of_its_own():
 
 def test_chunks_that_are_named_by_place_are_kept_by_the_owners_of_each_place():
     table = table_of("h1", "h2", "h3", "h4")
-    naming = identity.ByPlace()
+    naming = place_identity.ByPlace()
     found = kept(table, naming)
     for number in range(len(MAP)):
         cid = MAP.cid(number)
@@ -118,7 +119,7 @@ def test_chunks_that_are_named_by_place_are_kept_by_the_owners_of_each_place():
 
 
 @pytest.mark.parametrize("length", [2, 16])
-@pytest.mark.parametrize("naming", [identity.ByContent(), identity.ByPlace()])
+@pytest.mark.parametrize("naming", [identity.ByContent(), place_identity.ByPlace()])
 def test_segments_are_kept_by_the_owners_of_each_segment(naming, length):
     table = table_of("h1", "h2", "h3", "h4", segment_chunks=length)
     found, expected = kept(table, naming), {host.host: set() for host in table.hosts}
@@ -197,7 +198,7 @@ def test_part_of_a_large_image_takes_a_few_bytes_for_each_chunk():
     made = chunk_maps.made(MAP.image_id, geometry.Geometry(chunks * CHUNK, CHUNK), cids)
     of_image = chunk_map.ChunkMap.parse(made, "a map")
     table = table_of("h1", "h2", "h3")
-    for naming in (identity.ByContent(), identity.ByPlace()):
+    for naming in (identity.ByContent(), place_identity.ByPlace()):
         mine = replica_placement.ReplicaPlacement(
             ids.HostId("h1"), lambda: table, naming.oid, is_by_place=naming.is_by_place
         )

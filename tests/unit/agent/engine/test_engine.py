@@ -7,12 +7,12 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -143,7 +143,7 @@ def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
 
 def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
-    machine = one_machine.Machine(topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(topology=topologies.everybody)
     machine.heard(H3, announced(*map(chunk, numbers)), [], [])
     want(machine, numbers[0], 0)
     assert machine.asks() == {"h3": [(numbers[0], Mode.HELD)]}
@@ -154,7 +154,7 @@ def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
 
 
 def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
-    machine = one_machine.Machine(topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(topology=topologies.everybody)
     number = machine.chunk_of("h2")
     machine.heard(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
@@ -166,7 +166,7 @@ def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
 
 
 def test_guest_who_joins_a_prefetch_makes_it_ask_everybody(machine):
-    machine = one_machine.Machine(topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(topology=topologies.everybody)
     number = machine.chunk_of("h2")
     machine.heard(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
@@ -440,7 +440,7 @@ def test_new_home_is_told_that_it_is_one():
 
 
 def test_what_was_merely_advertised_is_asked_of_all_when_it_is_wanted_for_another_reason():
-    machine = one_machine.Machine(topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(topology=topologies.everybody)
     numbers = [machine.chunk_of("h2", skip) for skip in range(6)]
     machine.heard(H3, announced(*map(chunk, numbers)), [], [])
     machine.wanted([chunk(n) for n in numbers], Priority.ADVERTISED, "prefetch")

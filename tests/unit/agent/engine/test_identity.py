@@ -9,6 +9,7 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import identity
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
+from acstor_policies import place_identity
 from tests.fakes import one_host
 
 OTHER = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a99")
@@ -21,7 +22,7 @@ def named(name):
 
 @pytest.fixture
 def by_place():
-    return identity.ByPlace()
+    return place_identity.ByPlace()
 
 
 def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place):
@@ -48,7 +49,9 @@ def test_by_place_a_chunk_may_be_given_under_the_names_that_it_came_under(by_pla
     assert not by_place.may_give(CID, ids.Oid(1))
 
 
-@pytest.mark.parametrize(("named", "parent"), [(identity.ByContent(), 0), (identity.ByPlace(), 2)])
+@pytest.mark.parametrize(
+    ("named", "parent"), [(identity.ByContent(), 0), (place_identity.ByPlace(), 2)]
+)
 def test_chunks_of_an_image_are_found_by_their_names(named, parent):
     """Chunks 0 and 2 have the same content, chunk 1 is zeros."""
     data = b"x" * one_host.CHUNK + bytes(one_host.CHUNK) + b"x" * one_host.CHUNK
@@ -63,8 +66,8 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
 @given(st.uuids(), st.integers(0, (1 << 64) - 1))
 def test_by_place_a_name_leads_back_to_its_offset(image, offset):
     image_id = ids.parse_image_id(str(image))
-    oid = identity.ByPlace().oid(image_id, offset, CID)
-    assert identity._Mixer(image_id).offset(oid) == offset
+    oid = place_identity.ByPlace().oid(image_id, offset, CID)
+    assert place_identity._Mixer(image_id).offset(oid) == offset
 
 
 def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
@@ -75,7 +78,7 @@ def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
 
 
 def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_place):
-    by_oid = identity.ByOid()
+    by_oid = place_identity.ByOid()
     assert by_oid.oid(OTHER, 65536, CID) == by_place.oid(OTHER, 65536, CID) != ids.oid_of(CID)
     by_oid.note([named(1)])
     assert by_oid.may_give(CID, ids.Oid(2)) and by_oid.gone(CID) == (1,)
@@ -84,7 +87,7 @@ def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_pla
 
 
 def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
-    for name in range(1, 10 * identity.MOST_NAMES):
+    for name in range(1, 10 * place_identity.MOST_NAMES):
         by_place.note([named(name)])
     names = by_place.names(CID)
-    assert names == tuple(range(9 * identity.MOST_NAMES, 10 * identity.MOST_NAMES))
+    assert names == tuple(range(9 * place_identity.MOST_NAMES, 10 * place_identity.MOST_NAMES))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes import transfer_world
 
@@ -46,7 +46,7 @@ class Machine(stateful.RuleBasedStateMachine):
     """One host; the rules are what the world does to it."""
 
     @stateful.initialize(
-        topology=st.sampled_from((None, neighbours.Topology.FULL)), copies=st.integers(0, 2)
+        topology=st.sampled_from((None, topologies.everybody)), copies=st.integers(0, 2)
     )
     def begin(self, topology, copies):
         self.machine = one_machine.Machine(

@@ -7,11 +7,11 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
+from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -55,7 +55,7 @@ def lie(machine, name):
 
 
 def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
-    machine = one_machine.Machine(40, topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(40, topology=topologies.everybody)
     number = machine.chunk_of("h1")
     busy(machine, number)
     assert named(machine, number, range(8, 12))["h7"]
@@ -69,7 +69,7 @@ def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
 
 
 def test_host_that_left_the_table_is_named_to_nobody():
-    machine = one_machine.Machine(40, topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(40, topology=topologies.everybody)
     smaller = one_machine.table(38, epoch=2)
     number = next(n for n in range(9999) if smaller.owners_of(chunk(n).cid, 1) == ("h1",))
     busy(machine, number)
@@ -84,7 +84,7 @@ def test_host_that_left_the_table_is_named_to_nobody():
 
 
 def test_what_is_told_alone_makes_nobody_known_to_others():
-    machine = one_machine.Machine(20, topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(20, topology=topologies.everybody)
     number = machine.chunk_of("h1")
     machine.heard(ids.HostId("h5"), announced(chunk(number)), [], [])
     busy(machine, number)

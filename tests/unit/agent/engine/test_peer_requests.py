@@ -5,12 +5,12 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import identity
 from acstor_agent.engine import priority
 from acstor_agent.engine.serve import peer_requests
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
+from acstor_policies import place_identity
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
@@ -71,7 +71,7 @@ def test_image_that_is_not_known_is_looked_up_before_anything_else(machine):
 
 
 def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
-    names = identity.ByPlace()
+    names = place_identity.ByPlace()
     machine = one_machine.Machine(names=names)
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
@@ -83,7 +83,7 @@ def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
 
 
 def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
-    machine = one_machine.Machine(names=identity.ByOid())
+    machine = one_machine.Machine(names=place_identity.ByOid())
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD, image_id=one_machine.OTHER))
     given = machine.answers()[0]
@@ -96,7 +96,7 @@ def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
 def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
     now, at_start, was_here
 ):
-    names, attached = identity.ByPlace(), {one_machine.IMAGE} if at_start else set()
+    names, attached = place_identity.ByPlace(), {one_machine.IMAGE} if at_start else set()
     machine = one_machine.Machine(names=names, attached=attached)
     machine.cache.add(chunk(1).cid)
     if was_here:

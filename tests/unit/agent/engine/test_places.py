@@ -5,7 +5,6 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import timers
@@ -14,6 +13,7 @@ from acstor_agent.engine.fetch import source_preference
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
+from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -25,7 +25,7 @@ OTHER = one_machine.OTHER
 
 @pytest.fixture
 def machine():
-    return one_machine.Machine(topology=neighbours.Topology.FULL)
+    return one_machine.Machine(topology=topologies.everybody)
 
 
 # Holders
@@ -43,7 +43,7 @@ def test_holder_that_owes_fewest_is_asked_first(machine):
 
 def test_host_that_is_spared_is_asked_as_no_holder():
     table = one_machine.table(8, weights={"h3": 5})
-    machine = one_machine.Machine(table=table, topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(table=table, topology=topologies.everybody)
     assert table.is_spared(H3)
     number = machine.chunk_of("h2")
     machine.heard(H3, announced(chunk(number)), [], [])

@@ -9,12 +9,12 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import identity
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import data_of
 
@@ -106,7 +106,7 @@ def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(m
 
 
 def test_holders_of_a_part_are_asked_for_that_part():
-    machine = new_machine(topology=neighbours.Topology.FULL)
+    machine = new_machine(topology=topologies.everybody)
     numbers = chunks_of(machine, "h2", 2)
     others = chunks_of(machine, "h3", 2)
     machine.heard(ids.HostId("h4"), one_machine.announced(chunk(others[0])), [], [])

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import host_interning
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import placement
 from acstor_agent.engine import priority
 from acstor_agent.engine import ring_view
@@ -19,6 +18,7 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_request
+from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -49,7 +49,7 @@ def around(request):
 @pytest.fixture
 def machine():
     table = hash_ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
-    full = neighbours.Topology.FULL
+    full = topologies.everybody
     made = one_machine.Machine(table=table, run_chunks=16, topology=full, copies_limit=1)
     made.maps.find_segments = around
     return made

@@ -5,12 +5,12 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import identity
 from acstor_agent.engine import priority
 from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.serve import peer_requests
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import place_identity
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
@@ -235,7 +235,7 @@ def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine,
 
 
 def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
-    names = identity.ByPlace()
+    names = place_identity.ByPlace()
     machine = one_machine.Machine(names=names)
     right = names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
     names.note([chunk(1)._replace(oid=right)])

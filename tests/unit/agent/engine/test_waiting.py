@@ -10,7 +10,6 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import prefetch_limits
@@ -18,6 +17,7 @@ from acstor_agent.engine.fetch import read_overlap
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import topologies
 from tests.fakes import one_machine
 from tests.fakes.one_machine import announced
 from tests.fakes.one_machine import chunk
@@ -343,7 +343,7 @@ def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read
 
 
 def test_what_neighbours_advertised_counts_as_read_by_others():
-    machine = one_machine.Machine(topology=neighbours.Topology.FULL)
+    machine = one_machine.Machine(topology=topologies.everybody)
     numbers = with_slow_peers(machine)
     share = machine.core.context.overlap.share
     number = numbers.pop()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from acstor_agent.core.images import chunk_state
 from acstor_agent.engine.gossip import prefetch
-from acstor_agent.engine.gossip import unmatched_prefetch
+from acstor_policies import unmatched_prefetch
 
 E = chunk_state.ChunkEvent
 MANY = 10**6

@@ -3,6 +3,7 @@ import pytest
 
 from acstor_agent.engine import neighbours
 from acstor_common.model import ids
+from acstor_policies import topologies
 
 HOSTS = [ids.HostId(f"h{n}") for n in range(9)]
 
@@ -10,39 +11,33 @@ HOSTS = [ids.HostId(f"h{n}") for n in range(9)]
 def test_ring_has_two_neighbours_and_they_are_each_others():
     for count in range(2, 9):
         hosts = HOSTS[:count]
-        told = {
-            host: neighbours.neighbours(hosts, host, neighbours.Topology.RING) for host in hosts
-        }
+        told = {host: neighbours.on_ring(hosts, host, {}) for host in hosts}
         for host, others in told.items():
             assert len(others) == min(2, count - 1) and host not in others
             assert all(host in told[other] for other in others)
-    assert neighbours.neighbours(HOSTS, "h3", neighbours.Topology.RING) == ("h4", "h2")
+    assert neighbours.on_ring(HOSTS, "h3", {}) == ("h4", "h2")
 
 
 def test_full_is_everybody_else():
-    assert set(neighbours.neighbours(HOSTS, "h3", neighbours.Topology.FULL)) == set(HOSTS) - {"h3"}
+    assert set(topologies.everybody(HOSTS, "h3", {})) == set(HOSTS) - {"h3"}
 
 
 def test_nearest_are_of_the_same_rack_then_the_same_site_then_close_on_the_ring():
     racks = ["s1/r1", "s1/r2", "s2/r1", "s1/r1", "s1/r2", "s2/r1", "s1/r1", "s1/r2", "s2/r1"]
     places = {host: f"{rack}/{host}" for host, rack in zip(HOSTS, racks, strict=True)}
-    nearest = neighbours.neighbours(
-        HOSTS, "h0", neighbours.Topology.NEAREST, locations=places, count=8
-    )
+    nearest = topologies.nearest(HOSTS, "h0", places, count=8)
     assert nearest == ("h3", "h6", "h1", "h7", "h4", "h8", "h2", "h5")
-    four = neighbours.neighbours(HOSTS, "h0", neighbours.Topology.NEAREST, locations=places)
-    assert four == nearest[:4]
+    assert topologies.nearest(HOSTS, "h0", places) == nearest[:4]
 
 
 def test_nearest_without_locations_are_the_nearest_on_the_ring():
-    four = neighbours.neighbours(HOSTS, "h0", neighbours.Topology.NEAREST)
+    four = topologies.nearest(HOSTS, "h0", {})
     assert four == ("h1", "h8", "h2", "h7")
-    known = {"h4": "a/b/h4"}
-    assert neighbours.neighbours(HOSTS, "h0", neighbours.Topology.NEAREST, locations=known) == four
+    assert topologies.nearest(HOSTS, "h0", {"h4": "a/b/h4"}) == four
 
 
-@pytest.mark.parametrize("topology", neighbours.Topology)
+@pytest.mark.parametrize("topology", [neighbours.on_ring, topologies.nearest, topologies.everybody])
 def test_host_that_is_alone_or_not_on_the_ring_tells_nobody(topology):
-    assert neighbours.neighbours(["h1"], "h1", topology) == ()
-    assert neighbours.neighbours(HOSTS, "x", topology) == ()
-    assert neighbours.neighbours([], "h1", topology) == ()
+    assert topology(["h1"], "h1", {}) == ()
+    assert topology(HOSTS, "x", {}) == ()
+    assert topology([], "h1", {}) == ()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.disk_scheduling import navigator
-from acstor_agent.core.images import unit_readahead
+from acstor_policies import unit_readahead
 
 MIB = 1 << 20
 ZONE = navigator.ZONE_BYTES

@@ -11,7 +11,7 @@ The rules of the paper, and no others:
   that the patterns have converged again: the chunks that are LOCAL stop counting.
 
 It stands beside :mod:`~acstor_agent.engine.gossip.prefetch`, which bounds more tightly, so that
-both can be compared (``variants = prefetch-by-limit``).
+both can be compared (the variant ``prefetch-by-limit``).
 """
 
 import collections
@@ -80,6 +80,16 @@ class UnmatchedPrefetcher:
     def take(self, room: int) -> list[int]:
         """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
         return prefetch.take(self._states, self._next, room)
+
+
+def by_limit(states: chunk_state.ChunkStates) -> UnmatchedPrefetcher:
+    """Return the paper's policy for one image, with its limit."""
+    return UnmatchedPrefetcher(states, prefetch.LIMIT)
+
+
+def unbounded(states: chunk_state.ChunkStates) -> prefetch.Prefetcher:
+    """Return a policy for one image that prefetches all that is advertised."""
+    return prefetch.Prefetcher(states, None)
 
 
 def _put(chunks: _Chunks, chunk_no: int) -> None:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Policies: the parts of the agent that experiments replace, each with the agent's default.
+
+Each variant is an entry point of the namespace ``acstor.policies``: a mapping from fields of
+:class:`Policies` to other values.
+"""
+
+import functools
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+from typing import NamedTuple
+from typing import NoReturn
+
+import stevedore
+
+from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.images import readahead
+from acstor_agent.engine import identity as identity_
+from acstor_agent.engine import neighbours
+from acstor_agent.engine.gossip import prefetch
+from acstor_agent.images.read import advertised_prefetch
+
+NAMESPACE = "acstor.policies"
+
+
+class Policies(NamedTuple):
+    """One value per kind of policy.
+
+    :param cache_order: in which order chunks of one class are evicted
+    :param identity: makes the scheme that derives OIDs
+    :param topology: returns the neighbours, who are told what is here; None: nobody is
+    :param prefetcher: decides which advertised chunks to prefetch; None: none
+    :param read_ahead: predicts reads, within a limit in bytes; None: nothing is read ahead
+    :param may_refer: a busy host refers requesters to others
+    :param may_hedge: the next place is asked as well when a response is late
+    :param may_ask_source_first: guests' reads go to the source where peers are clearly slower
+    :param gives_copy_hints: homes tell holders to evict surplus copies
+    :param homes_keep: only the home of a chunk caches it
+    :param learns_ring: hosts that read in lock-step form a ring
+    """
+
+    cache_order: type[cache_slot.Order] = cache_slot.LruOrder
+    identity: Callable[[], identity_.Identity] = identity_.ByContent
+    topology: neighbours.Topology | None = neighbours.on_ring
+    prefetcher: advertised_prefetch.MakePolicy | None = prefetch.by_trust
+    read_ahead: Callable[[int], readahead.Predictor] | None = readahead.ReadAhead
+    may_refer: bool = True
+    may_hedge: bool = True
+    may_ask_source_first: bool = True
+    gives_copy_hints: bool = True
+    homes_keep: bool = False
+    learns_ring: bool = False
+
+
+@functools.cache
+def load(variants: tuple[str, ...]) -> Policies:
+    """Return the policies with the changes of variants.
+
+    :raises ValueError: there is no such variant, or two of them exclude each other
+    """
+    changes: dict[str, Any] = {}
+    changed_by: dict[str, str] = {}
+    for name, change in _installed(variants).items():
+        for field, value in change.items():
+            if changes.setdefault(field, value) != value:
+                both = " and ".join(sorted((name, changed_by[field])))
+                raise ValueError(f"{both} exclude each other")
+            changed_by[field] = name
+    return Policies(**changes)
+
+
+def _installed(variants: tuple[str, ...]) -> dict[str, Any]:
+    """Return the changes of each variant, by its name."""
+    if not variants:
+        return {}
+    found: stevedore.NamedExtensionManager[Any] = stevedore.NamedExtensionManager(
+        NAMESPACE, variants, on_missing_entrypoints_callback=_refuse
+    )
+    return {extension.name: extension.plugin for extension in found}
+
+
+def _refuse(missing: Iterable[str]) -> NoReturn:
+    raise ValueError(f"{', '.join(sorted(missing))}: no such variant is installed")

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Eviction orders beside the agent's LRU, for comparison (see ``core/cache/cache_slot``)."""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+
+from acstor_agent.core.cache import cache_slot
+
+
+class FifoOrder(cache_slot.LruOrder):
+    """Oldest first."""
+
+    def touch(self, slot: cache_slot.Slot) -> None:
+        """Do nothing: only age counts."""
+
+    def touch_all(self, slots: Iterable[cache_slot.Slot]) -> None:
+        """Do nothing: only age counts."""
+
+    def put_back(self, slot: cache_slot.Slot) -> None:
+        """Make ``slot`` the next victim, as it was when it was parked."""
+        self.add(slot)
+        self.demote(slot)
+
+
+class LfuOrder(cache_slot.Order):
+    """Least frequently used first.
+
+    Frequencies are compared by their power of two and, when that is the same,
+    by the last use: 32 levels hold every count, so each step takes constant
+    time (the exact lists of Shah, Mitra, Matani 2010 do not, once slots leave
+    and come back), and a chunk is not kept for one read more than another.
+    """
+
+    LEVELS = 32
+
+    def __init__(self) -> None:
+        self._levels = tuple(cache_slot.LruOrder() for _ in range(self.LEVELS))
+
+    def _level(self, slot: cache_slot.Slot) -> cache_slot.LruOrder:
+        return self._levels[min(slot.frequency.bit_length(), self.LEVELS) - 1]
+
+    def add(self, slot: cache_slot.Slot) -> None:
+        """Take in ``slot`` with the frequency that it brings."""
+        self._level(slot).add(slot)
+
+    def touch(self, slot: cache_slot.Slot) -> None:
+        """Count the use."""
+        before = self._level(slot)
+        slot.frequency += 1
+        after = self._level(slot)
+        if after is before:
+            before.touch(slot)
+        elif not slot.is_parked:
+            before.remove(slot)
+            after.add(slot)
+
+    def remove(self, slot: cache_slot.Slot) -> None:
+        """Forget ``slot``."""
+        self._level(slot).remove(slot)
+
+    def put_back(self, slot: cache_slot.Slot) -> None:
+        """Take ``slot`` back to its frequency."""
+        self._level(slot).put_back(slot)
+
+    def demote(self, slot: cache_slot.Slot) -> None:
+        """Forget how often ``slot`` was used, and make it the next victim."""
+        self._level(slot).remove(slot)
+        slot.frequency = 1
+        self._level(slot).add(slot)
+        self._level(slot).demote(slot)
+
+    def first(self) -> cache_slot.Slot | None:
+        """Return the least frequently used slot."""
+        return next(filter(None, (level.first() for level in self._levels)), None)
+
+
+ORDERS: Mapping[str, type[cache_slot.Order]] = {
+    "lru": cache_slot.LruOrder,
+    "lfu": LfuOrder,
+    "fifo": FifoOrder,
+}

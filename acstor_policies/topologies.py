@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topologies beside the agent's ring (see ``engine/neighbours``): the nearest hosts, and all."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from acstor_agent.engine import neighbours
+from acstor_common.model import ids
+from acstor_common.ring import location
+
+NEAREST_COUNT = 4
+
+
+def nearest(
+    hosts: Sequence[ids.HostId],
+    here: ids.HostId,
+    locations: Mapping[ids.HostId, str],
+    count: int = NEAREST_COUNT,
+) -> tuple[ids.HostId, ...]:
+    """Return the hosts whose locations have most in common with that of ``here``.
+
+    >>> places = {"h1": "a/1/h1", "h2": "b/1/h2", "h3": "a/1/h3", "h4": "a/2/h4"}
+    >>> nearest(list(places), "h1", places, count=2)
+    ('h3', 'h4')
+
+    :param count: how many; those equally near follow in the order of the ring
+    """
+    ours = locations.get(here, "").split("/")
+    # Alternately from both sides, so that equally near ones are the closest on the ring.
+    around = _alternate(neighbours.followers(hosts, here))
+    around.sort(key=lambda host: -location.common_levels(ours, locations.get(host, "").split("/")))
+    return tuple(around[:count])
+
+
+def everybody(
+    hosts: Sequence[ids.HostId], here: ids.HostId, locations: Mapping[ids.HostId, str]
+) -> tuple[ids.HostId, ...]:
+    """Return all other hosts: for small clouds."""
+    return tuple(neighbours.followers(hosts, here))
+
+
+def _alternate(followers: Sequence[ids.HostId]) -> list[ids.HostId]:
+    """Return the next host on the ring, the previous, the one after next, and so on."""
+    half = (len(followers) + 1) // 2
+    order = [host for pair in zip(followers[:half], followers[::-1], strict=False) for host in pair]
+    return list(dict.fromkeys(order))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variants: named changes of :class:`acstor_agent.policies.Policies`, one entry point each.
+
+Guests read the same bytes with each of them.
+"""
+
+import enum
+from typing import Any
+
+from acstor_policies import cache_orders
+from acstor_policies import place_identity
+from acstor_policies import topologies
+from acstor_policies import unit_readahead
+from acstor_policies import unmatched_prefetch
+
+Changes = dict[str, Any]
+
+
+class Variant(enum.StrEnum):
+    """The names of the variants, which are those of the entry points."""
+
+    NO_ADVERTISEMENTS = "no-advertisements"
+    ADVERTISE_NEAREST = "advertise-nearest"
+    ADVERTISE_FULL = "advertise-full"
+    NO_PREFETCH = "no-prefetch"
+    UNBOUNDED_PREFETCH = "unbounded-prefetch"
+    PREFETCH_BY_LIMIT = "prefetch-by-limit"
+    NO_READ_AHEAD = "no-read-ahead"
+    READ_AHEAD_BY_UNITS = "read-ahead-by-units"
+    NO_REFERRALS = "no-referrals"
+    NO_HEDGES = "no-hedges"
+    NO_SOURCE_FIRST = "no-source-first"
+    NO_COPY_HINTS = "no-copy-hints"
+    RING = "ring"
+    BY_PLACE = "by-place"
+    BY_OID = "by-oid"
+    HOMES_KEEP = "homes-keep"
+    CACHE_LFU = "cache-lfu"
+    CACHE_FIFO = "cache-fifo"
+
+
+NO_ADVERTISEMENTS: Changes = {"topology": None}
+"""Announcements are neither sent nor believed."""
+
+ADVERTISE_NEAREST: Changes = {"topology": topologies.nearest}
+"""The nearest hosts by location are told, instead of those beside this one on the ring."""
+
+ADVERTISE_FULL: Changes = {"topology": topologies.everybody}
+"""Every host is told."""
+
+NO_PREFETCH: Changes = {"prefetcher": None}
+"""Advertised chunks are not prefetched."""
+
+UNBOUNDED_PREFETCH: Changes = {"prefetcher": unmatched_prefetch.unbounded}
+"""All advertised chunks are prefetched."""
+
+PREFETCH_BY_LIMIT: Changes = {"prefetcher": unmatched_prefetch.by_limit}
+"""Advertised chunks are prefetched while fewer chunks than the limit are here and unread."""
+
+NO_READ_AHEAD: Changes = {"read_ahead": None}
+"""Sequential readers are not read ahead for."""
+
+READ_AHEAD_BY_UNITS: Changes = {"read_ahead": unit_readahead.UnitAhead}
+"""All of the part of an image that is being read is fetched, in any order."""
+
+NO_REFERRALS: Changes = {"may_refer": False}
+"""A busy host refers requesters to no other host."""
+
+NO_HEDGES: Changes = {"may_hedge": False}
+"""A late response is waited for until the request fails."""
+
+NO_SOURCE_FIRST: Changes = {"may_ask_source_first": False}
+"""Guests' reads go to other hosts before the source, however slow these are."""
+
+NO_COPY_HINTS: Changes = {"gives_copy_hints": False}
+"""Homes tell no holder to evict surplus copies."""
+
+RING: Changes = {"learns_ring": True, "may_refer": True}
+"""Hosts that read an image in lock-step over slow links form a ring; on all hosts or on none."""
+
+BY_PLACE: Changes = {"identity": place_identity.ByPlace}
+"""Image and offset make the OID: hosts exchange within one image; on all hosts or on none."""
+
+BY_OID: Changes = {"identity": place_identity.ByOid}
+"""The OID names the host, which looks up the content in its map; on all hosts or on none."""
+
+HOMES_KEEP: Changes = {"homes_keep": True, "prefetcher": None, "read_ahead": None}
+"""A host caches only chunks that it is the home of, and fetches nothing ahead."""
+
+CACHE_LFU: Changes = {"cache_order": cache_orders.LfuOrder}
+"""The least frequently used chunk is evicted first."""
+
+CACHE_FIFO: Changes = {"cache_order": cache_orders.FifoOrder}
+"""The oldest chunk is evicted first."""
