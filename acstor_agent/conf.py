@@ -87,9 +87,6 @@ OPTS = [
         choices=[
             ("auto", "pregather where the device of cache_dir rotates, none elsewhere"),
             ("none", "leave the order to the kernel"),
-            ("deadline", "ascending order, in batches that begin with overdue requests"),
-            ("anticipatory", "deadline, with a wait for the next read of the same stream"),
-            ("cfq", "time slices of equal length for each stream"),
             ("pregather", "time slices, with waits for predicted requests"),
         ],
         help="Policy that orders reads and writes of the agent's own disk. auto uses none for "

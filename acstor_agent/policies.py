@@ -8,6 +8,7 @@ Each variant is an entry point of the namespace ``acstor.policies``: a mapping f
 import functools
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 from typing import NamedTuple
 from typing import NoReturn
@@ -15,6 +16,8 @@ from typing import NoReturn
 import stevedore
 
 from acstor_agent.core.cache import cache_slot
+from acstor_agent.core.disk_scheduling import policy
+from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import identity as identity_
 from acstor_agent.engine import neighbours
@@ -27,6 +30,7 @@ NAMESPACE = "acstor.policies"
 class Policies(NamedTuple):
     """One value per kind of policy.
 
+    :param disk_schedulers: makers of what orders the agent's disk, by the names of disk policies
     :param cache_order: in which order chunks of one class are evicted
     :param identity: makes the scheme that derives OIDs
     :param topology: returns the neighbours, who are told what is here; None: nobody is
@@ -40,6 +44,7 @@ class Policies(NamedTuple):
     :param learns_ring: hosts that read in lock-step form a ring
     """
 
+    disk_schedulers: Mapping[str, Callable[[], policy.Policy]] = scheduler.POLICIES
     cache_order: type[cache_slot.Order] = cache_slot.LruOrder
     identity: Callable[[], identity_.Identity] = identity_.ByContent
     topology: neighbours.Topology | None = neighbours.on_ring

@@ -42,7 +42,10 @@ def run_worker(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret
 
 async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
     own = conf.acstor_agent
-    io = disk_io.DiskIo(settings.disk_policy(own.disk_policy, own.cache_dir))
+    chosen = settings.policies(own)
+    io = disk_io.DiskIo(
+        settings.disk_policy(own.disk_policy, own.cache_dir), chosen.disk_schedulers
+    )
     here = settings.host_id(own.host)
     identity = settings.identity(own, here)
     rings = membership.ring_keeper_of(own, identity)
@@ -61,7 +64,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
         own.cache_dir,
         own.cache_limit_bytes,
         slab_bytes,
-        settings.policies(own).cache_order,
+        chosen.cache_order,
         io=io,
         pins=promised.pins,
     )

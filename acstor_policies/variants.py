@@ -8,6 +8,7 @@ import enum
 from typing import Any
 
 from acstor_policies import cache_orders
+from acstor_policies import disk_schedulers
 from acstor_policies import place_identity
 from acstor_policies import topologies
 from acstor_policies import unit_readahead
@@ -37,6 +38,7 @@ class Variant(enum.StrEnum):
     HOMES_KEEP = "homes-keep"
     CACHE_LFU = "cache-lfu"
     CACHE_FIFO = "cache-fifo"
+    LINUX_DISK_SCHEDULERS = "linux-disk-schedulers"
 
 
 NO_ADVERTISEMENTS: Changes = {"topology": None}
@@ -92,3 +94,6 @@ CACHE_LFU: Changes = {"cache_order": cache_orders.LfuOrder}
 
 CACHE_FIFO: Changes = {"cache_order": cache_orders.FifoOrder}
 """The oldest chunk is evicted first."""
+
+LINUX_DISK_SCHEDULERS: Changes = {"disk_schedulers": disk_schedulers.SCHEDULERS}
+"""``acstor-agent-ctl set-disk-policy`` takes ``deadline``, ``anticipatory`` and ``cfq``, too."""

@@ -16,7 +16,6 @@ import trio
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_socket
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.core.disks import checkpoint_file
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.disks import restore_record
@@ -155,7 +154,7 @@ class ControlRequests:
                 return msgspec.Raw(hash_ring.encode(self._ring.ring))
 
     def _set_disk_policy(self, policy: str) -> dict[str, str]:
-        if policy not in (disk_io.AUTO, *scheduler.POLICIES):
+        if policy not in (disk_io.AUTO, *self._io.schedulers):
             raise errors.Unusable(f"disk policy {policy}", "there is no such policy")
         self._change_policy(policy)
         LOG.info("disk policy: %s", self._io.policy)

@@ -18,12 +18,12 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TypeVar
 
 import trio
 
 from acstor_agent.core.disk_scheduling import policy as policies
-from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
 
@@ -110,11 +110,15 @@ class DiskIo:
 
     Keep :meth:`serve` running while a policy other than ``none`` is in force.
 
-    :param limits: what can be set of ``pregather``
+    :param schedulers: makers of what orders requests, by the names of policies
     """
 
-    def __init__(self, policy: str = NONE, limits: pregather.Limits | None = None) -> None:
-        self._limits = limits
+    def __init__(
+        self,
+        policy: str = NONE,
+        schedulers: Mapping[str, Callable[[], policies.Policy]] = scheduler.POLICIES,
+    ) -> None:
+        self.schedulers = schedulers
         self._scheduler = scheduler.Scheduler(policies.Fifo(), ADDRESSES)
         self._bases: dict[object, int] = {}
         self._next_base = 0
@@ -157,9 +161,7 @@ class DiskIo:
 
     def change_policy(self, policy: str) -> None:
         """Use another policy from now on; what waits is served by it."""
-        make = scheduler.POLICIES[policy]
-        made = pregather.Pregather(self._limits) if make is pregather.Pregather else make()
-        self._scheduler.change_policy(made)
+        self._scheduler.change_policy(self.schedulers[policy]())
         self.policy = policy
         self._pump()
 

@@ -20,7 +20,7 @@ from matplotlib import figure
 
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
-from acstor_agent.core.disk_scheduling import scheduler
+from acstor_policies import disk_schedulers
 from tests.bench import disk_pictures
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
@@ -103,7 +103,7 @@ def run(say: harness.Say) -> harness.Result:
 def play(make: Make, policy: str, say: harness.Say) -> Run:
     """Run guests with a policy."""
     guests = make()
-    found = Run(guests, scheduler.POLICIES[policy]()).run()
+    found = Run(guests, disk_schedulers.SCHEDULERS[policy]()).run()
     say(f"{', '.join(guest.name for guest in guests)}: {policy}: {found.now_s:.1f} s")
     return found
 
@@ -167,7 +167,7 @@ def cost() -> tuple[float, float]:
     took_s = {}
     for name in ("none", "pregather"):
         began_s = time.process_time()
-        found = Run(workloads.four_guests(small), scheduler.POLICIES[name]()).run()
+        found = Run(workloads.four_guests(small), disk_schedulers.SCHEDULERS[name]()).run()
         took_s[name] = (time.process_time() - began_s) / len(found.distances)
     return grown / workloads.MIB, (took_s["pregather"] - took_s["none"]) * 1e6
 

@@ -14,7 +14,7 @@ from matplotlib import figure
 
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
-from acstor_agent.core.disk_scheduling import scheduler
+from acstor_policies import disk_schedulers
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness
@@ -60,7 +60,9 @@ class Point(NamedTuple):
 def run(say: harness.Say) -> harness.Result:
     """Play what the figures show."""
     sweep = [zones(layout, sectors) for layout in LAYOUTS for sectors in ZONES]
-    without = {layout: two_readers(layout, scheduler.POLICIES["cfq"]()) for layout in LAYOUTS}
+    without = {
+        layout: two_readers(layout, disk_schedulers.SCHEDULERS["cfq"]()) for layout in LAYOUTS
+    }
     sort, both = (
         {
             policy: s1_disk.play(

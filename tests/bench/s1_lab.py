@@ -142,7 +142,7 @@ def started(folder: pathlib.Path) -> Iterator[Lab]:
         sources="file",
         peer_listen=f"{local.LOOPBACK}:{port}",
         metrics_listen="",
-        variants="no-read-ahead",
+        variants="no-read-ahead,linux-disk-schedulers",
         disk_policy="none",
     )
     with agent:

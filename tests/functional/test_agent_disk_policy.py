@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from acstor_agent.core.disk_scheduling import scheduler
 from acstor_common import errors
 from acstor_common.model import geometry
+from acstor_policies import disk_schedulers
 from tests.fakes import hosts
 from tests.lab import agents
 from tests.lab import local
@@ -20,10 +20,11 @@ OWN_STREAMS = ("background:agent", "prefetch:read-ahead", "fill:pre-seed")
 DATA = local.random_bytes(6 * geometry.MIB + 777, seed=7, zero_share=0.2)
 
 
-@pytest.mark.parametrize("policy", scheduler.POLICIES)
+@pytest.mark.parametrize("policy", disk_schedulers.SCHEDULERS)
 def test_bytes_are_the_same_with_every_policy(start, images, policy):
     image_id = images.add(DATA)
-    agent = start(disk_policy=policy)
+    agent = start(variants="linux-disk-schedulers")
+    agents.request(agent.control_socket, "set-disk-policy", policy=policy)
     agents.request(agent.control_socket, "make-disk", disk_id=DISK, image_id=image_id)
     disk = agent.mount_point / "disks" / f"{DISK}.raw"
     with disk.open("r+b") as file:
@@ -116,10 +117,10 @@ def is_up(agent: agents.Agent) -> bool:
 
 def test_policy_can_be_changed_while_guests_read(start, images):
     image_id = images.add(DATA)
-    agent = start(disk_policy="none")
+    agent = start(disk_policy="none", variants="linux-disk-schedulers")
     with concurrent.futures.ThreadPoolExecutor() as threads:
         reads = [threads.submit(agent.image_path(image_id).read_bytes) for _ in range(4)]
-        for policy in (*scheduler.POLICIES, "auto"):
+        for policy in (*disk_schedulers.SCHEDULERS, "auto"):
             answer = agents.request(agent.control_socket, "set-disk-policy", policy=policy)
             assert answer["policy"] == policy or policy == "auto"
         assert all(read.result() == DATA for read in reads)

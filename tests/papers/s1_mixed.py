@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib import figure
 
-from acstor_agent.core.disk_scheduling import scheduler
+from acstor_policies import disk_schedulers
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.bench import harness
@@ -196,7 +196,7 @@ def _zone(layout: str, sectors: int, say: harness.Say) -> experiment.Outcome:
     if sectors:
         point = s1_figures.zones(layout, sectors)
         return {"s": round(point.seconds_s, 3), "zero_percent": round(100 * point.at_zero, 2)}
-    found = s1_figures.two_readers(layout, scheduler.POLICIES["cfq"]())
+    found = s1_figures.two_readers(layout, disk_schedulers.SCHEDULERS["cfq"]())
     return {"s": round(found.now_s, 3), "zero_percent": round(100 * s1_disk.at_zero(found), 2)}
 
 

@@ -39,7 +39,6 @@ import enum
 import math
 from collections.abc import Iterator
 
-from acstor_agent.core.disk_scheduling import cfq
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import request as requests
@@ -129,7 +128,7 @@ class Pregather(policy.Policy):
             habit = self._new_stream(request.stream)
         served_s = self._served_s(habit, now_s)
         habit.arrived(request, now_s, served_s)
-        expire_s = cfq.expire_s(request)
+        expire_s = request.expire_s
         habit.queue.add(request, served_s + expire_s)
         self._all[request.stream.klass].add(request, now_s + expire_s)
 

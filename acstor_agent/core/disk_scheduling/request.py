@@ -35,6 +35,11 @@ class Stream(NamedTuple):
         return f"{self.klass.name.lower()}:{self.name}"
 
 
+READ_EXPIRE_S = 0.125
+WRITE_EXPIRE_S = 0.25
+"""Those of Linux 2.6's cfq, which Ling 2015 keeps."""
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Request:
     """A read or write of ``length`` bytes at ``offset``.
@@ -54,3 +59,8 @@ class Request:
     def stop(self) -> int:
         """Where the head stands when it is done."""
         return self.offset + self.length
+
+    @property
+    def expire_s(self) -> float:
+        """How long after its arrival it is overdue."""
+        return WRITE_EXPIRE_S if self.is_write else READ_EXPIRE_S

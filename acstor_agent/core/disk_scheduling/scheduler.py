@@ -12,18 +12,12 @@ from collections.abc import Callable
 from collections.abc import Mapping
 
 from acstor_agent.core import counters
-from acstor_agent.core.disk_scheduling import anticipatory
-from acstor_agent.core.disk_scheduling import cfq
-from acstor_agent.core.disk_scheduling import deadline
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
 
 POLICIES: Mapping[str, Callable[[], policies.Policy]] = {
     "none": policies.Fifo,
-    "deadline": deadline.Deadline,
-    "anticipatory": anticipatory.Anticipatory,
-    "cfq": cfq.Cfq,
     "pregather": pregather.Pregather,
 }
 NEAR_BYTES = 24_000_000 * 512

@@ -12,7 +12,6 @@ the disk; a sequential guest would then look too slow to be waited for, lose the
 disk after each answer, and look slower still.
 """
 
-from acstor_agent.core.disk_scheduling import cfq
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
@@ -76,13 +75,13 @@ class StreamHabit:
         self.navigator.answered(request.offset, served_s)
 
     def overdue(self, served_s: float) -> requests.Request | None:
-        """Return a request that has to go first now: one in cfq.READ_EXPIRE_S at most."""
+        """Return a request that has to go first now: one in READ_EXPIRE_S at most."""
         return self.queue.overdue(served_s) if served_s >= self._next_detour_s else None
 
     def dispatched(self, request: requests.Request, served_s: float) -> None:
         """Take out a request, and take note of where the head goes for this stream."""
         if request is self.overdue(served_s):
-            self._next_detour_s = served_s + cfq.READ_EXPIRE_S
+            self._next_detour_s = served_s + requests.READ_EXPIRE_S
         self.queue.remove(request)
         if self._dispatched_stop is not None:
             self.at_zero.add(request.offset == self._dispatched_stop)

@@ -10,18 +10,18 @@ import trio.testing
 
 from acstor_agent.control import status
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.runtime import disk_io
+from acstor_policies import disk_schedulers
 
 pytestmark = pytest.mark.allow_log("the disk has not answered")  # so it seems on a busy machine
 GUEST = requests.Stream(requests.Klass.GUEST, "a")
-SCHEDULING = [name for name in scheduler.POLICIES if name != disk_io.NONE]
+SCHEDULING = [name for name in disk_schedulers.SCHEDULERS if name != disk_io.NONE]
 
 
 @contextlib.asynccontextmanager
 async def serving(policy):
     async with trio.open_nursery() as nursery:
-        io = disk_io.DiskIo(policy)
+        io = disk_io.DiskIo(policy, disk_schedulers.SCHEDULERS)
         await nursery.start(io.serve)
         yield io
         nursery.cancel_scope.cancel()
@@ -32,7 +32,7 @@ async def use(io, place, function, stream=GUEST):
         return await io.run(place, 4096, False, function)
 
 
-@pytest.mark.parametrize("policy", scheduler.POLICIES)
+@pytest.mark.parametrize("policy", disk_schedulers.SCHEDULERS)
 async def test_everybody_gets_the_answer_to_its_own_question(policy):
     answers = {}
 
@@ -105,8 +105,8 @@ async def test_who_is_cancelled_gives_up_its_place(policy):
     assert done == ["other"]
 
 
-@pytest.mark.parametrize("other", scheduler.POLICIES)
-@pytest.mark.parametrize("policy", scheduler.POLICIES)
+@pytest.mark.parametrize("other", disk_schedulers.SCHEDULERS)
+@pytest.mark.parametrize("policy", disk_schedulers.SCHEDULERS)
 async def test_policy_may_change_under_load(policy, other):
     answers = []
     async with serving(policy) as io, trio.open_nursery() as nursery:

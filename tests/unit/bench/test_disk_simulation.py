@@ -8,7 +8,7 @@ import pytest
 
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
-from acstor_agent.core.disk_scheduling import scheduler
+from acstor_policies import disk_schedulers
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_workloads as workloads
 from tests.fakes import rotating_disk
@@ -19,13 +19,13 @@ SMALL = 32 * workloads.MIB
 @functools.cache
 def four_guests(policy: str) -> simulation.Simulation:
     guests = workloads.four_guests(SMALL)
-    return simulation.Simulation(guests, scheduler.POLICIES[policy]()).run()
+    return simulation.Simulation(guests, disk_schedulers.SCHEDULERS[policy]()).run()
 
 
 @functools.cache
 def reader_beside_random_ones(policy: str) -> simulation.Simulation:
     guests = workloads.mixed_guest("SRRR", 2 * SMALL)
-    return simulation.Simulation(guests, scheduler.POLICIES[policy]()).run()
+    return simulation.Simulation(guests, disk_schedulers.SCHEDULERS[policy]()).run()
 
 
 def test_random_reads_of_the_model_take_what_the_data_sheet_says() -> None:
@@ -44,7 +44,7 @@ def test_model_reads_in_order_at_the_rate_of_its_outer_edge() -> None:
 
 def test_run_is_the_same_when_it_is_repeated() -> None:
     again = simulation.Simulation(
-        workloads.four_guests(SMALL), scheduler.POLICIES["pregather"]()
+        workloads.four_guests(SMALL), disk_schedulers.SCHEDULERS["pregather"]()
     ).run()
     assert again.now_s == four_guests("pregather").now_s
     assert again.distances == four_guests("pregather").distances
@@ -58,7 +58,7 @@ def test_all_policies_get_the_same_bytes() -> None:
             for guest in run.guests
         ]
 
-    assert len({tuple(asked(policy)) for policy in scheduler.POLICIES}) == 1
+    assert len({tuple(asked(policy)) for policy in disk_schedulers.SCHEDULERS}) == 1
 
 
 def test_pregather_keeps_more_seeks_at_zero_and_ends_first() -> None:
@@ -66,9 +66,9 @@ def test_pregather_keeps_more_seeks_at_zero_and_ends_first() -> None:
         distances = four_guests(policy).distances
         return distances.count(0) / len(distances)
 
-    others = [name for name in scheduler.POLICIES if name != "pregather"]
+    others = [name for name in disk_schedulers.SCHEDULERS if name != "pregather"]
     assert at_zero("pregather") > max(map(at_zero, others))
-    ends = {name: four_guests(name).now_s for name in scheduler.POLICIES}
+    ends = {name: four_guests(name).now_s for name in disk_schedulers.SCHEDULERS}
     assert min(ends, key=lambda name: ends[name]) == "pregather"
 
 
@@ -90,7 +90,7 @@ def test_zone_that_holds_both_readers_of_a_guest_tells_nothing() -> None:
         return two_readers(pregather.Pregather(limits), second)
 
     near, far = workloads.FILES_AT[0] + 2**30, workloads.FILES_AT[1]
-    cfq_s = two_readers(scheduler.POLICIES["cfq"](), near)
+    cfq_s = two_readers(disk_schedulers.SCHEDULERS["cfq"](), near)
     assert pregather_s(2000, near) < cfq_s / 2
     assert pregather_s(10**7, near) == pytest.approx(cfq_s, rel=0.02)
     assert pregather_s(10**7, far) < cfq_s / 2
@@ -134,7 +134,7 @@ def test_writers_that_fill_the_ring_leave_nothing_to_wait_for() -> None:
     def ends_s(policy: str, writing: workloads.Writing) -> float:
         parts = ("SW-S", "SW-S")
         guest = workloads.guest("", parts, workloads.REGIONS[0], 1, SMALL, writing=writing)
-        return simulation.Simulation([guest], scheduler.POLICIES[policy]()).run().now_s
+        return simulation.Simulation([guest], disk_schedulers.SCHEDULERS[policy]()).run().now_s
 
     def gain(writing: workloads.Writing) -> float:
         return ends_s("cfq", writing) / ends_s("pregather", writing)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from acstor_agent.core.disk_scheduling import scheduler
+from acstor_policies import disk_schedulers
 from tests.bench import disk_simulation as simulation
 from tests.bench import disk_traces
 
@@ -99,10 +99,10 @@ def test_iolog_without_times_is_refused(text: str) -> None:
         list(disk_traces.from_iolog(text.splitlines()))
 
 
-@pytest.mark.parametrize("policy", scheduler.POLICIES)
+@pytest.mark.parametrize("policy", disk_schedulers.SCHEDULERS)
 def test_trace_is_played_at_its_own_times(policy: str) -> None:
     guests = disk_traces.guests(disk_traces.from_blkparse(BLKPARSE.splitlines()))
-    run = simulation.Simulation(guests, scheduler.POLICIES[policy]()).run()
+    run = simulation.Simulation(guests, disk_schedulers.SCHEDULERS[policy]()).run()
     assert {guest.name: guest.applications[0].bytes for guest in guests} == {
         "pid-697": 4096,
         "pid-701": 45056,
@@ -110,11 +110,11 @@ def test_trace_is_played_at_its_own_times(policy: str) -> None:
     assert run.now_s > 0.01
 
 
-@pytest.mark.parametrize("policy", scheduler.POLICIES)
+@pytest.mark.parametrize("policy", disk_schedulers.SCHEDULERS)
 def test_recording_is_played_to_its_end_by_every_policy(policy: str) -> None:
     trace = list(disk_traces.from_blkparse(lines("blkparse.txt")))
     guests = disk_traces.guests(trace)
-    run = simulation.Simulation(guests, scheduler.POLICIES[policy]()).run()
+    run = simulation.Simulation(guests, disk_schedulers.SCHEDULERS[policy]()).run()
     done = [(offset, length) for guest in guests for _, offset, length in guest.done]
     assert sorted(done) == sorted((access.offset, access.length) for access in accesses(trace))
     assert run.now_s > trace[-1].when_s

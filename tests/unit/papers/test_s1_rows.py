@@ -184,7 +184,7 @@ def test_small_run_in_virtual_time_can_be_kept_as_json() -> None:
 def test_others_use_the_disk_until_the_guest_is_done() -> None:
     guests = s1_beyond.with_others(4 * workloads.MIB, s1_beyond.BESIDE)
     assert [guest.name for guest in guests] == ["guest", *s1_beyond.BESIDE]
-    found = simulation.Simulation(guests, s1_disk.scheduler.POLICIES["pregather"]()).run()
+    found = simulation.Simulation(guests, s1_disk.disk_schedulers.SCHEDULERS["pregather"]()).run()
     kept = s1_beyond._class_summary(found)
     assert kept["s"] == pytest.approx(found.guests[0].ended_s, abs=0.001)
 

@@ -24,6 +24,7 @@ KINDS = {
     },
     "read_ahead": {Variant.NO_READ_AHEAD, Variant.READ_AHEAD_BY_UNITS, Variant.HOMES_KEEP},
     "identity": {Variant.BY_PLACE, Variant.BY_OID},
+    "disk_schedulers": {Variant.LINUX_DISK_SCHEDULERS},
     "cache_order": {Variant.CACHE_LFU, Variant.CACHE_FIFO},
     "may_refer": {Variant.NO_REFERRALS},
     "may_hedge": {Variant.NO_HEDGES},

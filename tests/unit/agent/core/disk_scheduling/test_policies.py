@@ -9,16 +9,18 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from acstor_agent.core.disk_scheduling import cfq
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import scheduler
+from acstor_policies import cfq
+from acstor_policies import disk_schedulers
 
 SIZE = 10**12
 GB = 10**9
 Make = Callable[[], policies.Policy]
-every_policy = pytest.mark.parametrize("make", scheduler.POLICIES.values(), ids=scheduler.POLICIES)
+POLICIES = disk_schedulers.SCHEDULERS
+every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
 
 
 def stream(name: str, klass: requests.Klass = requests.Klass.GUEST) -> requests.Stream:
@@ -124,7 +126,7 @@ def test_nobody_starves_within_a_stream(make: Make) -> None:
 
 @every_policy
 def test_policy_that_is_changed_under_load_loses_nothing(make: Make) -> None:
-    for other in scheduler.POLICIES.values():
+    for other in POLICIES.values():
         disk = Disk(make())
         rng = random.Random(1)
         sent = [read(rng.choice("abc"), rng.randrange(SIZE - 4096)) for _ in range(50)]
@@ -204,7 +206,7 @@ def test_other_classes_wait_for_guests_but_not_past_their_deadline(klass: reques
         disk.serve_one()
         if behind in disk.served:
             break
-    assert cfq.READ_EXPIRE_S < disk.now_s < 2.0
+    assert requests.READ_EXPIRE_S < disk.now_s < 2.0
 
 
 def test_classes_go_one_after_the_other() -> None:

@@ -14,14 +14,12 @@ import collections
 import itertools
 from collections.abc import Iterator
 
-from acstor_agent.core.disk_scheduling import anticipatory
 from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
 from acstor_agent.core.disk_scheduling import running_mean
+from acstor_policies import anticipatory
 
-READ_EXPIRE_S = 0.125
-WRITE_EXPIRE_S = 0.25
 SLICE_S = 0.1
 IDLE_S = 0.008
 IDLE_SEEKY_S = 0.002
@@ -30,11 +28,6 @@ BACK_LIMIT_BYTES = 16 << 20
 MEMORY = 8
 REMEMBERED = 256
 """Streams whose habits are known although they have nothing pending."""
-
-
-def expire_s(request: requests.Request) -> float:
-    """Return how long after its arrival a request is overdue."""
-    return WRITE_EXPIRE_S if request.is_write else READ_EXPIRE_S
 
 
 class _Turn:
@@ -53,7 +46,7 @@ class _Turn:
         if self.last_stop is not None:
             self.distance.add(abs(request.offset - self.last_stop))
         self.last_stop = request.stop
-        self.queue.add(request, now_s + expire_s(request))
+        self.queue.add(request, now_s + request.expire_s)
 
     @property
     def idle_s(self) -> float:
