@@ -3,7 +3,6 @@
 
 import copy
 import itertools
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from acstor_common.model import geometry
 from acstor_common.service import session_options
 from acstor_common.wire import decision_messages
 
-GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
+GROUP = acstor_common.service.conf.AGENT_GROUP
 
 ENROLMENT = cfg.OptGroup(
     "enrolment",
@@ -30,18 +29,7 @@ ENROLMENT_TIMEOUT_S = 30
 SOURCES_NAMESPACE = "acstor.sources"
 
 OPTS = [
-    cfg.StrOpt(
-        "host",
-        default=socket.gethostname(),
-        sample_default="<the host name>",
-        help="Id of this host on the ring. It must be unique in the cloud and must not change.",
-    ),
-    cfg.StrOpt(
-        "state_dir",
-        default="/var/lib/acstor/state",
-        help="Folder for persistent state: chunk maps of attached images, data that guests wrote "
-        "to disks, and the lock. Only the agent's user may enter it (mode 0700).",
-    ),
+    *acstor_common.service.conf.HOST_OPTS,
     cfg.StrOpt(
         "cache_dir",
         default="/var/lib/acstor/cache",
@@ -153,15 +141,6 @@ OPTS = [
         "service, which announces new boot images. Boot images of private images go only to hosts "
         "with servers of their project.",
     ),
-    cfg.BoolOpt(
-        "cache_private_chunks_for_peers",
-        default=True,
-        help="Whether this host, as the home of chunks of private images, fetches and caches them "
-        "for other hosts when no server of its own uses the image. If not, only hosts with servers "
-        "of an image cache its chunks, which leaves space for images that many hosts use; these "
-        "hosts exchange chunks with each other where they are homes or neighbours, and read the "
-        "rest from the source.",
-    ),
     cfg.StrOpt(
         "peer_listen",
         default="0.0.0.0:7201",
@@ -183,20 +162,12 @@ OPTS = [
         "limit. It does not apply to sources.",
     ),
     cfg.IntOpt(
-        "peer_guest_dscp",
-        default=0,
-        min=0,
-        max=63,
-        help="DSCP of packets to other agents on which guests wait, for networks with traffic "
-        "classes. 0: unchanged.",
-    ),
-    cfg.IntOpt(
         "peer_background_dscp",
         default=0,
         min=0,
         max=63,
-        help="DSCP of all other packets to other agents: fills, prefetches, advertisements. 8 "
-        "(CS1) and 1 (LE) are usual for background traffic.",
+        help="DSCP of packets to other agents on which no guest waits: fills, prefetches, "
+        "advertisements. 8 (CS1) and 1 (LE) are usual for background traffic. 0: unchanged.",
     ),
     cfg.StrOpt(
         "peer_security",
@@ -207,20 +178,6 @@ OPTS = [
         help="Security of connections between agents; the same on all hosts of a cloud. The "
         "default is secure, and insecure where peer_listen is a loopback address. With secure the "
         "agent needs a certificate to start.",
-    ),
-    cfg.StrOpt(
-        "identity_dir",
-        help="Folder with ca.pem (one or more trusted authorities), cert.pem (this host's "
-        "certificate, of an Ed25519 key, whose only DNS subjectAltName is the option host) and "
-        "key.pem. The default is the folder identity of state_dir; keep it where the decision "
-        "service issues certificates. The agent reloads replaced files without losing "
-        "connections.",
-    ),
-    cfg.StrOpt(
-        "ring_file",
-        help="JSON file with the v-node table; the agent reloads it when it changes. Without it, "
-        "and without a table from the decision service or the control socket, this host reads only "
-        "from its sources.",
     ),
     cfg.StrOpt(
         "location",

@@ -125,9 +125,7 @@ class Agent:
         self._source = source_client.SourceClient(*sources)
         maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
-        looked_up = detached_maps.DetachedMaps(
-            self._source, nursery, gives_private=own.cache_private_chunks_for_peers
-        )
+        looked_up = detached_maps.DetachedMaps(self._source, nursery)
         self._naming = chunk_lookup.ChunkLookup(
             self._images, looked_up, promised.pinned, lambda: self._ring.current().segment_chunks
         )

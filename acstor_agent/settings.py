@@ -8,7 +8,6 @@ import grp
 import ipaddress
 import logging
 import math
-import pathlib
 
 from oslo_config import cfg
 
@@ -28,6 +27,7 @@ from acstor_common.identity import identity_files
 from acstor_common.model import addresses
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.service import conf
 
 LOG = logging.getLogger(__name__)
 
@@ -216,8 +216,7 @@ def reachable_at(own: Options) -> str:
 
 def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
     """Return the files that prove who this host is."""
-    folder = pathlib.Path(own.identity_dir or pathlib.Path(own.state_dir) / "identity")
-    return identity_files.IdentityFiles(here, identity_files.files_in(folder))
+    return identity_files.IdentityFiles(here, identity_files.files_in(conf.identity_dir(own)))
 
 
 def exchange(own: Options, *, has_others: bool, source_places: int) -> settings.Settings:
@@ -254,7 +253,7 @@ def peer_traffic(own: Options) -> traffic_control.Traffic:
     return traffic_control.Traffic(
         traffic_control.RateLimiter(upload * MBIT_BYTES or math.inf),
         traffic_control.RateLimiter(download * MBIT_BYTES or math.inf),
-        traffic_control.Dscp(own.peer_guest_dscp, own.peer_background_dscp),
+        own.peer_background_dscp,
     )
 
 

@@ -31,11 +31,14 @@ from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import vault_files
 from acstor_common import errors
 from acstor_common.identity import credentials
+from acstor_common.model import addresses
 from acstor_common.model import ids
 from acstor_common.util import supervision
 
 _ENDS_WITHIN_S = 60.0
 _MAX_FOLDER_BYTES = 70
+VAULT_PORT = 7202
+"""Of all vaults, where this host has none."""
 
 Options = cfg.ConfigOpts.GroupAttr
 
@@ -56,6 +59,7 @@ class DecisionLink(NamedTuple):
 @contextlib.contextmanager
 def run_captures(
     own: Options,
+    files: agent_files.AgentFiles,
     mount_point: str,
     host: ids.HostId,
     proof: credentials.Credentials,
@@ -63,7 +67,8 @@ def run_captures(
 ) -> Iterator[worker_pool.WorkerPool]:
     """Take checkpoints as long as the block lasts.
 
-    :param mount_point: where the agent shows mirrors
+    :param files: of the agent of this host
+    :param mount_point: where it shows mirrors
     :param proof: what this host proves to vaults
     :raises errors.Unusable: a folder cannot be used
     """
@@ -71,14 +76,14 @@ def run_captures(
     # What one has drop, another one may just have found there.
     with _alone(pathlib.Path(own.state_dir)):
         scratch = scratch_files.ScratchFiles(pathlib.Path(own.socket_dir), own.scratch_limit_bytes)
-        made, collection = _made(own, mount_point, host, proof, link, scratch, ended)
+        made, collection = _made(own, files, mount_point, host, proof, link, scratch, ended)
         threads = [
             *(
                 supervision.start("checkpoints", made.run, ended)
                 for _ in range(worker_pool.WORKERS)
             ),
             supervision.start("scratch files", lambda: scratch.run(ended), ended),
-            supervision.start("pulling", _pulling(own, mount_point, ended).run, ended),
+            supervision.start("pulling", _pulling(own, files, mount_point, ended).run, ended),
         ]
         if collection is not None:
             loop = collection.run
@@ -106,6 +111,7 @@ def _alone(state_dir: pathlib.Path) -> Iterator[None]:
 
 def _made(
     own: Options,
+    files: agent_files.AgentFiles,
     mount_point: str,
     host: ids.HostId,
     proof: credentials.Credentials,
@@ -113,13 +119,12 @@ def _made(
     scratch: scratch_files.ScratchFiles,
     ended: threading.Event,
 ) -> tuple[worker_pool.WorkerPool, garbage_collection.GarbageCollection | None]:
-    files = agent_files.AgentFiles.of(own)
     bases = recovered_disks.BackingImages(mount_point)
     folder = pathlib.Path(own.socket_dir)
     known = _states(pathlib.Path(own.state_dir), folder)
     served = libvirt_domains.Domains(own.libvirt_uri, bases.image_of)
     only = _holders(own.checkpoint_holders)
-    places = holder_pool.HolderPool(host, files.ring, proof, own.vault_port, only)
+    places = holder_pool.HolderPool(host, files.ring, proof, _vault_port(own), only)
     taker = take_checkpoint.CheckpointTaker(
         take_checkpoint.Settings(
             host,
@@ -127,8 +132,6 @@ def _made(
             own.checkpoint_rate_bytes_s,
             folder,
             bases.mirrors,
-            own.capture_slice_s,
-            own.capture_limit_s,
             ended,
         ),
         served,
@@ -146,16 +149,23 @@ def _made(
     return made, garbage_collection.GarbageCollection(host, known, places, link.kept, made, ended)
 
 
-def _pulling(own: Options, mount_point: str, ended: threading.Event) -> pull_loop.PullLoop:
+def _pulling(
+    own: Options, files: agent_files.AgentFiles, mount_point: str, ended: threading.Event
+) -> pull_loop.PullLoop:
     bases = recovered_disks.BackingImages(mount_point)
     return pull_loop.PullLoop(
         libvirt_domains.Domains(own.libvirt_uri, bases.checkpoint_of),
-        recovered_disks.RecoveredDisks(pathlib.Path(own.agent_state_dir)),
+        recovered_disks.RecoveredDisks(files.state_dir),
         bases,
         own.checkpoint_rate_bytes_s,
         ended,
         offline_pull.OfflinePull(ended),
     )
+
+
+def _vault_port(own: Options) -> int:
+    """Return the port of all vaults: that of this host's own, if it has one."""
+    return addresses.parse(own.vault_listen)[1] if own.vault_listen else VAULT_PORT
 
 
 def _holders(named: Sequence[str]) -> list[ids.HostId]:

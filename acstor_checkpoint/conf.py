@@ -1,33 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of the checkpoint daemon."""
 
-import socket
-
 from oslo_config import cfg
 
+from acstor_common import errors
 from acstor_common.service import conf as common_conf
 
 GROUP = cfg.OptGroup("acstor_checkpoint", title="Checkpoints of disks on other hosts")
 
 OPTS: list[cfg.Opt] = [
     cfg.StrOpt(
-        "host",
-        default=socket.gethostname(),
-        sample_default="<the host name>",
-        help="Id of this host, as [acstor_agent] host; the certificate has this name.",
-    ),
-    cfg.StrOpt(
-        "identity_dir",
-        default="/var/lib/acstor/state/identity",
-        help="Folder with the certificate and the key of the host and the authority's certificate, "
-        "as the agent keeps them (identity in its state_dir). The daemon reloads them within "
-        "seconds.",
+        "agent_config_file",
+        default="/etc/acstor/acstor-agent.conf",
+        help="Configuration file of this host's agent. The daemon reads host, state_dir, "
+        "identity_dir and ring_file of [acstor_agent] in it: it has the name and the certificate "
+        "of the agent, and uses its v-node table and chunk maps.",
     ),
     cfg.StrOpt(
         "vault_listen",
         default="",
         sample_default="10.0.0.1:7202",
-        help="Address and port (IP:PORT) of this host's vault, in the network of the agents. "
+        help="Address and port (IP:PORT) of this host's vault, in the network of the agents. The "
+        "port is the same on all hosts; hosts without a vault expect 7202. "
         "Empty: this host stores no checkpoints of other hosts.",
     ),
     cfg.StrOpt(
@@ -45,16 +39,8 @@ OPTS: list[cfg.Opt] = [
     common_conf.size_opt(
         "vault_quota_per_host_bytes",
         default=50 << 30,
-        help="Quota of one host in the vault; the same share of vault_limit_inodes applies. With "
+        help="Quota of one host in the vault; the same share of the vault's files applies. With "
         "the default a misbehaving host can use half of the vault.",
-    ),
-    cfg.IntOpt(
-        "vault_limit_inodes",
-        default=4_000_000,
-        min=0,
-        help="Limit of files and folders in the vault: one file for each chunk and manifest, and "
-        "up to 258 folders for each disk. It must not exceed the inodes of the file system. The "
-        "default fits 100 GiB of chunks that compress to a third.",
     ),
     cfg.StrOpt(
         "metrics_listen",
@@ -66,13 +52,6 @@ OPTS: list[cfg.Opt] = [
         default=False,
         help="Whether metrics of checkpoints are shown for each server instead of the longest "
         "times. Clients of metrics_listen then see the ids of servers.",
-    ),
-    cfg.IntOpt(
-        "vault_port",
-        default=7202,
-        min=1,
-        max=65535,
-        help="Port of the vaults of all other hosts, at the addresses of their agents.",
     ),
     cfg.IntOpt(
         "checkpoint_interval_s",
@@ -105,38 +84,12 @@ OPTS: list[cfg.Opt] = [
         "0: no limit. The traffic is the compressed data times the copies. The limit also applies "
         "to the copying of checkpoint data into the disk of a recovered server.",
     ),
-    cfg.IntOpt(
-        "capture_slice_s",
-        default=300,
-        min=10,
-        help="Longest time, in seconds, for which a disk is read at once; libvirt refuses to "
-        "migrate the server meanwhile. The next part follows at once and reads the disk as it is "
-        "then.",
-    ),
-    cfg.IntOpt(
-        "capture_limit_s",
-        default=4 * 3600,
-        min=10,
-        help="The same for a server that writes faster than its disk is read, after three parts "
-        "without progress. At the default rate this time is enough for 1.4 TiB, less the reads of "
-        "other servers.",
-    ),
     cfg.StrOpt(
         "state_dir",
         default="/var/lib/acstor-checkpoint",
         help="Folder for the keys of this host's disks and the manifests of their last "
         "checkpoints. Only the daemon's user may enter it. If it is lost, the next checkpoint of "
         "each disk is a full one.",
-    ),
-    cfg.StrOpt(
-        "agent_state_dir",
-        default="/var/lib/acstor/state",
-        help="state_dir of this host's agent, which has the v-node table and the chunk maps.",
-    ),
-    cfg.StrOpt(
-        "ring_file",
-        default="",
-        help="The same as [acstor_agent] ring_file, if it is set.",
     ),
     cfg.StrOpt(
         "libvirt_uri",
@@ -174,6 +127,21 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     common_conf.register_opts(conf)
     common_conf.register(conf, GROUP, OPTS)
     conf.register_opt(BROKER)
+
+
+def agent_options(conf: cfg.ConfigOpts) -> cfg.ConfigOpts.GroupAttr:
+    """Return the agent's own options that this daemon reads.
+
+    :raises errors.Unusable: its configuration file cannot be read
+    """
+    agent, path = cfg.ConfigOpts(), conf.acstor_checkpoint.agent_config_file
+    common_conf.register(agent, common_conf.AGENT_GROUP, common_conf.HOST_OPTS)
+    try:
+        agent([], default_config_files=[path], default_config_dirs=[])
+    except cfg.Error as e:
+        raise errors.Unusable("[acstor_checkpoint] agent_config_file", str(e)) from e
+    own: cfg.ConfigOpts.GroupAttr = agent.acstor_agent
+    return own
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:

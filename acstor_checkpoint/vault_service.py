@@ -25,6 +25,7 @@ from acstor_common.identity import credentials as credentials_
 from acstor_common.identity import identity_files
 from acstor_common.model import addresses
 from acstor_common.model import ids
+from acstor_common.service import conf as common_conf
 from acstor_common.util import supervision
 
 _ENDS_WITHIN_S = 10.0
@@ -32,24 +33,31 @@ _ENDS_WITHIN_S = 10.0
 Options = cfg.ConfigOpts.GroupAttr
 
 
-def host_of(own: Options) -> ids.HostId:
-    """Return which host this is.
+def host_of(agent: Options) -> ids.HostId:
+    """Return which host this is, from the options of its agent.
 
     :raises errors.Unusable: its name is none
     """
     try:
-        return ids.parse_host_id(own.host)
+        return ids.parse_host_id(agent.host)
     except ValueError as e:
-        raise errors.Unusable("[acstor_checkpoint] host", str(e)) from e
+        raise errors.Unusable("[acstor_agent] host", str(e)) from e
 
 
-def credentials(own: Options) -> credentials_.Credentials:
+def identity(agent: Options) -> identity_files.IdentityFiles:
+    """Return the files that prove which host this is, from the options of its agent.
+
+    :raises errors.Unusable: the host has no name
+    """
+    folder = common_conf.identity_dir(agent)
+    return identity_files.IdentityFiles(host_of(agent), identity_files.files_in(folder))
+
+
+def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials:
     """Return what this host proves to other vaults, and to those who ask its own.
 
     :raises errors.Unusable: the host has no name
     """
-    folder = pathlib.Path(own.identity_dir)
-    files = identity_files.IdentityFiles(host_of(own), identity_files.files_in(folder))
     made = credentials_.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     made.look()
     return made
@@ -58,6 +66,7 @@ def credentials(own: Options) -> credentials_.Credentials:
 @contextlib.contextmanager
 def serve_vault(
     own: Options,
+    host: ids.HostId,
     proof: credentials_.Credentials,
     fault: vault_server.Fault = lambda _certificate: "",
     hosts_at: Callable[[str], int] = lambda ip: 0,
@@ -72,13 +81,11 @@ def serve_vault(
         yield None
         return
     folder = pathlib.Path(own.vault_dir)
-    limits = quota.Limits(
-        own.vault_limit_bytes, own.vault_quota_per_host_bytes, own.vault_limit_inodes
-    )
+    limits = quota.limits(own.vault_limit_bytes, own.vault_quota_per_host_bytes)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(vault_files.locked(folder))
-            vault = vault_store.VaultStore(folder, limits, host_of(own))
+            vault = vault_store.VaultStore(folder, limits, host)
         except OSError as e:
             raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
         stack.callback(vault.close)

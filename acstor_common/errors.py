@@ -89,10 +89,6 @@ class SourceRefused(ChunkRefused):
     """The source gives this to nobody here until an operator changes it, or how it is asked."""
 
 
-class ChunkNotShared(ChunkMissing):
-    """The host keeps it to itself, as it is configured: who asks does nothing wrong."""
-
-
 class ChunkLost(ChunkMissing):
     """The source has not got it, and neither has any host of the v-node table: it is nowhere."""
 

@@ -2,8 +2,6 @@
 """Options of the decision service."""
 
 import itertools
-import os
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +20,6 @@ GROUP = cfg.OptGroup("acstor_decision", title="The decision service")
 SWITCH_LOADS_NAMESPACE = "acstor.switch_loads"
 
 OPTS = [
-    cfg.StrOpt(
-        "instance",
-        default=f"{socket.gethostname()}.{os.getpid()}",
-        sample_default="<the host name and the process id>",
-        help="Name of this instance of the service; it must be unique.",
-    ),
     cfg.StrOpt(
         "coordination_url",
         secret=True,
@@ -49,15 +41,6 @@ OPTS = [
         default=["*"],
         help="Patterns (with * and ?) of host ids that may join. The service refuses and counts "
         "samples of other hosts.",
-    ),
-    cfg.IntOpt(
-        "hosts_per_ip",
-        default=4,
-        min=1,
-        help="Limit of hosts of the v-node table that have the same IP address and different "
-        "ports, as behind NAT or in tests. The service refuses and counts samples of further "
-        "hosts. The limit keeps a user who enrols many names from getting the connection quota of "
-        "each at one address.",
     ),
     cfg.BoolOpt(
         "verify_addresses",
@@ -209,7 +192,6 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
         dead_after_samples=own.dead_after_samples,
         overload_share=own.overload_share,
         allowed=own.allowed_hosts,
-        hosts_per_ip=own.hosts_per_ip,
     )
 
 

@@ -88,6 +88,7 @@ class AddressVerifier(Protocol):
 class DecisionService:
     """One instance.
 
+    :param name: of the instance, unique in the cloud
     :param publish: sends a table to all agents
     :param send_to: sends a table to one agent
     :param give_to: gives one agent a task about an image
@@ -101,6 +102,7 @@ class DecisionService:
         lead: leader_election.LeaderElection,
         loads: base.SwitchLoads,
         *,
+        name: str,
         publish: Publish,
         send_to: SendTo,
         give_to: GiveTo,
@@ -109,7 +111,7 @@ class DecisionService:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.own = conf.acstor_decision
-        self.name = self.own.instance
+        self.name = name
         limits = decision_conf.limits(self.own)
         limits = dataclasses.replace(limits, verify_addresses=prover is not None)
         self.members = members.Members(limits)

@@ -23,26 +23,11 @@ OPTS = [
         "hard reboot resumes a paused guest.",
     ),
     cfg.StrOpt(
-        "precache",
-        default="full",
-        choices=[
-            ("full", "fetch all of the image to the host"),
-            ("attach", "only attach the image, for reads on demand"),
-        ],
-        help="Effect of a request to cache an image (openstack aggregate cache image).",
-    ),
-    cfg.StrOpt(
         "gateway_url",
         default="",
         help="URL of acstor-glance-gateway. Nova then sends only the delta of a snapshot of an "
         "instance on a mirror, and the gateway flattens it into a complete image. Empty: Nova "
         "uploads complete images.",
-    ),
-    cfg.StrOpt(
-        "gateway_ca_file",
-        default="",
-        help="PEM file with the authorities of the gateway's certificate. Empty: those of the "
-        "system.",
     ),
     cfg.StrOpt(
         "decision_url",
@@ -52,10 +37,10 @@ OPTS = [
         "image.",
     ),
     cfg.StrOpt(
-        "decision_ca_file",
+        "ca_file",
         default="",
-        help="PEM file with the authorities of the REST API's certificate. Empty: those of the "
-        "system.",
+        help="PEM file with the authorities of the certificates of the gateway and of the REST "
+        "API. Empty: those of the system.",
     ),
     cfg.StrOpt(
         "recover",

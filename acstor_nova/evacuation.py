@@ -175,7 +175,7 @@ def _lay_newest(
     """
     own = host.seams.conf.acstor
     asked = decision_client.DecisionClient(
-        own.decision_url, own.decision_ca_file, evacuated.context.auth_token or ""
+        own.decision_url, own.ca_file, evacuated.context.auth_token or ""
     )
     failure: errors.AcstorError = errors.Unusable("checkpoints", "it has none")
     for one in asked.newest(evacuated.instance_id):

@@ -481,6 +481,5 @@ def precache(
     except NotEligibleError as e:
         host.fall_back(image_id, e.reason, e.why)
         return stock(context, image_id)
-    if host.seams.conf.acstor.precache == "full":
-        host.agent.pre_seed(image_id, PRECACHE_TIMEOUT_S)
+    host.agent.pre_seed(image_id, PRECACHE_TIMEOUT_S)
     return is_new

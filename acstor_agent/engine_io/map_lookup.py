@@ -133,8 +133,6 @@ class MapLookup:
                     await self._learn(host, request.image_id, offset, length)
                     for offset, length in request.places()
                 ]
-        except errors.ChunkNotShared:
-            return Failure.MISSING  # no fault of whoever asks: not counted as one
         except errors.AcstorError as error:
             why = read_request.failure_of(error)
             return () if why is Failure.MISSING else why

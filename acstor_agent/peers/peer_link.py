@@ -243,7 +243,7 @@ class Link:
     def join(self, traffic: traffic_control.Traffic, klass: peer_wire.Klass) -> None:
         """Use the limits that all connections share, and the DSCP of this connection's class."""
         self.upload, self.download = traffic.upload, traffic.download
-        if dscp := traffic.dscp.of(klass):
+        if dscp := traffic.dscp_of(klass):
             of_v6 = socket.IPPROTO_IPV6, socket.IPV6_TCLASS
             of_v4 = socket.IPPROTO_IP, socket.IP_TOS
             level, option = of_v6 if self._sock.family == socket.AF_INET6 else of_v4

@@ -54,25 +54,21 @@ class RateLimiter:
             await trio.sleep_until(self._free_s)
 
 
-class Dscp(NamedTuple):
-    """How packets are marked: those that guests wait for, and all others (RFC 2474)."""
-
-    guest: int = 0
-    background: int = 0
-
-    def of(self, klass: peer_wire.Klass) -> int:
-        """Return the mark of a class of connections."""
-        return self.guest if klass is peer_wire.Klass.DEMAND else self.background
-
-
 class Traffic(NamedTuple):
-    """What bounds and marks what all connections with other agents move."""
+    """What bounds and marks what all connections with other agents move.
+
+    :param background_dscp: mark of packets that no guest waits for (RFC 2474)
+    """
 
     upload: RateLimiter
     download: RateLimiter
-    dscp: Dscp
+    background_dscp: int = 0
+
+    def dscp_of(self, klass: peer_wire.Klass) -> int:
+        """Return the mark of a class of connections."""
+        return 0 if klass is peer_wire.Klass.DEMAND else self.background_dscp
 
 
 def unbounded() -> Traffic:
     """Return no limits and no marks."""
-    return Traffic(RateLimiter(), RateLimiter(), Dscp())
+    return Traffic(RateLimiter(), RateLimiter())

@@ -27,20 +27,20 @@ class AgentFiles:
     """
 
     def __init__(self, state_dir: pathlib.Path, ring_file: pathlib.Path | None) -> None:
-        self._state_dir, self._ring_file = state_dir, ring_file
+        self.state_dir, self._ring_file = state_dir, ring_file
 
     @classmethod
-    def of(cls, own: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
-        """Return the files of the agent that the options of [acstor_checkpoint] name."""
-        ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
-        return cls(pathlib.Path(own.agent_state_dir), ring_file)
+    def of(cls, agent: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
+        """Return the files of the agent with these options."""
+        ring_file = pathlib.Path(agent.ring_file) if agent.ring_file else None
+        return cls(pathlib.Path(agent.state_dir), ring_file)
 
     def ring(self) -> hash_ring.Ring:
         """Return the v-node table.
 
         :raises errors.Unusable: there is none, or it cannot be read
         """
-        path = self._ring_file or self._state_dir / "ring.json"
+        path = self._ring_file or self.state_dir / "ring.json"
         try:
             with path.open("rb") as file:
                 raw = file.read(_MAX_TABLE_BYTES)
@@ -55,7 +55,7 @@ class AgentFiles:
 
         :raises errors.Unusable: the agent does not have its chunk map
         """
-        path = self._state_dir / "maps" / f"{image_id}.acmap"
+        path = self.state_dir / "maps" / f"{image_id}.acmap"
         try:
             with path.open("rb") as file:
                 return chunk_map.subject_of(file.read(chunk_map.HEADER_BYTES), str(path), image_id)

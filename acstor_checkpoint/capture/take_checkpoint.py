@@ -66,9 +66,9 @@ class Settings(NamedTuple):
     :param rate_bytes_s: of reading a disk; 0: as fast as it goes
     :param folder: for sockets and scratch files; QEMU can write to it
     :param mirrors: the folder in which the agent shows mirrors
+    :param ended: set when the daemon ends: the checkpoint that is on is given up
     :param longest_s: how long one moment is shown, while libvirt refuses to move the server
     :param most_s: the same, of a server that writes faster than its disk is read
-    :param ended: set when the daemon ends: the checkpoint that is on is given up
     """
 
     host: ids.HostId
@@ -76,9 +76,9 @@ class Settings(NamedTuple):
     rate_bytes_s: int
     folder: pathlib.Path
     mirrors: str
-    longest_s: float
-    most_s: float
     ended: threading.Event
+    longest_s: float = 300.0
+    most_s: float = 4 * 3600.0
 
 
 FindImage = Callable[[ids.ImageId], chunk_map.Subject]

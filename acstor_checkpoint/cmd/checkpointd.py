@@ -3,7 +3,6 @@
 
 import contextlib
 import os
-import pathlib
 import signal
 import sys
 import threading
@@ -76,10 +75,14 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
             "Name the broker of the message bus to take checkpoints of this host's servers, and "
             "an address to keep those of others",
         )
-    proof = vault_service.credentials(own)
+    agent = checkpoint_conf.agent_options(conf)
+    identity, files = vault_service.identity(agent), agent_files.AgentFiles.of(agent)
+    proof = vault_service.credentials(identity)
     with contextlib.ExitStack() as stack:
-        belonging = authorized_hosts.AuthorizedHosts(agent_files.AgentFiles.of(own).ring)
-        served = vault_service.serve_vault(own, proof, belonging.fault, belonging.hosts_at)
+        belonging = authorized_hosts.AuthorizedHosts(files.ring)
+        served = vault_service.serve_vault(
+            own, identity.here, proof, belonging.fault, belonging.hosts_at
+        )
         vault = stack.enter_context(served)
         shown: list[registry.Collector] = [] if vault is None else [metrics.VaultCollector(vault)]
         if register is not None:
@@ -87,12 +90,13 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
                 capture_service,  # needs libvirt, and a vault alone does not
             )
 
-            mount_point, host = conf.acstor.mount_point, vault_service.host_of(own)
-            link = capture_service.DecisionLink(register)
-            running = capture_service.run_captures(own, mount_point, host, proof, link)
+            mount_point, link = conf.acstor.mount_point, capture_service.DecisionLink(register)
+            running = capture_service.run_captures(
+                own, files, mount_point, identity.here, proof, link
+            )
             taken: metrics.CheckpointStatus | None = stack.enter_context(running)
         elif conf.transport_url:
-            taken = _taken(conf, proof, vault, stack)
+            taken = _taken(conf, files, identity, proof, vault, stack)
         else:
             taken = None
         if taken is not None:
@@ -110,6 +114,8 @@ def _files_of(conf: cfg.ConfigOpts) -> str:
 
 def _taken(
     conf: cfg.ConfigOpts,
+    files: agent_files.AgentFiles,
+    identity: identity_files.IdentityFiles,
     proof: credentials.Credentials,
     vault: vault_store.VaultStore | None,
     stack: contextlib.ExitStack,
@@ -121,12 +127,9 @@ def _taken(
     """
     from acstor_checkpoint import capture_service
 
-    own = conf.acstor_checkpoint
-    host = vault_service.host_of(own)
-    files = identity_files.files_in(pathlib.Path(own.identity_dir))
     link = registration.Registration(
-        host,
-        identity_files.IdentityFiles(host, files),
+        identity.here,
+        identity,
         registration.open_transport(conf.config_file or [], conf.config_dir or []),
         lambda instance: taking.promised_s(instance),
         tuple if vault is None else vault.health.issues,
@@ -135,7 +138,9 @@ def _taken(
     if vault is not None:
         stack.enter_context(owner_deletion.run_deletion(vault, link.gone))
     asked = capture_service.DecisionLink(link.register, link.kept, link.intervals)
-    running = capture_service.run_captures(own, conf.acstor.mount_point, host, proof, asked)
+    running = capture_service.run_captures(
+        conf.acstor_checkpoint, files, conf.acstor.mount_point, identity.here, proof, asked
+    )
     taking = stack.enter_context(running)
     link.listen(taking.ask)
     return taking

@@ -42,6 +42,10 @@ class Bound(enum.StrEnum):
         return self.rpartition("_")[2] + " of one host" * self.of_host
 
 
+INODE_BYTES = 26 << 10
+"""Of the limit, for each file and folder: chunks of 64 KiB compress to a third or more."""
+
+
 class Limits(NamedTuple):
     """What a vault may keep.
 
@@ -62,6 +66,11 @@ class Limits(NamedTuple):
         500
         """
         return min(self.inodes, self.inodes * self.host_bytes // max(1, self.total_bytes))
+
+
+def limits(total_bytes: int, host_bytes: int) -> Limits:
+    """Return the limits of a vault, with an inode for each INODE_BYTES."""
+    return Limits(total_bytes, host_bytes, total_bytes // INODE_BYTES)
 
 
 class Usage(NamedTuple):

@@ -87,7 +87,7 @@ class IdentityFiles:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.files = files
-        self._here, self._clock = here, clock
+        self.here, self._clock = here, clock
         self._lock = threading.Lock()
         self._looked_s = -LOOK_EVERY_S
         self._stamps: _Stamps | None = None
@@ -129,7 +129,7 @@ class IdentityFiles:
             with self._said_once(self.files.ca):
                 certificates.read_ca(found.ca)
                 with self._said_once(self.files.certificate):
-                    certificate = checked(found, self._here)
+                    certificate = checked(found, self.here)
         return Identity(certificate, found.key if certificate else b"", found.ca, signers)
 
     def _bytes_of(self, path: pathlib.Path) -> bytes:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import pathlib
 import re
+import socket
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -41,6 +42,37 @@ OPTS: list[cfg.Opt] = [
     ),
 ]
 
+AGENT_GROUP = cfg.OptGroup("acstor_agent", title="The per-host agent")
+
+HOST_OPTS: list[cfg.Opt] = [
+    cfg.StrOpt(
+        "host",
+        default=socket.gethostname(),
+        sample_default="<the host name>",
+        help="Id of this host on the ring. It must be unique in the cloud and must not change.",
+    ),
+    cfg.StrOpt(
+        "state_dir",
+        default="/var/lib/acstor/state",
+        help="Folder for persistent state: chunk maps of attached images, data that guests wrote "
+        "to disks, and the lock. Only the agent's user may enter it (mode 0700).",
+    ),
+    cfg.StrOpt(
+        "identity_dir",
+        help="Folder with ca.pem (one or more trusted authorities), cert.pem (this host's "
+        "certificate, of an Ed25519 key, whose only DNS subjectAltName is the option host) and "
+        "key.pem. The default is the folder identity of state_dir; keep it where the decision "
+        "service issues certificates. The agent reloads replaced files without losing "
+        "connections.",
+    ),
+    cfg.StrOpt(
+        "ring_file",
+        help="JSON file with the v-node table; the agent reloads it when it changes. Without it, "
+        "and without a table from the decision service or the control socket, this host reads only "
+        "from its sources.",
+    ),
+]
+"""Options of the agent that the checkpoint daemon of its host reads, too."""
 
 _INVALID = re.compile(
     r"Value for option \S+ from LocationInfo\(location=.*?, detail='(.*?)'\) is not valid: (.*)",
@@ -91,6 +123,11 @@ def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Op
     """
     conf.register_group(cfg.OptGroup(group.name, title=group.title, help=group.help))
     conf.register_opts(options, group=group.name)
+
+
+def identity_dir(agent: cfg.ConfigOpts.GroupAttr) -> pathlib.Path:
+    """Return the folder of the host's certificate, from the options of the agent."""
+    return pathlib.Path(agent.identity_dir or pathlib.Path(agent.state_dir) / "identity")
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:

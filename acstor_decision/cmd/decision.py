@@ -7,7 +7,9 @@ of oslo.service: nothing is forked, and systemd starts it again.
 
 import dataclasses
 import logging
+import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -56,12 +58,12 @@ def run(conf: cfg.ConfigOpts) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    own = conf.acstor_decision
+    own, name = conf.acstor_decision, f"{socket.gethostname()}.{os.getpid()}"
     loads = base.load(own.switch_loads, conf)
     store = database.Database(conf)
     leader_election.check_driver(own.coordination_url)
     lead = leader_election.LeaderElection(
-        own.coordination_url, own.instance, decision_messages.COLLECTION_S
+        own.coordination_url, name, decision_messages.COLLECTION_S
     )
     bus: rpc.AgentBus
     prover = (
@@ -72,6 +74,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         store,
         lead,
         loads,
+        name=name,
         publish=lambda table: bus.publish(table),
         send_to=lambda host, table: bus.send(host, table),
         give_to=lambda host, task: bus.give(host, task),
@@ -88,7 +91,7 @@ def run(conf: cfg.ConfigOpts) -> int:
     )
     if not _wait_for_database(store, made.prepare, stopping):
         return 0
-    bus = rpc.AgentBus(conf, own.instance, made.hear, made.current_ring, kept.answers())
+    bus = rpc.AgentBus(conf, name, made.hear, made.current_ring, kept.answers())
 
     def picture() -> metrics.InstanceMetrics:
         return dataclasses.replace(
@@ -106,7 +109,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         prover.start(stopping)
     bus.start()
     supervision.start("checkpoints", lambda: kept.run(lambda: made.leads, stopping), stopping)
-    LOG.info("%s serves", own.instance)
+    LOG.info("%s serves", name)
     try:
         supervision.run(
             "rounds", lambda: _rounds(made, decision_messages.COLLECTION_S, stopping), stopping

@@ -33,6 +33,8 @@ from acstor_glance.gateway.flatten import image_upload
 
 LOG = logging.getLogger(__name__)
 
+LONGEST_RANGE_BYTES = 8 << 20
+"""Of a request, which may take so much memory; agents request 1 MiB at a time."""
 OPEN_PATHS = frozenset({"/", "/healthz"})
 """What is answered without a token."""
 KEYSTONE_IS_GONE = (
@@ -53,7 +55,7 @@ def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> W
     """
     own = conf.acstor_gateway
     known, places = image_lookup.ImageLookup(conf, counted), stores.Stores(conf, counted)
-    made = range_reader.RangeReader(known, places, own.max_range_bytes, own.timeout_s)
+    made = range_reader.RangeReader(known, places, LONGEST_RANGE_BYTES, own.timeout_s)
     fills = image_upload.ImageUploader(conf, known, places.default_driver)
     ratio = conf.acstor_glance.max_expansion_ratio
     composes = flatten_jobs.FlattenJobs(known, made, fills, own, ratio, counted)

@@ -55,6 +55,6 @@ def parse(header: str, size_bytes: int, longest_bytes: int) -> ByteRange:
     if last - first >= longest_bytes:
         raise http_errors.HttpError(
             http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"ask for {longest_bytes} bytes at most ([acstor_gateway] max_range_bytes)",
+            f"ask for {longest_bytes} bytes at most",
         )
     return ByteRange(first, last - first + 1)

@@ -32,15 +32,8 @@ OPTS: list[cfg.Opt] = [
         min=0.1,
         max=300.0,
         help="Timeout of a read from a store. The gateway answers 504 after it; the read counts "
-        "towards the limit of its store until it ends.",
-    ),
-    common_conf.size_opt(
-        "max_range_bytes",
-        default=8 << 20,
-        least=1 << 20,
-        most=64 << 20,
-        help="Longest range of a request; the gateway refuses longer ones. Agents request 1 MiB at "
-        "a time. Each read may use this much memory.",
+        "towards the limit of its store until it ends. A composition fails when it makes no "
+        "progress for twelve times as long.",
     ),
     cfg.FloatOpt(
         "auth_cache_s",
@@ -63,23 +56,9 @@ OPTS: list[cfg.Opt] = [
         min=0,
         max=64,
         help="Limit of concurrent compositions, which flatten a delta and its backing image into "
-        "an image, in each process of the WSGI server. 0: none; Nova uploads complete snapshots. "
+        "an image, in each process of the WSGI server; one project uses half of them at most. 0: "
+        "none; Nova uploads complete snapshots. "
         "Each uses a thread of the server and 30 to 100 MiB of memory.",
-    ),
-    cfg.IntOpt(
-        "max_compositions_per_project",
-        default=2,
-        min=1,
-        max=64,
-        help="Limit of concurrent compositions of one project.",
-    ),
-    cfg.FloatOpt(
-        "composition_idle_timeout_s",
-        default=120.0,
-        min=1.0,
-        max=3600.0,
-        help="Idle timeout of a composition: it fails when for this time no delta arrives, the "
-        "store returns no data of the backing image, or Glance accepts no data.",
     ),
 ]
 

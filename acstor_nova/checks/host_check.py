@@ -244,7 +244,7 @@ def _gateway(conf: cfg.ConfigOpts) -> Finding:
     if not own.gateway_url:
         return Finding(what, Level.OK, "not set: snapshots are uploaded as whole images")
     try:
-        gateway_client.GatewayClient(own.gateway_url, own.gateway_ca_file).look()
+        gateway_client.GatewayClient(own.gateway_url, own.ca_file).look()
     except (errors.GatewayUnreachable, errors.GatewayRefused) as e:
         remedy = "Until it answers, snapshots are uploaded as whole images."
         return Finding(what, Level.WARNING, str(e), remedy)

@@ -173,7 +173,7 @@ class Snapshot:
         self._image_id, self._format, self._base = image_id, image_format, base
         own = host.seams.conf.acstor
         self._gateway = gateway_client.GatewayClient(
-            own.gateway_url, own.gateway_ca_file, made.seams.token_headers(context)
+            own.gateway_url, own.ca_file, made.seams.token_headers(context)
         )
 
     def make(self, disk_path: str, name: str) -> None:

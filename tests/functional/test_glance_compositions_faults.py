@@ -21,7 +21,8 @@ from tests.lab.openstack import uploads
 
 KIB, MIB = 1 << 10, 1 << 20
 DATA = disk_delta.Kind.DATA
-STILL_S = 8.0
+TIMEOUT_S = 1.5
+STILL_S = 12 * TIMEOUT_S
 said = image_stores.said
 BASE = changed_disks.some_base(24 * MIB)
 DISK = changed_disks.Disk(BASE, 32 * MIB, [disk_delta.Extent(20 * MIB, 2 * MIB, DATA)])
@@ -41,10 +42,8 @@ def into(request, all_stores, tmp_path_factory):
         gateway = acstor_gateway.Gateway(
             all_stores.lab,
             tmp_path_factory.mktemp(request.param),
-            composition_idle_timeout_s=STILL_S,
             max_compositions=2,
-            max_compositions_per_project=1,
-            timeout_s=2.0,
+            timeout_s=TIMEOUT_S,
         )
         gateway.start()
         try:

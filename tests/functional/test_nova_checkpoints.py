@@ -83,15 +83,15 @@ class Checkpoints:
 
     def _shared(self, identity: pathlib.Path) -> dict[str, dict[str, object]]:
         own = {"identity_dir": identity, "ring_file": self._ring_file}
-        return {"acstor_checkpoint": own}
+        return {"acstor_agent": own}
 
     def _options(self, host: nova_hosts.Host) -> dict[str, dict[str, object]]:
         agent, shared = host.agent, self._shared(host.agent.identity)
-        own = {"agent_state_dir": agent.state_dir, "checkpoint_interval_s": 86_400}
         return {
             "DEFAULT": {"transport_url": self.cluster.lab.rabbitmq.url, "debug": True},
             "acstor": {"mount_point": agent.mount_point},
-            "acstor_checkpoint": {**shared["acstor_checkpoint"], **own},
+            "acstor_agent": {**shared["acstor_agent"], "state_dir": agent.state_dir},
+            "acstor_checkpoint": {"checkpoint_interval_s": 86_400},
         }
 
     @contextlib.contextmanager

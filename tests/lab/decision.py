@@ -64,7 +64,6 @@ class Instance:
         self.config_file = folder / f"{name}.conf"
         self._log = folder / f"{name}.log"
         own = {
-            "instance": name,
             "coordination_url": f"file://{folder}/coordination",
             "metrics_listen": "",
             **({} if host else {"verify_addresses": False}),

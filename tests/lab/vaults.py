@@ -71,17 +71,21 @@ class Vault:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         options = {
-            "host": self.name,
-            "identity_dir": self._folder / "identity",
+            "agent_config_file": self._folder / "acstor-checkpoint.conf",
             "vault_dir": self.folder,
             "vault_listen": f"127.0.0.1:{self.port}",
-            "ring_file": self._folder / "ring.json",
             "metrics_listen": "",
             **self._options,
         }
         self.write_table(*{*HOSTS, self.name, *self.others})
         config = self._folder / "acstor-checkpoint.conf"
         lines = [f"{name} = {value}" for name, value in options.items()]
+        lines += [
+            "[acstor_agent]",
+            f"host = {self.name}",
+            f"identity_dir = {self._folder / 'identity'}",
+            f"ring_file = {self._folder / 'ring.json'}",
+        ]
         if self._broker:
             lines += ["[DEFAULT]", f"transport_url = {self._broker}"]
         config.write_text("\n".join(["[acstor_checkpoint]", *lines, ""]))

@@ -21,6 +21,7 @@ from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import connection_limit
 from acstor_checkpoint.vault import lookup_rate
 from acstor_checkpoint.vault import object_names
+from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import tls_channel
 from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
@@ -247,12 +248,9 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path
 ) -> None:
     """It fills folders, drops what is in them, and goes on with the next disk."""
-    inodes, size_bytes = 1000, 6 << 20
-    h2 = start(
-        vault_limit_bytes=2 * size_bytes,
-        vault_quota_per_host_bytes=size_bytes,
-        vault_limit_inodes=2 * inodes,
-    )
+    size_bytes = 26 << 20
+    inodes = size_bytes // quota.INODE_BYTES
+    h2 = start(vault_limit_bytes=2 * size_bytes, vault_quota_per_host_bytes=size_bytes)
     with h1.client(h2) as client, contextlib.suppress(errors.VaultFull):
         for disk_no in range(1, 7):
             disk, chunks = small_chunks(disk_no)

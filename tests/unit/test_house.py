@@ -21,8 +21,11 @@ from packaging import utils
 
 from acstor_agent import conf as agent_conf
 from acstor_checkpoint import conf as checkpoint_conf
+from acstor_common.service import conf as common_conf
 from acstor_decision import conf as decision_conf
+from acstor_decision.api import conf as api_conf
 from acstor_glance import conf as glance_conf
+from acstor_glance.gateway import conf as gateway_conf
 from acstor_nova import conf as nova_conf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -139,6 +142,11 @@ def test_every_option_says_what_it_decides() -> None:
     ]
     silent = [f"{group}.{opt.name}" for group, opt in every if len(opt.help or "") < 20]
     assert not silent
+
+
+def test_services_have_no_more_than_90_options_of_their_own() -> None:
+    parts = [common_conf, agent_conf, checkpoint_conf, decision_conf, api_conf, glance_conf]
+    assert sum(len(part.OPTS) for part in (*parts, gateway_conf, nova_conf)) <= 90
 
 
 def test_sample_names_every_option_and_an_agent_can_read_it(tmp_path: pathlib.Path) -> None:

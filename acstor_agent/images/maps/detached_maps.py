@@ -87,7 +87,6 @@ class DetachedMaps:
     """Pages of chunk maps, and heads of boot images, from the source.
 
     :param nursery: where loads run, so that they outlive who asked
-    :param gives_private: peers may have chunks of images that not everybody may read, too
     """
 
     def __init__(
@@ -95,11 +94,8 @@ class DetachedMaps:
         source: base.Source,
         nursery: trio.Nursery,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        gives_private: bool = True,
     ) -> None:
-        self._source, self._gives_private = source, gives_private
-        self._clock = clock
+        self._source, self._clock = source, clock
         self._images: collections.OrderedDict[ids.ImageId, _Image] = collections.OrderedDict()
         self._pages: collections.OrderedDict[tuple[ids.ImageId, int], map_page.Page] = (
             collections.OrderedDict()
@@ -132,7 +128,7 @@ class DetachedMaps:
     def is_known(self, image_id: ids.ImageId, offset: int) -> bool:
         """Say whether :meth:`content_at` can answer now."""
         image = self._images.get(image_id)
-        if image is None or not self._is_fresh(image_id) or self._is_withheld(image):
+        if image is None or not self._is_fresh(image_id):
             return False
         page = self._page_at(image, offset)
         if page is None:
@@ -191,7 +187,6 @@ class DetachedMaps:
         """Ask the source until :meth:`is_known` holds, for a peer.
 
         :raises errors.ChunkMissing: there is no such image
-        :raises errors.ChunkNotShared: it is private, and this host gives no private ones
         :raises errors.ChunkRefused: this host may not read it
         :raises errors.SourceUnreachable: the source does not answer, or is not asked because this
             peer, or all together, made this host ask too often
@@ -200,15 +195,10 @@ class DetachedMaps:
         if not self._is_fresh(image_id):
             await self._once(host, image_id, None, lambda: self._open(image_id))
         image = self._images.get(image_id)
-        if image is not None and self._is_withheld(image):
-            raise errors.ChunkNotShared(f"image {image_id}", "this host", "it is private")
         page = None if image is None else self._page_at(image, offset)
         if image is None or page is None or self.is_known(image_id, offset):
             return
         await self._once(host, image_id, page, lambda: self._load(image, page))
-
-    def _is_withheld(self, image: _Image) -> bool:
-        return not self._gives_private and bool(image.subject.scope_keys)
 
     def _is_fresh(self, image_id: ids.ImageId) -> bool:
         image = self._images.get(image_id)

@@ -31,6 +31,8 @@ from acstor_glance.gateway.flatten import watchdog
 
 LOG = logging.getLogger(__name__)
 
+IDLE_TIMEOUTS = 12
+"""Timeouts of a read after which a job without progress fails."""
 TOLD_EVERY_S = 5.0
 LOOK_EVERY_S = 0.1
 """How soon it is seen that the body is there."""
@@ -54,8 +56,8 @@ class FlattenJobs:
     ) -> None:
         self._catalogue, self._service, self._filling = known, made, fills
         self._ratio = ratio
-        self._still_s, self._counted = own.composition_idle_timeout_s, counted
-        self._places = job_slots.JobSlots(own.max_compositions, own.max_compositions_per_project)
+        self._still_s, self._counted = IDLE_TIMEOUTS * own.timeout_s, counted
+        self._places = job_slots.JobSlots(own.max_compositions, -(-own.max_compositions // 2))
         threads = max(1, own.max_compositions)
         self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
         counted.compositions_limit.set(own.max_compositions)

@@ -53,14 +53,14 @@ class Checkpointd(configured.Configured):
     def sections(self) -> ini.Sections:
         """Return its configuration."""
         own: Mapping[str, object] = {
-            "host": self.place.host,
+            "agent_config_file": self.conf_file,
             "vault_listen": f"{self.place.address}:{self._port}",
-            "vault_port": self._port,
             "vault_dir": self.vault,
             "state_dir": self.place.folder / "state",
             "metrics_listen": "",
         }
-        return ini.merged({"acstor_checkpoint": own}, self._more)
+        agent: Mapping[str, object] = {"host": self.place.host}
+        return ini.merged({"acstor_checkpoint": own, "acstor_agent": agent}, self._more)
 
     def argv(self) -> Sequence[str | pathlib.Path]:
         """Return the daemon in the foreground, on its host."""

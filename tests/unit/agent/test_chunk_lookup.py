@@ -16,7 +16,6 @@ from acstor_agent.images.maps import detached_maps
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
 from acstor_common import errors
-from acstor_common.image import deduplication
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
@@ -186,24 +185,6 @@ async def test_image_that_is_not_there_is_remembered_for_a_moment(host, images, 
     images.add(DATA, NOWHERE)
     await trio.sleep(detached_maps.LOOK_SOON_S)
     assert (await host.ask(NOWHERE)).cid == CIDS[0]
-
-
-async def test_private_image_is_not_given_where_that_is_wanted_and_its_map_not_read(
-    images, nursery, autojump_clock
-):
-    host, key = Host(images, nursery, gives_private=False), ids.ScopeKey(bytes(range(32)))
-    private = images.add(DATA, naming=deduplication.Naming(key))
-    for _ in range(20):
-        with pytest.raises(errors.ChunkNotShared):
-            await host.ask(private)
-    asked = host.source.asked.copy()
-    assert asked.count((base.BlobKind.CHUNK_MAP, 0)) == 1 and len(asked) == 5
-    await trio.sleep(detached_maps.LOOK_AGAIN_S / 2)
-    with pytest.raises(errors.ChunkNotShared):
-        await host.ask(private)
-    assert host.source.asked == asked
-    assert host.rights.refused == 0 and not host.others.counts["map_bytes"]
-    assert (await host.ask(images.add(DATA))).cid == CIDS[0]  # public ones are given
 
 
 async def test_image_that_this_host_may_not_read_is_not_called_missing(

@@ -24,7 +24,7 @@ BOTH_CLASSES = (peer_wire.Priority.PEER, peer_wire.Priority.LATER)
 def capped(way, bytes_s=RATE):
     """Return a cap of one direction."""
     up, down = (traffic_control.RateLimiter(bytes_s if way == one else math.inf) for one in WAYS)
-    return traffic_control.Traffic(up, down, traffic_control.Dscp())
+    return traffic_control.Traffic(up, down)
 
 
 async def test_all_together_move_no_more_than_the_rate(autojump_clock):
@@ -115,12 +115,8 @@ async def test_long_wait_for_the_download_limit_does_not_end_the_connection():
 
 
 @pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
-async def test_both_ends_mark_what_guests_wait_for_and_what_may_wait(ip):
-    marks = traffic_control.Traffic(
-        traffic_control.RateLimiter(),
-        traffic_control.RateLimiter(),
-        traffic_control.Dscp(guest=46, background=8),
-    )
+async def test_both_ends_mark_what_no_guest_waits_for(ip):
+    marks = traffic_control.unbounded()._replace(background_dscp=8)
     server = peer_network.PeerNetwork(nets.SERVER, may_speak=nets.everybody, traffic=marks)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host=ip)
@@ -138,7 +134,7 @@ async def test_both_ends_mark_what_guests_wait_for_and_what_may_wait(ip):
             }
             assert len(client.net._all()) == len(server._all()) == 2
         await server.aclose()
-    assert found == {(nets.DEMAND, 46), (nets.BULK, 8)}
+    assert found == {(nets.DEMAND, 0), (nets.BULK, 8)}
 
 
 def mark_of(link):

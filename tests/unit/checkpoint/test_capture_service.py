@@ -12,7 +12,7 @@ from acstor_common import errors
 
 def started(state_dir):
     own = types.SimpleNamespace(state_dir=str(state_dir))
-    return capture_service.run_captures(own, "/mirrors", "h1", None, None)
+    return capture_service.run_captures(own, None, "/mirrors", "h1", None, None)
 
 
 def test_two_daemons_do_not_take_checkpoints_of_one_host(tmp_path):

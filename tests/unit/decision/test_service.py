@@ -74,6 +74,7 @@ class Instance:
         store: database.Database,
         leads: bool = True,
         prover: service.AddressVerifier | None = None,
+        name: str = "one",
     ) -> None:
         self.lead, self.loads, self.store = Lead(leads), Loads(), store
         self.published: list[decision_messages.RingTable] = []
@@ -88,6 +89,7 @@ class Instance:
             store,
             self.lead,
             self.loads,
+            name=name,
             publish=self.publish,
             send_to=lambda host, table: bool(self.sent.append((host, table.epoch)) or True),
             give_to=self.give_to,
@@ -166,7 +168,7 @@ class Cloud:
 
 @pytest.fixture
 def lone(configure: Callable[..., cfg.ConfigOpts], store: database.Database) -> Instance:
-    return Instance(configure(instance="one"), store)
+    return Instance(configure(), store, name="one")
 
 
 def test_hosts_that_come_are_published_once_and_remembered(lone, store):
@@ -220,8 +222,8 @@ def test_a_drained_host_is_home_of_nothing(lone, store):
 
 
 def test_who_takes_over_goes_on_within_one_round_and_moves_nothing(configure, store):
-    one = Instance(configure(instance="one"), store)
-    two = Instance(configure(instance="two"), store, leads=False)
+    one = Instance(configure(), store, name="one")
+    two = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(one, two)
     cloud.collect(3)
     assert (one.epochs(), two.epochs()) == ([1], [])
@@ -235,8 +237,8 @@ def test_who_takes_over_goes_on_within_one_round_and_moves_nothing(configure, st
 
 
 def test_an_overload_that_the_dead_leader_saw_first_counts(configure, store):
-    one = Instance(configure(instance="one"), store)
-    two = Instance(configure(instance="two"), store, leads=False)
+    one = Instance(configure(), store, name="one")
+    two = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(one, two)
     cloud.collect(3)
     cloud.collect(1, busy="h1")
@@ -247,8 +249,8 @@ def test_an_overload_that_the_dead_leader_saw_first_counts(configure, store):
 
 
 def test_a_service_that_starts_anew_keeps_the_table_until_hosts_are_silent(configure, store):
-    Cloud(Instance(configure(instance="one"), store)).collect(2)
-    again = Instance(configure(instance="two", dead_after_samples=2), store)
+    Cloud(Instance(configure(), store, name="one")).collect(2)
+    again = Instance(configure(dead_after_samples=2), store, name="two")
     for _ in range(6):  # nobody is heard: then the bus has failed, not they
         again.now_s += COLLECTION_S
         again.service.round()
@@ -257,8 +259,8 @@ def test_a_service_that_starts_anew_keeps_the_table_until_hosts_are_silent(confi
 
 @pytest.mark.expect_log("another instance has published epoch 2; stepping down")
 def test_of_two_that_think_they_lead_the_slower_one_steps_down(configure, store, monkeypatch):
-    one = Instance(configure(instance="one"), store)
-    two = Instance(configure(instance="two"), store, leads=False)
+    one = Instance(configure(), store, name="one")
+    two = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(one, two)
     cloud.collect(3)
     assert (one.epochs(), two.epochs()) == ([1], [])
@@ -299,7 +301,7 @@ def test_while_another_one_locks_the_database_nothing_is_published(
     path = tmp_path / "locked.sqlite"
     made = database.Database(configure(f"sqlite:///{path}?timeout=0.01"))
     made.upgrade()
-    lone = Instance(configure(instance="one"), made)
+    lone = Instance(configure(), made, name="one")
     cloud = Cloud(lone)
     cloud.collect(3)
     with contextlib.closing(sqlite3.connect(path)) as other:
@@ -344,7 +346,7 @@ def test_a_leader_that_is_killed_anywhere_in_a_remap_leaves_one_table_that_all_g
         dies_at += 1
         path = tmp_path / f"{dies_at}.sqlite"
         shutil.copy(tmp_path / "decision.sqlite", path)
-        conf = configure(f"sqlite:///{path}", instance="one")
+        conf = configure(f"sqlite:///{path}")
         copy = database.Database(conf)
         was_killed = _killed_in_a_remap(conf, copy, dies_at)
         copy.close()
@@ -456,7 +458,7 @@ def test_every_table_is_signed_also_one_that_was_taken_over(configure, store, lo
     Cloud(lone).collect(3)
     for told in (*lone.published, lone.service.current_ring()):
         assert open_table(lone, told).epoch == 1
-    other = Instance(configure(instance="two"), store, leads=False)
+    other = Instance(configure(), store, leads=False, name="two")
     other.service.round()
     assert open_table(lone, other.service.current_ring()).epoch == 1
 
@@ -517,7 +519,7 @@ def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
     own = certificates.Authority.create("own", WALL_S, 10**8)
     (tmp_path / "ca.pem").write_bytes(own.certificate_pem)
     (tmp_path / "ca.key.pem").write_bytes(own.key_pem)
-    lone = Instance(configure(instance="one", ca_dir=str(tmp_path)), store)
+    lone = Instance(configure(ca_dir=str(tmp_path)), store, name="one")
     key, h9 = certificates.new_key(), ids.HostId("h9")
     certificate = own.issue(certificates.request(h9, key), h9, WALL_S, 3600)
     lone.service.hear(
@@ -705,7 +707,7 @@ def test_a_plug_in_that_is_not_there_is_named_with_those_that_are(configure):
 @pytest.mark.expect_log("epoch 2 is two's; stepping down")
 def test_who_sees_anothers_table_while_it_leads_steps_down(lone, configure, store):
     """A lock that ran out unnoticed: etcd and MySQL do not tell."""
-    other = Instance(configure(instance="two"), store, leads=False)
+    other = Instance(configure(), store, leads=False, name="two")
     cloud = Cloud(lone, other)
     cloud.collect(3)
     other.lead.leads = True
@@ -809,7 +811,7 @@ def test_tasks_of_silent_hosts_wait_and_a_broker_that_is_gone_is_asked_once_a_ro
 
 
 def test_only_who_leads_gives_tasks_again(configure, store):
-    two = [Instance(configure(instance=name), store, name == "one") for name in ("one", "two")]
+    two = [Instance(configure(), store, name == "one", name=name) for name in ("one", "two")]
     cloud = Cloud(*two)
     cloud.collect(2)
     ask(store, 10.0, "h1")

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the daemon reads of the configuration of its host's agent."""
+
+import pathlib
+
+import pytest
+from oslo_config import cfg
+
+from acstor_checkpoint import capture_service
+from acstor_checkpoint import conf as checkpoint_conf
+from acstor_checkpoint import vault_service
+from acstor_checkpoint.capture import agent_files
+from acstor_common import errors
+
+
+def read(folder: pathlib.Path, **options: object) -> cfg.ConfigOpts:
+    path = folder / "checkpoint.conf"
+    options = {"agent_config_file": folder / "agent.conf", **options}
+    path.write_text("[acstor_checkpoint]\n" + "".join(f"{n} = {v}\n" for n, v in options.items()))
+    conf = cfg.ConfigOpts()
+    checkpoint_conf.register_opts(conf)
+    conf([], default_config_files=[str(path)], default_config_dirs=[])
+    return conf
+
+
+def test_name_identity_and_files_are_those_of_the_agent(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "agent.conf").write_text(
+        "[DEFAULT]\ntransport_url = rabbit://agent\n"
+        "[acstor_agent]\nhost = h7\nstate_dir = /srv/state\ncache_limit_bytes = 1GiB\n"
+    )
+    conf = read(tmp_path)
+    agent = checkpoint_conf.agent_options(conf)
+    assert vault_service.host_of(agent) == "h7"
+    assert vault_service.identity(agent).files[0] == pathlib.Path("/srv/state/identity/ca.pem")
+    assert agent_files.AgentFiles.of(agent).state_dir == pathlib.Path("/srv/state")
+    assert conf.transport_url is None
+
+
+def test_folder_of_the_identity_may_be_another_one(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "agent.conf").write_text("[acstor_agent]\nhost = h7\nidentity_dir = /etc/own\n")
+    agent = checkpoint_conf.agent_options(read(tmp_path))
+    assert vault_service.identity(agent).files[0].parent == pathlib.Path("/etc/own")
+
+
+def test_agent_without_a_configuration_file_is_named(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.Unusable, match=r"agent_config_file: .*agent\.conf"):
+        checkpoint_conf.agent_options(read(tmp_path))
+
+
+def test_host_of_the_agent_that_is_no_host_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "agent.conf").write_text("[acstor_agent]\nhost = no host\n")
+    with pytest.raises(errors.Unusable, match=r"\[acstor_agent\] host"):
+        vault_service.identity(checkpoint_conf.agent_options(read(tmp_path)))
+
+
+@pytest.mark.parametrize(("listen", "port"), [("", 7202), ("192.0.2.1:7300", 7300)])
+def test_vaults_of_others_have_the_port_of_this_one(
+    tmp_path: pathlib.Path, listen: str, port: int
+) -> None:
+    own = read(tmp_path, vault_listen=listen).acstor_checkpoint
+    assert capture_service._vault_port(own) == port
