@@ -20,6 +20,7 @@ from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import scheduler
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import identity as identity_
+from acstor_agent.engine import lockstep as lockstep_
 from acstor_agent.engine import neighbours
 from acstor_agent.engine.gossip import prefetch
 from acstor_agent.images.read import advertised_prefetch
@@ -41,7 +42,7 @@ class Policies(NamedTuple):
     :param may_ask_source_first: guests' reads go to the source where peers are clearly slower
     :param gives_copy_hints: homes tell holders to evict surplus copies
     :param homes_keep: only the home of a chunk caches it
-    :param learns_ring: hosts that read in lock-step form a ring
+    :param lockstep: makes what the engine asks for hosts that read in lock-step
     """
 
     disk_schedulers: Mapping[str, Callable[[], policy.Policy]] = scheduler.POLICIES
@@ -55,7 +56,7 @@ class Policies(NamedTuple):
     may_ask_source_first: bool = True
     gives_copy_hints: bool = True
     homes_keep: bool = False
-    learns_ring: bool = False
+    lockstep: type[lockstep_.Lockstep] = lockstep_.Lockstep
 
 
 @functools.cache

@@ -234,7 +234,7 @@ def exchange(own: Options, *, has_others: bool, source_places: int) -> settings.
         has_others=has_others,
         topology=chosen.topology,
         may_hedge=chosen.may_hedge,
-        learns_ring=chosen.learns_ring,
+        lockstep=chosen.lockstep,
         may_ask_source_first=chosen.may_ask_source_first,
         homes_keep=chosen.homes_keep,
         run_chunks=RUN_CHUNKS,

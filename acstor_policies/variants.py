@@ -9,6 +9,7 @@ from typing import Any
 
 from acstor_policies import cache_orders
 from acstor_policies import disk_schedulers
+from acstor_policies import learned_ring
 from acstor_policies import place_identity
 from acstor_policies import topologies
 from acstor_policies import unit_readahead
@@ -77,7 +78,7 @@ NO_SOURCE_FIRST: Changes = {"may_ask_source_first": False}
 NO_COPY_HINTS: Changes = {"gives_copy_hints": False}
 """Homes tell no holder to evict surplus copies."""
 
-RING: Changes = {"learns_ring": True, "may_refer": True}
+RING: Changes = {"lockstep": learned_ring.LearnedRing, "may_refer": True}
 """Hosts that read an image in lock-step over slow links form a ring; on all hosts or on none."""
 
 BY_PLACE: Changes = {"identity": place_identity.ByPlace}

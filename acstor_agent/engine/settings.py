@@ -3,6 +3,7 @@
 
 from typing import NamedTuple
 
+from acstor_agent.engine import lockstep as lockstep_
 from acstor_agent.engine import neighbours
 
 
@@ -16,7 +17,7 @@ class Settings(NamedTuple):
     :param has_others: where there is no v-node table yet one is to come
     :param topology: whom to tell what is here; None: nobody
     :param may_hedge: where an answer is late the next place is asked as well
-    :param learns_ring: hosts in step give each other what they read, round a ring
+    :param lockstep: makes the policy for hosts that read in lock-step
     :param may_ask_source_first: where other hosts are clearly slower guests' reads go to the source
     :param homes_keep: what this host is not the home of goes no further than to who waits for it
     :param run_chunks: chunks that a transfer begins with at most
@@ -30,11 +31,16 @@ class Settings(NamedTuple):
     has_others: bool = False
     topology: neighbours.Topology | None = None
     may_hedge: bool = True
-    learns_ring: bool = False
+    lockstep: type[lockstep_.Lockstep] = lockstep_.Lockstep
     may_ask_source_first: bool = True
     homes_keep: bool = False
     run_chunks: int = 1
     source_places: int = 8
+
+    @property
+    def learns_ring(self) -> bool:
+        """Say whether hosts in lock-step form a ring."""
+        return self.lockstep.learns_ring
 
 
 DEFAULTS = Settings()

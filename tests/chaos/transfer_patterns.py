@@ -19,8 +19,10 @@ from typing import NamedTuple
 
 import prettytable
 
+from acstor_agent.engine import lockstep
 from acstor_agent.engine import neighbours
 from acstor_agent.engine.gossip import prefetch
+from acstor_policies import learned_ring
 from tests.bench import collective
 from tests.bench import patterns
 from tests.fakes import queue_world
@@ -42,6 +44,7 @@ SHOWN = (
     *("completion", "throughput", "source", "unread", "prefetched", "wasted", "messages"),
     "run_s",
 )
+LOCKSTEP = lockstep.Lockstep, learned_ring.LearnedRing
 AGENT: dict[str, Any] = {"timeout_s": 5.0, "copies_limit": 16}
 """What agents have."""
 BAD = ("dead", "frozen", "slow", "lying")
@@ -152,7 +155,7 @@ def play(
     world = make_world(seed, wanted.hosts, chunks, *link, segment_chunks=segment_chunks)
     settings = {
         "topology": neighbours.on_ring,
-        "learns_ring": learns_ring,
+        "lockstep": LOCKSTEP[learns_ring],
         "run_chunks": segment_chunks,
         **AGENT,
     }
@@ -224,7 +227,7 @@ def bad_peer(
     assert isinstance(world, queue_world.QueueWorld)
     *names, bad = world.names
     readers = []
-    settings = {"topology": neighbours.on_ring, "learns_ring": learns_ring, **AGENT}
+    settings = {"topology": neighbours.on_ring, "lockstep": LOCKSTEP[learns_ring], **AGENT}
     for name in names:
         host = world.add(name, **settings)
         readers.append(transfer_readers.Reader(world, host, range(chunk_count)))

@@ -19,9 +19,11 @@ import traceback
 from collections.abc import Callable
 from collections.abc import Sequence
 
+from acstor_agent.engine import lockstep
 from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
 from acstor_common.model import ids
+from acstor_policies import learned_ring
 from acstor_policies import place_identity
 from acstor_policies import topologies
 from tests.fakes import transfer_guests
@@ -32,6 +34,7 @@ from tests.fakes import transfer_world
 
 Broken = transfer_world.Broken
 Priority = priority.Priority
+LOCKSTEP = lockstep.Lockstep, learned_ring.LearnedRing
 TOPOLOGIES = None, neighbours.on_ring, topologies.nearest, topologies.everybody
 
 STORM_S = 20.0
@@ -86,7 +89,7 @@ class Run:
             "background_limit": rng.choice((2, 64)),
             "timeout_s": 10.0 if self.is_calm else rng.choice((2.0, 10.0)),
             "lost_after_s": 900.0,
-            "learns_ring": learns_ring,
+            "lockstep": LOCKSTEP[learns_ring],
             "homes_keep": self.rng_of_variants.random() < 0.2,
             "run_chunks": run_chunks,
         }

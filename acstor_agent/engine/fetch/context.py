@@ -14,7 +14,6 @@ from acstor_agent.engine import settings
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer
 from acstor_agent.engine import upload_scheduler
-from acstor_agent.engine.fetch import lockstep
 from acstor_agent.engine.fetch import prefetch_limits
 from acstor_agent.engine.fetch import read_overlap
 from acstor_agent.engine.fetch import requests_out
@@ -66,18 +65,11 @@ class Context:
             self.requests_out, self.source_reads, self.prefetch_limits
         )
         self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
-        self.predecessors = lockstep.Predecessors(view.here, self.is_ring_worth)
-        self.steps = lockstep.ReadPositions()
+        self.lockstep = settings.lockstep(self)
         self.overlap = read_overlap.ReadOverlap()
         self.announcements = announcements.Announcements(
             *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
         )
-
-    def is_ring_worth(self, now: float) -> bool:
-        """Say whether hosts in step are to learn a ring: where links have no queues homes are
-        quicker.
-        """
-        return self.settings.learns_ring and self.uploads.has_met_queue(now)
 
     def is_usable(self, host: ids.HostId) -> bool:
         """Say whether a host is worth asking now: on a table, and not in backoff.

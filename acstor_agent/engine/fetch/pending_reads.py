@@ -156,7 +156,7 @@ class PendingReads:
         context = self._context
         if context.settings.learns_ring and batch and priority <= SOON:
             last = batch[-1]
-            context.steps.note(last.image_id, context.ring.here, last.offset, context.now)
+            context.lockstep.read_here(last.image_id, last.offset)
 
     def _begin_for_guest(
         self, transfer: Transfer, want: chunk_ref.ChunkRef, is_source_first: bool

@@ -63,8 +63,8 @@ class Responses:
         if guests:
             self._pending.selection.preference.peers_took(now - min(guests), now)
         for attempt, chunks in given:
-            if len(context.predecessors):
-                context.predecessors.gave(attempt.want.image_id, host, now)
+            if len(context.lockstep):
+                context.lockstep.gave(attempt.want.image_id, host)
             if attempt.track is not Track.TRIAL:
                 self._came(attempt.transfer, chunks, attempt)
 

@@ -89,7 +89,7 @@ class SourceSelection:
         elif home is not None:
             mode = context.ring.home_mode(home, want.place)
         holders = context.locations.of(want)
-        if (holders and holders != [home]) or len(context.predecessors):
+        if (holders and holders != [home]) or len(context.lockstep):
             is_simple = False
         else:
             is_simple = home is None or context.peers.is_usable(home, context.now)
@@ -191,7 +191,7 @@ class SourceSelection:
         """Yield who gives chunks to this host, as the next one in step, if anybody does."""
         context, want = self._context, transfer.want
         assert home is not None
-        host = context.predecessors.of(want.image_id, home, context.now)
+        host = context.lockstep.predecessor(want.image_id, home)
         if host is None or not _is_new(transfer, host) or not context.is_usable(host):
             return
         is_home = host == home
@@ -242,7 +242,7 @@ class SourceSelection:
         transfer.attempts.remove(attempt)
         self.fallbacks += 0 if attempt.is_excused(failure) else transfer.count
         if attempt.host is not None and not attempt.mode.reads_source:
-            context.predecessors.failed(attempt.want.image_id, attempt.host, context.now)
+            context.lockstep.failed(attempt.want.image_id, attempt.host)
         if attempt.priority is GUEST:
             self.preference.peers_took(context.now - attempt.at_s, context.now)
         if failure in read_through.DENIALS_OF_IMAGE:
@@ -270,7 +270,7 @@ class SourceSelection:
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
         if len(hosts) == 1:  # the next one in step; a tree has a choice
-            context.predecessors.named(attempt.want.image_id, hosts[0], context.now)
+            context.lockstep.named(attempt.want.image_id, hosts[0])
         places = [
             Place(host, Mode.HELD_ONLY, attempt.refs)
             for host in hosts[:MOST_REFERRALS]

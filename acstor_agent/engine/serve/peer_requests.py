@@ -23,7 +23,6 @@ from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.serve import authorization
-from acstor_agent.engine.serve import lockstep_referrals
 from acstor_agent.engine.serve import referrals
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
@@ -61,7 +60,6 @@ class PeerRequests:
         self._context, self._read_through, self._rights = context, through, rights
         self.uploads = context.uploads
         self.referrals = referrals.Referrals(context.host_keys)
-        self._in_step = lockstep_referrals.LockstepReferrals(context, self.referrals)
         self.given = self.referred = 0
         self.receivers: dict[ids.HostId, requester.Requester] = {}
         self._links: dict[Hashable, requester.RequesterLink] = {}
@@ -259,7 +257,7 @@ class PeerRequests:
         if not is_coming and transfer is not None and asker.mode is not RELAYED:
             others = [attempt.host for attempt in transfer.attempts if attempt.host != asker.host]
             is_coming = bool(others) or transfer.relay is not None
-        wait_s = HELD_WAIT_S if is_coming else self._in_step.wait_s(asker, transfer)
+        wait_s = HELD_WAIT_S if is_coming else self._context.lockstep.wait_s(asker, transfer)
         if not wait_s:
             self._refuse(asker, Failure.MISSING)
             return
@@ -328,9 +326,23 @@ class PeerRequests:
         context = self._context
         return context.ring.is_giver(host) and not context.peers.is_alone(host, context.now)
 
+    def _referral(self, asker: PendingRequest) -> tuple[ids.HostId, ...]:
+        """Return whom a peer is to ask instead, the best first; empty: nobody."""
+        context = self._context
+        is_tree = context.uploads.is_busy and asker.mode.may_refer
+        learns_ring = context.settings.learns_ring and asker.mode is not RELAYED
+        if not ((is_tree or learns_ring) and self._is_named(asker.host)):
+            return ()
+        hosts = context.lockstep.refer(asker, self._is_named) if learns_ring else None
+        if hosts is None and is_tree:
+            hosts = self.referrals.refer(asker.want, asker.host, asker.priority)
+            if len(hosts) == 1 and learns_ring:
+                hosts += (context.ring.here,)  # alone it would be the next one in step
+        return hosts or ()
+
     def _is_referred(self, asker: PendingRequest) -> bool:
         """Name hosts that can give a content sooner than this one, if there are any."""
-        hosts = self._in_step.refer(asker, self._is_named)
+        hosts = self._referral(asker)
         if hosts:
             self._note_copies(asker.host, (asker.want,), [asker.want.oid])
             self.referred += 1

@@ -31,7 +31,7 @@ KINDS = {
     "may_ask_source_first": {Variant.NO_SOURCE_FIRST},
     "gives_copy_hints": {Variant.NO_COPY_HINTS},
     "homes_keep": {Variant.HOMES_KEEP},
-    "learns_ring": {Variant.RING},
+    "lockstep": {Variant.RING},
 }
 
 

@@ -11,10 +11,12 @@ import pytest
 from acstor_agent import engine as package
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
+from acstor_agent.engine import lockstep as engine_lockstep
 from acstor_agent.engine import priority
-from acstor_agent.engine.fetch import lockstep
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
+from acstor_policies import learned_ring
+from acstor_policies import lockstep
 from tests.fakes import one_machine
 from tests.fakes.one_machine import chunk
 from tests.fakes.one_machine import data_of
@@ -302,7 +304,8 @@ def in_step(scene):
 
 
 def play(story, at, is_always_mended=False):
-    scene = Scene(at, is_always_mended, learns_ring=story is in_step)
+    policy = learned_ring.LearnedRing if story is in_step else engine_lockstep.Lockstep
+    scene = Scene(at, is_always_mended, lockstep=policy)
     story(scene)
     scene.drain()
     leave(scene)

@@ -5,9 +5,8 @@ Where links have queues, a distribution tree meets a queue at each hop.  So host
 chunks at about the same time form a ring, ordered by the hashes of their names.  A chunk travels
 around the ring from its home, and each link carries it once.  No host knows the others: a host that
 is asked names the requester of late that stands nearest before the asking one.  The named host is
-the *parent* until a nearer one is named or three requests in a row fail.  All of this is used with
-the variant ``ring`` only: it is faster over few hops, but a chain may be longer than the window of
-a reader.
+the *parent* until a nearer one is named or three requests in a row fail.  It is faster over few
+hops, but a chain may be longer than the window of a reader.
 
 A host does not ask its parent for a chunk whose home lies between them, or is this host.  So each
 hop brings a chunk's request nearer to its home, and no two hosts that agree on the home wait for

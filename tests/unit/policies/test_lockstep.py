@@ -5,15 +5,16 @@ import pytest
 
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
+from acstor_agent.engine import lockstep as engine_lockstep
 from acstor_agent.engine import priority
 from acstor_agent.engine import settings
 from acstor_agent.engine import upload_scheduler
-from acstor_agent.engine.fetch import lockstep
-from acstor_agent.engine.serve import lockstep_referrals
 from acstor_agent.engine.serve import peer_requests
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 from acstor_common.wire import peer_wire
+from acstor_policies import learned_ring
+from acstor_policies import lockstep
 from tests.fakes import one_machine
 from tests.fakes.one_machine import IMAGE
 from tests.fakes.one_machine import chunk
@@ -28,7 +29,7 @@ HERE = ids.HostId("h1")
 @pytest.fixture
 def machine():
     """Return a host whose uplink has just met a queue."""
-    made = one_machine.Machine(learns_ring=True)
+    made = one_machine.Machine(lockstep=learned_ring.LearnedRing)
     made.cache.add(chunk(0).cid)
     made.ask_me("h2", made.request(0, "h2", Mode.HELD_ONLY))
     made.now += 0.1
@@ -127,7 +128,7 @@ def test_whom_a_tree_names_is_no_parent(machine):
         machine.home_of(number), machine.attempt().number, (parent, machine.home_of(number))
     )
     assert machine.asks() == {parent: [(number, Mode.HELD_ONLY)]}
-    assert not len(machine.core.context.predecessors)
+    assert not len(machine.core.context.lockstep.predecessors)
 
 
 def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
@@ -137,7 +138,7 @@ def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
         machine.wanted([chunk(number)], Priority.GUEST, number)
         machine.refused(parent, [(machine.attempt().number, Failure.MISSING)])
         assert machine.asks() == {machine.home_of(number): [(number, Mode.HOME)]}
-    table = machine.core.context.predecessors
+    table = machine.core.context.lockstep.predecessors
     assert not len(table)
     table.named(IMAGE, parent, machine.now)
     assert not len(table)
@@ -148,7 +149,7 @@ def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
 def test_parent_that_gives_nothing_for_long_is_none(machine):
     parent, _ = learn(machine)
     home = behind(HERE)[-3]
-    table = machine.core.context.predecessors
+    table = machine.core.context.lockstep.predecessors
     assert table.of(IMAGE, home, machine.now + lockstep.LEASE_S - 0.2) == parent
     assert table.of(IMAGE, home, machine.now + lockstep.LEASE_S + 0.1) is None
     assert not len(table)
@@ -181,7 +182,7 @@ def test_what_guests_here_are_about_to_read_is_waited_for(machine):
 def test_it_is_not_waited_for_for_long(machine):
     machine.wanted([chunk(1)], Priority.GUEST, "reads")
     machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
-    machine.wait(lockstep_referrals.AWAITED_S + peer_requests.LOOK_S)
+    machine.wait(learned_ring.AWAITED_S + peer_requests.LOOK_S)
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
     assert len(machine.core) == 1  # what the guest reads
     machine.ask_me("h3", machine.request(3, "h3", Mode.HELD))  # and now he reads no more
@@ -215,16 +216,16 @@ def test_without_the_variant_one_receiver_may_have_all_places():
 # Who is named alone
 
 
-@pytest.mark.parametrize("learns_ring", [False, True])
-def test_only_one_of_a_tree_is_not_named_alone(learns_ring):
-    machine = one_machine.Machine(learns_ring=learns_ring)
+@pytest.mark.parametrize("policy", [engine_lockstep.Lockstep, learned_ring.LearnedRing])
+def test_only_one_of_a_tree_is_not_named_alone(policy):
+    machine = one_machine.Machine(lockstep=policy)
     number, other = (machine.chunk_of(HERE, skip) for skip in range(2))
     machine.cache.update((chunk(number).cid, chunk(other).cid))
     machine.core.requests.uploads.places.count = 1
     for host, wanted in (("h2", number), ("h3", other), ("h4", number)):
         machine.ask_me(host, machine.request(wanted, host))
     (referred,) = machine.answers()
-    assert referred.hosts == (("h2", HERE) if learns_ring else ("h2",))
+    assert referred.hosts == (("h2", HERE) if policy.learns_ring else ("h2",))
     assert peer_wire.encode(peer_wire.Refer(0, referred.hosts))  # it refuses who is named twice
 
 

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The variant ``ring``: hosts in lock-step fetch from their predecessors (``lockstep``).
+
+A busy host refers requesters to hosts of a tree.  With this policy it refers hosts in lock-step to
+their predecessor.  It never names a host that stands behind the requester, or before the home of
+the chunk, by its own table.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from acstor_agent.engine import lockstep as base
+from acstor_agent.engine import priority
+from acstor_agent.engine import requester
+from acstor_agent.engine import transfer
+from acstor_agent.engine.fetch import context
+from acstor_common.model import ids
+from acstor_common.wire import peer_request
+from acstor_policies import lockstep
+
+PendingRequest = requester.PendingRequest
+LATER = priority.Priority.LATER
+RELAYED = peer_request.Mode.RELAYED
+
+AWAITED_S = 0.5
+"""So long a request waits for what guests of this host are about to read."""
+
+
+class LearnedRing(base.Lockstep):
+    """See above."""
+
+    learns_ring: ClassVar[bool] = True
+
+    def __init__(self, context: context.Context) -> None:
+        super().__init__(context)
+        self.predecessors = lockstep.Predecessors(context.ring.here, context.uploads.has_met_queue)
+        self.steps = lockstep.ReadPositions()
+
+    def __len__(self) -> int:
+        """Return how many images this host has a predecessor for."""
+        return len(self.predecessors)
+
+    def predecessor(self, image_id: ids.ImageId, home: ids.HostId) -> ids.HostId | None:
+        """Return the predecessor, if it is nearer to the home than this host."""
+        return self.predecessors.of(image_id, home, self._context.now)
+
+    def named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+        """Take a host that was named alone for the predecessor: a tree has a choice."""
+        self.predecessors.named(image_id, host, self._context.now)
+
+    def gave(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+        """Keep a predecessor that gives."""
+        self.predecessors.gave(image_id, host, self._context.now)
+
+    def failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
+        """Count the misses of a predecessor."""
+        self.predecessors.failed(image_id, host, self._context.now)
+
+    def read_here(self, image_id: ids.ImageId, offset: int) -> None:
+        """Note where guests of this host read."""
+        self.steps.note(image_id, self._context.ring.here, offset, self._context.now)
+
+    def refer(
+        self, asker: PendingRequest, is_named: Callable[[ids.HostId], bool]
+    ) -> tuple[ids.HostId, ...] | None:
+        """Return who stands nearest before a peer, if nearer than this host, and than the home.
+
+        It is noted where the peer reads.
+
+        :return: None: links have no queues, or nobody is in step with it
+        """
+        context, want, host = self._context, asker.want, asker.host
+        if asker.priority is LATER or not context.uploads.has_met_queue(context.now):
+            return None
+        here, home = context.ring.here, context.ring.home(want.place)
+        place = want.image_id, host, want.offset, context.now
+        self.steps.note(*place)
+        others = [one for one in self.steps.in_step(*place) if one != here and is_named(one)]
+        if not others:
+            return None
+        nearest = min(others, key=lambda one: lockstep.distance(one, host))
+        limits = [lockstep.distance(one, host) for one in (here, home) if one is not None]
+        is_nearer = lockstep.distance(nearest, host) < min(limits)
+        return (nearest,) if is_nearer and asker.mode.may_refer else ()
+
+    def wait_s(self, asker: PendingRequest, transfer: transfer.Transfer | None) -> float:
+        """Return how long a peer waits for what is not under way here, in seconds.
+
+        It does where guests here, which are in step with it, are about to read the same.
+        """
+        context, want = self._context, asker.want
+        if asker.mode is RELAYED or (transfer is not None and transfer.attempts):
+            return 0.0
+        is_near = self.steps.is_near(want.image_id, context.ring.here, want.offset, context.now)
+        return AWAITED_S if is_near else 0.0
