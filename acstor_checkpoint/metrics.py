@@ -136,7 +136,7 @@ class CheckpointCollector(registry.Collector):
         yield family
         family = core.CounterMetricFamily(
             "acstor_checkpoint_holder_failures",
-            "Checkpoints that failed at a holder, and why",
+            "Checkpoints and deletions that failed at a holder, and why",
             labels=["holder", "reason"],
         )
         for labels, count in self._daemon.failures.by_holder().items():

@@ -136,8 +136,8 @@ class CheckpointTaker:
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state)
             record, stay = self._registered(server, state, image, why, copies, chosen)
-            self._tidy(server, state, stay, copies)  # no manifest is in memory any more
-        return record
+            slow = self._tidy(server, state, stay, copies)  # no manifest is in memory any more
+        return record._replace(slow_holder=slow or record.slow_holder)
 
     def _registered(
         self,
@@ -403,14 +403,23 @@ class CheckpointTaker:
         state: disk_states.DiskState,
         stay: set[str],
         copies: holder_group.HolderGroup,
-    ) -> None:
-        """Let go of what no checkpoint needs; what cannot be dropped now is dropped later."""
+    ) -> str:
+        """Let go of what no checkpoint needs; what cannot be dropped now is dropped later.
+
+        Return the holder that took too long for it; "" if none.
+        """
+        slow_holder = ""
         try:
             self._forget_bitmaps(server, state)
             self._states.keep(server.instance, stay)
             copies.keep(self._states.needed(server.instance, state, stay))
         except (errors.AcstorError, OSError) as e:
             LOG.warning("server %s: obsolete data is not deleted yet: %s", server.instance, e)
+            if isinstance(e, holder_group.HolderSlow):
+                slow_holder = e.holder
+                if e.is_stalled:
+                    self._places.failed(e.holder, is_costly=True)
+        return slow_holder
 
     def _forget_bitmaps(self, server: domain_xml.Server, state: disk_states.DiskState) -> None:
         domain = self._domains.domain(server)

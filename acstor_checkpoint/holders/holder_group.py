@@ -47,6 +47,8 @@ of scrubbing removes up to 100 that cannot be read."""
 SLOW_S: Final = 60.0
 """Of a checkpoint, or a part: a holder that took so much longer than the fastest one, and more than
 twice as long, is named."""
+STALLED_S: Final = 30.0
+"""Of a request: a vault on a slow disk takes 20 s for the most that one asks it to delete."""
 _ENDS_S: Final = 5.0
 """A request whose connection was ended."""
 
@@ -63,7 +65,14 @@ class HolderFailed(errors.AcstorError):
 
 
 class HolderSlow(HolderFailed):
-    """A holder used up its time."""
+    """A holder used up its time.
+
+    :param is_stalled: it used STALLED_S of it, or more, for one request
+    """
+
+    def __init__(self, holder: ids.HostId, *, is_stalled: bool) -> None:
+        super().__init__(holder, "it is too slow")
+        self.is_stalled = is_stalled
 
 
 class HolderLost(HolderFailed):
@@ -226,6 +235,7 @@ def call_all(
     """
     answers = [_begun(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
+    stalled_s = time.monotonic() - STALLED_S
     for client, answer in zip(clients, answers, strict=True):
         if answer not in done:
             client.abort()
@@ -236,7 +246,7 @@ def call_all(
             with _blamed(client, clients):
                 answer.result()
         elif not has_failed:
-            raise HolderSlow(client.holder, "it is too slow")
+            raise HolderSlow(client.holder, is_stalled=client.asked_s < stalled_s)
     return [answer.result() for answer in answers]
 
 

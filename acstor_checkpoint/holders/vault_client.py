@@ -102,12 +102,13 @@ class VaultClient:
     :param holder: whose vault it is
     :param address: where it listens
     :param credentials: for ``tls_channel.PROTOCOL``
+    :ivar asked_s: when its last request began, by the monotonic clock
     """
 
     def __init__(
         self, holder: ids.HostId, address: tuple[str, int], credentials: credentials.Credentials
     ) -> None:
-        self.holder = holder
+        self.holder, self.asked_s = holder, time.monotonic()
         self._address, self._credentials = address, credentials
         self._channel: tls_channel.TlsChannel | None = None
         self._sock: socket.socket | None = None
@@ -252,7 +253,8 @@ class VaultClient:
         raise errors.VaultRefused(self.holder, f"{method} {path}: {status} {why}")
 
     def _answer(self, request: _Request) -> _Answer:
-        until_s = time.monotonic() + REQUEST_S + request.length / BYTES_PER_S
+        self.asked_s = time.monotonic()
+        until_s = self.asked_s + REQUEST_S + request.length / BYTES_PER_S
         try:
             return self._try_again(request, until_s)
         except (tls_channel.ConnectionBroken, OSError) as e:

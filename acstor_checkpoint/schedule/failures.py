@@ -45,6 +45,10 @@ _REASONS = (
 )
 
 
+def _reason(e: Exception) -> Reason:
+    return next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
+
+
 class Failures:
     """Those of this host since its daemon started; may be used by any thread.
 
@@ -61,14 +65,18 @@ class Failures:
 
     def note(self, instance: ids.ImageId, e: Exception) -> None:
         """Count a checkpoint of a server that failed with an error."""
-        reason = next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
+        reason, holder = _reason(e), ""
+        if isinstance(e, holder_group.HolderFailed):
+            holder = e.holder
+            self.note_holder(e)
         with self._lock:
             self._reasons[reason] += 1
-            holder = ""
-            if isinstance(e, holder_group.HolderFailed):
-                holder = e.holder
-                self._holders[e.holder, reason] += 1
             self._failing[instance] = messages.Failing(instance, reason, holder)
+
+    def note_holder(self, e: holder_group.HolderFailed) -> None:
+        """Count a failure of a holder, in a checkpoint or after it."""
+        with self._lock:
+            self._holders[e.holder, _reason(e)] += 1
 
     def note_success(self, instance: ids.ImageId) -> None:
         """Note that a server has a new checkpoint."""

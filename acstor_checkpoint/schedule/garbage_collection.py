@@ -31,6 +31,7 @@ from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.vault import object_names
 from acstor_common import errors
 from acstor_common.model import ids
@@ -70,9 +71,17 @@ class HolderPool(Protocol):
     def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         """Return who asks the vault of a holder."""
 
+    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+        """Choose this one no more for a while."""
+
 
 class Servers(Protocol):
-    """The servers of this host, and which of them have a checkpoint taken now."""
+    """The servers of this host, and which of them have a checkpoint taken now.
+
+    ``failures`` counts what failed.
+    """
+
+    failures: failures.Failures
 
     def here(self) -> Collection[ids.ImageId] | None:
         """Return them; None: it is not known."""
@@ -180,9 +189,17 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
-        """Do something with a holder; what fails, or takes too long, is logged."""
+        """Do something with a holder; what fails, or takes too long, is logged.
+
+        One that holds up a single request is replaced; one that has much to delete is not.
+        """
         try:
             holder_group.call_all([client], work, HOLDER_S)
+        except holder_group.HolderSlow as e:
+            LOG.info("%s", e)
+            if e.is_stalled:
+                self._places.failed(e.holder, is_costly=True)
+                self._servers.failures.note_holder(e)
         except (holder_group.HolderFailed, vault_client.HostFault) as e:
             LOG.info("%s", e)
         except Exception:

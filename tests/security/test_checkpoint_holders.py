@@ -15,6 +15,7 @@ from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.schedule import garbage_collection
 from acstor_checkpoint.vault import object_names
 from acstor_checkpoint.vault import quota
@@ -38,6 +39,7 @@ class Places:
 
     def __init__(self, proof: credentials.Credentials, *holders: checkpoint_record.Holder) -> None:
         self._proof, self._holders = proof, holders
+        self.avoided: list[tuple[str, bool]] = []
 
     def others(self) -> tuple[checkpoint_record.Holder, ...]:
         return self._holders
@@ -46,9 +48,15 @@ class Places:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
+    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+        self.avoided.append((holder, is_costly))
+
 
 class NoServers:
     """No server is on this host."""
+
+    def __init__(self) -> None:
+        self.failures = failures.Failures()
 
     def here(self) -> set[ids.ImageId]:
         return set()
@@ -89,8 +97,12 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     monkeypatch: pytest.MonkeyPatch,
     is_slow: bool,
 ) -> None:
-    """It drips each answer to a DELETE, or answers each at once; the honest one has its turn."""
+    """It drips each answer to a DELETE, or answers each at once; the honest one has its turn.
+
+    The one that drips is left alone for a while, and named.
+    """
     monkeypatch.setattr(garbage_collection, "HOLDER_S", 3.0)
+    monkeypatch.setattr(holder_group, "STALLED_S", 1.5)
 
     def answer(line: str, tls: object) -> bytes | None:
         if line.startswith("GET"):
@@ -100,7 +112,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
         return b"0"
 
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile:
-        places = Places(proof, of(honest), hostile.holder)
+        places, servers = Places(proof, of(honest), hostile.holder), NoServers()
         with places.client(of(honest)) as client:
             client.put(object_names.Disk(ids.HostId("owner"), DISK), sealed(4))
         collection = garbage_collection.GarbageCollection(
@@ -108,7 +120,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
             disk_states.DiskStates(tmp_path / "states"),
             places,
             dict,
-            NoServers(),
+            servers,
             threading.Event(),
         )
         began_s = time.monotonic()
@@ -119,6 +131,8 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
     asked = sum(line.startswith("DELETE") for line in hostile.asked)
     assert took_s < 3.0 + 4.0
     assert 1 <= asked <= garbage_collection.HOLDER_DISKS
+    assert places.avoided == [("h2", True)] * is_slow
+    assert servers.failures.by_holder() == ({("h2", "holder_slow"): 1} if is_slow else {})
     print(f"{asked} of {vault_store.MAX_DISKS} disks asked for, the pass took {took_s:.1f} s")
 
 

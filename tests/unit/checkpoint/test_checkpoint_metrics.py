@@ -112,7 +112,7 @@ class Taking:
     def __init__(self) -> None:
         self.failures = failures.Failures()
         for e in (
-            holder_group.HolderSlow(ids.HostId("h2"), "it is too slow"),
+            holder_group.HolderSlow(ids.HostId("h2"), is_stalled=True),
             holder_group.HolderLost(ids.HostId("h2"), "it lacks 200 chunks"),
             holder_group.HolderFailed(ids.HostId("h2"), "it is full"),
             disk_capture.DiskTooLarge(1 << 16),

@@ -28,7 +28,7 @@ class Client:
     """
 
     def __init__(self, wait: Callable[[], object], name: str = "h2") -> None:
-        self.holder, self._wait = ids.HostId(name), wait
+        self.holder, self._wait, self.asked_s = ids.HostId(name), wait, time.monotonic()
         self.is_aborted = False
 
     def abort(self) -> None:
