@@ -124,9 +124,11 @@ class CheckpointTaker:
         self._patience = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
         self._pace = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
-    def take(self, server: domain_xml.Server) -> checkpoint_record.Record:
+    def take(self, server: domain_xml.Server, interval_s: int = 0) -> checkpoint_record.Record:
         """Take a checkpoint; it is registered when this returns.
 
+        :param interval_s: of the server's checkpoints: the shorter, the sooner a silent holder
+            fails; 0: it has none
         :raises errors.AcstorError: there is none; says why
         """
         self.clear(server)
@@ -134,7 +136,7 @@ class CheckpointTaker:
         state, why = self._state_of(server, image)
         state.number += 1
         with contextlib.ExitStack() as stack:
-            copies, chosen = self._copies(stack, state)
+            copies, chosen = self._copies(stack, state, interval_s)
             record, stay = self._registered(server, state, image, why, copies, chosen)
             slow = self._tidy(server, state, stay, copies)  # no manifest is in memory any more
         return record._replace(slow_holder=slow or record.slow_holder)
@@ -227,7 +229,7 @@ class CheckpointTaker:
             yield is_late
 
     def _copies(
-        self, stack: contextlib.ExitStack, state: disk_states.DiskState
+        self, stack: contextlib.ExitStack, state: disk_states.DiskState, interval_s: int
     ) -> tuple[holder_group.HolderGroup, Sequence[checkpoint_record.Holder]]:
         disk = ids.ImageId(state.disk)
         current = [ids.HostId(host) for host in state.holders]
@@ -237,7 +239,10 @@ class CheckpointTaker:
         clients = [stack.enter_context(self._places.client(holder)) for holder in chosen]
         acknowledged = [] if state.is_dropped else current
         copies = holder_group.HolderGroup(
-            object_names.Disk(self._settings.host, disk), clients, acknowledged
+            object_names.Disk(self._settings.host, disk),
+            clients,
+            acknowledged,
+            interval_s=interval_s,
         )
         stack.enter_context(self._failures(copies))
         return copies, chosen

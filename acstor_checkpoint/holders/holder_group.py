@@ -108,13 +108,15 @@ class HolderGroup:
     """The holders of one disk, asked at the same time; for one thread.
 
     A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
-    what is left of STEP_S, which a quicker request fills up again.  Each method raises
-    :class:`HolderFailed` if one of them is slower, or does not do it.
+    what is left of STEP_S, which a quicker request fills up again.  Where half an interval is
+    shorter than STEP_S it counts instead, so that another holder can be asked in time.  Each method
+    raises :class:`HolderFailed` if one of them is slower, or does not do it.
 
     :param clients: one for each holder
     :param acknowledged: holders that acknowledged every chunk of the last manifest
     :param clock: monotonic
-    :ivar left_s: of STEP_S
+    :param interval_s: of the server's checkpoints; 0: it has none
+    :ivar left_s: of STEP_S, or of half an interval
     :ivar filled: holders that acknowledged chunks of the disk, now or before
     """
 
@@ -124,10 +126,11 @@ class HolderGroup:
         clients: Sequence[vault_client.VaultClient],
         acknowledged: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
+        interval_s: int = 0,
     ) -> None:
         self._disk, self._clients, self._clock = disk, clients, clock
         self._acknowledged, self.filled = acknowledged, set(acknowledged)
-        self.left_s = STEP_S
+        self.left_s = self._step_s = min(STEP_S, interval_s / 2 or STEP_S)
         self.holders = tuple(client.holder for client in clients)
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
@@ -181,7 +184,11 @@ class HolderGroup:
         self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
     def keep(self, parts: Iterable[object_names.Stay]) -> None:
-        """Have every holder drop all but chunks and manifests that stay."""
+        """Have every holder drop all but chunks and manifests that stay.
+
+        No checkpoint waits for it, so they have STEP_S, however short the interval is.
+        """
+        self.left_s = self._step_s = STEP_S
         for part in parts:
             self._all(functools.partial(_keep, self._disk, part), len(part.names) / SLOWEST_NAMES_S)
 
@@ -204,7 +211,7 @@ class HolderGroup:
             return answer
 
         answers = call_all(self._clients, timed, allowed_s)
-        self.left_s = min(STEP_S, allowed_s - (self._clock() - began_s))
+        self.left_s = min(self._step_s, allowed_s - (self._clock() - began_s))
         return answers
 
 

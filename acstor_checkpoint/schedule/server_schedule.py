@@ -161,13 +161,18 @@ class ServerSchedule:
         if turn := self._turns.get(instance):
             turn.due_s, turn.is_retried = now_s, True
 
-    def failed(self, instance: ids.ImageId, now_s: float) -> float:
-        """Take note of one that could not be taken; return in how many seconds to try again."""
+    def failed(self, instance: ids.ImageId, now_s: float, *, is_replaced: bool = False) -> float:
+        """Take note of one that could not be taken; return in how many seconds to try again.
+
+        :param is_replaced: what failed is replaced in the next attempt: the first one is at once
+        """
         turn = self._turns.get(instance)
         if turn is None:
             return 0.0
         longest_s = turn.every_s or turn.promised_s
         pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(turn.failures, 20), longest_s)
+        if is_replaced and not turn.failures:
+            pause_s = 0.0
         turn.failures, turn.is_retried = turn.failures + 1, True
         turn.due_s = now_s + pause_s
         return pause_s

@@ -20,6 +20,7 @@ from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.capture import snapshot_window
 from acstor_checkpoint.holders import checkpoint_record
+from acstor_checkpoint.holders import holder_group
 from acstor_checkpoint.schedule import failures
 from acstor_checkpoint.schedule import nova_intervals
 from acstor_checkpoint.schedule import server_schedule
@@ -53,9 +54,10 @@ class ServerList(Protocol):
 class CheckpointTaker(Protocol):
     """Takes one checkpoint of one server; is called by several threads."""
 
-    def take(self, server: domain_xml.Server) -> checkpoint_record.Record:
+    def take(self, server: domain_xml.Server, interval_s: int) -> checkpoint_record.Record:
         """Take it, and register it.
 
+        :param interval_s: of the server's checkpoints; 0: it has none
         :raises errors.AcstorError: there is none
         """
 
@@ -246,7 +248,7 @@ class WorkerPool:
     def _try(self, server: domain_xml.Server) -> None:
         instance, began_s = server.instance, self._clock()
         try:
-            record = self._taker.take(server)
+            record = self._taker.take(server, self.promised_s(instance))
         except snapshot_window.PartTaken as e:
             with self._lock:  # a guest that writes without end keeps nobody from his turn
                 self._cadence.cut_off(instance, self._clock())
@@ -257,7 +259,8 @@ class WorkerPool:
             return
         except Exception as e:
             with self._lock:
-                pause_s = self._cadence.failed(instance, self._clock())
+                is_replaced = isinstance(e, holder_group.HolderFailed)
+                pause_s = self._cadence.failed(instance, self._clock(), is_replaced=is_replaced)
             self.failures.note(instance, e)
             LOG.warning(
                 "server %s: no checkpoint: %s; tried again in %.0f s",

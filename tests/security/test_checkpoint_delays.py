@@ -4,7 +4,6 @@
 import contextlib
 import pathlib
 import ssl
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,10 +11,15 @@ import pytest
 pytest.importorskip("libvirt")
 
 from acstor_checkpoint.holders import holder_group
+from acstor_checkpoint.schedule import nova_intervals
+from acstor_checkpoint.schedule import worker_pool
+from acstor_common.model import checkpoint_intervals
 from acstor_common.model import geometry
+from acstor_common.util import supervision
 from tests.fakes import hostile_holder
 from tests.lab import checkpoints
 from tests.lab import domain as domain_lab
+from tests.lab import runs
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 BASE = bytes(2 * geometry.MIB)
@@ -65,3 +69,40 @@ def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
         record = owner.taker.take(server)
     assert [holder.host for holder in record.holders] == ["h1", "h2"] and not record.slow_holder
     assert len(owner.registered()) == 2
+
+
+@pytest.mark.expect_log("no checkpoint: h0 keeps no checkpoint: it is too slow")
+@pytest.mark.parametrize("answers", [0, 1])
+def test_silent_holder_makes_a_checkpoint_late_by_one_interval_at_most(
+    lab: checkpoints.Lab, guest: domain_lab.Domain, tmp_path: pathlib.Path, answers: int
+) -> None:
+    """It never answers, or only once; the interval is the shortest there is."""
+
+    def answer(_line: str, _tls: ssl.SSLSocket) -> bytes:
+        if len(hostile.asked) > answers:
+            hostile.ended.wait(600.0)
+        return b""
+
+    shortest = nova_intervals.Answer(of_servers={guest.instance: checkpoint_intervals.MIN_S})
+    with hostile_holder.HostileHolder(tmp_path / "h0", "h0", answer) as hostile:
+        lab.options.vaults["h0"] = hostile.port
+        owner, late_s = checkpoints.Host(lab.options), list[float]()
+        daemon = worker_pool.WorkerPool(
+            owner.domains, owner.taker, owner.states, 0, ask_intervals=lambda _failing: shortest
+        )
+
+        def is_taken() -> bool:
+            late_s.extend(daemon.overdue_s().values())
+            return bool(owner.registered())
+
+        worker = supervision.start_once("a worker", daemon.run)
+        try:
+            runs.wait_for(is_taken, 120.0, "a checkpoint", str)
+        finally:
+            daemon.stop()
+            worker.join(60.0)
+    [record] = owner.registered()
+    assert [name for name, _ in record.holders] == ["h1", "h2"]
+    assert daemon.failures.by_holder() == {("h0", "holder_slow"): 1}
+    assert 0.0 < max(late_s) <= checkpoint_intervals.MIN_S
+    print(f"the checkpoint was late by {max(late_s):.1f} s")

@@ -52,7 +52,7 @@ class Host:
             raise errors.Unusable("libvirt", "it is away")
         return self.here
 
-    def take(self, each):
+    def take(self, each, _interval_s):
         number = IDS.index(each.instance)
         self.now_s += 5.0
         if number in self.fails:
@@ -106,6 +106,16 @@ def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
     assert it.run(3000) == [1] * 5
     it.fails.clear()
     assert 0 in it.run(700)
+
+
+@pytest.mark.allow_log("no checkpoint")
+def test_server_whose_holder_failed_is_tried_again_at_once_and_then_later(host):
+    it = host(server(0))
+    it.fails[0] = holder_group.HolderFailed(ids.HostId("h2"), "it is away")
+    assert [it.daemon.turn() for _ in range(4)] == [True, True, True, False]  # the first clears
+    it.now_s += 60.0
+    it.fails.clear()
+    assert it.daemon.turn() and it.took == [0]
 
 
 def test_who_is_never_done_goes_on_and_keeps_nobody(host):
@@ -233,8 +243,8 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
     it.run(20)
     take, asked = it.daemon._taker.take, []
 
-    def ask_meanwhile(each):
-        done = take(each)
+    def ask_meanwhile(each, interval_s):
+        done = take(each, interval_s)
         if not asked:
             asked.append(it.daemon.ask(each.instance))
         return done
@@ -357,7 +367,7 @@ def test_servers_that_failed_or_are_not_done_share_some_workers(host):
     it.now_s += 700
     seen = []
 
-    def take(each):
+    def take(each, _interval_s):
         seen.append(IDS.index(each.instance))
         it.daemon.turn()  # another worker, while this one is busy
         raise OSError("slow")
