@@ -356,7 +356,7 @@ class CheckpointTaker:
             consistency=_consistency(shown),
             number=state.number,
         )
-        return taking, seal.close_manifest(checkpoint_manifest.build(subject, entries))
+        return taking, seal.close_manifest_in_place(checkpoint_manifest.build(subject, entries))
 
     def _record(
         self,

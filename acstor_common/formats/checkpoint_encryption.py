@@ -119,11 +119,14 @@ class Seal:
         return bytes(plain)
 
     def close_manifest(self, plain: Data) -> bytearray:
-        """Return a manifest as others may keep it; :func:`manifest_name` has its name.
+        """Return a manifest as others may keep it; see :meth:`close_manifest_in_place`."""
+        return self.close_manifest_in_place(bytearray(plain))
 
-        :param plain: a bytearray becomes what is returned: one may have 80 MiB
+    def close_manifest_in_place(self, data: bytearray) -> bytearray:
+        """Return a manifest as others may keep it, which takes its place: one may have 80 MiB.
+
+        :func:`manifest_name` has its name.
         """
-        data = plain if isinstance(plain, bytearray) else bytearray(plain)
         self._manifests.close_in_place(layout.Codec.STORED, _MANIFEST, data)
         return data
 

@@ -72,7 +72,8 @@ def saved(entries, number):
     subject = checkpoint_manifest.Subject(
         id, id, "p", id, chunk_map.UNKNOWN_OS_HASH, cut, 1, crash, number
     )
-    return known.save_manifest(id, seal.close_manifest(checkpoint_manifest.build(subject, entries)))
+    made = checkpoint_manifest.build(subject, entries)
+    return known.save_manifest(id, seal.close_manifest_in_place(made))
 
 def named(chunk_no):
     return checkpoint_manifest.Entry(chunk_no, ids.Cid(os.urandom(31) + b"1"))

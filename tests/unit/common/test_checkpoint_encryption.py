@@ -117,6 +117,14 @@ def test_manifest_comes_back_and_has_its_limit() -> None:
         OTHER.open_manifest(sealed, 10)
 
 
+def test_manifest_is_sealed_in_its_place_only_where_the_name_says_so() -> None:
+    plain = bytearray(b"a manifest")
+    sealed = SEAL.close_manifest(plain)
+    assert plain == b"a manifest"
+    assert SEAL.close_manifest_in_place(plain) is plain
+    assert plain == sealed
+
+
 @pytest.mark.parametrize("key", [b"", bytes(32), bytes(range(31)), bytes(range(33))])
 def test_what_is_no_key_is_refused(key: bytes) -> None:
     with pytest.raises(ValueError, match="key"):
