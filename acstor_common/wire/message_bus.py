@@ -14,7 +14,7 @@ from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
-from oslo_messaging._drivers import impl_rabbit
+from oslo_messaging import opts as messaging_opts
 from oslo_messaging.rpc import server as rpc_server
 
 from acstor_common import errors
@@ -48,16 +48,30 @@ def open_transport(
     """Return the way to the broker that the configuration names; connects to nothing.
 
     :param conf: the global configuration: oslo.messaging works with no other
-    :raises errors.Unusable: what it names is no broker that oslo.messaging knows
+    :raises errors.Unusable: what it names is no broker that oslo.messaging knows, or the installed
+        version has no option for REPLY_S
     """
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
-    cfg.set_defaults(impl_rabbit.rabbit_opts, kombu_missing_consumer_retry_timeout=REPLY_S)
+    _bound_replies(conf)
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_limit)
     try:
         return get(conf)
     except (oslo_messaging.MessagingException, ValueError) as e:
         raise errors.Unusable("[DEFAULT] transport_url", str(e)) from e
+
+
+def _bound_replies(conf: cfg.ConfigOpts) -> None:
+    """Make REPLY_S the default of the option for it, before the driver registers the same one.
+
+    :raises errors.Unusable: this oslo.messaging has no such option
+    """
+    name, group = "kombu_missing_consumer_retry_timeout", "oslo_messaging_rabbit"
+    options = {option.dest: option for option in dict(messaging_opts.list_opts()).get(group, ())}
+    if name not in options:
+        raise errors.Unusable("the installed oslo.messaging", f"it has no option [{group}] {name}")
+    conf.register_opt(options[name], group)
+    conf.set_default(name, REPLY_S, group)
 
 
 def broker_of(transport: Any) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import oslo_messaging
 import pytest
 from oslo_config import cfg
+from oslo_messaging import opts as messaging_opts
 
 from acstor_common import errors
 from acstor_common.wire import message_bus
@@ -120,6 +121,28 @@ def test_a_kind_of_broker_that_nobody_knows_is_refused(conf):
 
     with pytest.raises(errors.Unusable, match="transport_url"):
         message_bus.open_transport(conf, pigeons)
+
+
+@pytest.mark.parametrize(("written", "counts"), [("", message_bus.REPLY_S), ("7", 7)])
+def test_answer_waits_shortly_for_its_queue_unless_the_configuration_says_more(
+    tmp_path, written, counts
+):
+    """RabbitMQ's driver registers that option too."""
+    text = f"[oslo_messaging_rabbit]\nkombu_missing_consumer_retry_timeout = {written}\n"
+    (tmp_path / "file").write_text(text if written else "")
+    conf = cfg.ConfigOpts()
+    conf([], project="acstor", default_config_files=[str(tmp_path / "file")])
+    made = message_bus.open_transport(
+        conf, lambda conf: oslo_messaging.get_rpc_transport(conf, "rabbit://127.0.0.1:1//")
+    )
+    assert made._driver.missing_destination_retry_timeout == counts
+    made.cleanup()
+
+
+def test_oslo_messaging_without_the_option_for_that_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setattr(messaging_opts, "list_opts", lambda: [("oslo_messaging_rabbit", [])])
+    with pytest.raises(errors.Unusable, match=r"no option .* kombu_missing_consumer_retry_timeout"):
+        message_bus.open_transport(cfg.ConfigOpts())
 
 
 @pytest.mark.expect_log("message lit is of no use: dark")
