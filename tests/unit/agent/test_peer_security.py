@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who may speak to whom: certificates, modes and tables, over real TCP on the loopback."""
 
+import contextlib
 import itertools
 import os
 import socket
@@ -479,7 +480,7 @@ def test_insecure_has_to_be_asked_for_and_is_warned_of(identity):
 # Many at a time
 
 
-class Turns:
+class Turns(trio.abc.Instrument):
     """Counts how much of something is done in one turn of the scheduler."""
 
     def __init__(self):
@@ -490,10 +491,8 @@ class Turns:
         self.total += 1
         self.most = max(self.most, self.done)
 
-    async def watch(self):
-        while True:
-            await trio.lowlevel.checkpoint()
-            self.done = 0
+    def before_io_wait(self, timeout):
+        self.done = 0
 
 
 class Connected(base_connection.Connection):
@@ -515,8 +514,22 @@ class Connected(base_connection.Connection):
         return True
 
 
+@pytest.fixture
+async def connected():
+    """Make connections, whose sockets are closed also where a test fails."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(host, certificate):
+            made = Connected(host, certificate)
+            stack.callback(made.link.close)
+            stack.callback(made.theirs.close)
+            return made
+
+        yield connect
+
+
 @pytest.mark.expect_log("Connection with h7 dropped: none of the authorities")
-async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, monkeypatch):
+async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, connected, monkeypatch):
     ours = identity(SERVER).read()
     before = {f"h{n}": identity(f"h{n}").files.certificate.read_bytes() for n in range(40)}
     before["h7"] = identity("h7", THEIRS).files.certificate.read_bytes()
@@ -526,7 +539,7 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, monk
         )
         for host, pem in before.items()
     }
-    connections = [Connected(host, known[host]) for host in known for _ in range(4)]
+    connections = [connected(host, known[host]) for host in known for _ in range(4)]
     turns, check = Turns(), ours.chain_fault
 
     def counted(certificate):
@@ -534,34 +547,24 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, monk
         return check(certificate)
 
     monkeypatch.setattr(ours, "chain_fault", counted)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.watch)
-        watched = reauthorization.Reauthorization(nets.everybody, ours)
-        await watched._look(connections)
-        assert turns.total == 40  # once for each host
-        assert turns.most <= reauthorization.AT_A_TIME / reauthorization.CHECK + 1
-        assert {c.host for c in connections if c.is_closed} == {"h7"}
-        await watched._look(connections)
-        assert turns.total == 40  # the files are those of before
-        nursery.cancel_scope.cancel()
-    for connection in connections:
-        connection.link.close()
-        connection.theirs.close()
+    trio.lowlevel.add_instrument(turns)
+    watched = reauthorization.Reauthorization(nets.everybody, ours)
+    await watched._look(connections)
+    assert turns.total == 40  # once for each host
+    assert turns.most <= reauthorization.AT_A_TIME / reauthorization.CHECK + 1
+    assert {c.host for c in connections if c.is_closed} == {"h7"}
+    await watched._look(connections)
+    assert turns.total == 40  # the files are those of before
 
 
-async def test_tables_are_followed_by_some_looks_in_each_turn():
+async def test_tables_are_followed_by_some_looks_in_each_turn(connected):
     turns = Turns()
 
     def may_speak(host, not_before_s):
         turns.note()
         return ""
 
-    connections = [Connected(f"h{n}", None) for n in range(3 * reauthorization.AT_A_TIME)]
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(turns.watch)
-        await reauthorization.Reauthorization(may_speak, None)._look(connections)
-        nursery.cancel_scope.cancel()
+    connections = [connected(f"h{n}", None) for n in range(3 * reauthorization.AT_A_TIME)]
+    trio.lowlevel.add_instrument(turns)
+    await reauthorization.Reauthorization(may_speak, None)._look(connections)
     assert turns.total == len(connections) and turns.most <= reauthorization.AT_A_TIME + 1
-    for connection in connections:
-        connection.link.close()
-        connection.theirs.close()
