@@ -20,13 +20,30 @@ def paths(part: str) -> set[str]:
     return set(found.split())
 
 
+def words_of(part: str) -> list[str]:
+    return shlex.split(TOX[f"testenv:{part}"]["commands"].replace("\\\n", " "))
+
+
 @pytest.mark.parametrize("part", ["unit", "functional"])
 def test_tests_are_the_same(part: str) -> None:
-    words = shlex.split(TOX[f"testenv:{part}"]["commands"].replace("\\\n", " "))
+    words = words_of(part)
     assert words[:4] == ["python", "-m", "pytest", "-m"] and words[-1] == "{posargs}"
-    assert set(words[5:-1]) == paths(part.upper())
-    assert all((ROOT / word).is_dir() for word in words[5:-1])
+    folders = {word for word in words[5:-1] if not word.startswith("--ignore=")}
+    assert folders == paths(part.upper())
+    assert all((ROOT / word).is_dir() for word in folders)
     assert "not packages" in words[4]
+
+
+def test_no_test_runs_in_two_parts() -> None:
+    folders = map(pathlib.PurePath, paths("FUNCTIONAL"))
+    both = {
+        f"--ignore={unit}"
+        for each in folders
+        for unit in paths("UNIT")
+        if each in pathlib.PurePath(unit).parents
+    }
+    assert both and both <= set(words_of("functional"))
+    assert all(word in (ROOT / "tools/test.sh").read_text() for word in both)
 
 
 def test_libraries_are_the_same() -> None:
