@@ -105,11 +105,15 @@ class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         ids.parse_host_id(self.host)
-        for one in (self.checkpoint_id, self.instance_id, self.vault_disk, self.image_id):
-            if ids.parse_image_id(one) != one:
-                raise ValueError(f"not written as ids are: {one}")
+        _check_ids(self.checkpoint_id, self.instance_id, self.vault_disk, self.image_id)
         if self.host in {holder.host for holder in self.holders}:
             raise ValueError("the host that took a checkpoint is none that keeps it")
+
+
+def _check_ids(*named: str) -> None:
+    for one in named:
+        if ids.parse_image_id(one) != one:
+            raise ValueError(f"not written as ids are: {one}")
 
 
 class ServiceKey(msgspec.Struct, frozen=True):
@@ -143,7 +147,10 @@ class RetainedCheckpoint(msgspec.Struct, frozen=True):
     checkpoint_id: str
     instance_id: str
     vault_disk: str
-    manifest_name: str
+    manifest_name: patterns.Hex64
+
+    def __post_init__(self) -> None:
+        _check_ids(self.checkpoint_id, self.instance_id, self.vault_disk)
 
 
 class Response(msgspec.Struct, frozen=True):

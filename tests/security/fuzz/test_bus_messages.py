@@ -7,21 +7,27 @@ is enrolled.  ``ACSTOR_FUZZ_CASES`` is another number of payloads for each metho
 """
 
 import base64
+import contextlib
+import functools
 import itertools
 import json
 import os
 import pathlib
 import random
+import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import oslo_messaging
 import pytest
 import trio
 from oslo_config import cfg
 
+from acstor_checkpoint.capture import disk_states
 from acstor_checkpoint.schedule import registration
 from acstor_common import errors
 from acstor_common.identity import identity_files
@@ -51,6 +57,8 @@ SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
 NOW_S = checkpoint_hosts.NOW_S
 HOSTS = ("h1", "h2", "h3")
 KEPT = 2
+CASE_S = 0.25
+HUGE_BYTES, HUGE_S, HUGE_FACTOR = 4 << 20, 20.0, 40
 DEEP = 900
 """Levels that the broker's JSON reader still takes."""
 
@@ -352,3 +360,178 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
     print(f"{heard} of {CASES} heeded")
     assert CASES // 40 < heard == len(asked) < CASES
     assert len(daemon._freshness._seen) <= CASES
+
+
+KEPT_CHECKPOINTS = messages.CheckpointResponse(
+    kept=(
+        messages.RetainedCheckpoint(
+            checkpoint_hosts.IMAGE, checkpoint_hosts.SERVER, checkpoint_hosts.DISK, "ab" * 32
+        ),
+    )
+)
+ANSWERS: dict[str, tuple[msgspec.Struct, str]] = {
+    messages.REGISTER_CHECKPOINT: (KEPT_CHECKPOINTS, signing.CHECKPOINT_ANSWER),
+    messages.KEPT_CHECKPOINTS: (KEPT_CHECKPOINTS, signing.CHECKPOINT_ANSWER),
+    messages.INTERVALS: (
+        messages.IntervalResponse(
+            of_host=60, of_servers=(messages.ServerInterval(checkpoint_hosts.SERVER, 600),)
+        ),
+        signing.CHECKPOINT_INTERVALS,
+    ),
+    messages.OWNERS: (messages.OwnerResponse(gone=("h2",)), signing.CHECKPOINT_OWNERS),
+    messages.SERVICE_KEY: (messages.ServiceKey("ab" * 32), signing.CHECKPOINT_KEY),
+}
+
+
+class Answers:
+    """A decision service on the bus whose key is good, and whose answers may be changed.
+
+    :param keys: of the service
+    :ivar change: by method, makes of a signed answer and what signs it the payload that goes out
+    """
+
+    def __init__(self, transport: Any, keys: Any) -> None:
+        self._keys = keys
+        self.change = dict[str, Callable[[msgspec.Struct, Sign], Any]]()
+        endpoint = message_bus.Endpoint({}, time.monotonic)
+        for method in ANSWERS:
+            setattr(endpoint, method, functools.partial(self._hear, method))
+        target = oslo_messaging.Target(topic=decision_messages.TOPIC, server="one")
+        self.served = message_bus.serve(transport, target, endpoint, threading.Event())
+
+    def _hear(self, method: str, _context: object, payload: Any) -> Any:
+        answer, purpose = ANSWERS[method]
+        if method == messages.SERVICE_KEY:
+            answer = messages.ServiceKey(sealed_box.public_key(self._keys.signing_key).hex())
+        else:
+            sent_s = json.loads(payload["payload"])["sent_s"]
+            answer = msgspec.structs.replace(answer, host="h1", sent_s=sent_s)
+
+        def sign(text: str) -> dict[str, Any]:
+            signature = signed_messages.signature_of(purpose, text.encode(), self._keys.signing_key)
+            return {"payload": text, "signature": signature}
+
+        change = self.change.get(method)
+        return change(answer, sign) if change else sign(msgspec.json.encode(answer).decode())
+
+
+@pytest.fixture
+def bus() -> Iterator[Any]:
+    cfg.CONF([], project="acstor", default_config_files=[], default_config_dirs=[])
+    made = message_bus.open_transport(
+        cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, "kombu+memory:////")
+    )
+    yield made
+    made.cleanup()
+    cfg.CONF.reset()
+
+
+@pytest.fixture
+def asking(
+    bus: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[registration.Registration, Answers]]:
+    """Yield a daemon that asks, and who answers."""
+    monkeypatch.setattr(registration, "ANSWER_S", 10)
+    keys = linked_host.KEYS
+    identity_files.write(tmp_path / "identity", keys.host("h1"))
+    host = ids.HostId("h1")
+    files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
+    daemon = registration.Registration(host, files, bus, lambda _instance: 600)
+    daemon._stopping.set()  # where it is to come again it does not wait
+    service = Answers(bus, keys)
+    yield daemon, service
+    service.served.close()
+
+
+Asks = Callable[[registration.Registration], object]
+
+
+def tidying(folder: pathlib.Path, asks: Callable[[registration.Registration], Any]) -> Asks:
+    """Return what asks which manifests stay, and does with them what a daemon does."""
+    states, instance = disk_states.DiskStates(folder / "states"), checkpoint_hosts.SERVER
+    state = disk_states.new_state(checkpoint_hosts.IMAGE, 65536)
+
+    def tidy(daemon: registration.Registration) -> None:
+        names = set(asks(daemon))
+        assert all(len(bytes.fromhex(name)) == 32 for name in names)
+        states.keep(instance, names)
+        with contextlib.suppress(errors.Unusable):  # none of them is here
+            list(states.needed(instance, state, names))
+
+    return tidy
+
+
+def register(daemon: registration.Registration) -> set[str]:
+    return daemon.register(checkpoint_hosts.record())
+
+
+def kept(daemon: registration.Registration) -> set[str]:
+    found = daemon.kept()
+    assert all(ids.parse_image_id(disk) == disk for disk in found)
+    return {name for names in found.values() for name in names}
+
+
+def asks_of(method: str, folder: pathlib.Path) -> Asks:
+    """Return what a daemon does that asks for an answer of a method."""
+    return {
+        messages.REGISTER_CHECKPOINT: tidying(folder, register),
+        messages.SERVICE_KEY: register,
+        messages.KEPT_CHECKPOINTS: tidying(folder, kept),
+        messages.INTERVALS: lambda daemon: daemon.intervals(),
+        messages.OWNERS: lambda daemon: daemon.gone([ids.HostId("h2")]),
+    }[method]
+
+
+def is_taken(asks: Asks, daemon: registration.Registration) -> bool:
+    """Return whether an answer is taken; what refuses it has the product's name."""
+    try:
+        asks(daemon)
+    except (
+        errors.NotAuthenticated,
+        errors.RemoteProtocolError,
+        errors.DecisionUnreachable,
+        errors.CheckpointRefused,
+    ):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("method", ANSWERS)
+def test_answers_of_the_service_are_taken_or_refused(
+    asking: tuple[registration.Registration, Answers], tmp_path: pathlib.Path, method: str
+) -> None:
+    """The service is in wrong hands, or its answers are changed on their way."""
+    (daemon, service), rng = asking, random.Random(SEED)
+    service.change[method] = lambda answer, sign: changed(answer, sign, rng)
+    asks, found, began_s = asks_of(method, tmp_path), 0, time.monotonic()
+    for number in range(CASES):
+        try:
+            found += is_taken(asks, daemon)
+        except BaseException as e:
+            e.add_note(f"answer {number} of seed {SEED}")
+            raise
+    took_s = time.monotonic() - began_s
+    print(f"{method}: {found} of {CASES} taken, in {took_s:.1f} s")
+    assert CASES // 40 < found < CASES and took_s < CASES * CASE_S
+
+
+def test_huge_answer_is_refused_in_bounded_time_and_memory(
+    asking: tuple[registration.Registration, Answers],
+) -> None:
+    """The broker bounds a message: here it has 4 MiB of words, of text or of levels."""
+    daemon, service = asking
+    for huge in (
+        lambda _answer, _sign: ["1"] * (HUGE_BYTES // 4),
+        lambda _answer, _sign: "x" * HUGE_BYTES,
+        lambda _answer, sign: sign("[" * HUGE_BYTES),
+        lambda _answer, sign: sign('{"why": ' + "9" * HUGE_BYTES + "}"),
+    ):
+        service.change[messages.KEPT_CHECKPOINTS] = huge
+        began_s = time.monotonic()
+        tracemalloc.start()
+        assert not is_taken(kept, daemon)
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        took_s = time.monotonic() - began_s
+        print(f"refused in {took_s:.1f} s with {most_bytes / HUGE_BYTES:.0f} times its size")
+        assert took_s < HUGE_S and most_bytes < HUGE_FACTOR * HUGE_BYTES
