@@ -29,6 +29,7 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent.core.cloud import certificate_renewal
 from acstor_agent.sources import blocking_threads
+from acstor_agent.sources import bounded_answers
 from acstor_agent.sources import glance
 from acstor_agent.sources import keystone_auth
 from acstor_common import errors
@@ -49,8 +50,8 @@ ATTEMPT_S = 300.0
 """How long Keystone and the service may take together, however little each is silent."""
 TICK_S = 30.0
 """How often the wall clock is looked at, which may be set meanwhile."""
-MAX_ANSWER_BYTES = 1 << 20
 MAX_WHY = 300
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -255,11 +256,14 @@ class Enrolment:
         except exceptions.ClientException as e:
             why = f"{e}{self._configured}"
             raise errors.NotEnrolled(f"Keystone refuses the credentials: {why}") from e
+        except Exception as e:  # keystoneauth takes each answer for what it should be
+            why = f"{e!r}{self._configured}"
+            raise errors.NotEnrolled(f"Keystone's answer makes no sense: {why}") from e
         if response.status_code not in (200, 201):
             raise errors.NotEnrolled(why_refused(response.status_code, response.content))
         try:
-            return msgspec.json.decode(response.content[:MAX_ANSWER_BYTES], type=Answer)
-        except msgspec.DecodeError as e:
+            return msgspec.json.decode(response.content, type=Answer)
+        except _NOT_JSON as e:
             raise errors.NotEnrolled(f"invalid answer: {e}") from e
 
     def _proof(self, request: bytes) -> str:
@@ -302,9 +306,9 @@ def why_refused(status: int, body: bytes) -> str:
     'the decision service refuses (403): no policy allows it'
     """
     try:
-        error = msgspec.json.decode(body[:MAX_ANSWER_BYTES])["error"]
+        error = msgspec.json.decode(body)["error"]
         said = str(error["message"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (*_NOT_JSON, KeyError, TypeError):
         said = "it says no more, so there may be none at this address"
     return f"the decision service refuses ({status}): {re.sub('[^ -~]', '?', said[:MAX_WHY])}"
 
@@ -321,6 +325,7 @@ def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
         else:
             auth = loading.load_auth_from_conf_options(conf, GROUP)
         session = loading.load_session_from_conf_options(conf, GROUP, auth=auth)
+        bounded_answers.bound(session)
         made = loading.load_adapter_from_conf_options(conf, GROUP, session=session)
     except (exceptions.ClientException, cfg.Error) as e:
         raise errors.Unusable(f"[{GROUP}]", str(e), "See auth_type and the options after") from e

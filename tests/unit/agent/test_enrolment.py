@@ -186,7 +186,7 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
             exceptions.Unauthorized("wrong password"),
             "Keystone refuses the credentials: wrong password",
         ),
-        (RuntimeError("odd"), r"unexpected: RuntimeError\('odd'\)"),
+        (RuntimeError("odd"), r"makes no sense: RuntimeError\('odd'\)"),
         (exceptions.EndpointNotFound("no acstor"), "Keystone refuses the credentials: no acstor"),
     ],
 )

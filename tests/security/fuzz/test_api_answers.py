@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that enrols takes what Keystone and the decision service answer, or refuses it by name.
+
+The host's identity is the checkpoint daemon's as well.  ``ACSTOR_FUZZ_CASES`` is another number of
+answers of each service than 400, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
+"""
+
+import contextlib
+import http.server
+import json
+import os
+import pathlib
+import random
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from oslo_config import cfg
+
+from acstor_agent import conf as agent_conf
+from acstor_agent.cloud import enrolment
+from acstor_agent.sources import bounded_answers
+from acstor_common import errors
+from acstor_common.identity import identity_files
+from acstor_common.model import ids
+from tests.fakes import cloud_keys
+from tests.security.fuzz import mutations
+
+CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "400"))
+SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
+CASE_S = 1.0
+HOST = ids.HostId("h1")
+KEYS = cloud_keys.CloudKeys()
+LIFE_S = 3600
+MIB = 1 << 20
+REFUSED = (errors.NotEnrolled, errors.NotAuthenticated)
+STATUSES = (
+    200,
+    200,
+    200,
+    201,
+    204,
+    300,
+    301,
+    302,
+    307,
+    400,
+    401,
+    403,
+    404,
+    409,
+    413,
+    500,
+    503,
+    999,
+)
+PLACES = ("/", "//", "http://[::", "http://127.0.0.1:1/", "ftp://x/", "\x7f", "http://\udcff/")
+TYPES = ("application/json", "text/html; charset=utf-99", "image/png", "multipart/form-data", "")
+
+Answer = tuple[int, dict[str, str], bytes]
+"""Status, headers and body."""
+Change = Callable[[Answer, Any], Answer | None]
+"""Makes of an answer another one, or sends what it likes over the connection."""
+
+
+class Services(http.server.ThreadingHTTPServer):
+    """Keystone and the decision service, whose certificates are good, in threads.
+
+    ``change`` has what is made of the answers to a method and a path, by the beginning of both.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.change = dict[str, Change]()
+        self.ended = threading.Event()
+
+    def handle_error(self, *_: Any) -> None:
+        """Say nothing: a client that refuses an answer ends the connection."""
+
+    def answer(self, asked: str, body: bytes) -> Answer:
+        if asked.startswith("GET"):
+            links = [{"rel": "self", "href": f"{self.url}/v3/"}]
+            version = {"id": "v3.14", "status": "stable", "links": links, "media-types": []}
+            return 200, {}, json.dumps({"version": version}).encode()
+        if asked == "POST /v3/auth/tokens":
+            ends = {"issued_at": "2026-01-01T00:00:00Z", "expires_at": "2099-01-01T00:00:00Z"}
+            role, named = [{"id": "r", "name": "acstor-reader"}], {"id": "u", "name": "u"}
+            user = {**named, "domain": named}
+            token = {**ends, "methods": ["password"], "user": user, "roles": role, "catalog": []}
+            return 201, {"X-Subject-Token": "t"}, json.dumps({"token": token}).encode()
+        now_s = time.time()
+        csr = json.loads(body)["csr"].encode()
+        given = {
+            "certificate": KEYS.authority.issue(csr, HOST, now_s, LIFE_S).decode(),
+            "ca": KEYS.authority.certificate_pem.decode(),
+            "signers": KEYS.signers.decode(),
+            "not_after": now_s + LIFE_S,
+            "now": now_s,
+        }
+        return 200, {}, json.dumps(given).encode()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Services
+
+    def do_GET(self) -> None:
+        self._say(b"")
+
+    def do_POST(self) -> None:
+        self._say(self.rfile.read(int(self.headers["content-length"])))
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _say(self, body: bytes) -> None:
+        asked = f"{self.command} {self.path}"
+        found: Answer | None = self.server.answer(asked, body)
+        change = next((one for at, one in self.server.change.items() if asked.startswith(at)), None)
+        if change is not None and found is not None:
+            found = change(found, self.wfile)
+        if found is None:
+            self.close_connection = True
+            return
+        status, headers, data = found
+        head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
+        lines = [f"HTTP/1.1 {status} Said", *(f"{name}: {said}" for name, said in head.items())]
+        text = "\r\n".join([*lines, "", ""]).encode("latin-1", "replace")
+        self.wfile.write(text + data)
+        self.close_connection = True  # what is damaged says nothing of what comes next
+
+
+@pytest.fixture
+def services() -> Iterator[Services]:
+    with Services() as made:
+        thread = threading.Thread(target=made.serve_forever)
+        thread.start()
+        yield made
+        made.ended.set()
+        made.shutdown()
+        thread.join()
+
+
+def host_of(services: Services, folder: pathlib.Path) -> enrolment.Enrolment:
+    """Return what enrols a host, as the configuration says."""
+    conf = cfg.ConfigOpts()
+    agent_conf.register_opts(conf)
+    (folder / "conf").write_text(
+        f"[enrolment]\nauth_type = v3password\nauth_url = {services.url}/v3\nusername = u\n"
+        "password = p\nuser_domain_name = d\nproject_name = p\nproject_domain_name = d\n"
+        f"endpoint_override = {services.url}\n"
+    )
+    conf(["--config-file", str(folder / "conf")], project="acstor")
+    files = identity_files.IdentityFiles(HOST, identity_files.files_in(folder / "identity"))
+    made = enrolment.from_conf(conf, HOST, files, dict)
+    assert made is not None
+    return made
+
+
+def is_enrolled(host: enrolment.Enrolment) -> bool:
+    """Return whether a host has a new certificate; what refuses it has the product's name."""
+    host._api.session.invalidate()  # the next one signs in again
+    try:
+        host._enrol()
+    except REFUSED:
+        return False
+    return True
+
+
+def changed(rng: random.Random) -> Change:
+    """Return what damages an answer in one way or more."""
+
+    def change(answer: Answer, _out: Any) -> Answer:
+        status, headers, body = answer
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            match rng.randrange(6):
+                case 0:
+                    status = rng.choice(STATUSES)
+                    headers = {**headers, "Location": rng.choice(PLACES)}
+                case 1:
+                    headers = {**headers, "Content-Type": rng.choice(TYPES)}
+                case 2:
+                    length = rng.choice((0, -1, len(body) - 1, len(body) + 1, 1 << 63, "x"))
+                    headers = {**headers, "Content-Length": str(length)}
+                case 3:
+                    coded = rng.choice(("gzip", "deflate", "br", "x"))
+                    headers = {**headers, "Content-Encoding": coded}
+                case _:
+                    body = bytes(mutations.mutate(body, (), rng))
+        return status, headers, body
+
+    return change
+
+
+DECISION, TOKENS, VERSIONS = "POST /v1/hosts", "POST /v3/auth", "GET /v3"
+
+
+@pytest.mark.parametrize("at", [DECISION, TOKENS, VERSIONS])
+def test_answers_are_taken_or_refused_by_name(
+    services: Services, tmp_path: pathlib.Path, at: str
+) -> None:
+    host, found, began_s = host_of(services, tmp_path), 0, time.monotonic()
+    services.change[at] = changed(random.Random(SEED))
+    for number in range(CASES):
+        try:
+            found += is_enrolled(host)
+        except BaseException as e:
+            e.add_note(f"answer {number} of seed {SEED}")
+            raise
+    took_s = time.monotonic() - began_s
+    print(f"{at}: {found} of {CASES} taken, in {took_s:.1f} s")
+    assert CASES // 40 < found < CASES and took_s < CASES * CASE_S
+
+
+def huge(answer: Answer, out: Any) -> None:
+    """Send a body of 64 MiB, whose length is not said."""
+    out.write(f"HTTP/1.1 {answer[0]} Said\r\nX-Subject-Token: t\r\n\r\n".encode())
+    with contextlib.suppress(OSError):
+        for _ in range(64):
+            out.write(b" " * MIB)
+
+
+def deep(answer: Answer, _out: Any) -> Answer:
+    return answer[0], answer[1], b'{"token": ' + b"[" * (MIB // 2)
+
+
+@pytest.mark.parametrize("at", [DECISION, TOKENS])
+@pytest.mark.parametrize("change", [huge, deep])
+def test_huge_answer_is_refused_in_bounded_memory(
+    services: Services, tmp_path: pathlib.Path, at: str, change: Change
+) -> None:
+    host = host_of(services, tmp_path)
+    services.change[at] = change
+    tracemalloc.start()
+    assert not is_enrolled(host)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 8 * bounded_answers.MAX_BYTES
+
+
+@pytest.mark.parametrize("at", [DECISION, TOKENS])
+def test_answer_that_drips_ends_at_the_deadline(
+    services: Services, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """It is never silent for long."""
+    monkeypatch.setattr(bounded_answers, "WITHIN_S", 1.0)
+
+    def drip(answer: Answer, out: Any) -> None:
+        out.write(f"HTTP/1.1 {answer[0]} Said\r\nContent-Length: 1000\r\n\r\n".encode())
+        with contextlib.suppress(OSError):
+            while not services.ended.wait(0.1):
+                out.write(b" ")
+
+    host, began_s = host_of(services, tmp_path), time.monotonic()
+    services.change[at] = drip
+    assert not is_enrolled(host)
+    assert time.monotonic() - began_s < 10.0
+
+
+def test_redirects_without_end_are_refused(services: Services, tmp_path: pathlib.Path) -> None:
+    host = host_of(services, tmp_path)
+    again = {"Location": f"{services.url}/v1/hosts/h1"}
+    services.change[DECISION] = lambda _answer, _out: (307, again, b"")
+    assert not is_enrolled(host)
