@@ -102,15 +102,20 @@ class Agent:
         patience_s, deadline_s = settings.patience_s(own), settings.read_deadline_s(own)
         state_dir, self._ring = pathlib.Path(own.state_dir), rings
         self._member = membership.Membership(
-            conf, self._host, identity, rings, self._optional.note, self._optional.show
+            conf,
+            self._host,
+            identity,
+            rings,
+            self._optional.note_failure,
+            self._optional.set_logged_state,
         )
         self.leave = self._member.stop  #: ends what is with the message bus, in some seconds
         self._named = settings.policies(own).identity()
         self._peers = peer_network.PeerNetwork(
             self._host,
-            heard=lambda host, news: self._news.heard(host, news),
+            heard=lambda host, news: self._news.announcement_received(host, news),
             broke_rules=lambda host, error: self._chunks.broke_rules(host, error.why),
-            unheard=lambda host: self._chunks.unheard(host),
+            unheard=lambda host: self._chunks.announcement_lost(host),
             may_speak=self._ring.may_speak,
             credentials=self._member.credentials(),
             ring_epoch=lambda: self._ring.ring.epoch,
@@ -120,19 +125,26 @@ class Agent:
             traffic=settings.peer_traffic(own),
         )
         sources = source_factory.build(
-            own.sources, conf, nursery, lambda i: self._naming.layout_of(i), self._member.elsewhere
+            own.sources,
+            conf,
+            nursery,
+            lambda i: self._naming.layout_of(i),
+            self._member.delegated_host,
         )
         self._source = source_client.SourceClient(*sources)
-        maps, heads = (self._optional.folder(state_dir / name) for name in ("maps", "boot"))
+        maps, heads = (self._optional.make_folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
         looked_up = detached_maps.DetachedMaps(self._source, nursery)
         self._naming = chunk_lookup.ChunkLookup(
-            self._images, looked_up, promised.pinned, lambda: self._ring.current().segment_chunks
+            self._images,
+            looked_up,
+            promised.pinned_of,
+            lambda: self._ring.current_ring().segment_chunks,
         )
-        self._named.found(cache.iter_cids())
+        self._named.restore_names(cache.iter_cids())
         core = engine.Engine(
             self._host,
-            self._ring.current(),
+            self._ring.current_ring(),
             cache=cache.contents,
             rights=authorization.Authorization(
                 self._host,
@@ -155,11 +167,11 @@ class Agent:
             cache=cache,
             source=self._source,
             net=self._peers,
-            tables=exchange.RingTables(self._ring.current, self._ring.former),
-            learn=self._naming.learn,
+            tables=exchange.RingTables(self._ring.current_ring, self._ring.former_ring),
+            learn=self._naming.read_map_for_peer,
             may_refer=settings.policies(own).may_refer,
             heard=lambda heard: self._news.listened_to(heard),
-            moved=peer_client.TransferMeters(self._member.received, self._member.sent),
+            moved=peer_client.TransferMeters(self._member.count_received, self._member.count_sent),
         )
         self._boots = boot_session.BootSessions(
             heads,
@@ -174,7 +186,7 @@ class Agent:
         self._news = event_fanout.EventFanout(
             self._chunks, self._images, cache, self._sharing, self._is_for_others
         )
-        cache.on_gone(self._news.gone)
+        cache.on_gone(self._news.chunk_evicted)
         self._waiting = read_admission.ReadAdmission(deadline_s=deadline_s)
         opened = reattach.Reattach(self._images, self._waiting, deadline_s, own.lost_after_s)
         self._rescue = stuck_requests.StuckRequests(self._waiting.table, known)
@@ -186,12 +198,14 @@ class Agent:
             claim=known.know_disk,
             forget=known.forget_disk,
             reads=self._waiting,
-            link=checkpoint_client.Link(self._member.context, deadline_s),
+            link=checkpoint_client.Link(self._member.vault_tls_context, deadline_s),
         )
-        self._recovering = checkpoint_restore.CheckpointRestore(self._disks, self._images.attach)
+        self._recovering = checkpoint_restore.CheckpointRestore(
+            self._disks, self._images.attach_image
+        )
         look_for_open = functools.partial(open_files.images_open, conf.acstor.mount_point)
         self._uses = usage.ImageUsage(
-            self._images, look_for_open, self._disks.images, is_for_others=self._is_leased
+            self._images, look_for_open, self._disks.list_base_images, is_for_others=self._is_leased
         )
         self._whole = self._keep_whole(promised)
         self._telling = self._whole.telling if self._whole else None
@@ -223,7 +237,7 @@ class Agent:
             is_kept=lambda image_id: (
                 promised.get(image_id) is not None or self._is_leased(image_id)
             ),
-            others=[self._recording.forget, known.detached],
+            others=[self._recording.forget_image, known.image_detached],
         )
         self._requests = control_requests.ControlRequests(
             self._host,
@@ -258,34 +272,34 @@ class Agent:
             self._images,
             self._recording,
             self._requests.pre_seed,
-            self._requests.flatten,
-            self._requests.wish,
+            self._requests.flatten_disks,
+            self._requests.apply_image_task,
             self._chunks.counters.fetched.get,
             functools.partial(fill_status.fill_report, self._telling, self._uses),
-            self._uses.bases,
+            self._uses.base_images,
             ahead,
         )
-        self._member.link(
+        self._member.make_link(
             held=lambda: decision_link.exchange_totals(self._chunks, self._cache),
             cids=cache.iter_cids,
-            images=self._tasks.news,
-            take_task=self._tasks.take,
-            boots=self._timelines.news,
+            images=self._tasks.changed_images,
+            take_task=self._tasks.queue_task,
+            boots=self._timelines.new_boots,
             health=host_health.Health(
-                late=lambda: self._rescue.late().values(),
+                late=lambda: self._rescue.list_late().values(),
                 failed_reads=self._images.failed_reads,
                 fallbacks=lambda: self._requests.nova_fallbacks,
                 troubles=self._troubles,
                 on_dead_mounts=lambda: self._dead_mounts.guests,
-            ).now,
+            ).current_health,
         )
 
     def _share_images(self) -> replication.Replication:
         return replication.Replication(
             self._host,
             self._images,
-            current_ring=self._ring.current,
-            tell=self._chunks.tell,
+            current_ring=self._ring.current_ring,
+            tell=self._chunks.send_announcement,
             own=fill_status.local_images(lambda: self._telling),
         )
 
@@ -299,7 +313,7 @@ class Agent:
         own = self._conf.acstor_agent
         if own.keep_images == "none":
             return None
-        promised.tell = functools.partial(self._optional.tell, pin_file.FILE)
+        promised.tell = functools.partial(self._optional.set_state, pin_file.FILE)
         return hydration.Hydration(
             self._images,
             self._uses,
@@ -307,7 +321,7 @@ class Agent:
             chunks=self._chunks,
             cache=self._cache,
             quiet_s=self._waiting.quiet_s,
-            look=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit).look,
+            look=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit).read_counters,
             limits=settings.fill_limits(own),
             first_chunk=pre_seed.first_chunk_of(self._host),
             sharing=self._sharing,
@@ -339,7 +353,7 @@ class Agent:
 
     async def _start_optional(self) -> None:
         """Start what guests do not need; what cannot be started is tried again and again."""
-        keep = self._optional.keep
+        keep = self._optional.run_supervised
         await keep("boot images", supervised_tasks.start_at_once(self._boots.run))
         await keep("uses of images", supervised_tasks.start_at_once(self._uses.run))
         if self._whole is not None:
@@ -353,13 +367,13 @@ class Agent:
         await keep("boot recording", supervised_tasks.start_at_once(self._recording.run))
         await keep("boot traces", supervised_tasks.start_at_once(self._traces.run))
         await keep("timelines of boots", supervised_tasks.start_at_once(self._timelines.run))
-        await keep("v-node table", supervised_tasks.start_at_once(self._ring.watch))
+        await keep("v-node table", supervised_tasks.start_at_once(self._ring.watch_file))
         await keep("peer_listen", self._listen_to_peers)
         listen = functools.partial(
             control_socket.listen,
             pathlib.Path(self._conf.acstor.control_socket),
             settings.control_gid(self._conf.acstor_agent),
-            self._requests.handle,
+            self._requests.handle_request,
         )
         await keep("control_socket", listen)
         if self._member.enrolment is not None:
@@ -383,7 +397,7 @@ class Agent:
 
     def picture(self) -> dict[str, Any]:
         """Return the agent's status; may be called from any thread."""
-        counted, late = self._chunks.counters, self._rescue.late()
+        counted, late = self._chunks.counters, self._rescue.list_late()
         return {
             **status.of_agent(self._host, self._conf, time.monotonic() - self._started_s),
             **status.of_images(self._images, self._uses, self._whole, counted, late),
@@ -395,7 +409,7 @@ class Agent:
         """Return what the metrics show; may be called from any thread."""
         by_image = self._conf.acstor_agent.metrics_by_image
         of_images = status.of_images_apart if by_image else status.of_images_together
-        counted, late = self._chunks.counters, self._rescue.late()
+        counted, late = self._chunks.counters, self._rescue.list_late()
         return {
             "by_image": by_image,
             **of_images(self._images, self._whole, counted, late),
@@ -406,7 +420,9 @@ class Agent:
         """Return what status and metrics show of each part of the agent."""
         return {
             "ring": status.of_ring(self._ring),
-            "identity": status.of_identity(self._member.identity.current(), self._member.enrolment),
+            "identity": status.of_identity(
+                self._member.identity.current_credentials(), self._member.enrolment
+            ),
             "detached": status.of_detached(self._detaching),
             "exchange": status.of_exchange(self._chunks, self._peers),
             "refused": status.of_refused(
@@ -418,7 +434,7 @@ class Agent:
             "disk_io": status.of_disk_io(self._io),
             "event_loop": status.of_latency(self._turns.latency),
             "faults": self._troubles(),
-            "sources": status.of_sources(self._source.places()),
+            "sources": status.of_sources(self._source.place_health()),
             "guests": status.of_guests(
                 self._waiting,
                 self._disks.writes,
@@ -429,21 +445,21 @@ class Agent:
         }
 
     def _troubles(self) -> dict[str, Any]:
-        return status.of_troubles(self._optional.troubles, self._source.places())
+        return status.of_troubles(self._optional.troubles, self._source.place_health())
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         own = self._conf.acstor_agent
-        boots = self._boots.booting(image_map)
+        boots = self._boots.boots_of(image_map)
         ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map,
-            self._named.index(image_map),
+            self._named.make_index(image_map),
             self._chunks,
             self._nursery,
-            boots.covers,
+            boots.covers_chunk,
             settings.policies(own).prefetcher,
         )
         if not self._is_for_others(image_map.image_id):
-            ahead.advertised(self._chunks.known())
+            ahead.chunks_advertised(self._chunks.list_known())
         return mirror.Mirror(
             image_map,
             cache=self._cache,

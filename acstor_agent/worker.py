@@ -96,7 +96,7 @@ def _shares(
 ) -> replica_placement.ReplicaPlacement:
     naming = settings.policies(own).identity()
     return replica_placement.ReplicaPlacement(
-        here, rings.current, naming.oid, is_by_place=naming.is_by_place
+        here, rings.current_ring, naming.oid_of, is_by_place=naming.is_by_place
     )
 
 

@@ -124,7 +124,7 @@ def _made(
     known = _states(pathlib.Path(own.state_dir), folder)
     served = libvirt_domains.Domains(own.libvirt_uri, bases.image_of)
     only = _holders(own.checkpoint_holders)
-    places = holder_pool.HolderPool(host, files.ring, proof, _vault_port(own), only)
+    places = holder_pool.HolderPool(host, files.read_ring, proof, _vault_port(own), only)
     taker = take_checkpoint.CheckpointTaker(
         take_checkpoint.Settings(
             host,
@@ -136,7 +136,7 @@ def _made(
         ),
         served,
         known,
-        files.image,
+        files.read_image,
         places,
         link.register,
         scratch,

@@ -30,7 +30,7 @@ class VaultCollector(registry.Collector):
     def collect(self) -> Iterator[core.Metric]:
         """Yield what the vault is like now."""
         room = self._vault.room
-        used, limits = room.used(), room.limits
+        used, limits = room.usage_by_host(), room.limits
         for name, text, value in (
             (
                 "used_bytes",
@@ -147,7 +147,7 @@ class CheckpointCollector(registry.Collector):
             "Checkpoints, and parts, in which the other holders waited for this one",
             labels=["holder"],
         )
-        for holder, count in self._daemon.failures.waits().items():
+        for holder, count in self._daemon.failures.waits_by_holder().items():
             family.add_metric([holder], count)
         yield family
 

@@ -59,7 +59,7 @@ def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials
     :raises errors.Unusable: the host has no name
     """
     made = credentials_.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
-    made.look()
+    made.reload_files()
     return made
 
 

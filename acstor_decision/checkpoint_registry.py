@@ -88,25 +88,25 @@ class CheckpointRegistry:
         self._lock = threading.Lock()
         self._complaints = message_bus.ThrottledWarnings(clock)
 
-    def answers(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
+    def rpc_methods(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
         """Return what answers hosts, by the method that they call."""
         return {
-            messages.REGISTER_CHECKPOINT: self.register,
-            messages.KEPT_CHECKPOINTS: self.kept,
-            messages.INTERVALS: self.intervals,
-            messages.OWNERS: self.owners,
+            messages.REGISTER_CHECKPOINT: self.register_checkpoint,
+            messages.KEPT_CHECKPOINTS: self.list_kept,
+            messages.INTERVALS: self.answer_intervals,
+            messages.OWNERS: self.list_orphaned_owners,
             messages.SERVICE_KEY: self.service_key,
         }
 
-    def register(self, payload: object) -> dict[str, Any]:
+    def register_checkpoint(self, payload: object) -> dict[str, Any]:
         """Answer a host that has taken a checkpoint; called in threads of the message bus."""
         return self._answered(payload, messages.SealedMessage, self._revealed)
 
-    def kept(self, payload: object) -> dict[str, Any]:
+    def list_kept(self, payload: object) -> dict[str, Any]:
         """Answer a host that asks which of its checkpoints stay."""
         return self._answered(payload, messages.RetentionRequest, self._kept_of)
 
-    def intervals(self, payload: object) -> dict[str, Any]:
+    def answer_intervals(self, payload: object) -> dict[str, Any]:
         """Answer a host that asks how often checkpoints are wanted; note which of its fail."""
         return self._answered(
             payload,
@@ -115,7 +115,7 @@ class CheckpointRegistry:
             signing.CHECKPOINT_INTERVALS,
         )
 
-    def owners(self, payload: object) -> dict[str, Any]:
+    def list_orphaned_owners(self, payload: object) -> dict[str, Any]:
         """Answer a host that asks which of those it keeps checkpoints for are gone for good."""
         return self._answered(
             payload, messages.OwnerRequest, self._gone_of, signing.CHECKPOINT_OWNERS
@@ -155,7 +155,7 @@ class CheckpointRegistry:
             return work()
         except errors.NotAuthenticated as e:
             self.refused["not_authentic"] += 1
-            self._complaints.say("checkpoints: %s", e)
+            self._complaints.log_line("checkpoints: %s", e)
             return messages.Response(str(e))
         except errors.RemoteProtocolError as e:
             self.refused["not_authentic"] += 1
@@ -165,7 +165,7 @@ class CheckpointRegistry:
             return messages.Response(str(e), may_pass=True)
         except (nova_client.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
-            self._complaints.say("checkpoints: a host must retry: %s", e)
+            self._complaints.log_line("checkpoints: a host must retry: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
             return messages.Response(
                 "the database is away" if is_database else str(e), may_pass=True
@@ -197,7 +197,7 @@ class CheckpointRegistry:
         what = f"what {told.host} says of its checkpoints"
         if certificate.host != told.host:
             raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
-        if fault := trust.fault(certificate, self._wall()):
+        if fault := trust.why_untrusted(certificate, self._wall()):
             raise errors.NotAuthenticated(what, fault)
         with self._lock:
             its = self._freshness.setdefault(told.host, replay_filter.ReplayFilter())
@@ -218,12 +218,12 @@ class CheckpointRegistry:
         return self._register(taken)
 
     def _register(self, taken: messages.RegisteredCheckpoint) -> messages.CheckpointResponse:
-        server = self._nova.server(ids.ImageId(taken.instance_id), taken.host)
+        server = self._nova.get_server(ids.ImageId(taken.instance_id), taken.host)
         why = _fault_of(taken, server) or self._fault_of_holders(taken)
         if why:
             self.refused["not_its_own"] += 1
             told = (taken.host, taken.checkpoint_id, why)
-            self._complaints.say("%s: checkpoint %s is refused: %s", *told)
+            self._complaints.log_line("%s: checkpoint %s is refused: %s", *told)
             return messages.CheckpointResponse(why)
         stays = self._store.note_checkpoint(taken, self._wall(), self._kept)
         if stays is None:
@@ -251,7 +251,7 @@ class CheckpointRegistry:
         if self._clock() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:
             self._noted_s[asked.host] = self._clock()
             self._store.note_checkpoint_failures(asked.host, asked.failing, self._wall())
-        return self._intervals.of(asked.host)
+        return self._intervals.intervals_of_host(asked.host)
 
     def _gone_of(self, asked: messages.OwnerRequest) -> messages.OwnerResponse:
         """Who is not known at all is not said to be gone: this database may be an old one."""
@@ -260,21 +260,21 @@ class CheckpointRegistry:
         needed = self._store.checkpointed_hosts(left)
         return messages.OwnerResponse(gone=tuple(one for one in left if one not in needed))
 
-    def run(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
+    def run_cleanup(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
         """Look at checkpoints, and forget those of servers that are gone, while this one leads."""
         sweeps_s = self._clock() + SWEEP_EVERY_S
         while not stopping.wait(LOOK_EVERY_S):
             try:
                 self.newest = tuple(self._store.newest_checkpoints()) if leads() else ()
-                if leads() and self._nova.is_there and self._clock() >= sweeps_s:
+                if leads() and self._nova.is_configured and self._clock() >= sweeps_s:
                     sweeps_s = self._clock() + SWEEP_EVERY_S
-                    self.sweep(stopping)
+                    self.sweep_servers(stopping)
             except (nova_client.NovaUnreachable, database.DatabaseError) as e:
                 LOG.warning("checkpoints: %s", e)
             except Exception:
                 LOG.exception("checkpoints are not checked")
 
-    def sweep(self, stopping: threading.Event) -> None:
+    def sweep_servers(self, stopping: threading.Event) -> None:
         """Ask Nova for each server that has checkpoints.
 
         :raises nova_client.NovaUnreachable: it cannot be known
@@ -284,7 +284,7 @@ class CheckpointRegistry:
             for instance_id in found:
                 if stopping.wait(BETWEEN_S):
                     return
-                server = self._nova.server(ids.ImageId(instance_id))
+                server = self._nova.get_server(ids.ImageId(instance_id))
                 host = None if server is None else server.host
                 gone = self._store.note_presence(
                     instance_id, host, self._wall(), self._kept_after_s

@@ -47,7 +47,7 @@ class IntervalLookup:
         self._told: _Told = clock() - KNOWN_S, None
         self._hosts_asked_s: dict[str, float] = {}
 
-    def of(self, host: str) -> messages.IntervalResponse:
+    def intervals_of_host(self, host: str) -> messages.IntervalResponse:
         """Return what counts for a host and its servers.
 
         :raises nova_client.NovaUnreachable: it cannot be known
@@ -71,7 +71,7 @@ class IntervalLookup:
             raise nova_client.NovaBusy("another host waits for its aggregates")
         told = None
         try:
-            told = self._nova.aggregates()
+            told = self._nova.list_aggregates()
             return told
         finally:
             self._told = self._clock(), told

@@ -60,7 +60,7 @@ class LeaderElection:
     def is_leader(self) -> bool:
         """Say whether this instance leads now; takes the lead if nobody has it."""
         try:
-            self._leads = self._deadline.call(self._hold)
+            self._leads = self._deadline.run_call(self._hold)
         except (tooz.ToozError, OSError, call_deadline.CallTimeout) as e:
             if self._was_reachable:
                 LOG.warning(
@@ -80,7 +80,7 @@ class LeaderElection:
         """Let another one lead; this instance may try again later."""
         self._leads = False
         try:
-            self._deadline.call(self._let_go)
+            self._deadline.run_call(self._let_go)
         except call_deadline.CallTimeout as e:
             LOG.debug("%s", e)
 

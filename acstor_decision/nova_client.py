@@ -115,11 +115,11 @@ class NovaClient:
         self._adapter: Any = None
 
     @property
-    def is_there(self) -> bool:
+    def is_configured(self) -> bool:
         """Say whether there is a way to Nova: [nova] says as whom it is asked."""
         return bool(self._conf[GROUP.name].auth_type)
 
-    def server(self, instance_id: ids.ImageId, asker: str = "") -> Server | None:
+    def get_server(self, instance_id: ids.ImageId, asker: str = "") -> Server | None:
         """Return what Nova says of a server now; None if it knows none.
 
         :param asker: the host on whose behalf Nova is asked; "": the service itself
@@ -134,7 +134,7 @@ class NovaClient:
         except _ODD as e:
             raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
 
-    def aggregates(self) -> list[Aggregate]:
+    def list_aggregates(self) -> list[Aggregate]:
         """Return all host aggregates.
 
         :raises NovaUnreachable: they cannot be known
@@ -176,15 +176,15 @@ class NovaClient:
         :raises NovaUnreachable: it is no answer
         """
         try:
-            with self._limit.place(asker):
+            with self._limit.hold_place(asker):
                 answer = self._answer(path, query)
         except concurrency_limit.LimitReached as e:
             raise NovaBusy(str(e)) from e
         except NovaUnreachable as e:
             configured = session_options.describe(GROUP.name, self._conf[GROUP.name])
-            self._trouble.say(f"Nova does not answer: {e.why} ({configured})")
+            self._trouble.log_warning(f"Nova does not answer: {e.why} ({configured})")
             raise
-        self._trouble.say("")
+        self._trouble.log_warning("")
         return answer
 
     def _answer(self, path: str, query: Mapping[str, str]) -> dict[str, Any] | None:
@@ -199,7 +199,7 @@ class NovaClient:
             raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
 
     def _opened(self) -> Any:
-        if not self.is_there:
+        if not self.is_configured:
             raise NovaUnreachable("[nova] auth_type is not set")
         with self._lock:
             if self._adapter is None:

@@ -125,24 +125,24 @@ class AgentBus:
         self._server: message_bus.BusServer | None = None
         self._stopping = threading.Event()
 
-    def start(self) -> None:
+    def start_server(self) -> None:
         """Hear what comes, as soon as the broker is there."""
         supervision.start("rpc-listener", self._serve, self._stopping)
 
-    def stop(self) -> None:
+    def stop_server(self) -> None:
         """Let go of the broker.  Waits a few seconds at most."""
         self._stopping.set()
         message_bus.close_in_background(self._close)()
 
-    def publish(self, table: decision_messages.RingTable) -> bool:
+    def publish_table(self, table: decision_messages.RingTable) -> bool:
         """Send a table to all agents; say whether the broker took it."""
         return self._send({"fanout": True}, table)
 
-    def send(self, host: str, table: decision_messages.RingTable) -> bool:
+    def send_table(self, host: str, table: decision_messages.RingTable) -> bool:
         """Send a table to one agent alone; say whether the broker took it."""
         return self._send({"server": host}, table)
 
-    def give(self, host: str, task: decision_messages.Signed) -> bool:
+    def send_task(self, host: str, task: decision_messages.Signed) -> bool:
         """Give a sealed task to one agent alone; say whether the broker took it."""
         return self._send({"server": host}, task, decision_messages.IMAGE_TASK_GIVEN)
 
@@ -200,7 +200,7 @@ class TaskSender:
         self._opening = threading.Lock()
         self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time.monotonic)
 
-    def give(self, task: decision_messages.ImageTask, hosts: Iterable[str] | None) -> None:
+    def send_task(self, task: decision_messages.ImageTask, hosts: Iterable[str] | None) -> None:
         """Give a task to the agents of some hosts, or of all.
 
         :raises BusUnreachable: perhaps some hosts have it already
@@ -216,7 +216,7 @@ class TaskSender:
             sealed = self._seal(given, signing.TASK)
             self._send(target, decision_messages.IMAGE_TASK_GIVEN, sealed)
 
-    def want(self, wanted: decision_messages.ImageWanted, request: int) -> None:
+    def request_preparation(self, wanted: decision_messages.ImageWanted, request: int) -> None:
         """Ask one of those who prepare images to prepare one.
 
         :param request: a number that tells this request from others
@@ -228,7 +228,7 @@ class TaskSender:
         )
         self._send(target, decision_messages.IMAGE_WANTED, self._seal(asked, signing.IMAGE_WANTED))
 
-    def want_checkpoint(
+    def request_checkpoint(
         self, instance_id: str, host: str, request: int
     ) -> decision_messages.Signed | None:
         """Ask the daemon of a host for a checkpoint of one of its servers.
@@ -245,7 +245,7 @@ class TaskSender:
         encoded = decision_messages.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
         client = _client(self._opened(), target, timeout=HEARD_S)
         try:
-            with self._limit.place():
+            with self._limit.hold_place():
                 said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)
         except oslo_messaging.MessagingTimeout:
             return None
@@ -255,7 +255,7 @@ class TaskSender:
 
     def _send(self, target: oslo_messaging.Target, method: str, payload: msgspec.Struct) -> None:
         try:
-            with self._limit.place():
+            with self._limit.hold_place():
                 _cast(self._opened(), target, method, payload)
         except concurrency_limit.LimitReached as e:
             raise BusUnreachable(str(e)) from e

@@ -78,10 +78,10 @@ GiveTo = Callable[[str, decision_messages.Signed], bool]
 class AddressVerifier(Protocol):
     """Connects to addresses; no method waits."""
 
-    def ask(self, addresses: Iterable[address_book.Address]) -> None:
+    def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
         """Have addresses connected to."""
 
-    def results(self) -> Sequence[address_verifier.VerifyResult]:
+    def take_results(self) -> Sequence[address_verifier.VerifyResult]:
         """Return what came of it since the last call."""
 
 
@@ -148,15 +148,15 @@ class DecisionService:
         self._silent = identity_queries.Silent()
         self._tables_published: collections.Counter[str] = collections.Counter()
 
-    def prepare(self) -> None:
+    def load_trust(self) -> None:
         """Learn whom to believe, before anything is heard.
 
         :raises errors.Unusable: the operator's authority cannot be used
         """
-        self._keeper.authority()
+        self._keeper.issuing_authority()
         self._believe()
 
-    def hear(self, message: decision_messages.Signed) -> None:
+    def accept_sample(self, message: decision_messages.Signed) -> None:
         """Take a sample for the next round; may be called from any thread, never waits.
 
         :raises errors.NotAuthenticated: nothing proves that it is of the host that it speaks of
@@ -172,15 +172,17 @@ class DecisionService:
         with self._inbox_lock:
             before = self._inbox.dropped
             received = sample_inbox.Received(self._clock(), certificate, sample)
-            refusal = self._inbox.put(received, self._wall())
+            refusal = self._inbox.add_sample(received, self._wall())
             has_dropped, waiting = self._inbox.dropped > before, len(self._inbox)
         if refusal is not None:
             told = (sample.host, sample.number, refusal.value)
-            self._stale_ones.say("%s: sample %d is refused: %s", *told)
+            self._stale_ones.log_line("%s: sample %d is refused: %s", *told)
         elif has_dropped:
-            self._complaints.say("%s: a sample of it is dropped, %d wait", sample.host, waiting)
+            self._complaints.log_line(
+                "%s: a sample of it is dropped, %d wait", sample.host, waiting
+            )
 
-    def trust(self) -> trust_state.TrustState:
+    def trust_state(self) -> trust_state.TrustState:
         """Return whom the service believes; may be called from any thread."""
         return self._trust
 
@@ -188,7 +190,7 @@ class DecisionService:
         """Return the table in force; may be called from any thread."""
         return self.current
 
-    def round(self) -> None:
+    def run_round(self) -> None:
         """Look at what was heard, follow the database, and decide if this instance leads."""
         self._fresh.clear()
         try:
@@ -225,32 +227,32 @@ class DecisionService:
 
     def _believe(self) -> None:
         """Look whom to believe; a host that was revoked is no member from now on."""
-        self._trust = self._keeper.trust()
+        self._trust = self._keeper.load_trust_state()
         self._refused_enrolments = self._store.refused_enrolments()
         self._silent = self._store.silent_hosts(self._wall() - health_checks.UNHEARD_S)
-        revoked = self._trust.revoked(self._wall())
-        self.members.expel(host for host in revoked if not self._trust.is_enrolled(host))
-        self.decider.revoke(revoked)
+        revoked = self._trust.list_revoked(self._wall())
+        self.members.remove_hosts(host for host in revoked if not self._trust.is_enrolled(host))
+        self.decider.set_revoked(revoked)
         if self.current.table:
             self.current = self._signed(self.current.epoch, self.current.table)
 
     def _signed(self, epoch: int, text: str) -> decision_messages.RingTable:
-        signature = self._trust.sign(signing.TABLE, text.encode())
+        signature = self._trust.sign_data(signing.TABLE, text.encode())
         return decision_messages.RingTable(epoch, text, signature)
 
     def _take_samples(self) -> None:
         with self._inbox_lock:
-            received = self._inbox.take(self._clock())
+            received = self._inbox.drain_samples(self._clock())
         for heard_s, certificate, sample in received:
-            if fault := self._trust.fault(certificate, self._wall()):
+            if fault := self._trust.why_untrusted(certificate, self._wall()):
                 self._disbelieved += 1
                 told = (sample.host, sample.number, fault)
-                self._complaints.say("%s: sample %d is refused: %s", *told)
+                self._complaints.log_line("%s: sample %d is refused: %s", *told)
                 continue
             self._take(sample, heard_s)
 
     def _take(self, sample: decision_messages.Sample, heard_s: float) -> None:
-        refusal = self.members.hear(sample, heard_s, self._wall())
+        refusal = self.members.accept_sample(sample, heard_s, self._wall())
         if refusal is None:
             self._keep(sample)
             self._heard += 1
@@ -275,24 +277,24 @@ class DecisionService:
         """
         if self._store.latest_epoch() == self.current.epoch:
             return
-        [newest] = self._store.rings(limit=1, with_tables=True)
+        [newest] = self._store.list_rings(limit=1, with_tables=True)
         if self.leads and newest.instance != self.name:
             LOG.warning("epoch %d is %s's; stepping down", newest.epoch, newest.instance)
             self._lead.step_down()
         known = hash_ring.decode(
             (newest.table or "").encode(), f"epoch {newest.epoch} of the database"
         )
-        self.decider.replace(ring_conversion.from_ring(known))
+        self.decider.load_table(ring_conversion.from_ring(known))
         self.current = self._signed(newest.epoch, newest.table or "")
         for host in known.hosts:
             name = ids.HostId(host.host)
-            self.members.expect(name, host.address, host.location, self._clock())
+            self.members.restore_member(name, host.address, host.location, self._clock())
 
     def _lead_round(self) -> None:
         self._note()
         self._prove_addresses()
-        self.decider.observe(self._busy_levels())
-        decision = self.decider.decide(self._clock(), self._store.drained())
+        self.decider.observe_loads(self._busy_levels())
+        decision = self.decider.decide_table(self._clock(), self._store.list_drained())
         if decision is None and self._highest_epoch() > self.current.epoch:
             decision = decider.Decision(self.decider.table, decider.Reason.EPOCH, 0)
         if decision is not None:
@@ -311,29 +313,29 @@ class DecisionService:
         self._store.note_samples(rows)
         self._store.forget_traffic(self._wall() - TRAFFIC_KEPT_S)
         if self._clock() >= self._forgets_s:
-            self._store.forget_old(self._wall())
+            self._store.delete_stale(self._wall())
             self._forgets_s = self._clock() + FORGET_EVERY_S
 
     def _prove_addresses(self) -> None:
         """Take what came of connecting to agents, and have more addresses connected to."""
         if self._prover is None:
             return
-        for proof in self._prover.results():
+        for proof in self._prover.take_results():
             self.members.note_proof(proof.address, proof.host, self._clock())
             if not proof.host:
                 told = (*proof.address, proof.why)
-                self._complaints.say("no agent proves who it is at %s port %d: %s", *told)
-        self._prover.ask(self.members.to_prove(self._clock()))
+                self._complaints.log_line("no agent proves who it is at %s port %d: %s", *told)
+        self._prover.submit_addresses(self.members.to_prove(self._clock()))
 
     def _busy_levels(self) -> tuple[int, ...] | None:
         """Return the levels whose switches are busy; None if nobody can say so now."""
         hosts = {
             host: base.HostLoad(sample.location, other_traffic_bytes_s(sample))
-            for host in self.members.living(self._clock())
+            for host in self.members.list_live(self._clock())
             for sample in [self.members[host].last]
         }
         try:
-            busy = threshold.busy_levels(self._loads.levels(hosts))
+            busy = threshold.busy_levels(self._loads.read_levels(hosts))
         except base.LoadsUnknown as e:
             if self._knows_loads:
                 LOG.warning("%s; keeping the thresholds", e)
@@ -348,7 +350,7 @@ class DecisionService:
         Theirs is higher when the database was lost or is an old copy. Fewer are not believed: one
         host that lies would have a table published in every round.
         """
-        living = self.members.living(self._clock())
+        living = self.members.list_live(self._clock())
         claimed = sorted(self.members[host].last.ring_epoch for host in living)
         most = claimed[(len(claimed) - 1) // 2] if claimed else 0
         return max(self.current.epoch, most if most < HIGHEST_TRUSTED_EPOCH else 0)
@@ -376,8 +378,8 @@ class DecisionService:
             instance=self.name,
             table=text,
         )
-        self._store.publish(new, TABLES_KEPT)
-        self.decider.adopt(decision)
+        self._store.store_ring(new, TABLES_KEPT)
+        self.decider.commit_decision(decision)
         self.current = self._signed(epoch, text)
         self._published_s = self._clock()
         self._tables_published[new.reason] += 1
@@ -409,14 +411,14 @@ class DecisionService:
             again = decision_messages.TaskForHosts(
                 task=given.task, hosts=(given.host,), given_s=self._wall()
             )
-            if not self._give_to(given.host, self._keeper.seal(again, signing.TASK)):
+            if not self._give_to(given.host, self._keeper.sign_payload(again, signing.TASK)):
                 return
 
     def _new_picture(self) -> metrics.InstanceMetrics:
         """Return what is known after a round."""
         now_s, places = self._clock(), self.decider.table.places
         hosts: dict[str, metrics.HostMetrics] = {}
-        for host in self.members.living(now_s):
+        for host in self.members.list_live(now_s):
             member = self.members[host]
             vnodes = len(places[host].names) if host in places else 0
             is_overloaded = member.overloaded_in_a_row > 0

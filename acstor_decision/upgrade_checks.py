@@ -139,7 +139,7 @@ class Checks(upgradecheck.UpgradeCommands):
         if self._store is None:
             return _warning(NOT_LOOKED_AT)
         ours, others = version.installed(), []
-        for row in self._store.hosts():
+        for row in self._store.list_hosts():
             told = sample_queries.health_of(row)
             if told is None or told.version != ours:
                 others.append(f"{row.host} ({told.version if told else 'an early one'})")
@@ -153,13 +153,13 @@ class Checks(upgradecheck.UpgradeCommands):
         """Name hosts without a certificate that counts, which an operator has to look at."""
         if self._store is None:
             return _warning(NOT_LOOKED_AT)
-        states = {row.host: row.state for row in self._store.enrolments()}
+        states = {row.host: row.state for row in self._store.list_enrolments()}
         waiting = {
             host
             for host, state in states.items()
             if state == enrolment_rules.EnrolmentState.WAITING
         }
-        seen = {row.host for row in self._store.hosts()}
+        seen = {row.host for row in self._store.list_hosts()}
         known = {
             host
             for host, state in states.items()

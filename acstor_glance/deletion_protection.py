@@ -178,7 +178,7 @@ class ProtectionState:
         self._again: dict[str, float] = {}
         self._to_note: set[str] = set()
 
-    def told(self, told: NeededImages, now_s: float) -> None:
+    def set_needed(self, told: NeededImages, now_s: float) -> None:
         """Take what the decision service tells."""
         needed = dict.fromkeys(told.images)
         before = {image_id: None for image_id in self._needed if image_id in needed}
@@ -187,7 +187,7 @@ class ProtectionState:
         self._told, self._needed, self._told_at_s = told, before | needed, now_s
         self._settle(now_s)
 
-    def listed(self, ours: Mapping[str, float], now_s: float) -> None:
+    def set_protected(self, ours: Mapping[str, float], now_s: float) -> None:
         """Take what acstor protects, with since when; the rest is looked at again when needed.
 
         What was looked at comes again after what never was, or the same images always came first.
@@ -201,7 +201,9 @@ class ProtectionState:
         self._to_note &= rest.keys()
         self._settle(now_s)
 
-    def looked(self, image_id: str, record: image_record.Record | None, project_id: str) -> None:
+    def update_image(
+        self, image_id: str, record: image_record.Record | None, project_id: str
+    ) -> None:
         """Take an image as Glance tells it."""
         self._forget(image_id)
         self._known[image_id] = standing = protection_of(record, project_id)
@@ -210,7 +212,7 @@ class ProtectionState:
         if record is not None and is_to_be_noted(record, project_id):
             self._to_note.add(image_id)
 
-    def failed(self, image_id: str, now_s: float) -> None:
+    def mark_failed(self, image_id: str, now_s: float) -> None:
         """Note that an image could not be looked at or changed; others come first for a while.
 
         What acstor protects stays so: it is to be taken back one day.
@@ -219,12 +221,12 @@ class ProtectionState:
             self._known[image_id] = ProtectionStatus.FAILED
         self._again[image_id] = now_s + AGAIN_S
 
-    def changed(self, image_id: str) -> None:
+    def mark_changed(self, image_id: str) -> None:
         """Note that something happened to an image: if it matters here it is looked at again."""
         if image_id in self._known:
             self._again.setdefault(image_id, 0.0)
 
-    def due(self, now_s: float) -> list[str]:
+    def images_to_check(self, now_s: float) -> list[str]:
         """Return the images to look at now, in the order in which they are.
 
         In turn one that was never looked at, one that is to be changed and one that is to be looked
@@ -242,7 +244,7 @@ class ProtectionState:
         in_turn = itertools.zip_longest(new, changes, [one for _, one in again])
         return list(dict.fromkeys(one for turn in in_turn for one in turn if one is not None))
 
-    def change(self, image_id: str, now_s: float) -> Change | None:
+    def plan_change(self, image_id: str, now_s: float) -> Change | None:
         """Return what is to be done about an image that was just looked at."""
         return self._change(image_id, self._known[image_id], now_s)
 
@@ -250,11 +252,11 @@ class ProtectionState:
         """Return the time by the decision service's clock."""
         return self._told.now_s
 
-    def standings(self) -> dict[str, ProtectionStatus | None]:
+    def list_states(self) -> dict[str, ProtectionStatus | None]:
         """Return how the needed images stand; None: not looked at yet."""
         return {image_id: self._known.get(image_id) for image_id in sorted(self._needed)}
 
-    def ours(self, now_s: float = math.inf) -> Collection[str]:
+    def list_protected(self, now_s: float = math.inf) -> Collection[str]:
         """Return the images that acstor protects, but for those to be tried again after a time."""
         return [
             one
@@ -294,7 +296,7 @@ class ProtectionState:
         for image_id, is_now in list(self._known.items()):
             if image_id not in kept and is_now is not ProtectionStatus.OURS:
                 self._forget(image_id)
-        ours = set(self.ours())
+        ours = set(self.list_protected())
         unneeded = ours - self._needed.keys()
         if self._told.is_complete:
             for image_id in unneeded:

@@ -72,7 +72,9 @@ class WorkQueue:
         self._changed = threading.Condition()
         self._is_closed = False
 
-    def put(self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = UNKNOWN) -> None:
+    def add_image(
+        self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = UNKNOWN
+    ) -> None:
         """Let the image wait for a worker; one that waits already never moves down.
 
         :param project: its owner
@@ -108,7 +110,7 @@ class WorkQueue:
         self._remove(next(reversed(largest.by_rank[largest.last_rank])))
         return True
 
-    def take(self) -> Turn | None:
+    def take_image(self) -> Turn | None:
         """Wait for an image that no other worker has; None when the queue is closed."""
         with self._changed:
             while not self._is_closed:
@@ -122,7 +124,7 @@ class WorkQueue:
                 self._changed.wait()
         return None
 
-    def begins(self, turn: Turn, project: str) -> bool:
+    def may_begin(self, turn: Turn, project: str) -> bool:
         """Say whether the work on an image may begin in this turn; else it waits for another one.
 
         :param turn: that has not ended
@@ -130,7 +132,7 @@ class WorkQueue:
         """
         if turn.project == project:
             return True
-        self.put(turn.image_id, turn.rank, project)
+        self.add_image(turn.image_id, turn.rank, project)
         return False
 
     def _next(self, ranks: Iterable[Rank]) -> Turn | None:
@@ -145,7 +147,7 @@ class WorkQueue:
                             return Turn(image_id, rank, project)
         return None
 
-    def done(self, image_id: ids.ImageId) -> None:
+    def finish_image(self, image_id: ids.ImageId) -> None:
         """Say that the worker who took the image is through with it."""
         with self._changed:
             self._working.pop(image_id, None)
@@ -157,7 +159,7 @@ class WorkQueue:
             self._is_closed = True
             self._changed.notify_all()
 
-    def sizes(self) -> tuple[int, int]:
+    def queue_sizes(self) -> tuple[int, int]:
         """Return how many images wait, and how many workers have one."""
         with self._changed:
             return len(self._waiting), len(self._working)

@@ -69,7 +69,7 @@ class AgentClient:
         self._socket_path = socket_path
         self._timeout_s = timeout_s
 
-    def ensure(
+    def attach_image(
         self,
         image_id: str,
         head_bytes: int = 0,
@@ -92,7 +92,7 @@ class AgentClient:
             answer = self._ask(control_wire.Ensure(image_id, head_bytes))
         return Stored(answer["disk_format"], answer["stored_bytes"])
 
-    def drop(self, image_id: str) -> None:
+    def detach_image(self, image_id: str) -> None:
         """Have an image forgotten that no process has open and no disk was made from.
 
         :raises errors.AgentRefused: one has, or was
@@ -108,7 +108,7 @@ class AgentClient:
         """
         self._ask(control_wire.PreSeed(image_id), timeout_s)
 
-    def zeros(self, image_id: str) -> ZeroMap:
+    def zero_map(self, image_id: str) -> ZeroMap:
         """Return where an image has zeros, and whose bytes its mirror shows.
 
         :raises errors.AgentRefused: it does not know the image, or is too old for the question
@@ -120,7 +120,7 @@ class AgentClient:
         os_hash = chunk_map.OsHash(said.get("os_hash_algo", ""), value)
         return ZeroMap(cut, base64.b64decode(said["zeros"]), os_hash)
 
-    def switched_off(
+    def notify_power_off(
         self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False
     ) -> None:
         """Let the guest of an instance that is being switched off wait for nothing any more.
@@ -155,7 +155,7 @@ class AgentClient:
         said = self._ask(control_wire.AttachCheckpoint(**fields))
         return int(said["size_bytes"])
 
-    def recovered(self) -> list[dict[str, Any]]:
+    def list_recovered(self) -> list[dict[str, Any]]:
         """Return the disks that were made of checkpoints.
 
         :raises errors.AgentRefused: it is an agent that does not know how
@@ -172,7 +172,7 @@ class AgentClient:
         """
         self._ask(control_wire.DropDisk(disk_id))
 
-    def status(self) -> dict[str, Any]:
+    def agent_status(self) -> dict[str, Any]:
         """Return what the agent says of itself.
 
         :raises errors.AgentUnreachable: it does not answer in time

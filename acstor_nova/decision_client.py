@@ -74,7 +74,7 @@ class DecisionClient:
         self._url, self._verify = url.rstrip("/"), ca_file or True
         self._headers = {"X-Auth-Token": token, "Accept": "application/json"}
 
-    def newest(self, instance_id: str) -> list[CheckpointSummary]:
+    def newest_checkpoints(self, instance_id: str) -> list[CheckpointSummary]:
         """Return the newest checkpoints of a server, the newest first.
 
         :raises errors.DecisionUnreachable: nobody says
@@ -82,7 +82,7 @@ class DecisionClient:
         query = f"?instance={instance_id}&limit={NEWEST}"
         return self._get(f"/v1/checkpoints{query}", _List).checkpoints
 
-    def recovery(self, checkpoint_id: str) -> Recovery:
+    def checkpoint_recovery(self, checkpoint_id: str) -> Recovery:
         """Return what a disk is made of a checkpoint with.
 
         :raises errors.DecisionUnreachable: nobody says

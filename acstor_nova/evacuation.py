@@ -178,9 +178,9 @@ def _lay_newest(
         own.decision_url, own.ca_file, evacuated.context.auth_token or ""
     )
     failure: errors.AcstorError = errors.Unusable("checkpoints", "it has none")
-    for one in asked.newest(evacuated.instance_id):
+    for one in asked.newest_checkpoints(evacuated.instance_id):
         try:
-            recovery = asked.recovery(one.checkpoint_id)
+            recovery = asked.checkpoint_recovery(one.checkpoint_id)
             base = _base(host, evacuated.context, recovery.image_id)
             _lay_in_time(host, recovery, base, path, size_bytes)
         except errors.AgentRefused as e:
@@ -236,7 +236,7 @@ def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
     if not os.path.exists(base):
         os.makedirs(os.path.dirname(base), exist_ok=True)
         try:
-            host.link(context, image_id, base)
+            host.link_image(context, image_id, base)
         except imagebackend.NotEligibleError as e:
             if e.reason is not control_wire.Fallback.NOT_ACTIVE:
                 raise errors.Unusable(what, f"it cannot be mirrored here: {e}") from e
@@ -275,7 +275,7 @@ def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path
     ends_s = time.monotonic() + imagebackend.AGENT_WAIT_S
     while True:
         try:
-            known = {one["checkpoint_id"]: one for one in host.agent.recovered()}
+            known = {one["checkpoint_id"]: one for one in host.agent.list_recovered()}
             if checkpoint_id not in known:
                 raise host.seams.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
             os.stat(path)
@@ -301,7 +301,7 @@ def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) ->
         mirror_link.make_link(host.mirror_path(image_id), base)
     if mirror_link.image_of(base) == image_id:
         try:
-            host.wait_for(image_id)
+            host.wait_until_readable(image_id)
         except errors.AcstorError as e:
             raise host.seams.cannot_start(str(e)) from e
 
@@ -312,7 +312,7 @@ def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
     :param here: instances that Nova says are on this host
     """
     try:
-        for told in host.agent.recovered():
+        for told in host.agent.list_recovered():
             if not _is_used(host, told["checkpoint_id"], told["instance_id"], here):
                 host.agent.drop_disk(told["checkpoint_id"])
                 LOG.info("the disk of checkpoint %s was deleted", told["checkpoint_id"])

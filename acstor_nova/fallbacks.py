@@ -31,7 +31,7 @@ class Fallbacks:
         self._untold: collections.Counter[control_wire.Fallback] = collections.Counter()
         self._is_telling = False
 
-    def count(self, reason: control_wire.Fallback, image_id: str, why: str) -> None:
+    def record_fallback(self, reason: control_wire.Fallback, image_id: str, why: str) -> None:
         """Count a fallback and warn of it."""
         with self._lock:
             self._total[reason] += 1
@@ -45,7 +45,7 @@ class Fallbacks:
             times,
         )
 
-    def tell_later(self, agent: agent_client.AgentClient) -> None:
+    def report_later(self, agent: agent_client.AgentClient) -> None:
         """Tell the agent what it does not know yet, in a thread, once it answers."""
         with self._lock:
             if self._is_telling:
@@ -58,7 +58,7 @@ class Fallbacks:
         while not is_known:
             time.sleep(TELL_AGAIN_S)
             try:
-                is_answered = self.tell(agent)
+                is_answered = self.report(agent)
             except Exception:
                 self._is_telling = False
                 raise
@@ -66,7 +66,7 @@ class Fallbacks:
                 is_known = is_answered or not self._untold
                 self._is_telling = not is_known
 
-    def tell(self, agent: agent_client.AgentClient) -> bool:
+    def report(self, agent: agent_client.AgentClient) -> bool:
         """Tell the agent what it does not know yet; what it cannot be told stays.
 
         :return: whether the agent answered

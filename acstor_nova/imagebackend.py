@@ -107,15 +107,15 @@ class HostContext:
         folder = os.path.join(conf.instances_path, conf.image_cache.subdirectory_name)
         return os.path.join(folder, self.seams.base_name(image_id))
 
-    def fall_back(self, image_id: str, reason: control_wire.Fallback, why: str) -> None:
+    def record_fallback(self, image_id: str, reason: control_wire.Fallback, why: str) -> None:
         """Say and count that an image is taken as Nova does by itself."""
-        self.fallbacks.count(reason, image_id, why)
+        self.fallbacks.record_fallback(reason, image_id, why)
         if reason == _REASONS.AGENT_UNREACHABLE:  # one that hangs is waited for once
-            self.fallbacks.tell_later(self.agent)
-        elif not self.fallbacks.tell(self.agent):
-            self.fallbacks.tell_later(self.agent)
+            self.fallbacks.report_later(self.agent)
+        elif not self.fallbacks.report(self.agent):
+            self.fallbacks.report_later(self.agent)
 
-    def link(
+    def link_image(
         self, context: Any, image_id: str, link: str, trusted_certs: Any = None
     ) -> dict[str, Any]:
         """Put an image's mirror where Nova looks for the image; return what Glance says of it.
@@ -147,13 +147,13 @@ class HostContext:
         # Glance has was inspected when the map was made of it.
         self.seams.inspect({**image, "disk_format": RAW}, image_id, path)
         mirror_link.make_link(path, link)
-        self.fallbacks.tell(self.agent)
+        self.fallbacks.report(self.agent)
         LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
         return image
 
     def _ensure(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
         try:
-            return self.ensure(image_id, image)
+            return self.attach_image(image_id, image)
         except errors.AgentUnreachable as e:
             raise NotEligibleError(_REASONS.AGENT_UNREACHABLE, str(e)) from e
         except errors.AgentRefused as e:
@@ -164,7 +164,7 @@ class HostContext:
             reason = _REASONS.NOT_MAPPED if missing else _REASONS.AGENT_REFUSED
             raise NotEligibleError(reason, e.why) from e
 
-    def ensure(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
+    def attach_image(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
         """Have the agent attach an image, with the bytes that Glance has under its id now.
 
         :param image: what Glance says of it; None: nothing, and nothing is compared
@@ -174,7 +174,7 @@ class HostContext:
         """
         os_hash = image_record.os_hash_of(image or {})
         try:
-            return self.agent.ensure(image_id, mirror_link.HEAD_BYTES, os_hash)
+            return self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
         except errors.AgentRefused as e:
             if not _is_used_again(e):
                 raise
@@ -184,8 +184,8 @@ class HostContext:
                     f"{', '.join(disks)}. Use another host, or another id"
                 ) from e
             LOG.info("image %s: %s; the former bytes are dropped", image_id, e.why)
-        self.agent.drop(image_id)
-        return self.agent.ensure(image_id, mirror_link.HEAD_BYTES, os_hash)
+        self.agent.detach_image(image_id)
+        return self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
 
     def _disks_on(self, base: str) -> list[str]:
         """Return the root disks of this host's instances that lie on a base file."""
@@ -204,12 +204,12 @@ class HostContext:
         asked first, which answers in time.  One that does not answer may be starting.
 
         :param image: what Glance says of it; None: nothing is compared
-        :raises Exception: see :meth:`ensure`
+        :raises Exception: see :meth:`attach_image`
         """
         image_id = mirror_link.image_of(base)
         if image_id is not None:
             try:
-                self.ensure(image_id, image)
+                self.attach_image(image_id, image)
             except errors.AgentRefused as e:
                 return e
             except errors.AgentUnreachable as e:
@@ -226,7 +226,7 @@ class HostContext:
             return False
         return True
 
-    def wait_for(
+    def wait_until_readable(
         self, image_id: str, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     ) -> None:
         """Wait until an image's mirror can be read.
@@ -237,7 +237,7 @@ class HostContext:
         ends_s = time.monotonic() + AGENT_WAIT_S
         while True:
             try:
-                self.agent.ensure(image_id, mirror_link.HEAD_BYTES, os_hash)
+                self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
                 os.stat(self.mirror_path(image_id))
             except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
                 if _is_used_again(e):
@@ -272,7 +272,7 @@ def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool
     bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
     if any(base is not None and mirror_link.is_agent_file(base) for base in bases):
         try:
-            host.agent.switched_off(instance_id, SWITCH_OFF_S, is_taken_back=is_taken_back)
+            host.agent.notify_power_off(instance_id, SWITCH_OFF_S, is_taken_back=is_taken_back)
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
             may = "fail for a minute" if is_taken_back else "delay its end"
             LOG.info("instance %s: its reads may %s: %s", instance_id, may, e)
@@ -345,7 +345,7 @@ class MirrorBase:
                 if is_new and mirror_link.image_of(base) is not None:
                     self._note(image_id, image or self._linked)
                 return None
-        self.host.fall_back(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {lost}")
+        self.host.record_fallback(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {lost}")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(base)
         make(fetch_func)
@@ -354,11 +354,11 @@ class MirrorBase:
         """Do what Nova calls to download an image to ``target``."""
         image_id = kwargs["image_id"]
         try:
-            self._linked = self.host.link(
+            self._linked = self.host.link_image(
                 kwargs["context"], image_id, target, kwargs.get("trusted_certs")
             )
         except NotEligibleError as e:
-            self.host.fall_back(image_id, e.reason, e.why)
+            self.host.record_fallback(image_id, e.reason, e.why)
             download(target=target, **kwargs)
 
     def _note(self, image_id: str, image: dict[str, Any] | None) -> None:
@@ -392,7 +392,7 @@ class MirrorBase:
         :raises Exception: Nova's own
         """
         try:
-            self.host.agent.ensure(image_id, 0, self._noted(image_id))
+            self.host.agent.attach_image(image_id, 0, self._noted(image_id))
         except errors.AcstorError as e:
             if _is_used_again(e):
                 raise self.host.seams.cannot_start(str(e)) from e
@@ -407,7 +407,7 @@ class MirrorBase:
         image_id = self._image_beneath()
         if image_id is not None:
             try:
-                self.host.wait_for(image_id, self._noted(image_id))
+                self.host.wait_until_readable(image_id, self._noted(image_id))
             except errors.AcstorError as e:
                 raise self.host.seams.cannot_start(str(e)) from e
             self._settle(info)
@@ -477,9 +477,9 @@ def precache(
         return stock(context, image_id)
     try:
         os.makedirs(os.path.dirname(base), exist_ok=True)
-        host.link(context, image_id, base)
+        host.link_image(context, image_id, base)
     except NotEligibleError as e:
-        host.fall_back(image_id, e.reason, e.why)
+        host.record_fallback(image_id, e.reason, e.why)
         return stock(context, image_id)
     host.agent.pre_seed(image_id, PRECACHE_TIMEOUT_S)
     return is_new

@@ -63,7 +63,7 @@ class Client:
             session, service_type=SERVICE_TYPE, region_name=region, interface=self._interface
         )
 
-    def since(self, needed: str) -> "Client":
+    def require_version(self, needed: str) -> "Client":
         """Return a client that asks for a version of the API which has what a command needs.
 
         :raises osc_exceptions.CommandError: an earlier version was asked for
@@ -131,7 +131,7 @@ def client_of(asking: command.Command, needed: str = "") -> Client:
     """
     manager: Any = asking.app.client_manager  # openstackclient gives it what plug-ins make
     found: Client = manager.acstor
-    return found.since(needed or getattr(asking, "since", api_versions.KNOWN[0]))
+    return found.require_version(needed or getattr(asking, "since", api_versions.KNOWN[0]))
 
 
 def wait_until_done(

@@ -83,7 +83,7 @@ class Anticipatory(policy.Policy):
         """Iterate over reads, then writes."""
         return itertools.chain(*self._queues.values())
 
-    def completed(self, request: requests.Request, now_s: float) -> None:
+    def request_completed(self, request: requests.Request, now_s: float) -> None:
         """Begin to await the stream of a read."""
         if request.is_write:
             return
@@ -106,14 +106,14 @@ class Anticipatory(policy.Policy):
         """Return when the stream that is awaited will not be waited for any more."""
         return self._awaited_until_s if self._has_idled else None
 
-    def pick(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.Request | None:
         """Go on with the batch, wait, or begin another batch."""
         if not self._queues[False] and not self._queues[True]:
             return None
         if now_s >= self._batch_ends_s and self._queues[not self._is_write]:
             self._begin_batch(now_s)
         queue = self._queues[self._is_write]
-        found = queue.overdue(now_s)
+        found = queue.first_overdue(now_s)
         if found is None:
             found = self._next_in(queue)
             if self._waits(found, now_s):
@@ -163,7 +163,7 @@ def next_one_way(
     queue: request_queue.RequestQueue, head: int, back_limit_bytes: int
 ) -> requests.Request | None:
     """Return the next request of an elevator that goes up, back only over short ways, and round."""
-    ahead, behind = queue.at_or_after(head), queue.before(head)
+    ahead, behind = queue.at_or_after(head), queue.last_before(head)
     if behind is not None and head - behind.offset <= back_limit_bytes:
         back = (head - behind.offset) * BEHIND
         if ahead is None or back < ahead.offset - head:

@@ -10,7 +10,7 @@ from acstor_agent.core.cache import cache_slot
 class FifoOrder(cache_slot.LruOrder):
     """Oldest first."""
 
-    def touch(self, slot: cache_slot.Slot) -> None:
+    def note_use(self, slot: cache_slot.Slot) -> None:
         """Do nothing: only age counts."""
 
     def touch_all(self, slots: Iterable[cache_slot.Slot]) -> None:
@@ -43,13 +43,13 @@ class LfuOrder(cache_slot.Order):
         """Take in ``slot`` with the frequency that it brings."""
         self._level(slot).add(slot)
 
-    def touch(self, slot: cache_slot.Slot) -> None:
+    def note_use(self, slot: cache_slot.Slot) -> None:
         """Count the use."""
         before = self._level(slot)
         slot.frequency += 1
         after = self._level(slot)
         if after is before:
-            before.touch(slot)
+            before.note_use(slot)
         elif not slot.is_parked:
             before.remove(slot)
             after.add(slot)
@@ -69,9 +69,9 @@ class LfuOrder(cache_slot.Order):
         self._level(slot).add(slot)
         self._level(slot).demote(slot)
 
-    def first(self) -> cache_slot.Slot | None:
+    def next_victim(self) -> cache_slot.Slot | None:
         """Return the least frequently used slot."""
-        return next(filter(None, (level.first() for level in self._levels)), None)
+        return next(filter(None, (level.next_victim() for level in self._levels)), None)
 
 
 ORDERS: Mapping[str, type[cache_slot.Order]] = {

@@ -88,7 +88,7 @@ class Cfq(policy.Policy):
         """Iterate stream by stream."""
         return itertools.chain.from_iterable(turn.queue for turn in self._turns.values())
 
-    def completed(self, request: requests.Request, now_s: float) -> None:
+    def request_completed(self, request: requests.Request, now_s: float) -> None:
         """Begin to wait if the stream has nothing more."""
         turn = self._turns.get(request.stream)
         if turn is None:
@@ -101,7 +101,7 @@ class Cfq(policy.Policy):
         """Return when the present stream will not be waited for any more."""
         return self._idle_until_s
 
-    def pick(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.Request | None:
         """Go on with the slice, wait, or begin another slice."""
         if self._current is not None and now_s < self._slice_ends_s:
             queue = self._turns[self._current].queue
@@ -114,7 +114,7 @@ class Cfq(policy.Policy):
 
     def _serve(self, queue: request_queue.RequestQueue, now_s: float) -> requests.Request | None:
         self._end_wait(policy.WaitEnd.MET)
-        overdue = queue.overdue(now_s) if self._checks_deadline else None
+        overdue = queue.first_overdue(now_s) if self._checks_deadline else None
         self._checks_deadline = False
         way = anticipatory.next_one_way(queue, self._head, BACK_LIMIT_BYTES)
         found = overdue or way

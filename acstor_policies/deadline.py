@@ -47,7 +47,7 @@ class Deadline(policy.Policy):
         """Iterate over reads, then writes."""
         return itertools.chain(*self._queues.values())
 
-    def pick(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.Request | None:
         """Go on with the batch, or begin another."""
         found = self._queues[self._is_write].at_or_after(self._head) if self._left else None
         if found is None:
@@ -68,4 +68,4 @@ class Deadline(policy.Policy):
         self._is_write, self._left = is_write, BATCH
         queue = self._queues[is_write]
         ahead = None if has_turned else queue.at_or_after(self._head)
-        return queue.overdue(now_s) or ahead or queue.oldest()
+        return queue.first_overdue(now_s) or ahead or queue.earliest_deadline()

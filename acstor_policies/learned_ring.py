@@ -42,23 +42,23 @@ class LearnedRing(base.Lockstep):
 
     def predecessor(self, image_id: ids.ImageId, home: ids.HostId) -> ids.HostId | None:
         """Return the predecessor, if it is nearer to the home than this host."""
-        return self.predecessors.of(image_id, home, self._context.now)
+        return self.predecessors.predecessor_of(image_id, home, self._context.now)
 
     def named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Take a host that was named alone for the predecessor: a tree has a choice."""
-        self.predecessors.named(image_id, host, self._context.now)
+        self.predecessors.propose_predecessor(image_id, host, self._context.now)
 
     def gave(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Keep a predecessor that gives."""
-        self.predecessors.gave(image_id, host, self._context.now)
+        self.predecessors.record_success(image_id, host, self._context.now)
 
     def failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
         """Count the misses of a predecessor."""
-        self.predecessors.failed(image_id, host, self._context.now)
+        self.predecessors.record_failure(image_id, host, self._context.now)
 
     def read_here(self, image_id: ids.ImageId, offset: int) -> None:
         """Note where guests of this host read."""
-        self.steps.note(image_id, self._context.ring.here, offset, self._context.now)
+        self.steps.record_read(image_id, self._context.ring.here, offset, self._context.now)
 
     def refer(
         self, asker: PendingRequest, is_named: Callable[[ids.HostId], bool]
@@ -74,7 +74,7 @@ class LearnedRing(base.Lockstep):
             return None
         here, home = context.ring.here, context.ring.home(want.place)
         place = want.image_id, host, want.offset, context.now
-        self.steps.note(*place)
+        self.steps.record_read(*place)
         others = [one for one in self.steps.in_step(*place) if one != here and is_named(one)]
         if not others:
             return None

@@ -72,7 +72,7 @@ class ReadPositions:
     def __init__(self) -> None:
         self._images: collections.OrderedDict[ids.ImageId, _Readers] = collections.OrderedDict()
 
-    def note(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> None:
+    def record_read(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> None:
         """Note what a host asks for."""
         hosts = self._images.pop(image_id, None)
         if hosts is None:
@@ -135,7 +135,9 @@ class Predecessors:
     def __len__(self) -> int:
         return len(self._parents)
 
-    def of(self, image_id: ids.ImageId, home: ids.HostId, now: float) -> ids.HostId | None:
+    def predecessor_of(
+        self, image_id: ids.ImageId, home: ids.HostId, now: float
+    ) -> ids.HostId | None:
         """Return whom to ask for a chunk of an image instead of its home; the home itself if it is
         the parent; None: nobody.
         """
@@ -150,7 +152,7 @@ class Predecessors:
         is_behind = distance(home, self._here) >= distance(parent.host, self._here)
         return parent.host if is_behind else None
 
-    def named(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
+    def propose_predecessor(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Take a host for the parent, if it is nearer than the one that is."""
         here, parent = self._here, self._parents.get(image_id)
         if host == here or self._is_avoided(host, now) or not self._is_worth(now):
@@ -162,13 +164,13 @@ class Predecessors:
             if len(self._parents) > IMAGES:
                 del self._parents[next(iter(self._parents))]
 
-    def gave(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
+    def record_success(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Note that a host gave a chunk of an image."""
         parent = self._parents.get(image_id)
         if parent is not None and parent.host == host:
             parent.misses, parent.until_s = 0, now + LEASE_S
 
-    def failed(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
+    def record_failure(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Note that a host did not give a chunk of an image."""
         parent = self._parents.get(image_id)
         if parent is None or parent.host != host:

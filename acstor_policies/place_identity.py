@@ -36,11 +36,11 @@ class ByPlace(identity.Identity):
         self._names: dict[ids.Cid, tuple[ids.Oid, ...]] = {}
         self._of_before: set[ids.Cid] = set()
 
-    def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
+    def oid_of(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
         """Return the offset, mixed with keys that are made from the image's id."""
         return _mixer(image_id).oid(offset)
 
-    def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
+    def record_names(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Remember the names."""
         for ref in refs:
             names = self._names.get(ref.cid, ())
@@ -49,9 +49,9 @@ class ByPlace(identity.Identity):
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Say whether it came under this name."""
-        return oid in self.names(cid)
+        return oid in self.names_of(cid)
 
-    def found(self, cids: Iterable[ids.Cid]) -> None:
+    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
         """Remember them, until they are gone."""
         self._of_before = set(cids)
 
@@ -59,16 +59,16 @@ class ByPlace(identity.Identity):
         """Say whether it was there at the start, and is since."""
         return cid in self._of_before
 
-    def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def names_of(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Return the names that it came under."""
         return self._names.get(cid, ())
 
-    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def drop_names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Forget the names."""
         self._of_before.discard(cid)
         return self._names.pop(cid, ())
 
-    def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
+    def make_index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
         """Return what inverts the names."""
         return _PlaceIndex(image_map)
 
@@ -86,7 +86,7 @@ class ByOid(ByPlace):
         """Say yes: another OID with the same CID is a hit."""
         return True
 
-    def found(self, cids: Iterable[ids.Cid]) -> None:
+    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
         """Do nothing: they may be given under any name."""
 
 
@@ -143,7 +143,7 @@ class _PlaceIndex(content_index.Index):
             return None
         return chunk_no
 
-    def parent(self, chunk_no: int) -> int:
+    def first_same(self, chunk_no: int) -> int:
         """Return the chunk itself."""
         if not 0 <= chunk_no < len(self._map):
             raise IndexError(f"image {self._map.image_id} has no chunk {chunk_no}")

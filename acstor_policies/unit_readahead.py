@@ -41,8 +41,8 @@ class UnitAhead:
         if not self._limit_bytes or not length:
             return (0, 0)
         last = offset + length - 1
-        self._navigator.arrived(last, now_s)
-        self._navigator.answered(last, now_s)
+        self._navigator.request_arrived(last, now_s)
+        self._navigator.request_answered(last, now_s)
         unit = self._navigator.unit_at(last)
         return self._not_asked(unit) if unit else (0, 0)
 

@@ -50,7 +50,7 @@ class UnmatchedPrefetcher:
         self.reactivations = 0
         """How often the patterns converged again."""
 
-    def advertised(self, chunk_no: int) -> None:
+    def chunk_advertised(self, chunk_no: int) -> None:
         """Note that a neighbour has a chunk, and decide whether it is prefetched."""
         if self._limit == 0 or not self._states.can_happen(chunk_no, _E.PREFETCH_SENT):
             return
@@ -73,11 +73,11 @@ class UnmatchedPrefetcher:
             del self._held[chunk_no]
             self._demanded += 1
             if self._limit is not None and self._demanded >= self._limit:
-                self._states.forgive()
+                self._states.accept_unmatched()
                 self._demanded = 0
                 self.reactivations += 1
 
-    def take(self, room: int) -> list[int]:
+    def take_candidates(self, room: int) -> list[int]:
         """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
         return prefetch.take(self._states, self._next, room)
 

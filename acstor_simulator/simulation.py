@@ -83,7 +83,7 @@ class _Guest:
         while self._at < len(self._reads):
             think_s, chunk = self._reads[self._at]
             if think_s:
-                self._agenda.after(think_s, self._read)
+                self._agenda.schedule_after(think_s, self._read)
                 return
             if not self._has(chunk):
                 return
@@ -96,7 +96,7 @@ class _Guest:
 
     def _has(self, chunk: chunk_ref.ChunkRef) -> bool:
         """Say whether a chunk is here; else the guest goes on when it is."""
-        return self._arrival.has(chunk, self._go_on, self)
+        return self._arrival.is_present(chunk, self._go_on, self)
 
     def _go_on(self) -> None:
         self._have()
@@ -158,7 +158,7 @@ class _Run:
             if scenario.warm_s and 2 * number >= len(guests):
                 start_s += scenario.warm_s
                 self._later.add(guest)
-            self._world.agenda.after(start_s, guest.start)
+            self._world.agenda.schedule_after(start_s, guest.start)
         self._name, self._how, self._guests = policy, how, guests
         self._arrivals: dict[tuple[int, ids.ImageId], image_delivery.Delivery] = {}
         self._booted_s: list[float] = []
@@ -166,7 +166,7 @@ class _Run:
         self._whole_s: list[float] = []
         self._storage, self._uplinks = (
             link_meter.LinkMeter(self._world.agenda, links, QUIET_S, self._goes_on)
-            for links in ([self._tree.storage], self._tree.uplinks())
+            for links in ([self._tree.storage], self._tree.rack_uplinks())
         )
         self._traffic_cv: list[float] = []
         self._collections = 0
@@ -176,12 +176,12 @@ class _Run:
         self._when_later = dataclasses.replace(self._world.counts), 0.0
         self._note_others()
         if scenario.warm_s:
-            self._world.agenda.after(scenario.warm_s, self._begin_traffic)
-            self._world.agenda.after(scenario.warm_s + QUIET_S, self._begin_later)
+            self._world.agenda.schedule_after(scenario.warm_s, self._begin_traffic)
+            self._world.agenda.schedule_after(scenario.warm_s + QUIET_S, self._begin_later)
         else:
             self._begin_traffic()
         self._before = [0] * count
-        self._world.agenda.after(COLLECTION_S, self._collect)
+        self._world.agenda.schedule_after(COLLECTION_S, self._collect)
 
     def result(self) -> Result:
         self._world.agenda.run(QUIET_S + self._scenario.warm_s + self._scenario.longest_s)
@@ -241,7 +241,7 @@ class _Run:
 
     def _busy_bytes(self) -> float:
         now_s = self._world.agenda.now
-        return sum(self._tree.nic(host)[0].sent(now_s) for host in self._busy())
+        return sum(self._tree.host_links(host)[0].bytes_sent(now_s) for host in self._busy())
 
     def _what_was_later(self) -> scenario.Later:
         counts, (before, busy_bytes) = self._world.counts, self._when_later
@@ -306,11 +306,11 @@ class _Run:
         self._before = now
         self._collections += 1
         former, figures = self._table.ring, [self._figures(host) for host in numbers]
-        table = self._table.collected(self._collections, figures, COLLECTION_S)
+        table = self._table.end_collection(self._collections, figures, COLLECTION_S)
         if table is not None:
             for host in self._hosts:
                 host.take_table(table, former)
-        self._world.agenda.after(COLLECTION_S, self._collect)
+        self._world.agenda.schedule_after(COLLECTION_S, self._collect)
 
     def _figures(self, host: int) -> ring_tables.Figures:
         waited = self._hosts[host].take_waited()
@@ -320,5 +320,5 @@ class _Run:
 
     def _nic(self, host: int) -> tuple[network.Link, network.Link]:
         """Return the links of a host's cable: into it, out of it."""
-        sent, received = self._tree.nic(host)
+        sent, received = self._tree.host_links(host)
         return received, sent

@@ -65,7 +65,7 @@ class CacheFiles:
         """The CIDs that are in the cache, at any moment; event loop only."""
         self.read_nowait = files.io.read_nowait
         self._behind = write_behind.WriteBehind(
-            files, mends, self._io, self.store, pending_limit_bytes
+            files, mends, self._io, self.store_chunk, pending_limit_bytes
         )
         self.wait_for_room = self._behind.wait_for_room
         self._healed = self._refused = 0
@@ -114,7 +114,7 @@ class CacheFiles:
 
     def is_written(self, cid: ids.Cid) -> bool:
         """Say whether the chunk is in the cache, and not in memory only."""
-        slot = self._core.peek(cid)
+        slot = self._core.slot_of(cid)
         return slot is not None and slot.data is None
 
     def iter_cids(self) -> Iterator[ids.Cid]:
@@ -159,10 +159,10 @@ class CacheFiles:
             return gone
         wanted = [slab_io.ReadPart(slot, slot.data, start, stop) for slot, start, stop in parts]
         for slot in slots:
-            self._core.hold(slot)
+            self._core.hold_slot(slot)
         try:
             bad = await self._io.run(
-                self._io.place(*slab_io.where(slots[0])),
+                self._io.address_of(*slab_io.where(slots[0])),
                 len(buffer),
                 False,
                 self._files.io.read,
@@ -247,7 +247,7 @@ class CacheFiles:
 
     # Changing what is in the cache
 
-    def store(
+    def store_chunk(
         self,
         cid: ids.Cid,
         data: cache_slot.Data,
@@ -263,14 +263,14 @@ class CacheFiles:
         if cid == ids.ZERO_CID:
             return False
         if cid in self._core:
-            return self.promote(cid, keep_class)
+            return self.promote_chunk(cid, keep_class)
         if not (self._mends.takes_chunks and self._behind.can_take(len(data))):
             self._refused += 1
             return False
         try:
-            slot, actions = self._core.place(cid, len(data), keep_class)
+            slot, actions = self._core.allocate_slot(cid, len(data), keep_class)
         except errors.CacheFull:
-            self._behind.hurry()  # what waits to be written has its place for as long
+            self._behind.flush_soon()  # what waits to be written has its place for as long
             self._refused += 1
             return False
         slot.data = data
@@ -282,7 +282,7 @@ class CacheFiles:
         chunks: Sequence[tuple[ids.Cid, cache_slot.Data]],
         keep_class: public_cache.KeepClass = public_cache.KeepClass.BORROWED,
     ) -> list[bool]:
-        """Take in chunks as :meth:`store` does; return what it says of each.
+        """Take in chunks as :meth:`store_chunk` does; return what it says of each.
 
         Chunks of one length that are not here get places beside each other where there are any.
         """
@@ -291,7 +291,7 @@ class CacheFiles:
             placed = self._store_some(chunks[len(stored) :], keep_class)
             stored += [True] * placed
             if not placed:
-                stored.append(self.store(*chunks[len(stored)], keep_class))
+                stored.append(self.store_chunk(*chunks[len(stored)], keep_class))
         return stored
 
     def _store_some(
@@ -313,13 +313,13 @@ class CacheFiles:
             self._behind.add(slots, ())
         return len(slots)
 
-    def promote(self, cid: ids.Cid, keep_class: public_cache.KeepClass) -> bool:
+    def promote_chunk(self, cid: ids.Cid, keep_class: public_cache.KeepClass) -> bool:
         """Raise the class of a chunk; say whether it is in the cache at all."""
-        slot = self._core.peek(cid)
+        slot = self._core.slot_of(cid)
         if slot is None:
             return False
-        if self._core.promote(slot, keep_class):
-            self._behind.mark(slot)
+        if self._core.promote_chunk(slot, keep_class):
+            self._behind.mark_stale(slot)
         return True
 
     def keep_for_boot(self, cid: ids.Cid) -> bool:
@@ -330,9 +330,9 @@ class CacheFiles:
 
         :return: it was here because of :meth:`keep_ahead`, and is used for the first time
         """
-        slot = self._core.peek(cid)
+        slot = self._core.slot_of(cid)
         was_ahead = slot is not None and slot.keep_class is public_cache.KeepClass.AHEAD
-        self.promote(cid, public_cache.KeepClass.BOOT)
+        self.promote_chunk(cid, public_cache.KeepClass.BOOT)
         self._core.bound_boot()
         return was_ahead
 
@@ -341,7 +341,7 @@ class CacheFiles:
 
         It never makes room by what :meth:`keep_for_boot` keeps.
         """
-        is_here = self.promote(cid, public_cache.KeepClass.AHEAD)
+        is_here = self.promote_chunk(cid, public_cache.KeepClass.AHEAD)
         self._core.bound_boot()
         return is_here
 
@@ -354,20 +354,20 @@ class CacheFiles:
 
     # Pinning
 
-    def pin(self, cid: ids.Cid, length: int) -> None:
+    def pin_chunk(self, cid: ids.Cid, length: int) -> None:
         """Keep a chunk of ``length`` bytes from making room for others; it may come later."""
-        self._core.pin(cid, length)
+        self._core.pin_chunk(cid, length)
 
     def is_pinned(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is to be here, whether it is or not."""
         return cid in self._core.pins
 
-    def unpin(self, cid: ids.Cid, length: int) -> None:
-        """Take back one :meth:`pin`.
+    def unpin_chunk(self, cid: ids.Cid, length: int) -> None:
+        """Take back one :meth:`pin_chunk`.
 
         :raises KeyError: it is not pinned
         """
-        self._core.unpin(cid, length)
+        self._core.unpin_chunk(cid, length)
 
     @property
     def pinned_missing(self) -> int:
@@ -386,25 +386,25 @@ class CacheFiles:
     def may_grow(self, beyond_bytes: int) -> None:
         """Let the cache grow so far beyond its limit, and give up what is above that."""
         self._core.pins.beyond_bytes = beyond_bytes
-        self._behind.do(self._core.trim())
+        self._behind.add_slab_actions(self._core.shrink_to_limit())
 
     def on_gone(self, tell: Callable[[ids.Cid], object]) -> None:
         """Have ``tell`` called, from the event loop, with each chunk that leaves the cache."""
         self._core.gone = tell
 
-    def demote(self, cid: ids.Cid) -> bool:
+    def demote_chunk(self, cid: ids.Cid) -> bool:
         """Make a borrowed chunk the first to make room; say whether it is one."""
-        return (slot := self._core.peek(cid)) is not None and self._core.demote(slot)
+        return (slot := self._core.slot_of(cid)) is not None and self._core.demote_chunk(slot)
 
-    def drop(self, cid: ids.Cid) -> bool:
+    def drop_chunk(self, cid: ids.Cid) -> bool:
         """Take a chunk out of the cache; say whether it was there."""
-        if (slot := self._core.peek(cid)) is not None:
+        if (slot := self._core.slot_of(cid)) is not None:
             self._drop(slot)
         return slot is not None
 
     def _drop(self, slot: cache_slot.Slot) -> None:
-        self._behind.mark(slot)  # its record must be cleared before its place is used again
-        self._core.drop(slot)
+        self._behind.mark_stale(slot)  # its record must be cleared before its place is used again
+        self._core.drop_chunk(slot)
 
     # Bringing it to disk
 

@@ -3,7 +3,7 @@
 
 The rule guarded here: whatever becomes of the folder, chunks are answered from
 what can still be read, and no fault ends the worker.  Who cannot write says so
-with :meth:`FolderRecovery.met`; then the folder is looked at again and again.
+with :meth:`FolderRecovery.record_fault`; then the folder is looked at again and again.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class FolderRecovery:
         except OSError as exc:
             self._met(_words(exc), now_s=0.0)  # looked at again as soon as it is served
 
-    def met(self, exc: OSError, is_full: bool = False) -> None:
+    def record_fault(self, exc: OSError, is_full: bool = False) -> None:
         """Note that something could not be written.
 
         :param is_full: only a slab file more could not be made; those that are there are of use
@@ -72,7 +72,7 @@ class FolderRecovery:
     def _met(self, what: str, now_s: float, is_full: bool = False) -> None:
         self.takes_chunks = self.takes_chunks and is_full
         self._is_full = self._is_full or is_full
-        if self._patience.met(f"{self._files.folder}: {what}", now_s, time.time()):
+        if self._patience.record_fault(f"{self._files.folder}: {what}", now_s, time.time()):
             LOG.warning(
                 "%s: %s",
                 "The cache stops growing" if is_full else "The cache takes no new chunks",
@@ -114,7 +114,7 @@ class FolderRecovery:
             self.core.grow_again()
 
     def _inspect(self) -> tuple[bool, list[int]]:
-        return self._files.is_in_place(), self._files.vanished()
+        return self._files.is_in_place(), self._files.find_deleted()
 
     def _load(self) -> public_cache.PublicCache:
         """Open the folder; return the book-keeping of what is there.
@@ -126,24 +126,24 @@ class FolderRecovery:
         try:
             core = self._make_core()
             with _no_garbage_collection():
-                actions = core.restore(self._files.load())
+                actions = core.restore_slabs(self._files.load())
         except BaseException:
             self._files.close()
             raise
         for action in actions:
             try:
-                self._files.perform(action)
+                self._files.apply_action(action)
             except OSError as exc:
                 LOG.warning("Slab file %d cannot be removed: %s", action.slab.number, exc)
         return core
 
     def _forget(self, number: int) -> None:
         """Give up a slab file that was deleted, so that its room on the disk becomes free."""
-        slab = self.core.slab(number)
+        slab = self.core.slab_by_number(number)
         if slab is not None and not slab.held:
             LOG.warning("Slab file %d was deleted; its chunks will be fetched again", number)
             self.core.forget_slab(slab)
-            self._files.forget(slab)
+            self._files.close_unused(slab)
 
 
 def _words(exc: OSError) -> str:

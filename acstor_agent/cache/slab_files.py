@@ -133,7 +133,7 @@ class SlabFiles:
         except FileNotFoundError:
             return False
 
-    def vanished(self) -> list[int]:
+    def find_deleted(self) -> list[int]:
         """Return the numbers of slab files that somebody deleted."""
         return [number for number, fd in list(self.fds.items()) if not os.fstat(fd).st_nlink]
 
@@ -229,7 +229,7 @@ class SlabFiles:
     def _path(self, slab: cache_slot.Slab) -> pathlib.Path:
         return self.folder / f"slab-{slab.number:05d}.acslab"
 
-    def perform(self, action: public_cache.SlabAction) -> None:
+    def apply_action(self, action: public_cache.SlabAction) -> None:
         """Make or remove a slab file.
 
         :raises OSError: there is no room for it, or the disk is at fault
@@ -237,12 +237,12 @@ class SlabFiles:
         if isinstance(action, public_cache.MakeSlab):
             self._make(action.slab)
         else:
-            self.forget(action.slab)
+            self.close_unused(action.slab)
             path = self._path(action.slab)
             self._in_the_way[path] = True
             self._take_away(path, True)
 
-    def forget(self, slab: cache_slot.Slab) -> None:
+    def close_unused(self, slab: cache_slot.Slab) -> None:
         """Close a slab file that nobody reads."""
         os.close(self.fds.pop(slab.number))
 
@@ -256,7 +256,7 @@ class SlabFiles:
         unmade = {}
         for action in actions:
             try:
-                self.perform(action)
+                self.apply_action(action)
             except OSError as exc:
                 if isinstance(action, public_cache.MakeSlab):
                     unmade[action.slab] = exc

@@ -83,13 +83,13 @@ class WriteBehind:
         self._actions += actions
         self._mark(slots)
 
-    def do(self, actions: Sequence[public_cache.SlabAction]) -> None:
+    def add_slab_actions(self, actions: Sequence[public_cache.SlabAction]) -> None:
         """Take what is to be done before anything else is written."""
         self._actions += actions
         if actions:
             self._work.set()
 
-    def mark(self, slot: cache_slot.Slot) -> None:
+    def mark_stale(self, slot: cache_slot.Slot) -> None:
         """Note that what the disk says of a slot is no longer so."""
         if slot not in self._dirty:
             self._mark((slot,))
@@ -99,9 +99,9 @@ class WriteBehind:
         self._core.hold_all(slots)
         self._work.set()
         if self._is_enough:
-            self.hurry()
+            self.flush_soon()
 
-    def hurry(self) -> None:
+    def flush_soon(self) -> None:
         """Write what there is without waiting for more."""
         self._enough.set()
 
@@ -156,7 +156,7 @@ class WriteBehind:
                 jobs, batch_bytes = self._next_jobs(stream)
                 with disk_io.use_stream(stream):
                     unmade, failed = await self._io.run(
-                        self._io.place(*slab_io.where(jobs[0].slot)) if jobs else 0,
+                        self._io.address_of(*slab_io.where(jobs[0].slot)) if jobs else 0,
                         max(1, batch_bytes),
                         True,
                         self._files.perform_batch,
@@ -199,7 +199,7 @@ class WriteBehind:
             for slot, data, _, _ in jobs:
                 failure = failed.get(slot)
                 if failure is not None and data is not None and slot.slab not in unmade:
-                    self._core.drop(slot, is_place_bad=failure.errno == errno.EIO)
+                    self._core.drop_chunk(slot, is_place_bad=failure.errno == errno.EIO)
         written = [job for job in jobs if job.slot.slab not in unmade] if unmade else jobs
         self._forget_bytes([job.slot for job in written])
         self._let_go(
@@ -223,7 +223,7 @@ class WriteBehind:
         tried = (job.slot for job in jobs if job.data is not None and job.slot.slab not in unmade)
         exc = next(iter(failed.values()))
         if all(slot in failed for slot in tried):
-            self._mends.met(exc)
+            self._mends.record_fault(exc)
         else:
             LOG.warning("%d chunks cannot be written: %s", len(failed), exc)
 
@@ -243,7 +243,7 @@ class WriteBehind:
     def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
         """Go on without a slab that could not be made; its chunks look for other places."""
         self.errors += 1
-        self._mends.met(exc, is_full=True)
+        self._mends.record_fault(exc, is_full=True)
         stranded = [slot for slot in self._dirty if slot.slab is slab]
         again = [(s.cid, s.data, s.keep_class) for s in stranded if not s.is_gone]
         self._core.lose_slab(slab)

@@ -94,7 +94,7 @@ class Bus:
             "bus-sender", self._send_all, self._stopping, is_vital=False
         )
 
-    def cast(
+    def cast_message(
         self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
     ) -> None:
         """Send a message when the broker is there; never waits, may be called from any thread.
@@ -109,7 +109,7 @@ class Bus:
                 self.dropped += 1
             self._changed.notify()
 
-    def listen(self, topic: str, heard: Mapping[str, message_bus.Heard]) -> None:
+    def subscribe(self, topic: str, heard: Mapping[str, message_bus.Heard]) -> None:
         """Hear what is sent to ``topic``, to all there or to this host, once the broker is there.
 
         :param heard: what to do with the payload, by method

@@ -78,12 +78,12 @@ def exchange_totals(chunks: exchange.Exchange, cache: cache_files.CacheFiles) ->
 class Bus(Protocol):
     """The message bus (:class:`acstor_agent.cloud.bus.Bus`)."""
 
-    def cast(
+    def cast_message(
         self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
     ) -> None:
         """Send a message when the broker is there; never waits."""
 
-    def listen(self, topic: str, heard: Mapping[str, Callable[[Any], None]]) -> None:
+    def subscribe(self, topic: str, heard: Mapping[str, Callable[[Any], None]]) -> None:
         """Hear what is sent to ``topic``, to all there or to this host."""
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class DecisionLink:
         self._can_look = True
         self._is_listening = False
 
-    def received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
+    def count_received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
         """Count bytes of a chunk that a peer gave.
 
         :param took_s: from the question to the bytes, if a guest waited for them
@@ -168,14 +168,14 @@ class DecisionLink:
             counted.timed += count
             counted.took_s += took_s
 
-    def sent(self, peer: ids.HostId, count: int) -> None:
+    def count_sent(self, peer: ids.HostId, count: int) -> None:
         """Count bytes of a chunk that a peer was given."""
         self._peers[peer].sent += count
 
     async def run(self) -> None:
         """Send a sample in every collection, for ever; it may be begun again when it has failed."""
         self._listen(trio.lowlevel.current_trio_token())
-        if not self._files.signers():
+        if not self._files.signer_keys():
             LOG.warning(
                 "v-node tables and tasks are refused for now: %s", message_signing.NO_SIGNERS
             )
@@ -198,20 +198,20 @@ class DecisionLink:
             decision_messages.RING_PUBLISHED: lambda payload: self._hear(payload, token),
             decision_messages.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
         }
-        self._bus.listen(decision_messages.AGENT_TOPIC, heard)
+        self._bus.subscribe(decision_messages.AGENT_TOPIC, heard)
         self._is_listening = True
 
     def _send(self, sample: decision_messages.Sample) -> None:
-        payload = self._sender.seal(sample, signing.SAMPLE)
+        payload = self._sender.sign_message(sample, signing.SAMPLE)
         if payload is not None:
-            self._bus.cast(
+            self._bus.cast_message(
                 decision_messages.TOPIC, decision_messages.SAMPLE_COLLECTED, payload, is_fanout=True
             )
             self._untold = ()
 
     async def _look(self) -> traffic_meter.InterfaceSample | None:
         try:
-            look = await trio.to_thread.run_sync(self._meter.look)
+            look = await trio.to_thread.run_sync(self._meter.read_counters)
         except errors.Unusable as e:
             if self._can_look:
                 LOG.warning("%s; the decision service gets no samples of this host", e)
@@ -297,9 +297,9 @@ class DecisionLink:
             if sent.epoch == self._rings.ring.epoch:
                 return  # it was sent to all, and to this host because it had none
             raise errors.NotAuthenticated(f"v-node table {sent.epoch}", why)
-        table = message_signing.verify_table(sent, self._files.signers())
+        table = message_signing.verify_table(sent, self._files.signer_keys())
         try:
-            trio.from_thread.run_sync(self._rings.take, table, sent, trio_token=token)
+            trio.from_thread.run_sync(self._rings.accept_table, table, sent, trio_token=token)
         except trio.RunFinishedError:
             LOG.debug("epoch %d came when the agent had ended", sent.epoch)
         except ValueError as e:
@@ -311,7 +311,7 @@ class DecisionLink:
         :raises errors.NotAuthenticated: it is not the decision service's, not for this host, or old
         """
         signed = decision_messages.decode(payload, decision_messages.Signed)
-        signers = self._files.signers()
+        signers = self._files.signer_keys()
         given = signed_messages.verify_from_service(
             signed, signing.TASK, signers, decision_messages.TaskForHosts
         )

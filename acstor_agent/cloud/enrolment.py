@@ -173,7 +173,7 @@ class Enrolment:
         A host that was revoked asks at once and again: it is refused, and told so, until an
         operator allows it; then it is back soon.
         """
-        certificate = self._files.current().certificate
+        certificate = self._files.current_credentials().certificate
         if certificate is None:
             return
         due_s = certificate_renewal.due_s(certificate, self._dice())
@@ -244,7 +244,7 @@ class Enrolment:
     def _ask(self, request: bytes) -> Answer:
         body = {"csr": request.decode(), "proof": self._proof(request)}
         try:
-            self._way.say(decision_messages.way_fault(self._api.get_endpoint() or ""))
+            self._way.log_warning(decision_messages.way_fault(self._api.get_endpoint() or ""))
             response = self._api.post(
                 f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
             )
@@ -271,7 +271,7 @@ class Enrolment:
 
         With it nobody else who can sign in at Keystone gets a certificate in this host's name.
         """
-        identity = self._files.current()
+        identity = self._files.current_credentials()
         if identity.certificate is None:
             return ""
         return signed_messages.signature_of(signing.RENEWAL, request, identity.key)

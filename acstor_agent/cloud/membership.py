@@ -44,7 +44,7 @@ def ring_keeper_of(
         pathlib.Path(own.state_dir) / "ring.json",
         pathlib.Path(own.ring_file) if own.ring_file else None,
         ring_keeper.FORMER_S,
-        signers=identity.signers,
+        signers=identity.signer_keys,
     )
 
 
@@ -83,10 +83,10 @@ class Membership:
         self._credentials = credentials.Credentials(
             identity, vault_paths.PROTOCOL, certificates.GRACE_S
         )
-        self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked)
+        self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked_certificates)
         self._bus = self._open_bus(note, show)
         self.decision: decision_link.DecisionLink | None = None
-        """There when :meth:`link` was called, if there is a bus."""
+        """There when :meth:`make_link` was called, if there is a bus."""
         self.has_others = any((own.ring_file, self._bus, self.enrolment))
         """A v-node table is to come where there is none yet."""
 
@@ -120,15 +120,15 @@ class Membership:
             self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
         )
 
-    def context(self) -> ssl.SSLContext:
+    def vault_tls_context(self) -> ssl.SSLContext:
         """Return what a connection to a host that keeps checkpoints is begun with.
 
         :raises OSError: this host has no certificate
         """
-        self._credentials.look()
-        return self._credentials.context(is_server=False)
+        self._credentials.reload_files()
+        return self._credentials.tls_context(is_server=False)
 
-    def link(
+    def make_link(
         self,
         *,
         held: Callable[[], decision_link.ExchangeTotals],
@@ -160,29 +160,29 @@ class Membership:
             health=health,
         )
 
-    def elsewhere(self, image_id: ids.ImageId) -> str:
+    def delegated_host(self, image_id: ids.ImageId) -> str:
         """Say which other host takes an image as a whole for all; empty: this one does."""
-        home = placement.image_home(self._rings.current(), image_id)
+        home = placement.image_home(self._rings.current_ring(), image_id)
         if home is None and self.has_others:
             return "there is no v-node table yet, which says what host reads it for all"
         return "" if home in (None, self._here) else f"{home} reads it as one stream, for all hosts"
 
-    def received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
+    def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
         """Count bytes of a chunk that a peer gave; see :class:`decision_link.DecisionLink`."""
         if self.decision is not None:
-            self.decision.received(peer, count, took_s)
+            self.decision.count_received(peer, count, took_s)
 
-    def sent(self, peer: ids.HostId, count: int) -> None:
+    def count_sent(self, peer: ids.HostId, count: int) -> None:
         """Count bytes of a chunk that a peer was given."""
         if self.decision is not None:
-            self.decision.sent(peer, count)
+            self.decision.count_sent(peer, count)
 
     def cast_trace(self, trace: trace_message.BootTrace) -> bool:
         """Hand a boot trace to those who prepare images; say whether that could be."""
-        signed = self._sender.seal(trace, signing.TRACE) if self._bus else None
+        signed = self._sender.sign_message(trace, signing.TRACE) if self._bus else None
         if self._bus is None or signed is None:
             return False
-        self._bus.cast(trace_message.TOPIC, trace_message.BOOT_TRACED, signed)
+        self._bus.cast_message(trace_message.TOPIC, trace_message.BOOT_TRACED, signed)
         return True
 
     async def stop(self) -> None:

@@ -55,17 +55,17 @@ class Sender:
         self.sealed = 0
         self.unproven = 0
 
-    def seal(self, payload: msgspec.Struct, purpose: str) -> dict[str, Any] | None:
+    def sign_message(self, payload: msgspec.Struct, purpose: str) -> dict[str, Any] | None:
         """Return a message that proves to come from this host; None if it can prove nothing."""
-        identity = self._files.current()
+        identity = self._files.current_credentials()
         if identity.certificate is None:
             self.unproven += 1
-            self._fault.say(
+            self._fault.log_warning(
                 "no samples and boot traces are sent: this host has no certificate "
                 f"({self._files.files.certificate})"
             )
             return None
-        self._fault.say("")
+        self._fault.log_warning("")
         self.sealed += 1
         signed = signed_messages.sign_payload(
             payload, purpose, identity.key, identity.certificate.pem

@@ -75,11 +75,11 @@ class RingKeeper:
             self._read_kept()
         self._look()
 
-    def current(self) -> hash_ring.Ring:
+    def current_ring(self) -> hash_ring.Ring:
         """Return the ring in force."""
         return self.ring
 
-    def former(self) -> hash_ring.Ring | None:
+    def former_ring(self) -> hash_ring.Ring | None:
         """Return the table before the one in force, if that was replaced not long ago."""
         if self._former is not None and self._clock() >= self._former_until:
             self._former = None
@@ -92,7 +92,7 @@ class RingKeeper:
         """
         return self.ring.epoch if self.is_signed else 0
 
-    def revoked(self) -> dict[str, int]:
+    def revoked_certificates(self) -> dict[str, int]:
         """Return which certificates the table in force refuses."""
         return self.ring.revoked
 
@@ -102,14 +102,14 @@ class RingKeeper:
         :param host: whom its certificate names
         :param not_before_s: when that begins to be valid, wall clock
         """
-        return table_rules.why_not_speak(host, not_before_s, self.ring, self.former())
+        return table_rules.why_not_speak(host, not_before_s, self.ring, self.former_ring())
 
     def hosts_at(self, ip: str) -> int:
         """Return how many hosts that may speak stand at an IP address."""
-        former = self.former()
+        former = self.former_ring()
         return max(self.ring.hosts_at(ip), former.hosts_at(ip) if former else 0)
 
-    def put(self, data: bytes) -> hash_ring.Ring:
+    def set_operator_table(self, data: bytes) -> hash_ring.Ring:
         """Take a table of the operator's, and keep it.
 
         :raises errors.RingFormatError: it cannot be used
@@ -125,7 +125,7 @@ class RingKeeper:
             epoch, self.ring.epoch, is_signed=True, is_current_signed=self.is_signed
         )
 
-    def take(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
+    def accept_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
         """Take a table whose signature was checked (:func:`message_signing.verify_table`), and
         keep it.
 
@@ -186,7 +186,7 @@ class RingKeeper:
             raise errors.NotAuthenticated("a kept table", why)
         return new, bool(sent.signature)
 
-    async def watch(self) -> None:
+    async def watch_file(self) -> None:
         """Follow the operator's file."""
         while True:
             await trio.sleep(LOOK_EVERY_S)

@@ -36,7 +36,7 @@ class TrafficMeter:
         self._names = names
         self._link_mbit = link_mbit
 
-    def look(self) -> InterfaceSample:
+    def read_counters(self) -> InterfaceSample:
         """Return the counters as of now.
 
         :raises errors.Unusable: no such interface is there, or the kernel refuses

@@ -95,7 +95,7 @@ def _issue(given: argparse.Namespace) -> None:
     authority = certificates.Authority(bundle, (folder / certificates.CA_KEY_FILE).read_bytes())
     key, now_s = certificates.new_key(), time.time()
     request = certificates.request(given.host, key)
-    certificate = authority.issue(request, given.host, now_s, given.days * DAY_S)
+    certificate = authority.issue_certificate(request, given.host, now_s, given.days * DAY_S)
     files = {"ca.pem": bundle, "cert.pem": certificate, "key.pem": key}
     atomic_file.write_secrets(given.out, files)
     print(f"{given.out}: {', '.join(files)} of {given.host}, valid for {given.days} days")

@@ -94,7 +94,7 @@ class ControlRequests:
         self._picture, self._change_policy = picture, change_policy
         self._switched_off = switched_off
 
-    async def handle(  # noqa: C901 - a branch for each request
+    async def handle_request(  # noqa: C901 - a branch for each request
         self, request: control_wire.AnyRequest, report: control_socket.Report
     ) -> Any:
         """Return the answer to a request.
@@ -106,13 +106,13 @@ class ControlRequests:
             case control_wire.Status():
                 return await trio.to_thread.run_sync(self._picture)
             case control_wire.Timelines(wanted_id):
-                return {"timelines": self._timelines.of(wanted_id)}
+                return {"timelines": self._timelines.timelines_of(wanted_id)}
             case control_wire.Ensure(image_id, head_bytes, algo, value):
                 began_s = time.monotonic()
                 expected = image_record.parse_os_hash(algo, value)
                 found = await self._attach(image_id, head_bytes, expected)
-                found.boots.begin()
-                self._timelines.ensured(found.map.image_id, began_s)
+                found.boots.begin_boot()
+                self._timelines.image_ensured(found.map.image_id, began_s)
                 stored = found.map.layout.stored
                 return {
                     "image_id": found.map.image_id,
@@ -142,12 +142,12 @@ class ControlRequests:
             case control_wire.AttachCheckpoint():
                 return await self._attach_checkpoint(request)
             case control_wire.Recovered():
-                return {"disks": await trio.to_thread.run_sync(self._recovering.told)}
+                return {"disks": await trio.to_thread.run_sync(self._recovering.list_recovered)}
             case control_wire.CountFallback(reason, times):
                 self.nova_fallbacks[reason.value] += times
                 return None
             case control_wire.SetRing(table):
-                return {"epoch": self._ring.put(bytes(table)).epoch}
+                return {"epoch": self._ring.set_operator_table(bytes(table)).epoch}
             case control_wire.SetDiskPolicy(policy):
                 return self._set_disk_policy(policy)
             case control_wire.GetRing():
@@ -175,10 +175,10 @@ class ControlRequests:
         """
         parsed = ids.parse_image_id(image_id)
         what = f"the chunk map of image {parsed}"
-        self._uses.touched(parsed)
+        self._uses.image_touched(parsed)
         guest = requests.Stream(requests.Klass.GUEST, parsed)
         with trio.move_on_after(self._patience_s), disk_io.use_stream(guest):
-            found = await self._images.attach(parsed)
+            found = await self._images.attach_image(parsed)
             _check_hash(found, expected)
             what = f"the first {head_bytes} bytes of image {parsed}"
             if head_bytes:
@@ -196,12 +196,12 @@ class ControlRequests:
                 f"image {parsed}", "cannot be cached completely: keep_images is none"
             )
         if mode is None:
-            await self._whole.unask(parsed)
+            await self._whole.withdraw_request(parsed)
         else:
             await self._whole.set_fill_mode(parsed, mode, deadline_s)
-        return {"image_id": parsed, **(self._whole.telling.of(parsed) or {})}
+        return {"image_id": parsed, **(self._whole.telling.status_of(parsed) or {})}
 
-    async def wish(self, task: decision_messages.ImageTask) -> dict[str, Any]:
+    async def apply_image_task(self, task: decision_messages.ImageTask) -> dict[str, Any]:
         """Do what an operator asked for over the bus about an image that is to be whole here.
 
         :raises errors.Unusable: it is not kept whole here, or this agent knows no such wish
@@ -217,7 +217,7 @@ class ControlRequests:
     async def _zeros(self, image_id: str) -> dict[str, Any]:
         image_map = (await self._attach(image_id)).map
         cut = image_map.geometry
-        bits = await trio.to_thread.run_sync(image_map.zeros)
+        bits = await trio.to_thread.run_sync(image_map.zero_bitmap)
         return {
             "size_bytes": cut.size_bytes,
             "chunk_bytes": cut.chunk_bytes,
@@ -230,15 +230,15 @@ class ControlRequests:
         await self._check_closed(f"images/{image_id}.raw", f"image {image_id}")
         if made := await self._disks.of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
-        self._detaching.detach(image_id)
+        self._detaching.detach_image(image_id)
         if self._whole is not None:  # only then: who cannot be dropped stays promised
-            await self._whole.forget(image_id)
+            await self._whole.forget_image(image_id)
         return {"image_id": image_id}
 
     async def _make_disk(self, request: control_wire.MakeDisk) -> dict[str, Any]:
         disk_id = disk_header.parse_disk_id(request.disk_id)
         image = await self._attach(request.image_id)
-        made = await self._disks.make(disk_id, image, request.size_bytes)
+        made = await self._disks.make_disk(disk_id, image, request.size_bytes)
         return {
             "disk_id": disk_id,
             "image_id": made.header.image_id,
@@ -251,7 +251,7 @@ class ControlRequests:
         with trio.move_on_after(self._patience_s):
             told = msgspec.structs.asdict(request)
             backing, max_bytes = told.pop("backing_file"), told.pop("max_bytes")
-            made = await self._recovering.make(
+            made = await self._recovering.make_disk(
                 restore_record.restore_record_of(**told),
                 backing,
                 max_bytes or image_record.SERVED_VIRTUAL_BYTES,
@@ -290,7 +290,7 @@ class ControlRequests:
         image = await self._attach(made.header.image_id)
         return await flatten_disks.flatten([made], image, self._chunks, report)
 
-    async def flatten(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
+    async def flatten_disks(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
         """Copy an image into all disks of this host that are based on it."""
         known = await self._disks.of_image(ids.parse_image_id(image_id))
         if not known:  # a chunk map is not to be fetched for that
@@ -306,7 +306,7 @@ class ControlRequests:
         """
         image = await self._attach(image_id)
         if self._whole is not None:
-            await self._whole.ask(image)
+            await self._whole.request_hydration(image)
         return await pre_seed.pre_seed(
             image,
             self._chunks,

@@ -45,11 +45,11 @@ class Health:
         self._version = version.installed()[:64]
         self._window = sliding_window.SlidingWindow(WINDOW_S, time.monotonic())
 
-    def now(self) -> decision_messages.HostHealth:
+    def current_health(self) -> decision_messages.HostHealth:
         """Return how the host does."""
         late = sorted(self._late(), key=lambda one: -one.longest_s)
         totals = {**self._fallbacks(), FAILED: self._failed_reads()}
-        grown = self._window.grown(time.monotonic(), totals)
+        grown = self._window.grown_counters(time.monotonic(), totals)
         failed = grown.pop(FAILED, 0)
         lost = sorted(self._on_dead_mounts())[: decision_messages.MAX_GUESTS]
         troubles = sorted(self._troubles().items())[: decision_messages.MAX_FAULTS]

@@ -104,7 +104,7 @@ class ImageTasks:
         )
         self._coming, self._to_come = trio.open_memory_channel[_Heard](MOST_TO_COME)
 
-    def take(self, task: decision_messages.ImageTask) -> None:
+    def queue_task(self, task: decision_messages.ImageTask) -> None:
         """Take a task; it takes the place of an earlier one of the same image in what is told.
 
         One that is given again was taken before: who gave it has not heard so yet.  Of a boot image
@@ -145,7 +145,7 @@ class ImageTasks:
     async def _bring_boot_images(self) -> None:
         async for task, told_s in self._to_come:
             await trio.sleep_until(told_s + self._ahead.delay_s())
-            await self._bring(task, functools.partial(self._ahead.bring, task))
+            await self._bring(task, functools.partial(self._ahead.prefetch_boot_image, task))
 
     async def _do_wishes(self) -> None:
         async for task in self._wishes:
@@ -156,7 +156,7 @@ class ImageTasks:
             else:
                 self._go_on(task, decision_messages.TaskState.DONE)
 
-    async def news(self) -> dict[str, decision_messages.HeldImage] | None:
+    async def changed_images(self) -> dict[str, decision_messages.HeldImage] | None:
         """Return what is to be told of the images here; None if nothing new is."""
         now_s = self._clock()
         for image_id, told in list(self._told.items()):
@@ -201,7 +201,7 @@ class ImageTasks:
         is_open = told.state is decision_messages.TaskState.RUNNING
         if told.kind is not decision_messages.TaskKind.RECORD_BOOTS or not is_open:
             return
-        left = self._recording.left(ids.parse_image_id(image_id))
+        left = self._recording.boots_left(ids.parse_image_id(image_id))
         done = max(0, told.total - left)
         if done != told.done:
             state = (
@@ -253,7 +253,7 @@ class ImageTasks:
         return {*here, *list(self._told)}
 
     def _here(self) -> set[ids.ImageId]:
-        return {*self._images.attached(), *self._bases()}
+        return {*self._images.list_attached(), *self._bases()}
 
     def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, bool, int, str]:
         whole, touched_ns = self._whole_of(image_id), self._images.touched_ns(image_id)
@@ -303,7 +303,7 @@ def held_image(
     )
     if image is None:
         return decision_messages.HeldImage(fetched=came, fill=whole, task=task)
-    read, head, held = image.counters.read.bytes, image.boots.head, image.held()
+    read, head, held = image.counters.read.bytes, image.boots.head, image.count_cached()
     return decision_messages.HeldImage(
         size_bytes=image.size_bytes,
         cached_bytes=held.cached_bytes,

@@ -98,12 +98,12 @@ def of_images(
             images.get_nowait(image_id),
             fetched.get(image_id),
             images.touched_ns(image_id),
-            uses.of(image_id),
-            whole.telling.of(image_id) if whole else None,
+            uses.usage_of(image_id),
+            whole.telling.status_of(image_id) if whole else None,
             late.get(image_id),
             images.size_bytes(image_id),
         )
-        for image_id in images.attached()
+        for image_id in images.list_attached()
     }
     return {
         "images": shown,
@@ -124,7 +124,7 @@ def of_images_together(
     """
     return {
         "reads": {None: of_reads(images.reads, counted.fetched_total)},
-        "fill": of_whole_together(whole.telling.all().values() if whole else ()),
+        "fill": of_whole_together(whole.telling.list_status().values() if whole else ()),
         "late": {
             None: {
                 "requests": sum(one.count for one in late.values()),
@@ -146,11 +146,11 @@ def of_images_apart(
     return {
         "reads": {
             image_id: of_reads(reads.get(image_id), fetched.get(image_id, nothing))
-            for image_id in images.attached()
+            for image_id in images.list_attached()
         },
         "fill": {
             image_id: {**shown, "states": {shown["state"]: 1}}
-            for image_id, shown in (whole.telling.all() if whole else {}).items()
+            for image_id, shown in (whole.telling.list_status() if whole else {}).items()
         },
         "late": {
             file_id: {"requests": one.count, "longest_s": one.longest_s}
@@ -195,7 +195,7 @@ def of_shares(
     if sharing is None:
         return None
     images, total_bytes = promised.for_others()
-    return {"images": images, "bytes": total_bytes, **sharing.counts()}
+    return {"images": images, "bytes": total_bytes, **sharing.report_counts()}
 
 
 def of_image(
@@ -275,7 +275,10 @@ def of_disks(
     made: disks.Disks, late: Mapping[str, blocked_requests.LateWaits]
 ) -> dict[disk_header.DiskId, dict[str, Any]]:
     """Return what is known of each disk."""
-    return {disk_id: of_disk(made.get_nowait(disk_id), late.get(disk_id)) for disk_id in made.all()}
+    return {
+        disk_id: of_disk(made.get_nowait(disk_id), late.get(disk_id))
+        for disk_id in made.list_disks()
+    }
 
 
 def of_disk(

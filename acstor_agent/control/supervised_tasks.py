@@ -29,7 +29,7 @@ class SupervisedTasks:
         self._nursery = nursery
         self._clock = clock
 
-    async def keep(self, what: str, run: Callable[..., Awaitable[object]]) -> None:
+    async def run_supervised(self, what: str, run: Callable[..., Awaitable[object]]) -> None:
         """Have a part run for ever; return when it has begun, or failed for the first time.
 
         :param what: its name, as it is shown to the operator
@@ -51,51 +51,51 @@ class SupervisedTasks:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(run)
                     tried.tell()
-                    self.over(what)
+                    self.clear_failure(what)
             except Exception as e:
                 supervision.count_failure(what)
                 self._failed(what, _first_cause(e))
             tried.tell()
-            await trio.sleep(again.failed(trio.current_time() - began_s) or 0.0)
+            await trio.sleep(again.next_pause(trio.current_time() - began_s) or 0.0)
 
-    def note(self, what: str, why: str, fault: BaseException | None = None) -> None:
+    def note_failure(self, what: str, why: str, fault: BaseException | None = None) -> None:
         """Note that a part does not work; the operator is told once.
 
         :param fault: a defect of the part, whose traceback is logged
         """
-        if self.troubles.note(what, why, self._clock()):
+        if self.troubles.record_failure(what, why, self._clock()):
             LOG.error("%s: %s; guests read without it", what, why, exc_info=fault)
 
     def _failed(self, what: str, cause: BaseException) -> None:
         is_known = isinstance(cause, errors.AcstorError | OSError)
         why = str(cause) or type(cause).__name__
-        self.note(what, why, None if is_known else cause)
+        self.note_failure(what, why, None if is_known else cause)
 
-    def tell(self, what: str, why: str) -> None:
+    def set_state(self, what: str, why: str) -> None:
         """Note why a part does not work, or with no reason that it does."""
         if why:
-            self.note(what, why)
+            self.note_failure(what, why)
         else:
-            self.over(what)
+            self.clear_failure(what)
 
-    def show(self, what: str, why: str) -> None:
+    def set_logged_state(self, what: str, why: str) -> None:
         """Note what :meth:`tell` does, of a part that has logged it itself."""
         if why:
-            self.troubles.note(what, why, self._clock())
+            self.troubles.record_failure(what, why, self._clock())
         else:
-            self.troubles.over(what)
+            self.troubles.clear_failure(what)
 
-    def folder(self, path: pathlib.Path) -> pathlib.Path:
+    def make_folder(self, path: pathlib.Path) -> pathlib.Path:
         """Make a folder where it is missing; without it the agent remembers less."""
         try:
             path.mkdir(mode=0o700, exist_ok=True)
         except OSError as e:
-            self.note(str(path), f"cannot be made: {e.strerror}")
+            self.note_failure(str(path), f"cannot be made: {e.strerror}")
         return path
 
-    def over(self, what: str) -> None:
+    def clear_failure(self, what: str) -> None:
         """Note that a part works."""
-        if self.troubles.over(what):
+        if self.troubles.clear_failure(what):
             LOG.info("%s: works again", what)
 
 

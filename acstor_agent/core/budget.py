@@ -48,7 +48,7 @@ class Budget:
         own, free = self._taken.get(sharer, 0), self._total - self.used - amount
         return own + amount <= min(self._most, free - self._total // 4)
 
-    def take(self, sharer: Hashable, amount: int) -> None:
+    def charge(self, sharer: Hashable, amount: int) -> None:
         """Note that a sharer has so much more, or less where ``amount`` is negative."""
         self.used += amount
         self._taken[sharer] += amount

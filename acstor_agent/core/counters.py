@@ -140,24 +140,24 @@ class ReadCounters:
         self.failed_reads = 0
         self.lost_reads = 0
 
-    def took(self, seconds: float) -> None:
+    def count_read(self, seconds: float) -> None:
         """Count a read that was answered."""
         self.latency.add(seconds)
         if self._total is not None:
             self._total.latency.add(seconds)
 
-    def waits(self, change: int) -> None:
+    def count_waiting(self, change: int) -> None:
         """Count a read that begins to wait (1), or has ended (-1)."""
         self.in_flight += change
         if self._total is not None:
-            self._total.waits(change)
+            self._total.count_waiting(change)
 
-    def failed(self, is_lost: bool) -> None:
+    def count_failed(self, is_lost: bool) -> None:
         """Count a read that ended with an error."""
         self.failed_reads += 1
         self.lost_reads += is_lost
         if self._total is not None:
-            self._total.failed(is_lost)
+            self._total.count_failed(is_lost)
 
 
 class ExchangeCounters:
@@ -205,7 +205,7 @@ class ExchangeCounters:
         self.advertised = self.taken_back = 0
         self.copies_told = self.demoted = 0
 
-    def forget(self, image_id: ids.ImageId) -> None:
+    def forget_image(self, image_id: ids.ImageId) -> None:
         """Count an image that is not attached any more in the total alone."""
         self.fetched.pop(image_id, None)
 

@@ -32,12 +32,12 @@ class HealthIssues:
     def __init__(self) -> None:
         self.now: dict[str, HealthIssue] = {}
 
-    def note(self, what: str, why: str, now_s: float) -> bool:
+    def record_failure(self, what: str, why: str, now_s: float) -> bool:
         """Note that a part has failed; return whether that is news."""
         known = self.now.get(what)
         self.now[what] = HealthIssue(why, known.since_s if known else now_s)
         return known is None or known.why != why
 
-    def over(self, what: str) -> bool:
+    def clear_failure(self, what: str) -> bool:
         """Note that a part works; return whether that is news."""
         return self.now.pop(what, None) is not None

@@ -53,7 +53,7 @@ class LinkCompression:
             return False
         return True
 
-    def tried(self, length: int, compressed: int, took_s: float) -> bool:
+    def record_trial(self, length: int, compressed: int, took_s: float) -> bool:
         """Note what came of a chunk; say whether it is to be sent compressed.
 
         :param length: of the chunk, in bytes

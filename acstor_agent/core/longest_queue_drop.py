@@ -35,7 +35,7 @@ class LongestQueueDrop(Generic[Who, Token]):
     def __len__(self) -> int:
         return sum(map(len, self._tokens.values()))
 
-    def enter(self, who: Who, token: Token, weight: int) -> list[Token]:
+    def add_waiter(self, who: Who, token: Token, weight: int) -> list[Token]:
         """Let one more wait; return those that must go, which do not wait any more.
 
         They are several where the newcomer weighs more than the newest of the one with most.
@@ -46,11 +46,11 @@ class LongestQueueDrop(Generic[Who, Token]):
         while self.total > self.limit:
             most = max(self._weights, key=self._weights.__getitem__)
             newest = next(reversed(self._tokens[most]))
-            self.leave(most, newest)
+            self.remove_waiter(most, newest)
             dropped.append(newest)
         return dropped
 
-    def leave(self, who: Who, token: Token) -> None:
+    def remove_waiter(self, who: Who, token: Token) -> None:
         """Let one wait no more; nothing happens if it does not."""
         tokens = self._tokens.get(who, {})
         weight = tokens.pop(token, None)
@@ -60,14 +60,14 @@ class LongestQueueDrop(Generic[Who, Token]):
             self._tokens.pop(who, None)
             self._weights.pop(who, None)
 
-    def lighten(self, who: Who, token: Token, weight: int) -> None:
+    def reduce_waiter(self, who: Who, token: Token, weight: int) -> None:
         """Let a part of one that waits do so no more.
 
         :param weight: of that part; one of which nothing is left has left
         """
         tokens = self._tokens[who]
         if tokens[token] == weight:
-            self.leave(who, token)
+            self.remove_waiter(who, token)
         else:
             tokens[token] -= weight
             self._add(who, -weight)

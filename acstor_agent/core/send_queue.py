@@ -61,24 +61,24 @@ class SendQueue:
         """How many pieces of news wait."""
         return len(self._news)
 
-    def ask(self, requests: Iterable[peer_wire.Request]) -> None:
+    def queue_requests(self, requests: Iterable[peer_wire.Request]) -> None:
         """Let requests wait for their turn."""
         for request in requests:
             is_later = request.priority is peer_wire.Priority.LATER
             (self._later if is_later else self._wanted)[request.request_id] = request
             self._left.update(dict.fromkeys(request.numbers, request))
 
-    def tell(self, news: peer_wire.News) -> None:
+    def queue_announcements(self, news: peer_wire.News) -> None:
         """Let news wait for their turn."""
         self._news.append(news)
 
-    def hurry(self, request_id: int) -> None:
+    def raise_priority(self, request_id: int) -> None:
         """Let a request, if it still waits, go with those that guests wait for."""
         request = self._left.get(request_id)
         if request is not None and self._later.pop(request.request_id, None) is not None:
             self._wanted[request.request_id] = request
 
-    def drop(self, request_id: int) -> bool:
+    def drop_request(self, request_id: int) -> bool:
         """Note that a chunk is not wanted any more; say whether it will not be asked for.
 
         It will if other chunks of its request are wanted: the proof is for all of them.
@@ -96,7 +96,7 @@ class SendQueue:
         self._later.clear()
         self._left.clear()
 
-    def take(self) -> Turn | None:
+    def pop_next(self) -> Turn | None:
         """Return what is next: requests, one piece of news, or None if nothing waits."""
         waiting = self._wanted, self._news, self._later
         kinds = [kind for kind in _KINDS if waiting[kind]]

@@ -70,17 +70,17 @@ class AnswerTimes:
         took_s, noted_s = self._noted.get(address, (0.0, -math.inf))
         return took_s if trio.current_time() - noted_s < REMEMBERED_S else 0.0
 
-    def note(self, address: str, took_s: float) -> None:
+    def record_time(self, address: str, took_s: float) -> None:
         """Note how long an answer took; inf: there was none."""
         former_s = self.expected_s(address)
         if 0 < former_s < math.inf and took_s < math.inf:
             took_s = former_s + _SMOOTHING * (took_s - former_s)
-        self.forget(address)
+        self.forget_holder(address)
         if len(self._noted) >= REMEMBERED:
-            self.forget(next(iter(self._noted)))
+            self.forget_holder(next(iter(self._noted)))
         self._noted[address] = took_s, trio.current_time()
 
-    def forget(self, address: str) -> None:
+    def forget_holder(self, address: str) -> None:
         """Forget what is known of a holder."""
         self._noted.pop(address, None)
 
@@ -116,10 +116,10 @@ class Link:
         """
         address, _, path = url.removeprefix("https://").partition("/v1/")
         asked = http_range.RangeRequest(path, url, 0, 0)
-        async with (await self._link_to(address)).answer(asked) as answer:
+        async with (await self._link_to(address)).send_request(asked) as answer:
             if answer.status != 200:
                 raise http_range.refusal(asked, answer.status)
-            return await answer.body(limit_bytes)
+            return await answer.read_body(limit_bytes)
 
     async def _link_to(self, address: str) -> http_pool.HttpPool:
         found = self._links.pop(address, None)
@@ -154,7 +154,7 @@ class CheckpointClient:
         self._seal = checkpoint_encryption.Seal(recovery.key)
         self._failed: set[restore_record.Holder] = set()
 
-    async def manifest(self) -> bytes:
+    async def fetch_manifest(self) -> bytes:
         """Return the sealed manifest, which has the name that it should have."""
         name = self._recovery.manifest_name
         limit_bytes = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
@@ -168,12 +168,12 @@ class CheckpointClient:
         within_s = min(MANIFEST_S, self._link.deadline_s)
 
         def noted(address: str, _took_s: float) -> None:  # a manifest may be long
-            self._link.times.forget(address)
+            self._link.times.forget_holder(address)
 
         ask = functools.partial(self._from, path, limit_bytes, checked, noted)
         return await self._first(path, ask, lambda _others: LONGEST_HEDGE_S, within_s)
 
-    def opened(self, sealed: bytes) -> checkpoint_manifest.Manifest:
+    def open_manifest(self, sealed: bytes) -> checkpoint_manifest.Manifest:
         """Return what a sealed manifest says; blocks, for a second where it is of a large disk.
 
         :raises errors.NotAuthenticated: it is not of this disk
@@ -183,7 +183,7 @@ class CheckpointClient:
         what = f"the manifest of checkpoint {self._recovery.checkpoint_id}"
         return checkpoint_manifest.Manifest.parse(plain, what)
 
-    async def chunk(self, name: ids.Cid, length: int) -> bytes:
+    async def fetch_chunk(self, name: ids.Cid, length: int) -> bytes:
         """Return the bytes of a chunk.
 
         :raises errors.ChunkLost: all holders say that they have not got it, or have a wrong one
@@ -195,7 +195,7 @@ class CheckpointClient:
 
         limit_bytes = length + checkpoint_encryption.SEAL_BYTES
         path = vault_paths.chunk(self._recovery.owner, self._recovery.vault_disk, name)
-        ask = functools.partial(self._from, path, limit_bytes, opened, self._link.times.note)
+        ask = functools.partial(self._from, path, limit_bytes, opened, self._link.times.record_time)
         return await self._first(path, ask, self._hedge_s, self._link.deadline_s)
 
     async def _first(self, path: str, ask: Ask[T], hedge_s: Hedge, within_s: float) -> T:
@@ -235,7 +235,7 @@ class CheckpointClient:
         except errors.SourceOverloaded:  # that says nothing of it
             raise
         except errors.SourceUnreachable:
-            self._link.times.note(holder.address, math.inf)
+            self._link.times.record_time(holder.address, math.inf)
             raise
         noted(holder.address, trio.current_time() - began_s)
         return await self._link.in_thread(check, sealed, holder.host)
@@ -245,7 +245,7 @@ class CheckpointClient:
         for holder, began_s in pending.items():
             took_s = trio.current_time() - began_s
             if took_s > self._link.times.expected_s(holder.address):
-                self._link.times.note(holder.address, took_s)
+                self._link.times.record_time(holder.address, took_s)
 
     def _hedge_s(self, others: Sequence[restore_record.Holder]) -> float:
         """Return the delay until these are asked too: twice the best answer time of theirs."""

@@ -31,7 +31,7 @@ class CheckpointReader:
         self.clusters = range(clusters - len(self._places), clusters)
         """Of the file: those that are data."""
 
-    async def fetch(self, cluster: int) -> bytes:
+    async def fetch_cluster(self, cluster: int) -> bytes:
         """Return the bytes of a cluster of data; those behind the disk's end are not there.
 
         :raises errors.ChunkLost: no holder has it any more
@@ -42,5 +42,5 @@ class CheckpointReader:
         chunk_no, start = divmod(at, cut.chunk_bytes)
         name = self._manifest.find(chunk_no)
         assert name is not None  # places are those of the manifest
-        data = await self._holders.chunk(name, cut.chunk_length(chunk_no))
+        data = await self._holders.fetch_chunk(name, cut.chunk_length(chunk_no))
         return data[start : start + self._cluster_bytes]

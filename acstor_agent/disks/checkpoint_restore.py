@@ -76,7 +76,7 @@ class CheckpointRestore:
             if self._changing.get(disk_id) is lock and not lock.locked():  # nobody waits for it
                 del self._changing[disk_id]
 
-    async def make(
+    async def make_disk(
         self,
         recovery: restore_record.RestoreRecord,
         backing: str,
@@ -92,7 +92,7 @@ class CheckpointRestore:
         :raises errors.DeadlineExceeded: no holder has given it in time
         """
         async with self._alone(recovery.checkpoint_id):
-            if not self._disks.exists(recovery.checkpoint_id):
+            if not self._disks.has_disk(recovery.checkpoint_id):
                 await self._make(recovery, backing, max_bytes)
             found = restore_files.read(self._disks.folder, recovery.checkpoint_id)
             if found is None or found.manifest_name != recovery.manifest_name:
@@ -109,8 +109,8 @@ class CheckpointRestore:
             raise errors.Unusable(what, "this host cannot reach the holders")
         self._disks.link.check()
         of = checkpoint_client.CheckpointClient(self._disks.link, recovery)
-        sealed = await of.manifest()
-        manifest = await trio.to_thread.run_sync(of.opened, sealed)
+        sealed = await of.fetch_manifest()
+        manifest = await trio.to_thread.run_sync(of.open_manifest, sealed)
         image = await self._attach(recovery.image_id)
         _check(recovery, manifest.subject, image)
         _check_size(recovery, manifest.subject, max_bytes)
@@ -120,7 +120,7 @@ class CheckpointRestore:
         folder = self._disks.folder
         await trio.to_thread.run_sync(_remove_left, folder, recovery.checkpoint_id)
         await trio.to_thread.run_sync(restore_files.write, folder, recovery, sealed)
-        await self._disks.make_of(header, plan.tables())
+        await self._disks.make_of(header, plan.iter_tables())
         LOG.info(
             "disk %s: made of the checkpoint of instance %s, which has %d chunks",
             recovery.checkpoint_id,
@@ -128,7 +128,7 @@ class CheckpointRestore:
             len(manifest),
         )
 
-    def told(self) -> list[dict[str, Any]]:
+    def list_recovered(self) -> list[dict[str, Any]]:
         """Return what is known of each such disk; blocks, and may be called from any thread."""
         return [self._told(recovery) for recovery in self._recoveries()]
 
@@ -144,7 +144,7 @@ class CheckpointRestore:
         }
 
     def _recoveries(self) -> Iterator[restore_record.RestoreRecord]:
-        for disk_id in self._disks.all():
+        for disk_id in self._disks.list_disks():
             try:
                 found = restore_files.read(self._disks.folder, disk_id)
             except (errors.FormatError, OSError) as e:
@@ -158,7 +158,7 @@ class CheckpointRestore:
         folder = self._disks.folder
         for disk_id in restore_files.of_no_disk(folder, disk_files.STATE_ENDING):
             async with self._alone(disk_id):
-                if not self._disks.exists(disk_id):  # else it was made just now
+                if not self._disks.has_disk(disk_id):  # else it was made just now
                     _remove_left(folder, disk_id)
         async with trio.open_nursery() as nursery:
             while True:
@@ -174,7 +174,7 @@ class CheckpointRestore:
         """Bring all that a disk lacks; what fails is tried again, as long as the disk is there."""
         disk_id = recovery.checkpoint_id
         try:
-            while self._disks.exists(disk_id):
+            while self._disks.has_disk(disk_id):
                 try:
                     await self._bring_all(await self._disks.open(disk_id))
                     await self._forget_key(recovery)
@@ -197,9 +197,9 @@ class CheckpointRestore:
             for looked, chunk_no in enumerate(lacking, 1):
                 if looked % TURNS == 0:
                     await trio.lowlevel.checkpoint()
-                if one.lacks(chunk_no):
+                if one.is_missing(chunk_no):
                     try:
-                        await one.bring([chunk_no])
+                        await one.store_restored([chunk_no])
                     except (
                         errors.AcstorError,
                         OSError,

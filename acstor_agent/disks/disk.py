@@ -80,12 +80,12 @@ class Disk:
         self._attach = attach
         self._states = chunk_state.ChunkStates(files.header.cut.chunk_count)
         for chunk_no in (*files.written, *files.unsynced):
-            self._states.apply(chunk_no, chunk_state.ChunkEvent.WHOLE_WRITTEN)
+            self._states.apply_event(chunk_no, chunk_state.ChunkEvent.WHOLE_WRITTEN)
         self.written_chunks = len(files.written) + len(files.unsynced)
         self._unsynced = set(files.unsynced)
         self._locks: dict[int, trio.Lock] = {}
         self._bringing: dict[int, trio.Lock] = {}
-        self.lacking_chunks = sum(map(self.lacks, checkpoint.clusters if checkpoint else ()))
+        self.lacking_chunks = sum(map(self.is_missing, checkpoint.clusters if checkpoint else ()))
         """Those of the checkpoint that are not in the disk's own file."""
         self._syncing = trio.Lock()
         self._sync_failure: OSError | None = None
@@ -115,17 +115,21 @@ class Disk:
         """
         length = max(0, min(length, self.size_bytes - offset, mirror.MAX_READ_BYTES))
         if self.checkpoint is not None and (lacking := self._lacking(offset, length)):
-            return await self._reads.turn(self._guest, self._read_brought, lacking, offset, length)
+            return await self._reads.run_admitted(
+                self._guest, self._read_brought, lacking, offset, length
+            )
         stretches = self._plan_read(offset, length)
         if len(stretches) == 1 and stretches[0].origin is disk_plan.Origin.IMAGE:
             return await (await self._attach(self.header)).read(offset, length, self._guest)
         if len(stretches) == 1 and (kept := self._read_nowait(stretches[0])) is not None:
             return kept
         is_here = all(one.origin is disk_plan.Origin.DISK for one in stretches)
-        return await self._reads.turn(self._guest, self._read, stretches, length, is_here=is_here)
+        return await self._reads.run_admitted(
+            self._guest, self._read, stretches, length, is_here=is_here
+        )
 
     async def _read_brought(self, lacking: Sequence[int], offset: int, length: int) -> bytearray:
-        await self.bring(lacking)
+        await self.store_restored(lacking)
         return await self._read(self._plan_read(offset, length), length)
 
     async def _read(self, stretches: Sequence[disk_plan.Stretch], length: int) -> bytearray:
@@ -189,7 +193,7 @@ class Disk:
         chunks = disk_plan.chunks_of(self.header.cut, offset, len(data))
         if not self._writes.has_room(len(data)) and self._write_nowait(offset, data, chunks):
             return len(data)
-        await self._writes.turn(
+        await self._writes.run_admitted(
             self._guest, self._write, offset, data, chunks, more_bytes=len(data)
         )
         return len(data)
@@ -262,16 +266,18 @@ class Disk:
         whole = disk_plan.chunks_of(header.cut, 0, header.image_bytes)
         return [n for n in whole if not disk_plan.is_on_disk(self._states, n)]
 
-    def lacks(self, chunk_no: int) -> bool:
+    def is_missing(self, chunk_no: int) -> bool:
         """Say whether a chunk's bytes are still the checkpoint's."""
         if self.checkpoint is None or disk_plan.is_on_disk(self._states, chunk_no):
             return False
         return chunk_no in self.checkpoint.clusters
 
     def _lacking(self, offset: int, length: int) -> list[int]:
-        return [n for n in disk_plan.chunks_of(self.header.cut, offset, length) if self.lacks(n)]
+        return [
+            n for n in disk_plan.chunks_of(self.header.cut, offset, length) if self.is_missing(n)
+        ]
 
-    async def bring(self, chunk_nos: Iterable[int]) -> None:
+    async def store_restored(self, chunk_nos: Iterable[int]) -> None:
         """Put the checkpoint's bytes of chunks into the disk's own file, all at once.
 
         :raises errors.AcstorError: some cannot be had
@@ -297,14 +303,16 @@ class Disk:
         lock = self._bringing.setdefault(chunk_no, trio.Lock())
         async with lock:
             try:
-                if self.lacks(chunk_no) and self.checkpoint is not None:
-                    await self.keep(chunk_no, await self.checkpoint.fetch(chunk_no))
+                if self.is_missing(chunk_no) and self.checkpoint is not None:
+                    await self.keep_base_chunk(
+                        chunk_no, await self.checkpoint.fetch_cluster(chunk_no)
+                    )
                     self.lacking_chunks -= 1
             finally:
                 if not lock.statistics().tasks_waiting:
                     self._bringing.pop(chunk_no, None)
 
-    async def keep(self, chunk_no: int, data: read_request.Bytes) -> None:
+    async def keep_base_chunk(self, chunk_no: int, data: read_request.Bytes) -> None:
         """Put the image's bytes of a chunk into the disk's own file, unless a guest wrote there.
 
         :raises OSError: ENOSPC and others of the host's own disk; nothing has changed
@@ -318,7 +326,7 @@ class Disk:
             fresh = [(chunk_no, 1)]
             place = self._place(start)
             await self._io.run(place, length, True, self._files.write, whole, start, fresh)
-            self._states.apply(chunk_no, chunk_state.ChunkEvent.WHOLE_WRITTEN)
+            self._states.apply_event(chunk_no, chunk_state.ChunkEvent.WHOLE_WRITTEN)
             self.written_chunks += 1
             self._unsynced.add(chunk_no)
 
@@ -351,13 +359,13 @@ class Disk:
 
     def _place(self, offset: int) -> int:
         """Return the address of a byte of this disk on the host's disk."""
-        return self._io.place(self._name, offset, self.size_bytes)
+        return self._io.address_of(self._name, offset, self.size_bytes)
 
     async def aclose(self) -> None:
         """Let go of the files; from now on the disk fails with EBADF."""
         async with self._syncing:
             self._files.close()
-            self._io.forget(self._name)
+            self._io.forget_file(self._name)
 
 
 def _length(stretches: Sequence[disk_plan.Stretch]) -> int:

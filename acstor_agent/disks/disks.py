@@ -82,7 +82,7 @@ class Disks:
         self._opening = trio.Lock()
         self._being_made: set[disk_header.DiskId] = set()
 
-    def all(self) -> list[disk_header.DiskId]:
+    def list_disks(self) -> list[disk_header.DiskId]:
         """Return the disks of this host, whether opened since the start or not."""
         found = []
         for path in self.folder.glob(f"*{disk_files.STATE_ENDING}"):
@@ -96,7 +96,7 @@ class Disks:
         """Return the disk if it was opened since the start."""
         return self._disks.get(disk_id)
 
-    def exists(self, disk_id: disk_header.DiskId) -> bool:
+    def has_disk(self, disk_id: disk_header.DiskId) -> bool:
         """Say whether there is such a disk."""
         return disk_files.state_path(self.folder, disk_id).exists()
 
@@ -132,7 +132,7 @@ class Disks:
         if self.link is None:
             raise errors.Unusable(f"disk {disk_id}", "this host cannot reach its checkpoint")
         of = checkpoint_client.CheckpointClient(self.link, recovery)
-        manifest = of.opened(restore_files.read_manifest(self.folder, disk_id))
+        manifest = of.open_manifest(restore_files.read_manifest(self.folder, disk_id))
         return checkpoint_reader.CheckpointReader(recovery, manifest, of, clusters)
 
     def name_of(self, disk_id: disk_header.DiskId) -> str:
@@ -142,9 +142,9 @@ class Disks:
 
     def is_shown(self, disk_id: disk_header.DiskId, name: str) -> bool:
         """Say whether there is such a disk, and this is its name."""
-        return self.exists(disk_id) and self.name_of(disk_id) == name
+        return self.has_disk(disk_id) and self.name_of(disk_id) == name
 
-    async def make(
+    async def make_disk(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
     ) -> disk.Disk:
         """Make a disk that begins as ``image``, with zeros behind its end.
@@ -212,7 +212,7 @@ class Disks:
     async def of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:
         """Return the disks that began as an image; those with a damaged state are left out."""
         found = []
-        for disk_id in self.all():
+        for disk_id in self.list_disks():
             try:
                 if (await self.open(disk_id)).header.image_id == image_id:
                     found.append(disk_id)
@@ -220,13 +220,13 @@ class Disks:
                 LOG.warning("disk %s: %s", disk_id, e)
         return found
 
-    def images(self) -> set[ids.ImageId]:
+    def list_base_images(self) -> set[ids.ImageId]:
         """Return the images that disks began as, without opening any; blocks, in any thread.
 
         Disks with a damaged state are left out.
         """
         found = set()
-        for disk_id in self.all():
+        for disk_id in self.list_disks():
             opened = self._disks.get(disk_id)
             with contextlib.suppress(errors.FormatError, OSError):  # who opens it is told
                 header = opened.header if opened else disk_files.header_of(self.folder, disk_id)
@@ -237,9 +237,9 @@ class Disks:
         """Sync now and then what guests do not ask to be synced."""
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
-            await self.sync()
+            await self.sync_writes()
 
-    async def sync(self) -> None:
+    async def sync_writes(self) -> None:
         """Make safe what was written to any disk."""
         for opened in list(self._disks.values()):
             if opened.unsynced_chunks:
@@ -248,12 +248,12 @@ class Disks:
 
     async def aclose(self) -> None:
         """Make safe what was written to any disk; nobody uses one afterwards."""
-        await self.sync()
+        await self.sync_writes()
         if self.link is not None:
             await self.link.aclose()
 
     async def _attach(self, header: disk_header.DiskHeader) -> mirror.Mirror:
-        found = await self._opened.mirror(header.image_id, inodes.guest_of_disk(header.disk_id))
+        found = await self._opened.get_mirror(header.image_id, inodes.guest_of_disk(header.disk_id))
         if found.size_bytes != header.image_bytes:
             raise errors.Unusable(
                 f"disk {header.disk_id}",

@@ -37,21 +37,21 @@ async def flatten(
         (one, chunk_no)
         for one in disks
         for chunk_no in one.chunks_of_image()
-        if image.map.cid(chunk_no) != ids.ZERO_CID
+        if image.map.cid_of(chunk_no) != ids.ZERO_CID
     ]
 
     async def keep(place: _Place, came: exchange.FetchedChunk | None) -> None:
         one, chunk_no = place
         if came is None:  # it was here a moment ago
-            came = await chunks.fetch(image.want(chunk_no), exchange.Priority.FLATTEN)
+            came = await chunks.fetch_chunk(image.chunk_ref_of(chunk_no), exchange.Priority.FLATTEN)
         stream = requests.Stream(requests.Klass.FILL, f"flatten {one.header.disk_id}")
         with disk_io.use_stream(stream):
-            await one.keep(chunk_no, came.data)
+            await one.keep_base_chunk(chunk_no, came.data)
 
     came = await bulk_fetch.fetch_all(
-        ((place, image.want(place[1])) for place in needed),
-        chunks.ahead(exchange.Priority.FLATTEN),
-        lambda want: chunks.has(want.cid),
+        ((place, image.chunk_ref_of(place[1])) for place in needed),
+        chunks.background_fetch(exchange.Priority.FLATTEN),
+        lambda want: chunks.has_chunk(want.cid),
         report,
         total_bytes=sum(image.map.geometry.chunk_length(chunk_no) for _, chunk_no in needed),
         keep=keep,
@@ -60,7 +60,7 @@ async def flatten(
         await one.sync()
     if came.failures:
         raise _unfinished(disks, [(one, e) for (one, _), e in came.failures])
-    return came.tally()
+    return came.byte_totals()
 
 
 def _unfinished(

@@ -30,7 +30,7 @@ class Ask(NamedTuple):
     host: ids.HostId
     attempts: list[transfer.Attempt]
 
-    def chunks(self) -> Iterator[tuple[int, chunk_ref.ChunkRef, transfer.Attempt]]:
+    def iter_chunks(self) -> Iterator[tuple[int, chunk_ref.ChunkRef, transfer.Attempt]]:
         """Yield each chunk: its number, the chunk, and the attempt that it belongs to."""
         for attempt in self.attempts:
             for number, ref in zip(attempt.numbers, attempt.refs, strict=True):
@@ -97,7 +97,7 @@ class Arrived(NamedTuple):
     priority: priority_.Priority
     is_stored: bool = True
 
-    def pick(self, indices: Sequence[int]) -> "Arrived":
+    def select(self, indices: Sequence[int]) -> "Arrived":
         """Return the same of some of the chunks, by index."""
         refs, keys = transfer.pick(self.refs, indices), transfer.pick(self.keys, indices)
         return self._replace(refs=refs, keys=keys, chunks=transfer.pick(self.chunks, indices))
@@ -161,7 +161,7 @@ class GivenRun(NamedTuple):
     wants: Sequence[chunk_ref.ChunkRef]
     priority: priority_.Priority
 
-    def each(self) -> Iterator[Given]:
+    def iter_chunks(self) -> Iterator[Given]:
         """Yield its chunks."""
         for number, want in enumerate(self.wants, self.number):
             yield Given(number, want, None, self.priority)
@@ -196,11 +196,11 @@ class Reply(NamedTuple):
     connection: Hashable
     answers: list[Answer]
 
-    def singly(self) -> list[Given | Refused | Referred]:
+    def split_runs(self) -> list[Given | Refused | Referred]:
         """Return the answers with each chunk of a run by itself."""
         found: list[Given | Refused | Referred] = []
         for answer in self.answers:
-            found += answer.each() if isinstance(answer, GivenRun) else (answer,)
+            found += answer.iter_chunks() if isinstance(answer, GivenRun) else (answer,)
         return found
 
 
@@ -298,40 +298,40 @@ class Out:
         """Have chunks put in the cache."""
         self._stores.append(arrived)
 
-    def reply(self, connection: Hashable, answer: Answer) -> None:
+    def add_reply(self, connection: Hashable, answer: Answer) -> None:
         """Have a request answered."""
         answers = self._replies.get(connection)
         if answers is None:
             answers = self._replies[connection] = []
         answers.append(answer)
 
-    def ask(self, host: ids.HostId, attempt: transfer.Attempt) -> None:
+    def add_ask(self, host: ids.HostId, attempt: transfer.Attempt) -> None:
         """Have a peer asked."""
         attempts = self._asks.get(host)
         if attempts is None:
             attempts = self._asks[host] = []
         attempts.append(attempt)
 
-    def divide(self, attempt: transfer.Attempt, part: transfer.Attempt) -> None:
+    def add_division(self, attempt: transfer.Attempt, part: transfer.Attempt) -> None:
         """Have a peer asked for a part of an attempt, too, if it is to be asked for the other."""
         assert attempt.host is not None
         attempts = self._asks.get(attempt.host, [])
         if attempt in attempts:
             attempts.insert(attempts.index(attempt) + 1, part)
 
-    def watch(self, connection: Hashable) -> None:
+    def add_watch(self, connection: Hashable) -> None:
         """Have it told when what was sent on a connection has arrived."""
         self._watch.append(connection)
 
-    def hurry(self, host: ids.HostId, numbers: Iterable[int]) -> None:
+    def add_hurry(self, host: ids.HostId, numbers: Iterable[int]) -> None:
         """Have a peer told that a guest waits now."""
         self._hurries.setdefault(host, []).extend(numbers)
 
-    def cancel(self, host: ids.HostId, numbers: Iterable[int]) -> None:
+    def add_cancel(self, host: ids.HostId, numbers: Iterable[int]) -> None:
         """Have a peer told that nobody waits any more."""
         self._cancels.setdefault(host, []).extend(numbers)
 
-    def take(self) -> list[Action]:
+    def take_all(self) -> list[Action]:
         """Return all of it: what is to be stored first, then who waits, then who is asked."""
         found: list[Action] = []
         cancels = list(filter(None, map(self._sent, self._cancels))) if self._cancels else ()

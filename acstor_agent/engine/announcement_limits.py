@@ -43,22 +43,22 @@ class AnnouncementLimits:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def take(self, host: ids.HostId, count: int, now: float, lookups: int = 1) -> int:
+    def admit_chunks(self, host: ids.HostId, count: int, now: float, lookups: int = 1) -> int:
         """Return how many of ``count`` chunks that ``host`` tells are to be listened to.
 
         :param lookups: that each of them takes
         """
         may = min(
-            self._chunks.level(host, now),
-            self._lookups.level(host, now) / lookups,
-            self._all_lookups.level(None, now) / lookups,
+            self._chunks.tokens_left(host, now),
+            self._lookups.tokens_left(host, now) / lookups,
+            self._all_lookups.tokens_left(None, now) / lookups,
         )
         heard = min(count, max(0, int(may)))
-        self._chunks.take(host, heard, now)
-        self._lookups.take(host, heard * lookups, now)
-        self._all_lookups.take(None, heard * lookups, now)
+        self._chunks.charge_tokens(host, heard, now)
+        self._lookups.charge_tokens(host, heard * lookups, now)
+        self._all_lookups.charge_tokens(None, heard * lookups, now)
         return heard
 
-    def fine(self, host: ids.HostId, chunks: int, now: float) -> None:
+    def penalize_peer(self, host: ids.HostId, chunks: int, now: float) -> None:
         """Let a peer that told wrong things tell so many fewer."""
-        self._chunks.take(host, chunks, now)
+        self._chunks.charge_tokens(host, chunks, now)

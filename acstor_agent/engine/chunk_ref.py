@@ -71,7 +71,9 @@ def matching(
         pieces.append(view[begin:end])
         begin = end
     if any([ids.is_keyed(ref.cid) for ref in refs]):
-        are_right = [ref.content.matches(piece) for ref, piece in zip(refs, pieces, strict=True)]
+        are_right = [
+            ref.content.matches_data(piece) for ref, piece in zip(refs, pieces, strict=True)
+        ]
     else:
         are_right = [ref.cid == cid for ref, cid in zip(refs, ids.cids_of(pieces), strict=True)]
     return [piece if is_right else None for piece, is_right in zip(pieces, are_right, strict=True)]
@@ -151,7 +153,7 @@ class Request(NamedTuple):
         """The numbers of the chunks."""
         return range(self.number, self.number + self.chunks)
 
-    def places(self) -> Iterator[tuple[int, int]]:
+    def iter_ranges(self) -> Iterator[tuple[int, int]]:
         """Yield offset and length of each chunk."""
         size, end = self.chunk_bytes or self.length, self.offset + self.length
         for offset in range(self.offset, end, size):

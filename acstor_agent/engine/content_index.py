@@ -34,7 +34,7 @@ class Index(abc.ABC):
         """Return the parent that an advertised OID stands for; None if the image has none."""
 
     @abc.abstractmethod
-    def parent(self, chunk_no: int) -> int:
+    def first_same(self, chunk_no: int) -> int:
         """Return the first chunk with the same name; it may be ``chunk_no`` itself.
 
         :raises IndexError: the image has no such chunk
@@ -48,7 +48,7 @@ class ContentIndex(Index):
     """
 
     def __init__(self, image_map: chunk_map.ChunkMap) -> None:
-        self._map, self._heads = image_map, image_map.heads()
+        self._map, self._heads = image_map, image_map.sorted_heads()
 
     def find(self, oid: ids.Oid) -> int | None:
         """Return the parent that a prefix of a CID stands for; None if the image has none."""
@@ -57,16 +57,16 @@ class ContentIndex(Index):
         if at == len(self._heads) or self._heads[at] != head:
             return None  # nearly always, of what others have
         for chunk_no in self._alike(head, at):
-            if ids.oid_of(self._map.cid(chunk_no)) == oid:
+            if ids.oid_of(self._map.cid_of(chunk_no)) == oid:
                 return chunk_no
         return None
 
-    def parent(self, chunk_no: int) -> int:
+    def first_same(self, chunk_no: int) -> int:
         """Return the first chunk with the same content; a chunk of zeros itself."""
-        cid = self._map.cid(chunk_no)
+        cid = self._map.cid_of(chunk_no)
         head = chunk_map.head_of(ids.oid_of(cid))
         for candidate in self._alike(head, bisect.bisect_left(self._heads, head)):
-            if candidate == chunk_no or self._map.cid(candidate) == cid:
+            if candidate == chunk_no or self._map.cid_of(candidate) == cid:
                 return candidate
         return chunk_no
 

@@ -113,10 +113,10 @@ class Engine:
         self._recovery = recovery.Recovery(self.context, self.pending, self.requests)
         self._responses = responses.Responses(self.context, self._read_through, self.pending)
         self._dues: dict[Due, Callable[[Any], None]] = {
-            Due.ATTEMPTS: self._responses.look_at,
+            Due.ATTEMPTS: self._responses.check_timeouts,
             Due.WAITER: self.pending.is_late,
             Due.RETRY: self.pending.retries.is_due,
-            Due.REQUESTS: lambda _: self.requests.look(),
+            Due.REQUESTS: lambda _: self.requests.check_deadlines(),
             Due.PATIENCE: self.requests.out_of_patience,
             Due.SEARCH: lambda _: self.pending.lookups.place_free(),
             Due.NEWS: lambda _: self.context.announcements.flush(self.context.now),
@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def next_s(self) -> float | None:
-        """When :meth:`tick` is due; None if nothing is."""
+        """When :meth:`run_due_timers` is due; None if nothing is."""
         return self.context.timers.next_s
 
     @property
@@ -165,19 +165,19 @@ class Engine:
         attempt = peer.asks.get(number) if peer is not None else None
         return attempt.refs[attempt.numbers.index(number)] if attempt is not None else None
 
-    def mend(self, now: float, why: str) -> Actions:
+    def recover_from_fault(self, now: float, why: str) -> Actions:
         """End what an event that has raised has left half done, and no more; see ``recovery``.
 
         :param why: what to tell those of this host who wait for it
         """
         self.context.now = now
-        self._recovery.mend(why)
+        self._recovery.recover_from_fault(why)
         return self._todo()
 
     # What this host wants
 
     @_event
-    def wanted(
+    def request_chunks(
         self,
         batch: Sequence[chunk_ref.ChunkRef],
         priority: priority.Priority,
@@ -194,10 +194,10 @@ class Engine:
         :param opener: who of those that have an image open; they have turns at the source
         :raises errors.LocalProtocolError: the reason has no lane
         """
-        self.pending.wanted(batch, priority, token, deadline_s, is_patient, opener)
+        self.pending.request_chunks(batch, priority, token, deadline_s, is_patient, opener)
 
     @_event
-    def each_wanted(
+    def request_batches(
         self,
         batches: Iterable[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]],
         priority: priority.Priority,
@@ -208,13 +208,13 @@ class Engine:
         :raises errors.LocalProtocolError: it has none
         """
         for token, wants in batches:
-            self.pending.wanted(wants, priority, token, math.inf, is_patient=False)
+            self.pending.request_chunks(wants, priority, token, math.inf, is_patient=False)
 
     @_event
-    def cancelled(self, *tokens: Hashable) -> None:
+    def cancel_reads(self, *tokens: Hashable) -> None:
         """Who wanted batches does not wait any more."""
         for token in tokens:
-            self.pending.cancelled(token)
+            self.pending.cancel_reads(token)
 
     # What peers answer
 
@@ -223,34 +223,34 @@ class Engine:
         self, host: ids.HostId, chunks: Sequence[tuple[int, transfer_.Bytes]]
     ) -> None:
         """A peer gave contents, by the numbers of attempts; they are what was asked for."""
-        self._responses.gave(host, chunks)
+        self._responses.chunks_received(host, chunks)
 
     @_event
-    def refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
+    def peer_refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
         """A peer does not give contents; INVALID: it gave bytes that are not what was asked for."""
-        self._responses.refused(host, failed)
+        self._responses.peer_refused(host, failed)
 
     @_event
-    def referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
+    def peer_referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
         """A peer names hosts to ask instead."""
-        self._responses.referred(host, number, hosts)
+        self._responses.peer_referred(host, number, hosts)
 
     @_event
-    def alive(self, host: ids.HostId) -> None:
+    def keep_alive_received(self, host: ids.HostId) -> None:
         """A peer says that it works on what it was asked."""
         peer = self.context.peers.get(host)
         if peer is not None:
             peer.heard_s = self.context.now
 
     @_event
-    def lost(self, host: ids.HostId, connection: Hashable = None) -> None:
+    def connection_lost(self, host: ids.HostId, connection: Hashable = None) -> None:
         """A connection to a peer is lost: what was asked on it has no answer.
 
         :param connection: as ``Attempt.connection`` has it; None: one could not be made, so
             nothing of what was sent on none is answered
         """
         attempts = self.context.requests_out.take_lost(host, connection, self.context.now)
-        self._responses.ended([(attempt, Failure.UNREACHABLE) for attempt in attempts])
+        self._responses.judge_peer([(attempt, Failure.UNREACHABLE) for attempt in attempts])
 
     @_event
     def broke_rules(self, host: ids.HostId, why: str) -> None:
@@ -258,14 +258,14 @@ class Engine:
         self._responses.broke_rules(host, why)
 
     @_event
-    def unheard(self, host: ids.HostId) -> None:
+    def announcement_lost(self, host: ids.HostId) -> None:
         """A peer may not have got what it was told: it was not reached, or has gone since."""
-        self.context.announcements.unheard(host, self.context.now)
+        self.context.announcements.announcement_lost(host, self.context.now)
 
     # What the source answers
 
     @_event
-    def source_gave(
+    def source_read_progressed(
         self, number: int, told: Iterable[tuple[int, transfer_.Bytes | Failure]]
     ) -> None:
         """The source tells of chunks of a read, by index: what they are, or why they are not.
@@ -283,13 +283,13 @@ class Engine:
     # The cache
 
     @_event
-    def stored(self, runs: Iterable[actions.Arrived]) -> None:
+    def chunks_stored(self, runs: Iterable[actions.Arrived]) -> None:
         """Contents are in the cache."""
-        context, note = self.context, self.rights.names.note
+        context, note = self.context, self.rights.names.record_names
         for run in runs:
             self._is_kept_no_more(run)
             note(run.refs)
-            context.announcements.have(run.refs, run.giver, context.now)
+            context.announcements.announce_chunks(run.refs, run.giver, context.now)
 
     @_event
     def not_stored(self, runs: Iterable[actions.Arrived]) -> None:
@@ -304,11 +304,11 @@ class Engine:
                 del kept[key]
 
     @_event
-    def gone(self, cids: Iterable[ids.Cid]) -> None:
+    def chunk_evicted(self, cids: Iterable[ids.Cid]) -> None:
         """Contents have left the cache."""
         for cid in cids:
-            for oid in self.rights.names.gone(cid):
-                self.context.announcements.gone(oid, self.context.now)
+            for oid in self.rights.names.drop_names(cid):
+                self.context.announcements.withdraw_chunk(oid, self.context.now)
 
     @_event
     def has_room(self, has_room: bool) -> None:
@@ -322,22 +322,22 @@ class Engine:
         self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
     ) -> None:
         """A peer asks for contents."""
-        self.requests.asked(connection, host, requests)
+        self.requests.take_requests(connection, host, requests)
 
     @_event
     def peer_cancelled(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """A peer does not wait for answers any more."""
-        self.requests.cancelled(connection, numbers)
+        self.requests.cancel_requests(connection, numbers)
 
     @_event
     def peer_left(self, connection: Hashable) -> None:
         """A connection on which a peer asked has ended."""
-        self.requests.left(connection)
+        self.requests.connection_ended(connection)
 
     @_event
     def peer_hurried(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Guests of a peer wait now for what it has asked; what was answered stays so."""
-        self.requests.hurried(connection, numbers)
+        self.requests.raise_priority(connection, numbers)
 
     @_event
     def looked_up(
@@ -354,18 +354,18 @@ class Engine:
         self.requests.could_not_read(connection, number)
 
     @_event
-    def delivered(self, connections: Iterable[Hashable], late_s: float = 0.0) -> None:
+    def answers_delivered(self, connections: Iterable[Hashable], late_s: float = 0.0) -> None:
         """All that was sent on connections has arrived.
 
         :param late_s: how much later than it wanted to the shell has looked
         """
         for connection in connections:
-            self.requests.delivered(connection, late_s)
+            self.requests.answers_delivered(connection, late_s)
 
     # News, tables, time
 
     @_event
-    def heard(
+    def announcement_received(
         self,
         host: ids.HostId,
         here: Sequence[segments.Chunks],
@@ -378,33 +378,33 @@ class Engine:
         :param segment_chunks: the length of its segments
         """
         told = here, gone, evictable, segment_chunks
-        self.context.announcements.heard(host, *told, self.context.now)
+        self.context.announcements.process_announcement(host, *told, self.context.now)
 
     @_event
     def table_changed(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
         """Another v-node table is in force, or the former one counts no more."""
         for transfer in dict.fromkeys(self.context.transfers.values()):
-            self.context.transfers.singles(transfer)  # its chunks may have other owners now
-        self.context.ring.change(table, former)
-        self.context.peers.forget_others(self.context.ring.has, self.context.now)
+            self.context.transfers.split_transfer(transfer)  # its chunks may have other owners now
+        self.context.ring.set_tables(table, former)
+        self.context.peers.forget_others(self.context.ring.is_member, self.context.now)
         self.requests.follow_table()
         self.context.announcements.follow_table(self.context.now)
 
     @_event
-    def tick(self) -> None:
+    def run_due_timers(self) -> None:
         """Time has passed: do what is due."""
-        while (found := self.context.timers.take(self.context.now)) is not None:
+        while (found := self.context.timers.pop_due(self.context.now)) is not None:
             due, what = found
             self._dues[due](what)
 
     def _done(self) -> Actions:
         """Return what the event has brought about."""
-        self.pending.begin_more()
-        self.context.source_reads.start(self.context.now)
+        self.pending.start_queued()
+        self.context.source_reads.start_queued_reads(self.context.now)
         return self._todo()
 
     def _todo(self) -> Actions:
         """Return what is to be done now; ``next_s`` says when there is more."""
         self.context.requests_out.flush(self.context.now)
         self.context.timers.drop_empty()
-        return self.context.out.take()
+        return self.context.out.take_all()

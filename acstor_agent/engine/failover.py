@@ -104,13 +104,13 @@ class Failover:
         self.refused: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
         self._clock, self._warn, self._inform = clock, warn, inform
 
-    def in_order(self, now: float) -> list[SourceState]:
+    def ordered_sources(self, now: float) -> list[SourceState]:
         """Return the sources, those that are down last."""
         return sorted(self.sources, key=lambda source: not source.breaker.may_be_first(now))
 
-    def trouble(self, source: SourceState) -> health_issues.HealthIssue | None:
+    def fault_of(self, source: SourceState) -> health_issues.HealthIssue | None:
         """Return what is wrong with a source; may be called from any thread."""
-        return source.down or source.refusals.trouble(self._clock())
+        return source.down or source.refusals.last_refusal(self._clock())
 
     def note_refused(self, key: Hashable, now: float) -> None:
         """Note that all sources refuse a key."""
@@ -121,7 +121,7 @@ class Failover:
 
     def note_answer(self, source: SourceState, now: float) -> None:
         """Note that a source has answered."""
-        self.hedge.answered(source.breaker.answered(now))
+        self.hedge.record_latency(source.breaker.record_answer(now))
         if source.down is not None:
             source.down = None
             self._inform(f"Source {source.where} answers again")
@@ -129,7 +129,7 @@ class Failover:
     def note_down(self, source: SourceState, why: str, now: float) -> None:
         """Note that a source does not answer."""
         why += source.configured
-        if source.breaker.failed(now):
+        if source.breaker.record_failure(now):
             self._warn(f"Source {source.where} does not answer: {why}")
         since_s = source.down.since_s if source.down else self._clock()
         source.down = health_issues.HealthIssue(why, since_s)
@@ -150,7 +150,7 @@ class Failover:
         self.note_answer(source, now)
         if isinstance(failure, errors.SourceRefused):
             why = failure.why + source.configured
-            if source.refusals.note(image_id, why, self._clock()):
+            if source.refusals.record_refusal(image_id, why, self._clock()):
                 self._warn(f"Source {source.where} refuses {failure.what}: {why}")
 
 
@@ -208,7 +208,7 @@ class SourceRequest:
         self.left = dict.fromkeys(range(count))
         self._is_refused = not ignores_refusals and failover.refused.get(key, 0.0) > now
         self._is_copied = False
-        self._sources = [] if self._is_refused else failover.in_order(now)
+        self._sources = [] if self._is_refused else failover.ordered_sources(now)
         self._under_way: dict[Attempt, None] = {}
         self._hedged: list[SourceState] = []
         self._winner: SourceState | None = None
@@ -219,7 +219,7 @@ class SourceRequest:
         """Say whether there is another source beside the one that is asked first."""
         return len(self._sources) > 1
 
-    def next(self, now: float) -> Attempt | None:
+    def next_attempt(self, now: float) -> Attempt | None:
         """Return an attempt that begins now; None if none does."""
         if not self.left:
             return None
@@ -229,7 +229,7 @@ class SourceRequest:
         return None if self._under_way or self._is_copied else self._ask_copies(now)
 
     def next_s(self, now: float) -> float:
-        """Return when to call :meth:`next` again without an outcome; infinite: never."""
+        """Return when to call :meth:`next_attempt` again without an outcome; infinite: never."""
         if self._sources and self._under_way:
             return max(self._late_s(), now + TICK_S)
         return math.inf
@@ -239,7 +239,7 @@ class SourceRequest:
         """Say that all pieces are here, or that no source is being asked for them."""
         return not self.left or not self._under_way
 
-    def begin(self, attempt: Attempt) -> bool:
+    def begin_attempt(self, attempt: Attempt) -> bool:
         """Begin the next try of an attempt; say whether anything is left to ask for."""
         wanted = attempt.transient or attempt.wanted
         numbers = sorted(self.left if wanted is None else [n for n in wanted if n in self.left])
@@ -247,7 +247,7 @@ class SourceRequest:
         attempt.tries += 1
         return bool(numbers)
 
-    def took(self, attempt: Attempt, answers: Answers, now: float) -> Answers:
+    def record_outcomes(self, attempt: Attempt, answers: Answers, now: float) -> Answers:
         """Take outcomes of pieces, by index in the attempt; return those that are final, by number.
 
         These are the bytes that are new, and failures of the copies, which are asked once.
@@ -265,7 +265,7 @@ class SourceRequest:
             self._note_told(attempt, answers, bool(final), now)
         return final
 
-    def settled(self, attempt: Attempt) -> list[tuple[int, errors.ChunkUnavailable]]:
+    def final_failures(self, attempt: Attempt) -> list[tuple[int, errors.ChunkUnavailable]]:
         """Return the failures that are final when an attempt begins: of what copies do not give."""
         if attempt.source is not self._failover.copies or attempt.wanted is None:
             return []
@@ -275,7 +275,7 @@ class SourceRequest:
             del self.left[number]
         return final
 
-    def ended(self, attempt: Attempt, now: float) -> float | None:
+    def attempt_ended(self, attempt: Attempt, now: float) -> float | None:
         """Note that a try is over; return the pause before the next one; None: it was the last."""
         for at in attempt.untold:
             what, where = self._what(attempt.numbers[at]), attempt.source.where
@@ -291,22 +291,22 @@ class SourceRequest:
             self._judge(attempt, now)
         return None
 
-    def leave(self, attempt: Attempt) -> None:
+    def end_attempt(self, attempt: Attempt) -> None:
         """Note that an attempt is over, for whatever reason."""
         if attempt in self._under_way:
             del self._under_way[attempt]
-            attempt.source.breaker.left()
+            attempt.source.breaker.end_wait()
 
     def close(self) -> None:
         """End the request, with what is under way for it."""
         for attempt in list(self._under_way):
-            self.leave(attempt)
+            self.end_attempt(attempt)
         for source in self._hedged:
             source.is_hedged = False
         if not (self.left or self._is_refused or self._is_copied):
             self._failover.refused.pop(self._key, None)
 
-    def failures(self) -> list[tuple[int, errors.ChunkUnavailable]]:
+    def list_failures(self) -> list[tuple[int, errors.ChunkUnavailable]]:
         """Return why no source gave what is left."""
         return [(number, self._failure(number)) for number in self.left]
 
@@ -316,7 +316,7 @@ class SourceRequest:
     def _add(self, source: SourceState, wanted: Collection[int] | None, now: float) -> Attempt:
         attempt = Attempt(source, wanted, now)
         self._under_way[attempt] = None
-        source.breaker.asked(now)
+        source.breaker.begin_wait(now)
         return attempt
 
     def _ask_copies(self, now: float) -> Attempt | None:
@@ -333,7 +333,9 @@ class SourceRequest:
 
     def _refused(self) -> list[int]:
         """Return the numbers of the pieces that sources refuse, and that none may yet give."""
-        return [n for n, failure in self.failures() if isinstance(failure, errors.ChunkRefused)]
+        return [
+            n for n, failure in self.list_failures() if isinstance(failure, errors.ChunkRefused)
+        ]
 
     def _failed(self, attempt: Attempt, number: int, failure: errors.ChunkUnavailable) -> None:
         if is_transient(failure):
@@ -362,7 +364,7 @@ class SourceRequest:
         if failures:
             self._failover.note_failure(attempt.source, self._image_id, failures[0], now)
             return
-        attempt.source.refusals.given(self._image_id)
+        attempt.source.refusals.clear_refusal(self._image_id)
         if self._winner is not attempt.source:
             self._failover.note_answer(attempt.source, now)
 

@@ -54,7 +54,7 @@ class FairQueue(Generic[T]):
                 for some in queue.values():
                     yield from some
 
-    def put(
+    def put_item(
         self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> int:
         """Let something wait for its turn, if it does not yet; return how much does, with it.
@@ -91,14 +91,14 @@ class FairQueue(Generic[T]):
                 del line[who]
         return True
 
-    def holds(
+    def is_queued(
         self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> bool:
         """Say whether something waits."""
         queue = self._lines[priority].get(who)
         return queue is not None and what in queue.get(sharer, ())
 
-    def take(self, is_urgent: bool = False, without: Hashable = None) -> T | None:
+    def take_next(self, is_urgent: bool = False, without: Hashable = None) -> T | None:
         """Return what is next, if anything is.
 
         :param is_urgent: only the most urgent reason has a turn

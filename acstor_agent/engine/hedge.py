@@ -60,7 +60,7 @@ class HedgeBudget:
         usual_s = self._sorted_s[int(SHARE_OF_ANSWERS * (len(self._sorted_s) - 1))]
         return min(max(self._shortest_s, TIMES * usual_s), self._longest_s)
 
-    def answered(self, seconds: float) -> None:
+    def record_latency(self, seconds: float) -> None:
         """Note that a place took ``seconds`` to give a chunk."""
         self._budget = min(BUDGET_MOST, self._budget + BUDGET_SHARE)
         self._latest_s.append(seconds)

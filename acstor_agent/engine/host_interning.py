@@ -35,12 +35,12 @@ class HostInterning:
     def __contains__(self, key: bytes) -> bool:
         return key in self._hosts
 
-    def of(self, host: ids.HostId) -> bytes:
+    def key_of(self, host: ids.HostId) -> bytes:
         """Return the key of a host; one who has none gets one."""
         key = self._keys.get(host)
         if key is None:
             if len(self._keys) >= HOSTS:
-                self.forget(next(iter(self._keys)))
+                self.forget_host(next(iter(self._keys)))
             while key is None or key in self._hosts:
                 self._last = (self._last + 1) % (1 << 8 * KEY_BYTES)
                 key = self._last.to_bytes(KEY_BYTES, "big")
@@ -51,15 +51,15 @@ class HostInterning:
         """Return the key of a host, if it has one."""
         return self._keys.get(host)
 
-    def host(self, key: bytes) -> ids.HostId | None:
+    def host_of(self, key: bytes) -> ids.HostId | None:
         """Return whose key it is; None: of nobody any more."""
         return self._hosts.get(key)
 
-    def known(self) -> list[ids.HostId]:
+    def list_hosts(self) -> list[ids.HostId]:
         """Return all hosts that have a key."""
         return list(self._keys)
 
-    def forget(self, host: ids.HostId) -> None:
+    def forget_host(self, host: ids.HostId) -> None:
         """Forget what a host has: it is dead, in backoff, or not to be asked any more."""
         key = self._keys.pop(host, None)
         if key is not None:

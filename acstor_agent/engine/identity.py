@@ -27,17 +27,17 @@ class Identity(abc.ABC):
     is_by_place: ClassVar[bool] = False
 
     @abc.abstractmethod
-    def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
+    def oid_of(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
         """Return the name of a chunk."""
 
-    def oids(
+    def oids_of(
         self, image_id: ids.ImageId, offsets: Iterable[int], cids: Iterable[ids.Cid]
     ) -> list[ids.Oid]:
         """Return the names of chunks of an image."""
-        return [self.oid(image_id, *chunk) for chunk in zip(offsets, cids, strict=True)]
+        return [self.oid_of(image_id, *chunk) for chunk in zip(offsets, cids, strict=True)]
 
     @abc.abstractmethod
-    def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
+    def record_names(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Note that chunks have come here under their names."""
 
     @abc.abstractmethod
@@ -49,7 +49,7 @@ class Identity(abc.ABC):
         return all([self.may_give(ref.cid, ref.oid) for ref in refs])
 
     @abc.abstractmethod
-    def found(self, cids: Iterable[ids.Cid]) -> None:
+    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
         """Note what was in the cache at the start: nobody knows by which names it had come."""
 
     @abc.abstractmethod
@@ -57,32 +57,32 @@ class Identity(abc.ABC):
         """Say whether a chunk of the cache may have come under any name, before the start."""
 
     @abc.abstractmethod
-    def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def names_of(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Return the names of a chunk of the cache."""
 
     @abc.abstractmethod
-    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def drop_names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Note that a chunk has left the cache; return the names that it had."""
 
     @abc.abstractmethod
-    def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
+    def make_index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
         """Return what finds the chunks of an image by their names."""
 
 
 class ByContent(Identity):
     """Chunks with the same bytes are one."""
 
-    def oid(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
+    def oid_of(self, image_id: ids.ImageId, offset: int, cid: ids.Cid) -> ids.Oid:
         """Return the first 8 bytes of the CID."""
         return ids.oid_of(cid)
 
-    def oids(
+    def oids_of(
         self, image_id: ids.ImageId, offsets: Iterable[int], cids: Iterable[ids.Cid]
     ) -> list[ids.Oid]:
         """Return the first 8 bytes of each CID."""
         return ids.oids_of(cids)
 
-    def note(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
+    def record_names(self, refs: Iterable[chunk_ref.ChunkRef]) -> None:
         """Do nothing: the name follows from the CID."""
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
@@ -93,21 +93,21 @@ class ByContent(Identity):
         """Say yes, as of each."""
         return True
 
-    def found(self, cids: Iterable[ids.Cid]) -> None:
+    def restore_names(self, cids: Iterable[ids.Cid]) -> None:
         """Do nothing: the name follows from the CID."""
 
     def is_of_before(self, cid: ids.Cid) -> bool:
         """Say no: all names are known."""
         return False
 
-    def names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def names_of(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Return the one name."""
         return (ids.oid_of(cid),)
 
-    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def drop_names(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Return the one name."""
-        return self.names(cid)
+        return self.names_of(cid)
 
-    def index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
+    def make_index(self, image_map: chunk_map.ChunkMap) -> content_index.Index:
         """Return the index of its contents."""
         return content_index.ContentIndex(image_map)

@@ -139,7 +139,7 @@ class PeerStates:
     def __len__(self) -> int:
         return len(self._peers)
 
-    def of(self, host: ids.HostId) -> Peer:
+    def get_or_create(self, host: ids.HostId) -> Peer:
         """Return what is known of a host."""
         peer = self._peers.get(host)
         if peer is None:
@@ -150,7 +150,7 @@ class PeerStates:
         """Return what is known of a host, if anything is."""
         return self._peers.get(host)
 
-    def all(self) -> list[Peer]:
+    def list_peers(self) -> list[Peer]:
         """Return all of whom something is known."""
         return list(self._peers.values())
 
@@ -169,7 +169,7 @@ class PeerStates:
             if peer.asks.keys().isdisjoint(numbers):
                 return tuple(numbers)
 
-    def pending(self, host: ids.HostId) -> int:
+    def pending_attempts(self, host: ids.HostId) -> int:
         """Return how many attempts a host has not answered."""
         peer = self._peers.get(host)
         return len(peer.asks) if peer else 0
@@ -197,7 +197,7 @@ class PeerStates:
         peer.trial_s = now + TRIAL_S
         return True
 
-    def is_alone(self, host: ids.HostId, now: float) -> bool:
+    def is_in_backoff(self, host: ids.HostId, now: float) -> bool:
         """Say whether a host is in backoff."""
         return host in self._alone and now < self._peers[host].until_s
 
@@ -214,15 +214,15 @@ class PeerStates:
         left = {host: peer.until_s - now for host, peer in peers if peer is not None}
         return {host: left_s for host, left_s in left.items() if left_s > 0}
 
-    def failed(self, host: ids.HostId, failure: failure.Failure, now: float) -> float:
+    def record_failure(self, host: ids.HostId, failure: failure.Failure, now: float) -> float:
         """Note a failure; return for how long the host is left alone from now on, if it is new.
 
         An honest no is none: whoever says it lives.
         """
         if failure in _NO_FAULT:
-            self.succeeded(host, now)
+            self.record_success(host, now)
             return 0.0
-        peer, is_lie = self.of(host), failure in _LIES
+        peer, is_lie = self.get_or_create(host), failure in _LIES
         self.invalid_chunks += is_lie
         is_alone = now < peer.until_s
         if is_alone and (peer.is_liar or not is_lie):
@@ -239,7 +239,7 @@ class PeerStates:
         self.backoffs += 1
         return 0.0 if is_alone else length_s
 
-    def succeeded(self, host: ids.HostId, now: float) -> None:
+    def record_success(self, host: ids.HostId, now: float) -> None:
         """Note that a host gave right bytes, or an honest no: it is as good as new.
 
         In a backoff it is the answer to a request from before, which proves nothing.
@@ -261,26 +261,28 @@ class PeerStates:
         """After which silence an answer may be late, of whatever kind."""
         return min(self._late_s)
 
-    def gave(self, host: ids.HostId, attempts: Sequence[transfer.Attempt], now: float) -> float:
+    def record_chunks(
+        self, host: ids.HostId, attempts: Sequence[transfer.Attempt], now: float
+    ) -> float:
         """Note what a peer gave in one event; return what it took if that was far too long.
 
         What no guest waited for may be late on purpose, and says nothing of a slow peer.
         """
-        self.answered(sum([len(attempt.refs) for attempt in attempts]))
-        peer = self.of(host)
+        self.record_answers(sum([len(attempt.refs) for attempt in attempts]))
+        peer = self.get_or_create(host)
         since_s, peer.gave_s = peer.gave_s, now
         guests = [a for a in attempts if a.priority is priority.Priority.GUEST]
         some = guests or attempts
         oldest = some[0] if len(some) == 1 else min(some, key=_sent_s)
         kind, took_s = kind_of(oldest), now - max(_sent_s(oldest), since_s)
         if guests:
-            self.took(kind, host, took_s)
+            self.record_latency(kind, host, took_s)
         if not self._is_slow(kind, host, took_s if guests else LATEST_S):
-            self.succeeded(host, now)
+            self.record_success(host, now)
             return 0.0
         return took_s if guests else 0.0
 
-    def took(self, kind: int, host: ids.HostId | None, took_s: float) -> None:
+    def record_latency(self, kind: int, host: ids.HostId | None, took_s: float) -> None:
         """Note how long a place was silent, or at least."""
         usual_s = self._usual_s[kind]
         before_s = usual_s.pop(host, took_s)
@@ -303,7 +305,7 @@ class PeerStates:
 
     # Hedges
 
-    def answered(self, chunks: int) -> None:
+    def record_answers(self, chunks: int) -> None:
         """Note that chunks came: a few more may be fetched twice."""
         self._hedges_left = min(self._hedges_most, self._hedges_left + HEDGES_A_CHUNK * chunks)
 

@@ -28,19 +28,19 @@ class Recovery:
     ) -> None:
         self._context, self._pending, self._requests = context, pending, requests
 
-    def mend(self, why: str) -> None:
+    def recover_from_fault(self, why: str) -> None:
         """End what is half done.
 
         :param why: what to tell those of this host who wait for it
         """
         context = self._context
         context.kept.clear()  # whether they will be stored nobody knows
-        context.source_reads.mend()
+        context.source_reads.recount_reads()
         for transfer in dict.fromkeys(context.transfers.values()):
-            transfer.askers = {a: None for a in transfer.askers if self._requests.holds(a)}
-        self._pending.mend(self._is_whole, why)
-        context.requests_out.mend(self._is_awaited, context.now)
-        self._requests.mend()
+            transfer.askers = {a: None for a in transfer.askers if self._requests.is_waiting(a)}
+        self._pending.recover_from_fault(self._is_whole, why)
+        context.requests_out.recount_credits(self._is_awaited, context.now)
+        self._requests.recover_from_fault()
         for transfer in dict.fromkeys(context.transfers.values()):
             context.transfers.drop_if_done(transfer)
 
@@ -52,7 +52,7 @@ class Recovery:
             return False
         if not all(map(self._is_under_way, attempts if relay is None else (*attempts, relay))):
             return False
-        if read is not None and not self._context.source_reads.holds(read):
+        if read is not None and not self._context.source_reads.is_active(read):
             return False
         is_read_through = read is not None or relay is not None
         if transfer.askers and not (is_read_through or transfer.is_travelling):
@@ -63,10 +63,10 @@ class Recovery:
         """Say whether who of this host waits for a transfer will be told what becomes of it."""
         pending = self._pending
         if transfer.retry is not None:
-            return pending.retries.holds(transfer.retry)
+            return pending.retries.is_waiting(transfer.retry)
         if transfer.search is not None:
-            return pending.lookups.holds(transfer.search)
-        return transfer.is_travelling or pending.prefetch_limits.holds(transfer)
+            return pending.lookups.is_active(transfer.search)
+        return transfer.is_travelling or pending.prefetch_limits.is_queued(transfer)
 
     def _is_under_way(self, attempt: Attempt) -> bool:
         """Say whether something will be told of an attempt."""

@@ -30,9 +30,9 @@ class RingView:
         self, here: ids.HostId, table: hash_ring.Ring, former: hash_ring.Ring | None = None
     ) -> None:
         self.here = here
-        self.change(table, former)
+        self.set_tables(table, former)
 
-    def change(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
+    def set_tables(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
         """Put tables in force.
 
         :param former: the one before, while its hosts are worth asking
@@ -51,23 +51,23 @@ class RingView:
         self._rings = tuple({id(ring): ring for ring in rings if ring is not None}.values())
         self._alike: dict[Hashable, Owners] = {}
 
-    def has(self, host: ids.HostId) -> bool:
+    def is_member(self, host: ids.HostId) -> bool:
         """Say whether a host is on one of them."""
         return host in self.table or (self.former is not None and host in self.former)
 
-    def others(self) -> list[ids.HostId]:
+    def other_hosts(self) -> list[ids.HostId]:
         """Return all other hosts of the one in force."""
         hosts = (ids.HostId(host.host) for host in self.table.hosts)
         return [host for host in hosts if host != self.here]
 
-    def knows(self, host: ids.HostId) -> bool:
+    def is_reachable(self, host: ids.HostId) -> bool:
         """Say whether a host can be asked: one that left the ring may be until it fails once."""
         if host in self.table:
             return True
         former = self.former
         return former is not None and host in former and host not in self._given_up
 
-    def give_up(self, host: ids.HostId) -> None:
+    def drop_departed_host(self, host: ids.HostId) -> None:
         """Note that a host failed; if it has left the ring, it is not asked any more."""
         self._given_up.add(host)
 
@@ -82,16 +82,16 @@ class RingView:
             return Mode.HOME
         return Mode.NEW_HOME
 
-    def owners(self, oid: ids.Oid, limit: int) -> tuple[ids.HostId, ...]:
+    def owners_of(self, oid: ids.Oid, limit: int) -> tuple[ids.HostId, ...]:
         """Return the owners, those of this host's group first."""
         return placement.owners(self.table, self.here, oid, limit)
 
     def all_owners(self, oid: ids.Oid) -> Owners:
         """Return all owners that the places of a chunk depend on: by each table, near and far."""
         arcs = (
-            self._rings[0].arc(oid)
+            self._rings[0].arc_at(oid)
             if len(self._rings) == 1
-            else tuple([ring.arc(oid) for ring in self._rings])
+            else tuple([ring.arc_at(oid) for ring in self._rings])
         )
         found = self._alike.get(arcs)
         if found is None:
@@ -102,7 +102,7 @@ class RingView:
 
     def _owners_by_table(self, oid: ids.Oid) -> Iterator[tuple[ids.HostId, ...]]:
         limit = placement.OWNERS_ASKED
-        yield self.owners(oid, limit)
+        yield self.owners_of(oid, limit)
         if (outer := placement.outer_home(self.table, self.here, oid)) is not None:
             yield (outer,)
         if self._former_homes is not None:
@@ -124,7 +124,7 @@ class RingView:
                 self._givers[host] = is_giver
         return is_giver
 
-    def upstreams(
+    def upstreams_of(
         self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return whom this host asks, acting as the home, before the source."""

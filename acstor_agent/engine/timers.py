@@ -49,7 +49,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def put(self, at_s: float, due: Due, what: Any) -> None:
-        """Let :meth:`take` give something out when it is time; what is put first comes first."""
+        """Let :meth:`pop_due` give something out when it is time; what is put first comes first."""
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, due, what))
 
@@ -59,11 +59,11 @@ class Timers:
         while heap and heap[0][2] is Due.ATTEMPTS and not heap[0][3]:
             heapq.heappop(heap)
 
-    def count(self, due: Due) -> int:
+    def count_entries(self, due: Due) -> int:
         """Return how many entries are for one thing; looks at all of them."""
         return sum(entry[2] is due for entry in self._heap)
 
-    def take(self, now: float) -> tuple[Due, Any] | None:
+    def pop_due(self, now: float) -> tuple[Due, Any] | None:
         """Return one thing that is due, the oldest; None if nothing is."""
         if not self._heap or self._heap[0][0] > now:
             return None

@@ -149,12 +149,12 @@ class Attempt:
         part.priority, part.sent_s = self.priority, self.sent_s
         part.connection, part.is_late, part.is_over = self.connection, self.is_late, self.is_over
         if not self.is_over:
-            part.watch(self.batch)
+            part.watch_with(self.batch)
         self.numbers, self.refs = pick(self.numbers, rest), pick(self.refs, rest)
         self.length = _bytes_of(self.refs)
         return part
 
-    def watch(self, batch: dict["Attempt", None]) -> None:
+    def watch_with(self, batch: dict["Attempt", None]) -> None:
         """Have it looked at with others, and with no others any more."""
         self.batch.pop(self, None)
         batch[self] = None
@@ -164,7 +164,7 @@ class Attempt:
         """Say whether a failure is none: who merely has something may be too busy to give it."""
         return failure is failure_.Failure.BUSY and not self.mode.reads_source
 
-    def end(self) -> None:
+    def end_attempt(self) -> None:
         """Note that it is over; nothing remembers it until its time would have been over."""
         self.is_over = True
         self.batch.pop(self, None)
@@ -288,12 +288,12 @@ class Transfer:
         """Say whether anybody waits for it."""
         return bool(self.waiters or self.askers)
 
-    def failed(self, failure: failure_.Failure) -> None:
+    def record_failure(self, failure: failure_.Failure) -> None:
         """Remember what leaves most hope."""
         if self.hope is None or failure < self.hope:
             self.hope = failure
 
-    def join(self, refs: Refs) -> None:
+    def add_reference(self, refs: Refs) -> None:
         """Note in which image it is wanted: one may have it, or be given it, and another not."""
         image_id = refs[0].image_id
         if all([name[0].image_id != image_id for name in self.names]):
@@ -304,7 +304,7 @@ class Transfer:
         at = next((n for n, name in enumerate(self.names) if name[0].image_id == image_id), -1)
         return self.names[at + 1] if at + 1 < len(self.names) else None
 
-    def left(self, entries: int = 1) -> None:
+    def remove_waiters(self, entries: int = 1) -> None:
         """Note that waiters wait no more; names in which nobody waits go with them."""
         self.gone += entries
         if 2 * self.gone < len(self.waiters):

@@ -97,18 +97,18 @@ class UploadScheduler:
         receiver = asker.link.receiver
         if receiver.undelivered < UNDELIVERED_BYTES:
             receiver.undelivered += _cost(asker.want)
-            self._turns.put(asker.priority, asker.host, asker)
+            self._turns.put_item(asker.priority, asker.host, asker)
         else:
             asker.data = None
-            self._parked.put(asker.priority, asker.host, asker)
+            self._parked.put_item(asker.priority, asker.host, asker)
 
-    def take(self) -> PendingRequest | None:
+    def take_next_host(self) -> PendingRequest | None:
         """Return whose turn it is now; he is sent to or not, then :meth:`unpark` must follow."""
         if self.used >= self.places.count or not self._turns.length:
             return None
         full = self._full
         without = full.host if full is not None and self._is_full(full) else None
-        asker = self._turns.take(without=without)
+        asker = self._turns.take_next(without=without)
         if asker is not None:
             asker.link.receiver.undelivered -= _cost(asker.want)
         return asker
@@ -130,7 +130,9 @@ class UploadScheduler:
                 return
             self._put(asker)
 
-    def sent(self, link: RequesterLink, wants: Sequence[chunk_ref.ChunkRef], now: float) -> None:
+    def chunks_sent(
+        self, link: RequesterLink, wants: Sequence[chunk_ref.ChunkRef], now: float
+    ) -> None:
         """Note that chunks are on their way on a connection."""
         cost = _cost_of(wants)
         link.undelivered += cost
@@ -148,15 +150,15 @@ class UploadScheduler:
                 self._unwatched.pop(link, None)
                 self._watch(link, now)
 
-    def delivered(self, link: RequesterLink, now: float, late_s: float) -> None:
+    def answers_delivered(self, link: RequesterLink, now: float, late_s: float) -> None:
         """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
         if link.watched_s is not None:
             together = max(1.0, link.places / TOGETHER)
             self._took((now - late_s - link.watched_s) / together, now)
-        self.forget(link, now)
+        self.forget_connection(link, now)
 
     def _took(self, took_s: float, now: float) -> None:
-        self.places.arrived(took_s)
+        self.places.answer_delivered(took_s)
         if took_s > upload_slots.LATE_S:
             self._queue_s = now
 
@@ -164,7 +166,7 @@ class UploadScheduler:
         """Say whether an answer has met a queue of late."""
         return now - self._queue_s < OF_LATE_S
 
-    def forget(self, link: RequesterLink, now: float) -> None:
+    def forget_connection(self, link: RequesterLink, now: float) -> None:
         """Note that nothing is on its way any more on a connection: it may have ended."""
         self._unwatched.pop(link, None)
         self._watched -= link.watched_s is not None
@@ -176,7 +178,7 @@ class UploadScheduler:
         self.unpark(link.receiver)
         self._watch_another(now)
 
-    def mend(self, links: Collection[RequesterLink], now: float) -> None:
+    def recount_uploads(self, links: Collection[RequesterLink], now: float) -> None:
         """Count anew what is on its way, and whose turn it is, on the connections that there are.
 
         A fault of this program has left it so.
@@ -199,12 +201,12 @@ class UploadScheduler:
                 self._watch(link, now)
         self._watch_another(now)
 
-    def holds(self, asker: PendingRequest) -> bool:
+    def is_waiting(self, asker: PendingRequest) -> bool:
         """Say whether an answer waits for its turn."""
         what = asker.priority, asker.host, asker
-        return self._turns.holds(*what) or self._parked.holds(*what)
+        return self._turns.is_queued(*what) or self._parked.is_queued(*what)
 
-    def out_of_patience(self, link: RequesterLink, now: float) -> None:
+    def reclaim_places(self, link: RequesterLink, now: float) -> None:
         """Take the places of a connection if it has kept them too long."""
         link.is_due = False
         if link.watched_s is None or link.is_slow:
@@ -223,7 +225,7 @@ class UploadScheduler:
             self._watch(self._unwatched.popitem(last=False)[0], now)
 
     def _watch(self, link: RequesterLink, now: float) -> None:
-        self._out.watch(link.connection)
+        self._out.add_watch(link.connection)
         if not link.is_due:
             self._look_later(link, now)
         link.watched_s = now

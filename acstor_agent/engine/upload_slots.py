@@ -43,7 +43,7 @@ class UploadSlots:
         if age_s > LATE_S:
             self.count, self._quick_ones = FEW, 0
 
-    def arrived(self, took_s: float) -> None:
+    def answer_delivered(self, took_s: float) -> None:
         """Note that an answer is no longer under way, and how long it was, in seconds."""
         self.under_way(took_s)
         self._quick_ones = self._quick_ones + 1 if took_s < QUICK_S else 0

@@ -59,7 +59,7 @@ class BackgroundFetch(Generic[T]):
         """Return how many have not come, or have not been told of."""
         return self._left_chunks + len(self._came)
 
-    def ask(self, things: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
+    def request_chunks(self, things: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
         """Have chunks brought that are not here, for things of the caller's own."""
         self._ask([_Run(self, *run) for run in _runs(things, self._run_chunks)])
 
@@ -71,18 +71,18 @@ class BackgroundFetch(Generic[T]):
             for run in runs:
                 self._take(run, actions.Complete(run, [], read_request.Failure.UNREACHABLE, why))
 
-    def left(self) -> list[T]:
+    def missing_items(self) -> list[T]:
         """Return the things whose chunks have not come."""
         return [thing for run in self._left for thing in run.things]
 
-    def wake(self) -> None:
+    def wake_waiter(self) -> None:
         """Let who waits for what comes go on, with nothing."""
         self._more.set()
 
-    async def came(self) -> list[tuple[T, Outcome]]:
+    async def wait_for_arrivals(self) -> list[tuple[T, Outcome]]:
         """Return which have come since, or why they do not; wait until there is one.
 
-        :returns: nothing if :meth:`wake` was called
+        :returns: nothing if :meth:`wake_waiter` was called
         """
         if self._came:
             await trio.lowlevel.cancel_shielded_checkpoint()  # what has come is told
@@ -92,7 +92,7 @@ class BackgroundFetch(Generic[T]):
         came, self._came = self._came, []
         return came
 
-    def complete(self, run: "_Run[T]", answer: actions.Complete) -> None:
+    def chunks_completed(self, run: "_Run[T]", answer: actions.Complete) -> None:
         """Take an answer, the first one; ask again for what has failed with others."""
         if run not in self._left:
             return
@@ -160,7 +160,7 @@ class _Run(Generic[T]):
 
     def complete(self, answer: actions.Complete) -> None:
         """Take the answer."""
-        self._ahead.complete(self, answer)
+        self._ahead.chunks_completed(self, answer)
 
     @property
     def what(self) -> str:

@@ -60,9 +60,9 @@ class CacheWriter:
             for some, is_kept in (stored, True), (refused, False):
                 at = [index for index, this in enumerate(are_kept) if this is is_kept]
                 if at:
-                    some.append(run if len(at) == len(are_kept) else run.pick(at))
+                    some.append(run if len(at) == len(are_kept) else run.select(at))
         if stored:
-            self._feed(self._core.stored, stored)
+            self._feed(self._core.chunks_stored, stored)
         if refused:
             self._feed(self._core.not_stored, refused)
         if not self._is_full and not self._cache.has_room:
@@ -81,7 +81,7 @@ class CacheWriter:
         try:
             stored = self._cache.store_all(chunks, _KEEP[run.is_kept])
         except Exception as error:  # as if there were no room: they are given to who waits for them
-            self._faults.note("storing chunks", error)
+            self._faults.record_fault("storing chunks", error)
             return [cid in self._cache for cid in cids]
         if len(stored) == len(cids):
             return stored

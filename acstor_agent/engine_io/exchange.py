@@ -128,16 +128,16 @@ class Exchange:
         self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
         self._told = log_limit.LogLimit(TELLS_EVERY_S)
         self._source_reader = source_reader.SourceReader(
-            self.feed, core, source, nursery, self.counters, self.faults
+            self.handle_event, core, source, nursery, self.counters, self.faults
         )
         self._cache_writer = cache_writer.CacheWriter(
-            self.feed, core, cache, nursery, self.counters, self.faults
+            self.handle_event, core, cache, nursery, self.counters, self.faults
         )
         self._peer_client = peer_client.PeerClient(
-            here, self.feed, core, net, may_refer, moved, self.counters
+            here, self.handle_event, core, net, may_refer, moved, self.counters
         )
         self.giving = peer_server.PeerServer(
-            self.feed, core, cache, nursery, learn, moved, self.counters, self.faults
+            self.handle_event, core, cache, nursery, learn, moved, self.counters, self.faults
         )
         self._doing: dict[type, Callable[[Any], None]] = {
             actions.Complete: self._complete,
@@ -152,7 +152,7 @@ class Exchange:
 
     # Events
 
-    def feed(self, event: Event, *what: Any) -> str:
+    def handle_event(self, event: Event, *what: Any) -> str:
         """Let the core know of an event, and carry out all that it says before the next one.
 
         :return: why the core has failed at it, which is a fault of its own and has been noted;
@@ -183,13 +183,13 @@ class Exchange:
         try:
             found = event(self.clock(), *what)
         except Exception as error:  # what it was about ends, and no more
-            why = self.faults.note(f"the exchange, told {event.__name__}", error)
-            found = self.core.mend(self.clock(), why)
+            why = self.faults.record_fault(f"the exchange, told {event.__name__}", error)
+            found = self.core.recover_from_fault(self.clock(), why)
         for action in found:
             try:
                 self._doing[type(action)](action)
             except Exception as error:  # the others are carried out all the same
-                self.faults.note(f"the exchange's {type(action).__name__}", error)
+                self.faults.record_fault(f"the exchange's {type(action).__name__}", error)
         return why
 
     async def run(self) -> None:
@@ -202,17 +202,17 @@ class Exchange:
                 await trio.sleep_forever()
             stood_still = self.clock() > self._due_s + STOOD_STILL_S
             await trio.sleep(HEAR_S if stood_still else 0)  # what has come is heard first
-            if why := self.feed(self.core.tick):
+            if why := self.handle_event(self.core.run_due_timers):
                 raise errors.LocalProtocolError(f"the exchange's timer failed: {why}")
 
     # Who wants something
 
-    def want(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
+    def chunk_ref_of(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk of an image."""
-        first, refs = self.segment(image_map, chunk_no)
+        first, refs = self.segment_of(image_map, chunk_no)
         return refs[chunk_no - first]
 
-    def segment(
+    def segment_of(
         self, image_map: chunk_map.ChunkMap, chunk_no: int
     ) -> tuple[int, list[chunk_ref.ChunkRef]]:
         """Return the first chunk of a chunk's segment, and what to ask for to have its chunks."""
@@ -220,7 +220,7 @@ class Exchange:
         number = chunk_no // length
         return number * length, self._segment(image_map, number)
 
-    def wants(
+    def chunk_refs_of(
         self, image_map: chunk_map.ChunkMap, numbers: Sequence[int]
     ) -> list[chunk_ref.ChunkRef]:
         """Return what to ask for to have chunks of an image, which are in their order."""
@@ -254,8 +254,8 @@ class Exchange:
         """Return what to ask for to have the chunks of whole segments."""
         cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
         size, end, length = cut.chunk_bytes, cut.size_bytes, self._segment_chunks
-        cids, places = image_map.cids(first, stop), range(first * size, stop * size, size)
-        oids = self._names.oids(image_id, places, cids)
+        cids, places = image_map.cids_between(first, stop), range(first * size, stop * size, size)
+        oids = self._names.oids_of(image_id, places, cids)
         segment_of: Iterable[tuple[ids.Oid | None, int]] = itertools.repeat((None, 1))
         if length > 1:
             segment_of = segments.names_and_bits(cids, oids, length)
@@ -280,7 +280,7 @@ class Exchange:
 
         :param keys: of the image's chunk map
         """
-        oid = self._names.oid(image_id, offset, cid)
+        oid = self._names.oid_of(image_id, offset, cid)
         return chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys)
 
     def is_home_of(self, want: chunk_ref.ChunkRef) -> bool:
@@ -291,18 +291,18 @@ class Exchange:
         """Return the home of a chunk, as this host sees the v-node table."""
         return self.core.context.ring.home(want.place)
 
-    def given(self, want: chunk_ref.ChunkRef) -> int:
+    def holders_bitmap(self, want: chunk_ref.ChunkRef) -> int:
         """Return the bitmap of the chunks of a segment that others than its home can be asked for.
 
         :param want: a chunk of the segment
         """
-        return self.core.context.given(want)
+        return self.core.context.holders_bitmap(want)
 
-    def has(self, cid: ids.Cid) -> bool:
+    def has_chunk(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is here already."""
         return cid in self._cache
 
-    def wish(
+    def request_chunks(
         self,
         wants: Sequence[chunk_ref.ChunkRef],
         priority: Priority = Priority.GUEST,
@@ -320,42 +320,44 @@ class Exchange:
         """
         wish = read_request.ReadRequest(wants, deadline_s, told, self._give_up)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
-        if why := self.feed(self.core.wanted, wants, priority, wish, until_s, is_patient, guest):
+        if why := self.handle_event(
+            self.core.request_chunks, wants, priority, wish, until_s, is_patient, guest
+        ):
             self._give_up(wish)  # what has begun before the core failed waits for nobody
             wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
         return wish
 
     def _give_up(self, wish: read_request.ReadRequest) -> None:
-        self.feed(self.core.cancelled, wish)
+        self.handle_event(self.core.cancel_reads, wish)
 
-    async def fetch(
+    async def fetch_chunk(
         self,
         want: chunk_ref.ChunkRef,
         priority: Priority,
         deadline_s: float = math.inf,
         is_patient: bool = True,
     ) -> FetchedChunk:
-        """Return a chunk, from the cache if it is here; see :meth:`wish`.
+        """Return a chunk, from the cache if it is here; see :meth:`request_chunks`.
 
         :raises errors.AcstorError: see :meth:`read_request.ReadRequest.wait`
         """
         here = await self._cache.read_chunk(want.cid) if want.cid in self._cache else None
         if here is not None:
             return FetchedChunk(here, Origin.CACHE)
-        with self.wish((want,), priority, deadline_s, is_patient=is_patient) as wish:
+        with self.request_chunks((want,), priority, deadline_s, is_patient=is_patient) as wish:
             return (await wish.wait())[0]
 
-    def ahead(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
+    def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
         """Return what has many chunks brought that nobody waits for.
 
         :param priority: the reason, which has a lane of the core
         """
 
         def begin(batches: Collection[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]]) -> str:
-            return self.feed(self.core.each_wanted, batches, priority)
+            return self.handle_event(self.core.request_batches, batches, priority)
 
         def give_up(tokens: Collection[Hashable]) -> None:
-            self.feed(self.core.cancelled, *tokens)
+            self.handle_event(self.core.cancel_reads, *tokens)
 
         run_chunks = self.core.context.settings.run_chunks
         return background_fetch.BackgroundFetch(begin, give_up, run_chunks)
@@ -365,31 +367,31 @@ class Exchange:
         here = self._cache.contents
         wants = [want for want in wants if want.cid not in here]
         if wants:
-            self.feed(self.core.wanted, wants, Priority.SOON, None)
+            self.handle_event(self.core.request_chunks, wants, Priority.SOON, None)
 
-    def heard(self, host: ids.HostId, news: peer_wire.SegmentNews) -> None:
+    def announcement_received(self, host: ids.HostId, news: peer_wire.SegmentNews) -> None:
         """Take what a peer tells unasked."""
         kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint)
         told = [news.chunks if isinstance(news, kind) else () for kind in kinds]
-        self.feed(self.core.heard, host, *told, news.segment_chunks)
+        self.handle_event(self.core.announcement_received, host, *told, news.segment_chunks)
 
     def broke_rules(self, host: ids.HostId, why: str) -> None:
         """Note that a peer that was asked broke the protocol, whoever waited for its answers."""
-        self.feed(self.core.broke_rules, host, why)
+        self.handle_event(self.core.broke_rules, host, why)
 
-    def unheard(self, host: ids.HostId) -> None:
+    def announcement_lost(self, host: ids.HostId) -> None:
         """Note that a peer may not have got what it was told."""
-        self.feed(self.core.unheard, host)
+        self.handle_event(self.core.announcement_lost, host)
 
-    def gone(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
+    def chunk_evicted(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
         """Note that a chunk has left the cache; return the names that it had."""
-        names = self._names.names(cid)
-        self.feed(self.core.gone, (cid,))
+        names = self._names.names_of(cid)
+        self.handle_event(self.core.chunk_evicted, (cid,))
         return names
 
-    def known(self) -> list[segments.Chunks]:
+    def list_known(self) -> list[segments.Chunks]:
         """Return everything that neighbours have advertised, for an image attached later."""
-        return self.core.context.locations.known()
+        return self.core.context.locations.list_known()
 
     def in_backoff(self) -> dict[ids.HostId, float]:
         """Return the hosts that are left alone now, and for how many seconds more.
@@ -398,7 +400,7 @@ class Exchange:
         """
         return self.core.context.peers.in_backoff(self.clock())
 
-    def tell(self, host: ids.HostId, news: peer_wire.News) -> None:
+    def send_announcement(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Tell a host something, if it is on the table and worth it; never waits, never fails."""
         self._peer_client.tell_now(host, news, self.clock())
 

@@ -72,7 +72,7 @@ class MapLookup:
         self._learn, self._faults = learn, faults
         self._looks: dict[Hashable, _Looks] = {}
 
-    def begin(self, look_up: actions.LookUp) -> None:
+    def start_lookup(self, look_up: actions.LookUp) -> None:
         """Learn what requests are about, and feed it as it is found."""
         looks = self._looks.get(look_up.connection)
         if looks is None:
@@ -85,7 +85,7 @@ class MapLookup:
             look.requests.update(dict.fromkeys(request.numbers, request))
             looks.of_number.update(dict.fromkeys(request.numbers, look))
 
-    def forget(self, connection: Hashable, numbers: Iterable[int]) -> None:
+    def forget_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Note that requests of a connection do not wait any more."""
         looks = self._looks.get(connection)
         for number in numbers if looks is not None else ():
@@ -97,10 +97,10 @@ class MapLookup:
                     look.scope.cancel()
                     self._leave(connection, look)
 
-    def end(self, connection: Hashable) -> None:
+    def connection_ended(self, connection: Hashable) -> None:
         """Note that a connection has ended."""
         if (looks := self._looks.get(connection)) is not None:
-            self.forget(connection, list(looks.of_number))
+            self.forget_requests(connection, list(looks.of_number))
 
     def _leave(self, connection: Hashable, look: _Look) -> None:
         """Let requests that come from now on have another task."""
@@ -131,11 +131,11 @@ class MapLookup:
             with disk_io.use_stream(stream_of(host, request.priority)):
                 return [
                     await self._learn(host, request.image_id, offset, length)
-                    for offset, length in request.places()
+                    for offset, length in request.iter_ranges()
                 ]
         except errors.AcstorError as error:
             why = read_request.failure_of(error)
             return () if why is Failure.MISSING else why
         except Exception as error:
-            self._faults.note("a look at an image", error)
+            self._faults.record_fault("a look at an image", error)
             return Failure.UNREACHABLE

@@ -98,7 +98,7 @@ class PeerClient:
         self.doing: dict[type, Callable[[Any], None]] = {
             actions.Ask: self._ask,
             actions.Cancel: self._cancel,
-            actions.Hurry: lambda hurry: net.hurry(hurry.host, hurry.numbers),
+            actions.Hurry: lambda hurry: net.hurry_requests(hurry.host, hurry.numbers),
             actions.Tell: self._tell,
         }
 
@@ -112,8 +112,8 @@ class PeerClient:
     def _ask(self, ask: actions.Ask) -> None:
         host, address = ask.host, self._address_of(ask.host)
         if address is None:  # it has left both tables meanwhile
-            lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.chunks()]
-            self._feed(self._core.refused, host, lost)
+            lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.iter_chunks()]
+            self._feed(self._core.peer_refused, host, lost)
             return
         hear = self._hears.get(host)
         if hear is None:
@@ -139,7 +139,7 @@ class PeerClient:
                 some.append(request)
         for some in (urgent, others):
             if some:
-                self._net.ask(host, address, some, hear)
+                self._net.send_requests(host, address, some, hear)
 
     def _cancel(self, cancel: actions.Cancel) -> None:
         now, took_s = trio.current_time(), 0.0
@@ -153,7 +153,7 @@ class PeerClient:
                 took_s += given_up_s
         if took_s:
             self._moved.received(cancel.host, 0, took_s)
-        self._net.cancel(cancel.host, cancel.numbers)
+        self._net.cancel_requests(cancel.host, cancel.numbers)
 
     def _hear(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
         """Feed answers that came together."""
@@ -169,7 +169,7 @@ class PeerClient:
                 continue
             if isinstance(answer, peer_wire.Refer):
                 self._counters.referrals += 1
-                self._feed(self._core.referred, host, number, answer.hosts)
+                self._feed(self._core.peer_referred, host, number, answer.hosts)
             else:
                 failed.append((number, _failure_of(answer)))
         if moved:
@@ -177,9 +177,9 @@ class PeerClient:
         if came:
             self._feed(self._core.chunks_arrived, host, came)
         if failed:
-            self._feed(self._core.refused, host, failed)
+            self._feed(self._core.peer_refused, host, failed)
         if not answers:
-            self._feed(self._core.alive, host)
+            self._feed(self._core.keep_alive_received, host)
 
     def _take(
         self,
@@ -194,7 +194,7 @@ class PeerClient:
         of_all = [*map(self._asked.get, numbers)]
         if asked is None or of_all.count(asked) < len(of_all):
             if len(numbers) > 1:  # some of them were given up, or they were asked for apart
-                for chunk in answer.each():
+                for chunk in answer.iter_chunks():
                     self._take(chunk, came, moved, failed)
             return
         for number in numbers:
@@ -233,7 +233,7 @@ class PeerClient:
         news += [peer_wire.Gone(tell.gone, length)] if tell.gone else []
         news += [peer_wire.EvictionHint(tell.evictable, length)] if tell.evictable else []
         for one in news:
-            self._net.tell(tell.host, address, one)
+            self._net.send_announcement(tell.host, address, one)
         self._counters.advertised += segments.count(tell.here)
         self._counters.taken_back += segments.count(tell.gone)
         self._counters.copies_told += segments.count(tell.evictable)
@@ -241,8 +241,8 @@ class PeerClient:
     def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
         """Tell a host something else, if it is on the table in force and not left alone."""
         context = self._core.context
-        if host in context.ring.table and not context.peers.is_alone(host, now):
-            self._net.tell(host, context.ring.table.address_of(host), news)
+        if host in context.ring.table and not context.peers.is_in_backoff(host, now):
+            self._net.send_announcement(host, context.ring.table.address_of(host), news)
 
 
 def _failure_of(answer: peer_wire.Refuse | client_connection.RequestLost) -> Failure:

@@ -67,21 +67,21 @@ class PeerServer:
         nursery.start_soon(self._delivering.run)
         self.doing: dict[type, Callable[[Any], None]] = {
             actions.Reply: self._reply,
-            actions.Watch: self._delivering.begin,
-            actions.LookUp: self._looking.begin,
+            actions.Watch: self._delivering.watch_connections,
+            actions.LookUp: self._looking.start_lookup,
             actions.Alive: self._show_life,
             actions.Drop: self._drop,
         }
 
     # What connections tell
 
-    def asked(
+    def requests_received(
         self,
         connection: server_connection.ServerConnection,
         requests: Sequence[peer_wire.Request],
         came_s: float,
     ) -> None:
-        """See :meth:`server_connection.RequestHandler.asked`."""
+        """See :meth:`server_connection.RequestHandler.requests_received`."""
         waited_s = trio.current_time() - came_s
         asked = [
             chunk_ref.Request(
@@ -107,11 +107,11 @@ class PeerServer:
         for one in asked:  # what is answered already is not answered again
             self._ask(connection, [one])
 
-    def cancelled(
+    def requests_cancelled(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
-        """See :meth:`server_connection.RequestHandler.cancelled`."""
-        self._looking.forget(connection, request_ids)
+        """See :meth:`server_connection.RequestHandler.requests_cancelled`."""
+        self._looking.forget_requests(connection, request_ids)
         if (reads := self._reads.get(connection)) is not None:
             for number in request_ids:
                 if (scope := reads.pop(number, None)) is not None:
@@ -119,37 +119,37 @@ class PeerServer:
             self._note_reads(connection)
         self._feed(self._core.peer_cancelled, connection, request_ids)
 
-    def hurried(
+    def requests_hurried(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
-        """See :meth:`server_connection.RequestHandler.hurried`."""
+        """See :meth:`server_connection.RequestHandler.requests_hurried`."""
         self._feed(self._core.peer_hurried, connection, request_ids)
 
-    def ended(self, connection: server_connection.ServerConnection) -> None:
-        """See :meth:`server_connection.RequestHandler.ended`."""
-        self._looking.end(connection)
+    def connection_ended(self, connection: server_connection.ServerConnection) -> None:
+        """See :meth:`server_connection.RequestHandler.connection_ended`."""
+        self._looking.connection_ended(connection)
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
         if self._feed(self._core.peer_left, connection):
             self._feed(self._core.peer_left, connection)  # nobody else says it again
-        self._delivering.end(connection)
+        self._delivering.forget_connection(connection)
 
-    def drained(self, connection: server_connection.ServerConnection) -> None:
-        """See :meth:`server_connection.RequestHandler.drained`."""
+    def answers_drained(self, connection: server_connection.ServerConnection) -> None:
+        """See :meth:`server_connection.RequestHandler.answers_drained`."""
         self._delivering.look_soon(connection)
 
     # What the core says
 
     def _reply(self, reply: actions.Reply) -> None:
         connection: Any = reply.connection
-        self._looking.forget(connection, (answer.number for answer in reply.answers))
+        self._looking.forget_requests(connection, (answer.number for answer in reply.answers))
         answers: list[server_connection.Answer] = []
         here: list[actions.Given] = []
         for answer in reply.answers:
             if isinstance(answer, actions.GivenRun):
                 run = self._read_run_nowait(answer)
                 if run is None:
-                    here += answer.each()
+                    here += answer.iter_chunks()
                 else:
                     answers.append(run)
             elif isinstance(answer, actions.Given) and answer.data is None:
@@ -205,7 +205,7 @@ class PeerServer:
             try:
                 data = await self._cache.read_chunk(given.want.cid)
             except Exception as error:
-                self._faults.note("a chunk for a peer", error)
+                self._faults.record_fault("a chunk for a peer", error)
         reads = self._reads.get(connection, {})
         if reads.get(given.number) is not scope:
             return  # nobody waits for it any more, or the number is that of another request
@@ -233,7 +233,7 @@ class PeerServer:
             self._counters.served_chunks += sum([one.chunks for one in given])
             self._counters.served_bytes += total
             self._moved.sent(connection.host, total)
-        connection.reply(answers)
+        connection.send_answers(answers)
 
     def _warn(self, host: ids.HostId, request: chunk_ref.Request, why: str) -> None:
         untold = self._warned.left_out(host, trio.current_time())

@@ -57,7 +57,7 @@ class SendProgress:
         self._number = itertools.count()
         self._sleep = trio.CancelScope()
 
-    def begin(self, watch: actions.Watch) -> None:
+    def watch_connections(self, watch: actions.Watch) -> None:
         """Look at connections until all has arrived on them."""
         connection: Connection
         for connection in watch.connections:  # type: ignore[assignment]
@@ -69,7 +69,7 @@ class SendProgress:
         if self._watched.get(connection) is False:
             self._put(trio.current_time(), LOOK_FIRST_S, connection)
 
-    def end(self, connection: Connection) -> None:
+    def forget_connection(self, connection: Connection) -> None:
         """Look at a connection no more: it has ended."""
         self._watched.pop(connection, None)
 
@@ -102,7 +102,7 @@ class SendProgress:
             else:
                 self._put(now, min(2 * wait_s, LOOK_LONGEST_S), connection)
         if arrived:
-            self._feed(self._core.delivered, arrived, late_s)
+            self._feed(self._core.answers_delivered, arrived, late_s)
 
     def _is_waited_for(self, connection: Connection) -> bool:
         return self._is_read_for(connection) or not connection.is_drained
@@ -111,5 +111,5 @@ class SendProgress:
         try:
             return connection.is_delivered
         except Exception as error:  # others are to have its places
-            self._faults.note("looking whether a peer has its answers", error)
+            self._faults.record_fault("looking whether a peer has its answers", error)
             return True

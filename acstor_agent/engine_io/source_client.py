@@ -74,9 +74,11 @@ class SourceClient(base.Source):
         what = f"the size of {blob.name}"
         return await self._ask(blob, what, lambda source: source.size_bytes(blob))
 
-    async def look(self, blob: base.Blob) -> base.BlobState:
+    async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Return what the first source with the blob has."""
-        return await self._ask(blob, f"a look at {blob.name}", lambda source: source.look(blob))
+        return await self._ask(
+            blob, f"a look at {blob.name}", lambda source: source.find_blob(blob)
+        )
 
     async def read_pieces(
         self,
@@ -95,7 +97,7 @@ class SourceClient(base.Source):
             await source.read_pieces(blob, [pieces[n] for n in numbers], took, requester)
 
         def what(number: int) -> str:
-            return blob.part(pieces[number].offset, pieces[number].length)
+            return blob.describe_range(pieces[number].offset, pieces[number].length)
 
         if pieces:
             await self._run(blob, len(pieces), what, read, told)
@@ -109,7 +111,7 @@ class SourceClient(base.Source):
             return placement.SourceAccess.IN_PARTS
         return (
             placement.SourceAccess.WHOLE_HERE
-            if self._copies.has(blob)
+            if self._copies.has_copy(blob)
             else placement.SourceAccess.WHOLE
         )
 
@@ -137,10 +139,12 @@ class SourceClient(base.Source):
         """As many as the preferred source can take."""
         return self._sources[self.failover.sources[0]].in_flight
 
-    def places(self) -> list[PlaceState]:
+    def place_health(self) -> list[PlaceState]:
         """Return how each source does; may be called from any thread."""
         return [
-            PlaceState(state.where, self.failover.trouble(state), self._sources[state].health())
+            PlaceState(
+                state.where, self.failover.fault_of(state), self._sources[state].source_health()
+            )
             for state in self.failover.sources
         ]
 
@@ -179,14 +183,14 @@ class SourceClient(base.Source):
         if run.fault is not None:
             raise run.fault
         if request.left:
-            told(request.failures())
+            told(request.list_failures())
 
     def _bring_rest(self, blob: base.Blob) -> None:
         """Let the copy of an image begin whose guests read its boot image, and soon the rest."""
         image = base.Blob(blob.image_id, base.BlobKind.IMAGE)
         if blob.kind is base.BlobKind.BOOT_IMAGE and image in self.failover.refused:
             assert self._copies is not None
-            self._copies.bring(blob.image_id)
+            self._copies.begin_download(blob.image_id)
 
 
 class _Run:
@@ -225,8 +229,8 @@ class _Run:
             nursery.cancel_scope.cancel()
 
     def _next(self) -> failover.Attempt | None:
-        attempt = self._request.next(trio.current_time())
-        if attempt is not None and (final := self._request.settled(attempt)):
+        attempt = self._request.next_attempt(trio.current_time())
+        if attempt is not None and (final := self._request.final_failures(attempt)):
             self._told(final)
         return attempt
 
@@ -234,24 +238,24 @@ class _Run:
         request = self._request
 
         def took(answers: base.Answers) -> None:
-            if final := request.took(attempt, answers, trio.current_time()):
+            if final := request.record_outcomes(attempt, answers, trio.current_time()):
                 self._told(final)
             if not request.left:
                 self._changed.set()
 
         try:
-            while request.begin(attempt):
+            while request.begin_attempt(attempt):
                 try:
                     await self._read(self._sources[attempt.source], attempt.numbers, took)
                 except errors.ChunkUnavailable as failure:  # of all that it has not told of
                     took([(at, failure) for at in sorted(attempt.untold)])
-                if (pause_s := request.ended(attempt, trio.current_time())) is None:
+                if (pause_s := request.attempt_ended(attempt, trio.current_time())) is None:
                     break
                 await trio.sleep(pause_s)
         except Exception as fault:
             self.fault = fault
         finally:
-            request.leave(attempt)
+            request.end_attempt(attempt)
             self._changed.set()
 
 

@@ -80,7 +80,7 @@ class SourceReader:
             with self._scopes[read.number]:
                 await self._source.read_pieces(blob, pieces, told, requester)
         except Exception as error:
-            self._said(read.image_id, self._faults.note("a read of the source", error))
+            self._said(read.image_id, self._faults.record_fault("a read of the source", error))
         finally:
             del self._scopes[read.number]
             if left:
@@ -100,7 +100,7 @@ class SourceReader:
         if read.priority.is_urgent:
             self._counters.source_timed_bytes += given_bytes
             self._counters.source_s += given * (trio.current_time() - began_s)
-        self._feed(self._core.source_gave, read.number, gave)
+        self._feed(self._core.source_read_progressed, read.number, gave)
 
     def _said(self, image_id: ids.ImageId, why: str) -> None:
         self.said[image_id] = why

@@ -34,25 +34,25 @@ class EventFanout:
         self._sharing, self._is_for_others = sharing, is_for_others
         self._chunks, self._images, self._cache = chunks, images, cache
 
-    def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
+    def announcement_received(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Take what a peer tells without being asked."""
         if isinstance(news, peer_wire.SegmentNews):
-            self._chunks.heard(host, news)
+            self._chunks.announcement_received(host, news)
         elif self._sharing is not None:
-            self._sharing.heard(host, news)
+            self._sharing.report_received(host, news)
 
     def listened_to(self, heard: actions.Heard) -> None:
         """Take what of it the exchange listens to: what a peer has, and what may go first."""
         for image in self._images.open():
             if heard.here and not self._is_for_others(image.map.image_id):
-                image.prefetch.advertised(heard.here)
+                image.prefetch.chunks_advertised(heard.here)
             for some in heard.evictable:
                 for _, want in image.prefetch.chunks_of(some):
                     if self._chunks.home_of(want) == heard.host:
-                        self._chunks.counters.demoted += self._cache.demote(want.cid)
+                        self._chunks.counters.demoted += self._cache.demote_chunk(want.cid)
 
-    def gone(self, cid: ids.Cid) -> None:
+    def chunk_evicted(self, cid: ids.Cid) -> None:
         """Note that a chunk has left the cache."""
-        names = self._chunks.gone(cid)
+        names = self._chunks.chunk_evicted(cid)
         for image in self._images.open():
-            image.prefetch.gone(names)
+            image.prefetch.chunk_evicted(names)

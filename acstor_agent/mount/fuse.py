@@ -142,7 +142,7 @@ class MirrorOperations(pyfuse3.Operations):
         self._uses = uses
         self._opened, self._gid = opened, gid
         self._timelines = timelines or boot_timelines.Timelines()
-        for taken in known.know_at_start(images.attached(), writable.all()):
+        for taken in known.know_at_start(images.list_attached(), writable.list_disks()):
             LOG.error("%s; neither is served", taken)
 
     def name_guests(self, is_on: bool) -> None:
@@ -158,7 +158,7 @@ class MirrorOperations(pyfuse3.Operations):
 
     def _as_guest(self, operation: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         async def named(fh: pyfuse3.FileHandleT, *args: object) -> T:
-            with disk_io.use_stream(self._inodes.guest(fh)):
+            with disk_io.use_stream(self._inodes.guest_of(fh)):
                 return await operation(self, fh, *args)
 
         return named
@@ -211,9 +211,9 @@ class MirrorOperations(pyfuse3.Operations):
             return await self.getattr(inode, ctx)
         if fields.update_size or fields.update_uid or fields.update_gid or fields.update_mode:
             raise pyfuse3.FUSEError(errno.EROFS)
-        opening = self._inodes.opening(inode)
+        opening = self._inodes.opening_of(inode)
         if fields.update_mtime and opening is not None:
-            self._images.touch(opening.image_id, attr.st_mtime_ns)
+            self._images.save_time_stamp(opening.image_id, attr.st_mtime_ns)
         return await self.getattr(inode, ctx)
 
     async def _refuse_change(self, *_: object) -> NoReturn:
@@ -242,11 +242,11 @@ class MirrorOperations(pyfuse3.Operations):
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC):
             raise pyfuse3.FUSEError(errno.EROFS)
         image = await self._mirror(inode)
-        image.boots.begin()
-        tag = killed_guests.tag_of_opener(ctx.pid, self._inodes.tag)
+        image.boots.begin_boot()
+        tag = killed_guests.tag_of_opener(ctx.pid, self._inodes.process_tag)
         handle = self._inodes.open(inode, self._open_recording(image), tag)
-        self._uses.opened(image.map.image_id)
-        self._timelines.opened(image, self._inodes.guest(handle), ctx.pid)
+        self._uses.image_opened(image.map.image_id)
+        self._timelines.image_opened(image, self._inodes.guest_of(handle), ctx.pid)
         keep = self._images.may_keep_pages(image.map.image_id)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=keep)
 
@@ -261,15 +261,15 @@ class MirrorOperations(pyfuse3.Operations):
             if found.recorder is not None:
                 found.recorder.read(opening.opener, off, size, time.monotonic())
             if found.timelines and (timing := found.timelines.get(opening.guest)):
-                return await timing.timed(found.read, off, size, opening.guest)
+                return await timing.run_timed(found.read, off, size, opening.guest)
             return await found.read(off, size, opening.guest)
         if fh in self._inodes.disks:
             return await (await self._disk(pyfuse3.InodeT(fh))).read(off, size)
-        opening = self._inodes.opening(fh)
+        opening = self._inodes.opening_of(fh)
         if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
-        met = await self._opened.mirror(opening.image_id, opening.guest)
-        met.boots.begin()  # a former worker may have ended while a guest booted
+        met = await self._opened.get_mirror(opening.image_id, opening.guest)
+        met.boots.begin_boot()  # a former worker may have ended while a guest booted
         return await met.read(off, size, opening.guest)
 
     @_answers_errors
@@ -296,15 +296,15 @@ class MirrorOperations(pyfuse3.Operations):
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         """Let go of what was kept for whoever has closed an image."""
-        opening = self._inodes.opening(fh)
+        opening = self._inodes.opening_of(fh)
         if opening is None:
             return
-        self._uses.closed(opening.image_id)
-        self._timelines.closed(opening.guest)
+        self._uses.image_closed(opening.image_id)
+        self._timelines.image_closed(opening.guest)
         found = self._images.get_nowait(opening.image_id)
         if found is not None and found.recorder is not None:
             found.recorder.close(opening.opener)
-        self._inodes.closed(fh)
+        self._inodes.handle_closed(fh)
 
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
         """Forget the numbers of images that are not attached and that the kernel knows no more.
@@ -313,7 +313,7 @@ class MirrorOperations(pyfuse3.Operations):
         up a name holds while he waits for this worker, or for the one after it.
         """
         for inode, _ in inode_list:
-            opening = self._inodes.opening(inode)
+            opening = self._inodes.opening_of(inode)
             if opening is not None and not self._images.is_attached(opening.image_id):
                 self._inodes.forget_image(opening.image_id)
 
@@ -345,7 +345,7 @@ class MirrorOperations(pyfuse3.Operations):
             names = [(name, inode) for inode, name in _FOLDERS.items()]
             return iter(list(enumerate(names, 1))[start:])
         if folder == _DISKS:
-            disks = self._disks.all()[start:]
+            disks = self._disks.list_disks()[start:]
             return _named(disks, start, self._inodes.know_disk, self._disks.name_of)
         images = list(self._images.attached_now)[start:]
         return _named(images, start, self._inodes.know_image, f"{{}}{_ENDING}".format)
@@ -363,7 +363,7 @@ class MirrorOperations(pyfuse3.Operations):
 
     async def _mirror(self, inode: pyfuse3.InodeT) -> mirror.Mirror:
         """Return the mirror of an inode, opened now if this worker has not met it yet."""
-        opening = self._inodes.opening(inode)
+        opening = self._inodes.opening_of(inode)
         if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
         image_id = opening.image_id
@@ -380,7 +380,7 @@ class MirrorOperations(pyfuse3.Operations):
         try:
             guest = requests.Stream(requests.Klass.GUEST, image_id)
             with trio.fail_after(self._attach_deadline_s), disk_io.use_stream(guest):
-                found = await self._images.attach(image_id)
+                found = await self._images.attach_image(image_id)
         except trio.TooSlowError as e:
             raise errors.DeadlineExceeded(
                 f"the chunk map of image {image_id}", self._attach_deadline_s

@@ -179,7 +179,7 @@ def mount(mount_point: str) -> Connection:
                 options.encode(),
             )
         )
-        return Connection(fuse_fd, mount_record.MountRecord.make(_read_init(fuse_fd)))
+        return Connection(fuse_fd, mount_record.MountRecord.begin_record(_read_init(fuse_fd)))
     except OSError as e:
         os.close(fuse_fd)
         raise errors.Unusable(mount_point, f"cannot mount: {e.strerror}") from e
@@ -316,7 +316,7 @@ async def adopt(connection: Connection, operations: pyfuse3.Operations) -> None:
             f"its open files have numbers of layout {record.mounted.numbers}, not {inodes.LAYOUT}",
             _GO_BACK,
         )
-    told = record.answer()
+    told = record.init_answer()
     offer = record.mounted.init_request
     session_fd, reply = await _play_init(
         fuse_init.offer_again(offer, told) if told else offer, operations
@@ -327,7 +327,7 @@ async def adopt(connection: Connection, operations: pyfuse3.Operations) -> None:
         told = fuse_init.with_background(reply, MAX_BACKGROUND)
         if stat.S_ISSOCK(os.fstat(fuse_fd).st_mode):
             told = fuse_init.with_longest(told, RELAYED_BYTES)
-        record.answered(told)
+        record.record_init_answer(told)
     elif found := fuse_init.differences(told, reply):
         why = f"this libfuse would answer FUSE_INIT otherwise: {', '.join(found)}"
         raise errors.Unusable(_OTHERS, why, _GO_BACK)

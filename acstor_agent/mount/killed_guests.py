@@ -103,7 +103,7 @@ class KilledGuests:
         }
         return len(before) - len(self._switched_off)
 
-    def among(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
+    def killed_of(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
         """Return the guests whose processes are all being killed; may take a while.
 
         :param now_s: of a clock that never goes back

@@ -59,18 +59,18 @@ class MountRecord:
         self.mounted = mounted[0]
 
     @classmethod
-    def make(cls, init_request: bytes) -> Self:
+    def begin_record(cls, init_request: bytes) -> Self:
         """Begin the record of a mount that was made just now."""
         fd = os.memfd_create(NAME)
         _add(fd, Mounted(inodes.LAYOUT, init_request))
         return cls(fd)
 
-    def answer(self) -> bytes | None:
+    def init_answer(self) -> bytes | None:
         """Return what FUSE_INIT was answered with, None if it was not."""
         answers = [fact.reply for fact in self._facts() if isinstance(fact, Answered)]
         return answers[0] if answers else None
 
-    def answered(self, reply: bytes) -> None:
+    def record_init_answer(self, reply: bytes) -> None:
         """Note what FUSE_INIT is about to be answered with."""
         _add(self.fd, Answered(reply))
 

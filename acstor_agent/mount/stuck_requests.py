@@ -48,7 +48,7 @@ class StuckRequests:
         self.ended = 0
         """Requests that were ended because who had made them was being killed."""
         self._table, self._known, self._clock = table, known, clock
-        self._dying = killed_guests.KilledGuests(known.tag)
+        self._dying = killed_guests.KilledGuests(known.process_tag)
         self._thread = trio.CapacityLimiter(1)  # its own: others may all hang
         self._asked = trio.CapacityLimiter(1)
         self._telling = trio.Lock()  # what is taken back was told before
@@ -82,7 +82,7 @@ class StuckRequests:
         while True:
             await trio.sleep(LOOK_EVERY_S)
             now_s = self._clock()
-            for file_id, late in self.late().items():
+            for file_id, late in self.list_late().items():
                 untold = self._told.left_out(file_id, now_s)
                 if untold is not None:
                     LOG.warning(
@@ -93,13 +93,13 @@ class StuckRequests:
                         late.why or "nobody has answered yet",
                     )
 
-    def late(self) -> dict[str, blocked_requests.LateWaits]:
+    def list_late(self) -> dict[str, blocked_requests.LateWaits]:
         """Return the images and disks of which requests wait for long, by their ids.
 
         May be called from any thread.
         """
         found: dict[str, blocked_requests.LateWaits] = {}
-        for guest, late in self._table.late(self._clock(), LATE_S).items():
+        for guest, late in self._table.late_guests(self._clock(), LATE_S).items():
             file_id = guest.name.partition("/")[0]
             known = found.get(file_id)
             found[file_id] = known.joined(late) if known else late
@@ -109,12 +109,12 @@ class StuckRequests:
         while True:
             await trio.sleep(LOOK_EVERY_S)
             now_s = self._clock()
-            late = self._table.late(now_s, SUSPECT_AFTER_S)
+            late = self._table.late_guests(now_s, SUSPECT_AFTER_S)
             if not late:
                 continue
             waiters = [waiter for guest in late if (waiter := self._waiter(guest)) is not None]
             for guest in await trio.to_thread.run_sync(
-                self._dying.among, waiters, now_s, abandon_on_cancel=True, limiter=self._thread
+                self._dying.killed_of, waiters, now_s, abandon_on_cancel=True, limiter=self._thread
             ):
                 ended = read_admission.fail_requests(self._table, guest, now_s)
                 self.ended += ended
@@ -126,7 +126,7 @@ class StuckRequests:
         An image may be open in processes that are not seen either; a disk has one guest.
         """
         file_id, slash, _ = guest.name.partition("/")
-        inode, tag = self._known.owner(guest)
+        inode, tag = self._known.owner_of(guest)
         if slash and not tag:
             return None
         return killed_guests.Waiter(guest, inode, file_id + base.BlobKind.IMAGE.value, tag)

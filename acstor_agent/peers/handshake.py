@@ -34,7 +34,7 @@ class Handshake:
         self, sock: socket.socket, credentials: credentials_.Credentials, *, is_server: bool
     ) -> None:
         self._sock, self._credentials, self._is_server = sock, credentials, is_server
-        context = credentials.context(is_server=is_server)
+        context = credentials.tls_context(is_server=is_server)
         self._session = tls_session.TlsSession(context, is_server=is_server)
 
     async def run(self) -> peer_link.Link:
@@ -45,7 +45,9 @@ class Handshake:
         """
         generation, certificate = await self._prove()
         keys = await self._agree()
-        link = peer_link.Link(socket.socket(fileno=self._sock.detach()), self._session.unread())
+        link = peer_link.Link(
+            socket.socket(fileno=self._sock.detach()), self._session.take_undecrypted()
+        )
         link.certificate, link.believed_by = certificate, generation
         ours, theirs = keys.server, keys.client
         if not self._is_server:
@@ -61,16 +63,16 @@ class Handshake:
         """
         credentials, session = self._credentials, self._session
         try:
-            while not session.handshake():
-                await self._send(session.take())
+            while not session.continue_handshake():
+                await self._send(session.take_outgoing())
                 await self._receive()
         except ssl.SSLError as error:
             if session.protocol == credentials_.PROOF_PROTOCOL:
                 raise ProofGiven from error
             with contextlib.suppress(OSError):  # an alert, if it can be sent at once
-                self._sock.send(session.take())
+                self._sock.send(session.take_outgoing())
             raise
-        await self._send(session.take())
+        await self._send(session.take_outgoing())
         if session.protocol != credentials.protocol:
             why = f"peer_security differs: this host's is {credentials.protocol}"
             raise errors.NotAuthenticated("the other side's TLS", why)
@@ -82,7 +84,9 @@ class Handshake:
         session = self._session
         ours = secrets.token_bytes(peer_encryption.SECRET_BYTES)
         await self._send(session.encrypt(ours))
-        session.put(session.unread())  # the secret may have come with the end of the handshake
+        session.put(
+            session.take_undecrypted()
+        )  # the secret may have come with the end of the handshake
         theirs, filled = bytearray(len(ours)), 0
         while filled < len(theirs):
             count = session.read_into(memoryview(theirs)[filled:])
@@ -114,5 +118,5 @@ class Handshake:
             if data:
                 self._session.put(data)
             else:
-                self._session.end()
+                self._session.receive_eof()
             return

@@ -98,7 +98,7 @@ class HandshakeLimits:
             )
         return may
 
-    def say(self, ip: str, peer: str, why: str) -> None:
+    def log_drops(self, ip: str, peer: str, why: str) -> None:
         """Tell in the log who was dropped, once in a while for each address and reason."""
         now = trio.current_time()
         untold = self._said.left_out((ip, why), now)

@@ -112,7 +112,7 @@ class Link:
         messages: list[peer_wire.Message] | None
         if self._early:
             early, self._early = self._early, b""
-            if messages := receiver.feed(early):
+            if messages := receiver.feed_bytes(early):
                 return messages
         while True:
             if self._is_empty:
@@ -158,9 +158,9 @@ class Link:
         if self.download.step_bytes is not None:
             buffers = buffers_.first_of(buffers, self.download.step_bytes)
         count = self._sock.recvmsg_into(buffers)[0]
-        self.download.take(count)
+        self.download.charge_bytes(count)
         self._is_empty = count < sum(map(len, buffers))
-        return receiver.received(count) if count else None
+        return receiver.bytes_received(count) if count else None
 
     def _spaces(self, receiver: peer_wire.Receiver) -> list[memoryview]:
         """Return where to receive next; of a chunk as much as there is."""
@@ -189,7 +189,7 @@ class Link:
             sent = self._sock.sendmsg(some)
         except BlockingIOError:
             return 0
-        self.upload.take(sent)
+        self.upload.charge_bytes(sent)
         return sent
 
     async def send_some(self, buffers: list[peer_wire.Buffer]) -> int:
@@ -197,7 +197,7 @@ class Link:
         await self._wait_for(self.upload)
         began_s = trio.current_time()
         while True:
-            await self.writable()
+            await self.wait_writable()
             if count := self.send_nowait(buffers):
                 self._note_pace(count, trio.current_time() - began_s)
                 return count
@@ -240,7 +240,7 @@ class Link:
             self._not_sent_bytes = kept_bytes
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kept_bytes)
 
-    def join(self, traffic: traffic_control.Traffic, klass: peer_wire.Klass) -> None:
+    def join_limits(self, traffic: traffic_control.Traffic, klass: peer_wire.Klass) -> None:
         """Use the limits that all connections share, and the DSCP of this connection's class."""
         self.upload, self.download = traffic.upload, traffic.download
         if dscp := traffic.dscp_of(klass):
@@ -255,7 +255,7 @@ class Link:
         fcntl.ioctl(self._sock, termios.TIOCOUTQ, _OUTQ)
         return _OUTQ[0]
 
-    async def writable(self) -> None:
+    async def wait_writable(self) -> None:
         """Return when the kernel keeps less than half unsent of what it may."""
         await trio.lowlevel.wait_writable(self._sock)
 

@@ -138,7 +138,7 @@ class PeerNetwork:
             try:
                 await loop()
             except Exception as error:
-                self.faults.note(what, error)
+                self.faults.record_fault(what, error)
             await trio.sleep(RETRY_S)
 
     # Asking
@@ -151,7 +151,7 @@ class PeerNetwork:
                     idle_timeout.sweep, self._asking, self._limits.idle_s, self._limits
                 )
                 rights_ = reauthorization.Reauthorization(self._may_speak, self._credentials)
-                watch = functools.partial(rights_.watch, self._all)
+                watch = functools.partial(rights_.watch_files, self._all)
                 nursery.start_soon(self._keep, "a look at connections to peers", sweep)
                 nursery.start_soon(self._keep, "a check of peers' certificates", watch)
                 self._nursery = nursery
@@ -164,16 +164,16 @@ class PeerNetwork:
     def _asking(self) -> list[base_connection.Connection]:
         return [line.connection for line in self._lines.values() if line.connection]
 
-    def tell(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
+    def send_announcement(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
         """Tell ``host`` something; where that cannot be done at once nothing is lost by it."""
         try:
             line = self._line(host, address, peer_wire.Klass.BULK)
         except errors.ChunkUnavailable as e:
             LOG.debug("not told: %s", e)
             return
-        line.tell(news)
+        line.send_announcement(news)
 
-    def ask(
+    def send_requests(
         self,
         host: ids.HostId,
         address: str,
@@ -196,30 +196,30 @@ class PeerNetwork:
         except errors.ChunkUnavailable as failure:
             line = channel.Channel(host, address, klass, self.faults)
             line.failure = failure
-            line.end()
+            line.connection_ended()
             self._leaving.add(line)
             channel.next_turn(functools.partial(self._forget, line))
-        line.ask(requests, hear)
+        line.send_requests(requests, hear)
 
-    def cancel(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+    def cancel_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Want no answers any more to what ``host`` was asked."""
         lines = [self._lines.get((host, klass)) for klass in peer_wire.Klass]
         for line in (*lines, *self._leaving):
             if line and line.host == host:
-                line.cancel(request_ids)
+                line.cancel_requests(request_ids)
 
-    def hurry(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+    def hurry_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Have guests wait from now on for what ``host`` was asked without."""
         for line in (self._lines.get((host, peer_wire.Klass.BULK)), *self._leaving):
             if line and line.host == host and line.klass is peer_wire.Klass.BULK:
-                line.hurry(request_ids)
+                line.hurry_requests(request_ids)
 
     def _forget(self, line: channel.Channel) -> None:
         """Have no connection by this line, or no more."""
         self._leaving.discard(line)
         if self._lines.get((line.host, line.klass)) is line:
             del self._lines[line.host, line.klass]
-        line.end()
+        line.connection_ended()
 
     def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> channel.Channel:
         """Return the line to ``host``; begin to connect if there is none to this address."""
@@ -259,7 +259,7 @@ class PeerNetwork:
                 if isinstance(connection.failure, errors.RemoteProtocolError):
                     self._note_rude(line, connection.failure)
                 elif isinstance(connection.failure, errors.LocalProtocolError):
-                    self.faults.note("a request to a peer", connection.failure)
+                    self.faults.record_fault("a request to a peer", connection.failure)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
             why = f"cannot connect: {peer_link.reason(error)}"
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
@@ -270,7 +270,7 @@ class PeerNetwork:
             line.failure = error
             self._note_rude(line, error)
         except Exception as error:
-            why = self.faults.note("a connection to a peer", error)
+            why = self.faults.record_fault("a connection to a peer", error)
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
         finally:
             self._forget(line)
@@ -294,7 +294,7 @@ class PeerNetwork:
                 early = await hello_exchange.send_hello(
                     link, receiver, ours, line.host, self._may_speak
                 )
-                link.join(self._traffic, line.klass)
+                link.join_limits(self._traffic, line.klass)
             except BaseException:
                 link.close()
                 raise
@@ -351,17 +351,17 @@ class PeerNetwork:
             finally:
                 self._answering.discard(connection)
             if isinstance(connection.failure, errors.RemoteProtocolError):
-                self.unauthenticated.say(
+                self.unauthenticated.log_drops(
                     ip, peer, f"it broke the protocol: {connection.failure.why}"
                 )
         except trio.TooSlowError:
-            self.unauthenticated.say(ip, peer, "no Hello in time")
+            self.unauthenticated.log_drops(ip, peer, "no Hello in time")
         except errors.RemoteProtocolError as error:
-            self.unauthenticated.say(ip, peer, f"it broke the protocol: {error.why}")
+            self.unauthenticated.log_drops(ip, peer, f"it broke the protocol: {error.why}")
         except (*peer_link.LINK_ERRORS, errors.NotAuthenticated) as error:
-            self.unauthenticated.say(ip, peer, peer_link.reason(error))
+            self.unauthenticated.log_drops(ip, peer, peer_link.reason(error))
         except Exception as error:
-            self.faults.note("a connection of a peer", error)
+            self.faults.record_fault("a connection of a peer", error)
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -396,7 +396,7 @@ class PeerNetwork:
             theirs, early = await hello_exchange.await_hello(
                 link, receiver, self._host_id, self._ring_epoch(), self._may_speak
             )
-            link.join(self._traffic, theirs.klass)
+            link.join_limits(self._traffic, theirs.klass)
             receiver.peer = peer = f"{theirs.host_id} ({peer})"
             connection = server_connection.ServerConnection(
                 link,

@@ -40,7 +40,7 @@ class RateLimiter:
         """Whether there is no debt."""
         return self._free_s == -math.inf or self._free_s <= trio.current_time()
 
-    def take(self, count: int) -> None:
+    def charge_bytes(self, count: int) -> None:
         """Note that so many bytes were moved."""
         if self.step_bytes is not None:
             since_s = max(self._free_s, trio.current_time() - BURST_S)

@@ -136,7 +136,7 @@ class HolderStore:
         answer = _ask(self._path, PUT, (connection.fuse_fd, connection.record.fd))
         return answer is not None and answer[0] == KEPT
 
-    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
         """Have it hold a connection still: it may be another holder by now."""
         is_still_kept = self.put(connection)
         if is_still_kept != is_kept:
@@ -144,16 +144,16 @@ class HolderStore:
             tell("%s: the holder %s the mount", self._path, what)
         return is_still_kept
 
-    def take(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.Connection | None:
         """Return the connection that it holds; it goes on holding it."""
         answer = _ask(self._path, TAKE, ())
         return fuse_connection.kept(answer[1] if answer else ())
 
-    def forget(self) -> None:
+    def drop_connection(self) -> None:
         """Have it let go."""
         _ask(self._path, FORGET, ())
 
-    def stopping(self) -> fd_store.Stopping:
+    def stop_reason(self) -> fd_store.Stopping:
         """Return that somebody sent a signal: whoever it was, the next supervisor comes."""
         return fd_store.Stopping.SIGNALLED
 

@@ -21,22 +21,22 @@ class FdStore(Protocol):
     def put(self, connection: fuse_connection.Connection) -> bool:
         """Keep it; return whether that was done."""
 
-    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
         """See to it that it still is kept; return whether it is.
 
         :param is_kept: whether it was
         """
 
-    def take(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.Connection | None:
         """Return what was kept, None if it is nothing.
 
         :raises errors.Unusable: another version left it, which this one does not understand
         """
 
-    def forget(self) -> None:
+    def drop_connection(self) -> None:
         """Keep nothing any more."""
 
-    def stopping(self) -> Stopping:
+    def stop_reason(self) -> Stopping:
         """Return why the supervisor is told to stop."""
 
     def wait_longer(self, why: str) -> None:
@@ -50,18 +50,18 @@ class NoStore:
         """Keep nothing."""
         return False
 
-    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
         """Keep nothing."""
         return False
 
-    def take(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.Connection | None:
         """Return nothing."""
         return None
 
-    def forget(self) -> None:
+    def drop_connection(self) -> None:
         """Have nothing to forget."""
 
-    def stopping(self) -> Stopping:
+    def stop_reason(self) -> Stopping:
         """Return that somebody sent a signal, nobody knows why."""
         return Stopping.SIGNALLED
 

@@ -65,7 +65,7 @@ class Relay:
                 raise
         return workers
 
-    def end(self) -> None:
+    def end_relay(self) -> None:
         """End it, whether there is a worker or not, and wait for its end."""
         with contextlib.suppress(OSError):
             self._ours.send(_END)
@@ -182,7 +182,7 @@ class _Moving:
             if e.errno == errno.EINVAL:  # it was told of longer messages than these
                 raise
             return e.errno not in _ENDED
-        self._to_send.append(self._under_way.take(length))
+        self._to_send.append(self._under_way.save_request(length))
         self._send()
         return True
 
@@ -228,7 +228,7 @@ class _Moving:
 
     def _answer(self, answer: memoryview) -> None:
         _, _, unique = inflight_requests.HEADER.unpack_from(answer)
-        self._under_way.answering(unique, answer)
+        self._under_way.note_answer(unique, answer)
         with contextlib.suppress(OSError):  # nobody waits for it any more
             os.write(self._fuse_fd, answer)
-        self._under_way.answered(unique)
+        self._under_way.forget_request(unique)

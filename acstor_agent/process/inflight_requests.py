@@ -98,7 +98,7 @@ class InflightRequests:
         """No request can be taken now."""
         return len(self._places) >= fuse_connection.MAX_REQUESTS
 
-    def take(self, length: int) -> bytes:
+    def save_request(self, length: int) -> bytes:
         """Keep the request of that many bytes that is in the room, and empty the room."""
         request = bytes(self.room[:length])
         _, opcode, unique = HEADER.unpack_from(request)
@@ -107,7 +107,7 @@ class InflightRequests:
         self._empty_room(length)
         return request
 
-    def answering(self, unique: int, answer: memoryview) -> None:
+    def note_answer(self, unique: int, answer: memoryview) -> None:
         """Note what the kernel is about to be answered with."""
         place = self._places.get(unique)
         if place is not None and len(answer) <= ANSWER_BYTES:
@@ -115,7 +115,7 @@ class InflightRequests:
             self._map[at + 8 : at + 8 + len(answer)] = answer
             _COUNT.pack_into(self._map, at, len(answer))
 
-    def answered(self, unique: int) -> None:
+    def forget_request(self, unique: int) -> None:
         """Forget a request that the kernel has an answer to."""
         request = self.requests.pop(unique, b"")
         place = self._places.pop(unique, None)

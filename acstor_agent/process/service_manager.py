@@ -64,11 +64,11 @@ class DescriptorStore:
         handed = (connection.fuse_fd, connection.record.fd)
         return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed) and _room() >= len(handed)
 
-    def renew(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
+    def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
         """Do nothing: it keeps what it has as long as it lives, and the host with it."""
         return is_kept
 
-    def take(self) -> fuse_connection.Connection | None:
+    def take_connection(self) -> fuse_connection.Connection | None:
         """Return the connection that the manager handed to this process, once.
 
         What another version has left has other names, and is taken for what it is.
@@ -76,15 +76,15 @@ class DescriptorStore:
         self._handed = _handed_over()
         kept = fuse_connection.kept([fd for fds in self._handed.values() for fd in fds])
         if kept is None and self._handed:  # a record, whose mount has ended
-            self.forget()
+            self.drop_connection()
         return kept
 
-    def forget(self) -> None:
+    def drop_connection(self) -> None:
         """Have the manager let go of what it keeps."""
         for name in {MOUNT, *self._handed}:
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
-    def stopping(self) -> fd_store.Stopping:
+    def stop_reason(self) -> fd_store.Stopping:
         """Return why the manager, or somebody behind its back, has sent SIGTERM.
 
         systemd keeps descriptors while a unit is restarted, by ``systemctl restart`` or because

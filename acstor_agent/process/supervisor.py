@@ -164,7 +164,7 @@ class Supervisor:
             return connection
         if connection:
             connection.close()
-            self._store.forget()
+            self._store.drop_connection()
         if fuse_connection.mounted_type(point) is None:
             folders.make_folder(self._mount_point)  # which asks what is mounted there
         made = fuse_connection.mount(point)
@@ -174,7 +174,7 @@ class Supervisor:
     def _take(self, point: str) -> fuse_connection.Connection | None:
         """Return what was kept; what makes no sense here is let go if no guest uses it."""
         try:
-            return self._store.take()
+            return self._store.take_connection()
         except fuse_connection.NotUnderstoodError as e:
             try:
                 if not fuse_connection.unmount_unused(point, e.fuse_fd):
@@ -182,13 +182,13 @@ class Supervisor:
             finally:
                 os.close(e.fuse_fd)
             LOG.warning("%s; not in use; releasing it", e)
-            self._store.forget()
+            self._store.drop_connection()
             return None
 
     def _disconnect(self, connection: fuse_connection.Connection) -> None:
         """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
         if self._relay:
-            self._relay.end()
+            self._relay.end_relay()
         point = str(self._mount_point)
         is_left = False
         if self._is_mounted and self._is_kept:
@@ -198,7 +198,7 @@ class Supervisor:
         if is_left:
             LOG.warning("%s: guests use it; leaving it to its holder", point)
         else:
-            self._store.forget()
+            self._store.drop_connection()
         connection.close()
 
     # Stopping
@@ -217,7 +217,7 @@ class Supervisor:
 
         Where it does not, the mount is gone afterwards, or left to the store.
         """
-        why = self._store.stopping()
+        why = self._store.stop_reason()
         self._renew()
         leaves_it = self._is_kept and why is fd_store.Stopping.SIGNALLED
         if (
@@ -237,7 +237,7 @@ class Supervisor:
         self._renewed_s = time.monotonic()
         if self._connection:
             was_kept = self._is_kept
-            self._is_kept = self._store.renew(self._connection, was_kept)
+            self._is_kept = self._store.ensure_kept(self._connection, was_kept)
             if self._is_kept and not was_kept:
                 self._tell_worker(child_process.NOW_KEPT)
 
@@ -361,7 +361,7 @@ class Supervisor:
             end = self._relay.connect()
         except OSError:
             LOG.error("the relay ended; the next one continues its requests")
-            self._relay.end()
+            self._relay.end_relay()
             self._relay = fuse_relay.Relay(connection)
             end = self._relay.connect()
         with end:

@@ -147,7 +147,7 @@ class DiskIo:
         """Return the length of a stream's last time slice."""
         return self._scheduler.slice_s(stream)
 
-    def place(self, file: object, offset: int, size_bytes: int) -> int:
+    def address_of(self, file: object, offset: int, size_bytes: int) -> int:
         """Return the address of a byte of a file; files lie in the order of their first use."""
         base = self._bases.get(file)
         if base is None:
@@ -155,7 +155,7 @@ class DiskIo:
             self._next_base += size_bytes
         return base + offset
 
-    def forget(self, file: object) -> None:
+    def forget_file(self, file: object) -> None:
         """Forget where a file lies, which is gone."""
         self._bases.pop(file, None)
 
@@ -176,14 +176,14 @@ class DiskIo:
     ) -> T:
         """Do ``function(*args)`` in a thread: at once with the policy ``none``, else in turn.
 
-        :param place: where on the disk it begins (see :meth:`place`)
+        :param place: where on the disk it begins (see :meth:`address_of`)
         :param length: bytes that it moves, at least 1
         """
         if not self.is_scheduling:
             return await trio.to_thread.run_sync(function, *args, limiter=limiter)
         turn = trio.Event()
         request = requests.Request(_stream.get(), place, length, is_write, token=turn)
-        self._scheduler.submit(request, trio.current_time())
+        self._scheduler.submit_request(request, trio.current_time())
         try:
             self._pump()
             await turn.wait()
@@ -191,7 +191,7 @@ class DiskIo:
         finally:
             if not self._scheduler.give_up(request):
                 self._serving.pop(request, None)
-                self._scheduler.completed(request, trio.current_time())
+                self._scheduler.request_completed(request, trio.current_time())
             self._pump()
 
     def _pump(self) -> None:
@@ -200,7 +200,7 @@ class DiskIo:
             return
         now_s = trio.current_time()
         while not self._is_busy(now_s) or not self.is_scheduling:
-            found = self._scheduler.pick(now_s)
+            found = self._scheduler.pick_request(now_s)
             if found is None:
                 break
             if self._serving and self.is_scheduling:

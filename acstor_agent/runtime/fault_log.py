@@ -25,7 +25,7 @@ class FaultLog:
         self._clock = clock
         self._said = log_limit.LogLimit(SAY_AGAIN_S)
 
-    def note(self, what: str, error: Exception) -> str:
+    def record_fault(self, what: str, error: Exception) -> str:
         """Count a fault, say it in the log if that is news, and return it in words.
 
         :param what: the piece of work that ends with it; who it was for is of no matter here

@@ -52,7 +52,7 @@ class TlsSession:
         self._missing_bytes = 0  # of the record whose beginning it has been given
         self._is_begun = False  # there is more in the record that was read last
 
-    def handshake(self) -> bool:
+    def continue_handshake(self) -> bool:
         """Go on with the handshake as far as that goes; say whether it is done.
 
         :raises ssl.SSLError: the other side is not believed, or does not speak TLS
@@ -80,16 +80,16 @@ class TlsSession:
         rest = self._received
         self._received = memoryview(b"".join((rest, records)) if rest else records)
 
-    def end(self) -> None:
+    def receive_eof(self) -> None:
         """Note that no more comes from the other side."""
         self._incoming.write_eof()
         self.is_over = True
 
-    def take(self) -> bytes:
+    def take_outgoing(self) -> bytes:
         """Return what is to be sent to the other side: its handshake, what was wrong with it."""
         return self._outgoing.read()
 
-    def unread(self) -> bytes:
+    def take_undecrypted(self) -> bytes:
         """Return what was put and is not decrypted yet, and forget it."""
         rest, self._received = bytes(self._received), _NOTHING
         return self._incoming.read() + rest

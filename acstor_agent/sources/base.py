@@ -58,7 +58,7 @@ class Blob(NamedTuple):
         """File name of the blob in sources that are made of files."""
         return f"{self.image_id}{self.kind.value}"
 
-    def part(self, offset: int, length: int) -> str:
+    def describe_range(self, offset: int, length: int) -> str:
         """Return a range of the blob in words, for errors.
 
         >>> blob = Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), BlobKind.IMAGE)
@@ -169,7 +169,7 @@ class Source(abc.ABC):
     async def size_bytes(self, blob: Blob) -> int:
         """Return the length of ``blob``; for who attaches, so it must be one that he may use."""
 
-    async def look(self, blob: Blob) -> BlobState:
+    async def find_blob(self, blob: Blob) -> BlobState:
         """Return what the place has now, for guests that read it already, on whatever host.
 
         The place is asked, whatever is remembered of it; reads that follow are of what is there.
@@ -231,7 +231,7 @@ class Source(abc.ABC):
         """
         return chunk_map.UNKNOWN_OS_HASH
 
-    def health(self) -> Health:
+    def source_health(self) -> Health:
         """Return how it does; may be called from any thread."""
         return Health()
 
@@ -260,9 +260,9 @@ class Wrapper(Source):
         """Ask the inner source."""
         return await self._inner.size_bytes(blob)
 
-    async def look(self, blob: Blob) -> BlobState:
+    async def find_blob(self, blob: Blob) -> BlobState:
         """Ask the inner source."""
-        return await self._inner.look(blob)
+        return await self._inner.find_blob(blob)
 
     async def read_pieces(
         self,
@@ -278,9 +278,9 @@ class Wrapper(Source):
         """Return what the inner source knows."""
         return self._inner.os_hash(blob)
 
-    def health(self) -> Health:
+    def source_health(self) -> Health:
         """Return what the inner source says."""
-        return self._inner.health()
+        return self._inner.source_health()
 
     async def aclose(self) -> None:
         """Close the inner source."""

@@ -48,7 +48,7 @@ class Threads:
     @property
     def hanging(self) -> hung_calls.Hanging:
         """The calls that hang now; may be looked at from any thread."""
-        return self._fence.hanging(self._clock())
+        return self._fence.count_hung(self._clock())
 
     async def run(self, what: str, of: Hashable, function: Callable[[], T]) -> T:
         """Return what ``function`` returns, called in a thread; who is cancelled leaves it behind.
@@ -58,7 +58,7 @@ class Threads:
         :raises errors.SourceUnreachable: too many calls hang
         """
         self._tell()
-        if self._fence.refuses(of, self._clock()):
+        if self._fence.is_refused(of, self._clock()):
             raise errors.SourceUnreachable(what, self._place(), str(self.hanging))
         ticket = _Ticket(self, of)
         limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods will do
@@ -66,22 +66,22 @@ class Threads:
             return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
         except trio.Cancelled:
             if ticket.call is not None:
-                self._fence.leave(ticket.call)
+                self._fence.abandon_call(ticket.call)
                 # Not here, where the log would name the cancellation as a fault.
                 trio.lowlevel.current_trio_token().run_sync_soon(self._tell)
             raise
 
-    async def enter(self, owner: object, of: Hashable) -> hung_calls.Call:
+    async def begin_call(self, owner: object, of: Hashable) -> hung_calls.Call:
         """Wait for a free thread, if none is, and note that a call begins."""
         try:
             self._limiter.acquire_on_behalf_of_nowait(owner)
         except trio.WouldBlock:
             await self._limiter.acquire_on_behalf_of(owner)
-        return self._fence.begin(of, self._clock())
+        return self._fence.begin_call(of, self._clock())
 
-    def exit(self, owner: object, call: hung_calls.Call) -> None:
+    def end_call(self, owner: object, call: hung_calls.Call) -> None:
         """Note that a call has come back, whether somebody waits for it still or not."""
-        self._fence.end(call)
+        self._fence.end_call(call)
         self._limiter.release_on_behalf_of(owner)
         self._tell()
 
@@ -106,9 +106,9 @@ class _Ticket:
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
         """Begin."""
-        self.call = await self._threads.enter(borrower, self._of)
+        self.call = await self._threads.begin_call(borrower, self._of)
 
     def release_on_behalf_of(self, borrower: object) -> None:
         """End, in the event loop's thread; also when nobody waits any more."""
         assert self.call is not None
-        self._threads.exit(borrower, self.call)
+        self._threads.end_call(borrower, self.call)

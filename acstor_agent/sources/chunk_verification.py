@@ -17,7 +17,7 @@ def check_chunk(
     :param where: the place that gave the bytes, likewise
     :raises errors.ChunkInvalid: ``data`` does not match ``content``
     """
-    if not content.matches(data):
+    if not content.matches_data(data):
         raise mismatch(data, content, what, where)
 
 

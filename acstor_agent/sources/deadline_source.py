@@ -35,9 +35,9 @@ class DeadlineSource(base.Wrapper):
         """Ask for the size."""
         return await self._ask(f"the size of {blob.name}", lambda: self._inner.size_bytes(blob))
 
-    async def look(self, blob: base.Blob) -> base.BlobState:
+    async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Look at the blob."""
-        return await self._ask(f"a look at {blob.name}", lambda: self._inner.look(blob))
+        return await self._ask(f"a look at {blob.name}", lambda: self._inner.find_blob(blob))
 
     async def read_pieces(
         self,
@@ -60,10 +60,10 @@ class DeadlineSource(base.Wrapper):
         with trio.move_on_after(deadline_s):
             await self._inner.read_pieces(blob, pieces, took, requester)
             if not has_error:
-                self._timeout.answered(trio.current_time() - began_s)
+                self._timeout.record_answer(trio.current_time() - began_s)
             return
         start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].length
-        error = self._missed(blob.part(start, stop - start), deadline_s)
+        error = self._missed(blob.describe_range(start, stop - start), deadline_s)
         if left:
             told([(at, error) for at in sorted(left)])
 
@@ -72,19 +72,19 @@ class DeadlineSource(base.Wrapper):
         with trio.move_on_after(CLOSE_S):
             await self._inner.aclose()
 
-    def health(self) -> base.Health:
+    def source_health(self) -> base.Health:
         """Return what the driver says, with the questions that had no answer."""
-        return self._inner.health()._replace(missed_attempts=self._timeout.misses)
+        return self._inner.source_health()._replace(missed_attempts=self._timeout.misses)
 
     async def _ask(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         deadline_s = self._timeout.deadline_s()
         began_s = trio.current_time()
         with trio.move_on_after(deadline_s):
             answer = await ask()
-            self._timeout.answered(trio.current_time() - began_s)
+            self._timeout.record_answer(trio.current_time() - began_s)
             return answer
         raise self._missed(what, deadline_s)
 
     def _missed(self, what: str, deadline_s: float) -> errors.SourceUnreachable:
-        self._timeout.missed(deadline_s)
+        self._timeout.record_timeout(deadline_s)
         return errors.SourceUnreachable(what, self.where, f"no answer within {deadline_s:.0f} s")

@@ -66,16 +66,16 @@ class DecodeThreads:
         finally:
             del self._begun[job]
             if begun.is_set():
-                self._slots.end(job, done.used_s, done.decoded_bytes, trio.current_time())
+                self._slots.end_job(job, done.used_s, done.decoded_bytes, trio.current_time())
             else:
-                self._slots.leave(job)
+                self._slots.leave_queue(job)
             self._begin()
         return done.is_done
 
     def _begin(self) -> None:
         """Give slots to those whose turn it is."""
         now_s = trio.current_time()
-        while (job := self._slots.begin(now_s)) is not None:
+        while (job := self._slots.begin_job(now_s)) is not None:
             self._begun[job].set()
         delay_s = self._slots.delay_s(now_s)
         if delay_s is not None and now_s + delay_s < self._begins_at_s:

@@ -95,12 +95,12 @@ class DownloadSource(base.Source):
         """Say whether a blob is copied if its ranges are refused: Glance has it, but no ranges."""
         return any(map(self._source.lacks_ranges, base.stored_blobs(blob)))
 
-    def has(self, blob: base.Blob) -> bool:
+    def has_copy(self, blob: base.Blob) -> bool:
         """Say whether a copy of all of a blob is here, or comes."""
         copies = map(self._copies.get, base.stored_blobs(blob))
         return any(copy is not None and copy.is_of_use for copy in copies)
 
-    def bring(self, image_id: ids.ImageId) -> None:
+    def begin_download(self, image_id: ids.ImageId) -> None:
         """Let the copy of an image begin, if it is for this host to have."""
         if self._elsewhere(image_id):
             return
@@ -112,7 +112,7 @@ class DownloadSource(base.Source):
         """Return what Glance's record says now."""
         return (await self._find(blob, is_in_use=False)).size_bytes
 
-    async def look(self, blob: base.Blob) -> base.BlobState:
+    async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Return what Glance's record says now, of an image that was deactivated, too."""
         place = await self._find(blob)
         return base.BlobState(place.size_bytes, place.glance_id)
@@ -138,17 +138,17 @@ class DownloadSource(base.Source):
             try:
                 await self._fill(run, until_s)
             except errors.ChunkUnavailable as error:
-                run.failed(error)
+                run.pieces_failed(error)
 
     async def aclose(self) -> None:
         """Let all copies go."""
         for blob, copy in list(self._copies.items()):
             self._drop(blob)
-            await copy.gone()
+            await copy.wait_deleted()
 
     async def _fill(self, run: driver.Run, until_s: float) -> None:
         copy = await self._copy_of(run)
-        with copy.reading():
+        with copy.hold_open():
             count_bytes = 0
             for piece in run.pieces:
                 stop = piece.offset + piece.length
@@ -160,7 +160,7 @@ class DownloadSource(base.Source):
                     is_near = _is_artefact(run.blob) or stop <= copy.came_bytes + NEAR_BYTES
                     await copy.wait_for(stop, until_s if is_near else -math.inf)
                 count_bytes = await copy.read_into(run, count_bytes)
-                run.filled(count_bytes)
+                run.pieces_filled(count_bytes)
 
     def _ended(self, run: driver.Run, place: glance.Place) -> errors.ChunkMissing:
         why = f"it ends at byte {place.size_bytes}"
@@ -196,7 +196,7 @@ class DownloadSource(base.Source):
 
     async def _place_of(self, blob: base.Blob) -> glance.Place:
         """Return where Glance has a blob; now and then it is asked whether another one is there."""
-        copy, place = self._copies.get(blob), self._source.known(blob)
+        copy, place = self._copies.get(blob), self._source.known_location(blob)
         if place is None:
             return await self._find(blob)
         if copy is None or not _is_artefact(blob):
@@ -239,17 +239,17 @@ class DownloadSource(base.Source):
 
     async def _bring(self, copy: full_download.FullDownload) -> None:
         name = copy.blob.name
-        with copy.coming():
+        with copy.download_during():
             is_artefact = _is_artefact(copy.blob)
             async with self._artefact_turns if is_artefact else self._image_turns:
                 await self._make_room(copy)
                 LOG.info("%s: read whole, %d bytes", name, copy.until_bytes)
-                await copy.bring(self._folder, self._rng, self._pour_of(copy))
+                await copy.download_all(self._folder, self._rng, self._pour_of(copy))
         if copy.failure is not None and not copy.is_dropped:
             LOG.warning("%s: not read whole, %s: %s", name, copy.progress, copy.failure.why)
 
     def _pour_of(self, copy: full_download.FullDownload) -> full_download.Pour:
-        return lambda take: self._source.pour(copy.blob, copy.place, take)
+        return lambda take: self._source.download_blob(copy.blob, copy.place, take)
 
     # Room
 
@@ -277,7 +277,7 @@ class DownloadSource(base.Source):
                 )
                 raise errors.ChunkRefused(copy.blob.name, self.where, why)
             self._drop(unused.blob)
-            await unused.gone()
+            await unused.wait_deleted()
 
     def _free_bytes(self) -> int:
         found = os.statvfs(self._folder)

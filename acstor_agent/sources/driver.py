@@ -2,7 +2,7 @@
 """What a driver is: it fills buffers with the bytes of a place, and knows one kind of place.
 
 The one rule: no piece leaves here before it was checked against its CID, whoever filled its
-buffer (:meth:`Run.filled`).  A buffer belongs to one run alone and is never used again: of a
+buffer (:meth:`Run.pieces_filled`).  A buffer belongs to one run alone and is never used again: of a
 place that hangs a thread may be left behind which still writes to it.
 """
 
@@ -44,7 +44,7 @@ class Run:
     @property
     def what(self) -> str:
         """All of it in words, for errors."""
-        return self.blob.part(self.offset, self.length)
+        return self.blob.describe_range(self.offset, self.length)
 
     @property
     def is_over(self) -> bool:
@@ -54,14 +54,14 @@ class Run:
     def check(self, count_bytes: int) -> None:
         """Check the pieces that lie in the first ``count_bytes``, in whatever thread.
 
-        BLAKE3 lets go of the interpreter's lock.  What is not checked here :meth:`filled` checks.
+        BLAKE3 lets go of the interpreter's lock.  What is not checked here :meth:`pieces_filled` checks.
         """
         while (number := len(self._checked)) < len(self.pieces):
             if self._ends[number] > count_bytes:
                 return
             self._checked.append(self._fault(number))
 
-    def filled(self, count_bytes: int) -> None:
+    def pieces_filled(self, count_bytes: int) -> None:
         """Tell of the pieces that lie in the first ``count_bytes``, which are in the buffers."""
         first = self._next
         if first < len(self.pieces) and self._ends[first] <= count_bytes:
@@ -78,9 +78,9 @@ class Run:
             at += len(part)
             if at == len(view):
                 break
-        self.filled(at)
+        self.pieces_filled(at)
 
-    def failed(self, error: Exception) -> None:
+    def pieces_failed(self, error: Exception) -> None:
         """Tell that the rest cannot be had."""
         rest = range(self._next, len(self.pieces))
         self._next = len(self.pieces)
@@ -89,9 +89,9 @@ class Run:
 
     def _fault(self, number: int) -> errors.ChunkInvalid | None:
         piece = self.pieces[number]
-        if piece.content is None or piece.content.matches(self.buffers[number]):
+        if piece.content is None or piece.content.matches_data(self.buffers[number]):
             return None
-        what = self.blob.part(piece.offset, piece.length)
+        what = self.blob.describe_range(piece.offset, piece.length)
         return chunk_verification.mismatch(self.buffers[number], piece.content, what, self._where)
 
 
@@ -112,8 +112,8 @@ class Driver(base.Source):
         """
 
     @abc.abstractmethod
-    async def fill(self, run: Run) -> None:
-        """Fill the buffers of ``run``, the first one first; say how far by :meth:`Run.filled`.
+    async def fill_run(self, run: Run) -> None:
+        """Fill the buffers of ``run`` in order, and report progress by :meth:`Run.pieces_filled`.
 
         What cannot be filled is raised; what was said to be filled before stays told.
 
@@ -150,12 +150,12 @@ class Driver(base.Source):
 
     async def _read(self, run: Run) -> None:
         try:
-            await self.fill(run)
+            await self.fill_run(run)
         except errors.ChunkUnavailable as error:
-            run.failed(error)
+            run.pieces_failed(error)
         if not run.is_over:
             why = "it gave fewer bytes than asked"
-            run.failed(errors.SourceUnreachable(run.what, self.where, why))
+            run.pieces_failed(errors.SourceUnreachable(run.what, self.where, why))
 
 
 def rest_of(

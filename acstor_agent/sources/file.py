@@ -238,7 +238,7 @@ class FileSource(driver.Driver):
 
         return await self._in_thread(blob, f"the size of {blob.name}", size)
 
-    async def fill(self, run: driver.Run) -> None:
+    async def fill_run(self, run: driver.Run) -> None:
         """Read and check in one thread, which costs more than either of a single chunk."""
 
         def fill(file: _OpenFile) -> tuple[int, int]:
@@ -253,12 +253,12 @@ class FileSource(driver.Driver):
 
         with self._order.turn(run) as turn:
             count_bytes, size_bytes = await self._in_thread(run.blob, run.what, fill)
-        run.filled(count_bytes)
+        run.pieces_filled(count_bytes)
         if count_bytes < run.length:
             why = f"the file ends at byte {size_bytes}"
             raise errors.ChunkMissing(run.what, self._path(run.blob), why)
 
-    def health(self) -> base.Health:
+    def source_health(self) -> base.Health:
         """Return how many calls hang."""
         hanging = self._threads.hanging
         return base.Health(hanging.calls, hanging.for_s)

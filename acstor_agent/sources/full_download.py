@@ -61,7 +61,7 @@ class _Enough(Exception):
 
 
 class FullDownload:
-    """See above; in a block of :meth:`coming`, :meth:`bring` makes it come.
+    """See above; in a block of :meth:`download_during`, :meth:`download_all` makes it come.
 
     :param place: where Glance has the blob
     :param until_bytes: so much of it is wanted, from its beginning
@@ -128,7 +128,7 @@ class FullDownload:
     # Readers
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def hold_open(self) -> Iterator[None]:
         """Keep the file while somebody reads."""
         self._readers += 1
         try:
@@ -195,7 +195,7 @@ class FullDownload:
         self.scope.cancel()
         self._close_unused()
 
-    async def gone(self) -> None:
+    async def wait_deleted(self) -> None:
         """Wait until the file of a copy that was dropped, and that nobody reads, is no more."""
         if self._closed is not None:
             await self._closed.wait()
@@ -208,7 +208,7 @@ class FullDownload:
     # The stream
 
     @contextlib.contextmanager
-    def coming(self) -> Iterator[None]:
+    def download_during(self) -> Iterator[None]:
         """Let it come in the block: what ends that, :attr:`failure` says."""
         try:
             with self.scope:
@@ -224,7 +224,7 @@ class FullDownload:
             self._tell()
             self._close_unused()
 
-    async def bring(self, folder: pathlib.Path, rng: random.Random, pour: Pour) -> None:
+    async def download_all(self, folder: pathlib.Path, rng: random.Random, pour: Pour) -> None:
         """Have it all.
 
         :param folder: on whose file system its file is
@@ -315,7 +315,7 @@ class FullDownload:
                 at += len(part)
             return found.digest()
 
-        with self.reading():
+        with self.hold_open():
             actual = await self.in_thread(hashed)
         if actual != os_hash.value:
             why = f"its {os_hash.algo} is {actual.hex()[:16]}…, not what Glance has"

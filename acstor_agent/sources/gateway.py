@@ -98,8 +98,8 @@ class GatewaySource(glance.GlanceSource):
         asked = http_range.RangeRequest(error.what, error.where, 0, 1)
 
         async def ask(ticket: glance.ServiceEndpoint) -> bytes:
-            async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as answer:
-                return await answer.body(WORDS_LIMIT_BYTES)
+            async with self._link.send_request(asked, {"X-Auth-Token": ticket.token}) as answer:
+                return await answer.read_body(WORDS_LIMIT_BYTES)
 
         try:
             said = msgspec.json.decode(await self._signed_in(error.what, ask), type=Fault)

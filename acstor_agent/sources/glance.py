@@ -98,7 +98,7 @@ class Place(NamedTuple):
     os_hash: chunk_map.OsHash
 
     @classmethod
-    def of(cls, record: image_record.Record, glance_id: ids.ImageId) -> "Place":
+    def from_record(cls, record: image_record.Record, glance_id: ids.ImageId) -> "Place":
         """Return the place that Glance's record of it describes."""
         return cls(glance_id, image_record.size_bytes_of(record), image_record.os_hash_of(record))
 
@@ -202,7 +202,7 @@ class GlanceSource(driver.Driver):
         """
         return (await self._look(blob, f"the size of {blob.name}", _NEW)).size_bytes
 
-    async def look(self, blob: base.Blob) -> base.BlobState:
+    async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Do the same, for a blob of an image that was deactivated, too.
 
         The stamp is the id of what holds the bytes: what Glance holds under it never changes.
@@ -221,7 +221,7 @@ class GlanceSource(driver.Driver):
             self._places.pop(blob, None)  # its bytes come from another source, if from any
             raise
 
-    async def fill(self, run: driver.Run) -> None:
+    async def fill_run(self, run: driver.Run) -> None:
         """Read the run with one request; what is gone from its place is looked for next time."""
         blob, what = run.blob, run.what
         known = self._no_ranges.get(blob)
@@ -233,7 +233,7 @@ class GlanceSource(driver.Driver):
         if place.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
-            ask = functools.partial(self._link.fill, run)
+            ask = functools.partial(self._link.fill_run, run)
             await self._of_file(blob, what, place, run.offset, run.length, ask)
         except http_range.RangeRefused as error:
             if error.status == 404 and place.glance_id != blob.image_id:
@@ -244,7 +244,7 @@ class GlanceSource(driver.Driver):
         """Say whether Glance had no ranges of a blob when it was asked for one last."""
         return blob in self._no_ranges
 
-    def known(self, blob: base.Blob) -> Place | None:
+    def known_location(self, blob: base.Blob) -> Place | None:
         """Return where a blob is, if that is known since it was looked for last."""
         return self._places.get(blob)
 
@@ -257,7 +257,7 @@ class GlanceSource(driver.Driver):
         what = f"the place of {blob.name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
-    async def pour(self, blob: base.Blob, place: Place, take: http_pool.Take) -> None:
+    async def download_blob(self, blob: base.Blob, place: Place, take: http_pool.Take) -> None:
         """Give ``take`` all of a blob, part by part, as every store gives it.
 
         :raises errors.ChunkUnavailable: it cannot be had, or not all of it
@@ -270,7 +270,7 @@ class GlanceSource(driver.Driver):
                 http_range.RangeRequest(what, url, 0, 0),
                 {"X-Auth-Token": ticket.token},
             )
-            await self._streams.pour(asked, headers, place.size_bytes, take)
+            await self._streams.download_blob(asked, headers, place.size_bytes, take)
 
         try:
             await self._signed_in(what, pour)
@@ -284,7 +284,7 @@ class GlanceSource(driver.Driver):
         place = self._places.get(blob)
         return place.os_hash if place else chunk_map.UNKNOWN_OS_HASH
 
-    def health(self) -> base.Health:
+    def source_health(self) -> base.Health:
         """Return how many calls of Keystone and of the resolver hang."""
         hanging = self._threads.hanging, self._link.hanging, self._streams.hanging
         return base.Health(sum(one.calls for one in hanging), max(one.for_s for one in hanging))
@@ -339,7 +339,7 @@ class GlanceSource(driver.Driver):
         image = await self._record(blob.image_id, what)
         if why := _why_not_served(image, statuses):
             raise errors.ChunkRefused(what, self._where, why)
-        place = Place.of(image, blob.image_id)
+        place = Place.from_record(image, blob.image_id)
         if blob.kind in ARTEFACTS:
             place = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
         elif image_record.is_convertible(image):
@@ -364,21 +364,23 @@ class GlanceSource(driver.Driver):
         except errors.ForeignArtefact as error:
             LOG.warning("%s", error)
             raise errors.ChunkMissing(what, self._where, str(error)) from error
-        return Place.of(artefact, artefact_id)
+        return Place.from_record(artefact, artefact_id)
 
     async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Record:
         """Return what Glance says of an image."""
 
         async def ask_glance(ticket: ServiceEndpoint) -> image_record.Record:
             asked = http_range.RangeRequest(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
-            async with self._link.answer(asked, {"X-Auth-Token": ticket.token}) as answer:
+            async with self._link.send_request(asked, {"X-Auth-Token": ticket.token}) as answer:
                 if answer.status != 200:
                     raise http_range.refusal(asked, answer.status)
-                text = await answer.body(RECORD_LIMIT_BYTES)
+                text = await answer.read_body(RECORD_LIMIT_BYTES)
             try:
                 return msgspec.json.decode(text, type=dict)
             except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-                raise asked.unreachable(f"the answer is no record of an image: {error}") from error
+                raise asked.transient_error(
+                    f"the answer is no record of an image: {error}"
+                ) from error
 
         try:
             return await self._signed_in(what, ask_glance)

@@ -61,12 +61,14 @@ class HttpSource(driver.Driver):
         what, where = f"the size of {blob.name}", self._base_url + blob.name
         return await self._link.size_bytes(http_range.RangeRequest(what, where, 0, 1))
 
-    async def fill(self, run: driver.Run) -> None:
+    async def fill_run(self, run: driver.Run) -> None:
         """Read the run with one request."""
         where = self._base_url + run.blob.name
-        await self._link.fill(run, http_range.RangeRequest(run.what, where, run.offset, run.length))
+        await self._link.fill_run(
+            run, http_range.RangeRequest(run.what, where, run.offset, run.length)
+        )
 
-    def health(self) -> base.Health:
+    def source_health(self) -> base.Health:
         """Return how many calls of the resolver hang."""
         hanging = self._link.hanging
         return base.Health(hanging.calls, hanging.for_s)

@@ -101,12 +101,12 @@ class LayoutSource(base.Wrapper):
         await self._inner.size_bytes(self._stored(blob, found))
         return found.size_bytes
 
-    async def look(self, blob: base.Blob) -> base.BlobState:
+    async def find_blob(self, blob: base.Blob) -> base.BlobState:
         """Look at the stored file; the length is that of what the guest reads."""
         found = self._layout(blob)
         if found is None:
-            return await self._inner.look(blob)
-        seen = await self._inner.look(self._stored(blob, found))
+            return await self._inner.find_blob(blob)
+        seen = await self._inner.find_blob(self._stored(blob, found))
         return seen._replace(size_bytes=found.size_bytes)
 
     async def read_pieces(
@@ -195,7 +195,7 @@ class _Reading:
         self._tiles = stored_reads.Tiles(run for one in wanted for run in one.runs)
         self._users = [[] for _ in self._tiles.ranges]
         for one in wanted:
-            numbers = {number for run in one.runs for number in self._tiles.of(run)}
+            numbers = {number for run in one.runs for number in self._tiles.tiles_of_run(run)}
             self._missing[one.number] = len(numbers)
             for number in numbers:
                 self._users[number].append(one)
@@ -205,7 +205,7 @@ class _Reading:
         offset, length, _ = piece
         if offset + length > found.size_bytes:
             why = f"the image ends at byte {found.size_bytes}"
-            raise errors.ChunkMissing(self._blob.part(offset, length), self._where, why)
+            raise errors.ChunkMissing(self._blob.describe_range(offset, length), self._where, why)
         fragments = stored_reads.fragments(offset, length, found.find(offset, offset + length))
         spans = []
         for fragment in fragments:
@@ -311,7 +311,7 @@ class _Reading:
     def _let_go(self, batch: Sequence[_Wanted]) -> None:
         """Let go of tiles that nobody needs any more."""
         for one in batch:
-            for number in {number for run in one.runs for number in self._tiles.of(run)}:
+            for number in {number for run in one.runs for number in self._tiles.tiles_of_run(run)}:
                 self._users[number].remove(one)
                 if not self._users[number]:
                     self._tiles.drop(number)
@@ -341,7 +341,7 @@ class _Reading:
         :raises errors.ChunkInvalid: what the place gave is not the piece
         """
         offset, length, content = one.piece
-        what = self._blob.part(offset, length)
+        what = self._blob.describe_range(offset, length)
         try:
             data = yield from self._assembled(one)
             if content is not None:

@@ -30,12 +30,12 @@ class AgentFiles:
         self.state_dir, self._ring_file = state_dir, ring_file
 
     @classmethod
-    def of(cls, agent: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
+    def from_options(cls, agent: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
         """Return the files of the agent with these options."""
         ring_file = pathlib.Path(agent.ring_file) if agent.ring_file else None
         return cls(pathlib.Path(agent.state_dir), ring_file)
 
-    def ring(self) -> hash_ring.Ring:
+    def read_ring(self) -> hash_ring.Ring:
         """Return the v-node table.
 
         :raises errors.Unusable: there is none, or it cannot be read
@@ -50,7 +50,7 @@ class AgentFiles:
         except (OSError, ValueError, msgspec.DecodeError, errors.RingFormatError) as e:
             raise errors.Unusable(str(path), f"there is no v-node table: {e}") from e
 
-    def image(self, image_id: ids.ImageId) -> chunk_map.Subject:
+    def read_image(self, image_id: ids.ImageId) -> chunk_map.Subject:
         """Return how an image is cut, and the hash that Glance had of it.
 
         :raises errors.Unusable: the agent does not have its chunk map

@@ -62,7 +62,7 @@ class Disk(Protocol):
 class HolderGroup(Protocol):
     """All holders of one disk's checkpoints."""
 
-    def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
+    def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
         """Return those of ``names``, in ascending order, that any holder has not, or more.
 
         :raises errors.AcstorError: one of them does not answer
@@ -83,7 +83,7 @@ class HolderGroup(Protocol):
 class RateLimit(Protocol):
     """Bounds how fast a disk is read."""
 
-    def spend(self, count_bytes: int) -> None:
+    def spend_bytes(self, count_bytes: int) -> None:
         """Wait until as much may be read."""
 
 
@@ -127,7 +127,7 @@ class DiskCapture:
         self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
         self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
-    def entries(self, seen: ChangedRanges) -> Iterator[checkpoint_manifest.Entry]:
+    def iter_entries(self, seen: ChangedRanges) -> Iterator[checkpoint_manifest.Entry]:
         """Yield what differs from the base, in the order of the disk, as soon as it is kept.
 
         :raises DiskTooLarge: there are too many; nothing was sent
@@ -165,7 +165,7 @@ class DiskCapture:
         if before is None:
             return said
         written = chunk_runs.chunks_of(seen.written(), self.cut)
-        lacking = self._copies.lacking(before.names())
+        lacking = self._copies.missing_names(before.iter_names())
         return self._inside(
             chunk_runs.merge_runs(
                 written,
@@ -188,7 +188,7 @@ class DiskCapture:
         while batch := list(itertools.islice(numbers, count)):
             chunks = self._read(batch, buffer)
             found = [
-                (checkpoint_manifest.Entry(chunk_no, self._seal.name(plain)), plain)
+                (checkpoint_manifest.Entry(chunk_no, self._seal.chunk_name(plain)), plain)
                 for chunk_no, plain in chunks
             ]
             size = sum(len(plain) for _, plain in found)
@@ -216,7 +216,7 @@ class DiskCapture:
     def _read_into(self, view: memoryview, start: int) -> None:
         for at in range(0, len(view), nbd_client.MAX_READ_BYTES):
             part = view[at : at + nbd_client.MAX_READ_BYTES]
-            self._pace.spend(len(part))
+            self._pace.spend_bytes(len(part))
             self._disk.read_into(part, start + at)
             self.read_bytes += len(part)
 

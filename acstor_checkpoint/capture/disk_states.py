@@ -99,7 +99,7 @@ class DiskStates:
         self._folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def known(self) -> list[ids.ImageId]:
+    def list_instances(self) -> list[ids.ImageId]:
         """Return the instances of which there is something."""
         found = []
         for path in self._folder.iterdir():
@@ -161,7 +161,7 @@ class DiskStates:
             raise errors.Unusable(str(path), str(e)) from e
         return name
 
-    def manifest(
+    def read_manifest(
         self, instance: ids.ImageId, state: DiskState, name: str
     ) -> checkpoint_manifest.Manifest | None:
         """Return a manifest that is kept here; None if it cannot be used."""
@@ -171,7 +171,7 @@ class DiskStates:
             LOG.warning("%s", e)
             return None
 
-    def needed(
+    def iter_needed(
         self, instance: ids.ImageId, state: DiskState, stay: Collection[str]
     ) -> Iterator[object_names.Stay]:
         """Yield the names of some manifests, and of all chunks that they name, in parts.
@@ -210,7 +210,7 @@ class DiskStates:
         except (OSError, errors.NotAuthenticated, errors.FormatError) as e:
             raise errors.Unusable(str(path), str(e)) from e
 
-    def keep(self, instance: ids.ImageId, stay: Collection[str]) -> None:
+    def retain_only(self, instance: ids.ImageId, stay: Collection[str]) -> None:
         """Drop all manifests but those called ``stay``."""
         for path in self._of(instance).glob(f"*{_SUFFIX}"):
             if path.name.removesuffix(_SUFFIX) not in stay:
@@ -226,7 +226,7 @@ class DiskStates:
         self._of(instance).rename(aside)
         LOG.error("%s cannot be read and is %s now", self._of(instance), aside.name)
 
-    def forget(self, instance: ids.ImageId) -> None:
+    def forget_disk(self, instance: ids.ImageId) -> None:
         """Drop all that is known of a disk."""
         shutil.rmtree(self._of(instance), ignore_errors=True)
 

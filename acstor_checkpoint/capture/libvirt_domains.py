@@ -114,7 +114,7 @@ class _Link:
         :raises errors.Unusable: one fails, takes too long, or a former one still does
         """
         try:
-            return self._calls.call(work, undo)
+            return self._calls.run_call(work, undo)
         except (libvirt.libvirtError, call_deadline.CallTimeout) as e:
             raise errors.Unusable(what, str(e)) from e
 
@@ -136,7 +136,7 @@ class Domains:
         self._opening = call_deadline.CallDeadline("libvirt-open", _OPEN_S)
         self._links: dict[str, _Link] = {}
 
-    def present(self) -> list[domain_xml.Server]:
+    def list_servers(self) -> list[domain_xml.Server]:
         """Return the servers whose disks are taken, running or not.
 
         :raises errors.Unusable: libvirt does not answer
@@ -163,7 +163,7 @@ class Domains:
             supervision.count_failure("libvirt")
             return None
 
-    def domain(self, server: domain_xml.Server) -> "Domain":
+    def find_domain(self, server: domain_xml.Server) -> "Domain":
         """Return the domain of a server.
 
         :raises errors.Unusable: it is gone, or libvirt does not answer
@@ -184,7 +184,7 @@ class Domains:
         if link.connection is None or not link.connection.isAlive():
             _run_events()
             try:
-                link.connection = self._opening.call(self._opened)
+                link.connection = self._opening.run_call(self._opened)
             except call_deadline.CallTimeout as e:
                 raise errors.Unusable(self._option, str(e), "Does libvirt run here?") from e
         return link.connection
@@ -221,7 +221,7 @@ class Domain:
         return self._link.call(self.name, work)
 
     @contextlib.contextmanager
-    def moment(self, bitmap: str, since: str, folder: pathlib.Path) -> Iterator[Snapshot]:
+    def export_snapshot(self, bitmap: str, since: str, folder: pathlib.Path) -> Iterator[Snapshot]:
         """Fix what the disk is now, and show it until the block ends.
 
         :param bitmap: begins at this moment: a new name
@@ -231,7 +231,7 @@ class Domain:
         :raises BitmapLost: ``since`` is not there, or QEMU ended without having written it down
         :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
         """
-        files = self.files(bitmap, folder)
+        files = self.export_files(bitmap, folder)
         socket, backup = str(files.socket), _backup_xml(self._server.disk.target, since, files)
         try:
             is_frozen = self._link.call(
@@ -242,12 +242,12 @@ class Domain:
             try:
                 yield Snapshot(self._export(socket), is_frozen)
             finally:
-                self.end(socket)
+                self.end_backup(socket)
         finally:
             _remove(files)
 
-    def files(self, bitmap: str, folder: pathlib.Path) -> Files:
-        """Return socket and scratch file of :meth:`moment`."""
+    def export_files(self, bitmap: str, folder: pathlib.Path) -> Files:
+        """Return socket and scratch file of :meth:`export_snapshot`."""
         return _files(self._own_folder() or folder, folder, bitmap)
 
     def _export(self, socket: str) -> nbd_client.Export:
@@ -260,7 +260,7 @@ class Domain:
         except (OSError, ValueError) as e:
             raise errors.Unusable(self.name, f"its process is not known: {e}") from e
 
-    def forget(self, bitmap: str) -> bool:
+    def remove_bitmap(self, bitmap: str) -> bool:
         """Remove a bitmap, if QEMU runs; say whether it is gone.
 
         :raises errors.Unusable: it cannot be removed
@@ -281,7 +281,7 @@ class Domain:
                 raise
         return True
 
-    def pull(self, base: str, rate_bytes_s: int) -> bool:
+    def pull_blocks(self, base: str, rate_bytes_s: int) -> bool:
         """Have QEMU copy into the disk what lies between it and ``base``; it goes on by itself.
 
         :param rate_bytes_s: 0: as fast as it goes
@@ -302,7 +302,7 @@ class Domain:
         """End what somebody began who was killed.
 
         :param bitmaps: that may have been begun
-        :param folder: as of :meth:`moment`
+        :param folder: as of :meth:`export_snapshot`
         :param was_frozen: file systems may still be held
         :raises errors.Unusable: some of it cannot be ended
         """
@@ -371,7 +371,7 @@ class Domain:
         folder = pathlib.Path(LIBVIRT_DIR, name)
         return folder if folder.is_dir() else None
 
-    def end(self, socket: str) -> None:
+    def end_backup(self, socket: str) -> None:
         """End our backup job, if it has not ended: Nova's snapshots and moves end it, too.
 
         May be called by any thread.

@@ -132,7 +132,7 @@ class Disk:
 
     ``size_bytes`` is the length of the disk.
 
-    :param context: of which :meth:`extents` asks
+    :param context: of which :meth:`iter_extents` asks
     :param timeout_s: how long the server may take for a request
     :raises errors.Unusable: nobody answers there, or not with this export and context, or it is
         another process, or of another size
@@ -186,7 +186,7 @@ class Disk:
         if filled != len(view):
             raise self._fault(f"{filled} bytes came of {len(view)}")
 
-    def extents(self) -> Iterator[Extent]:
+    def iter_extents(self) -> Iterator[Extent]:
         """Yield what the context says of the disk, in order, all of it.
 
         Other requests may be made in between.

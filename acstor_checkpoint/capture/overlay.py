@@ -75,7 +75,7 @@ def allocated_ranges(path: str) -> Iterator[disk_delta.Extent]:
     with open_file(path) as fd:
         # What others wrote past the page cache is read from the disk.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        yield from qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).changes()
+        yield from qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).iter_changes()
 
 
 def size_of(fd: int, path: str) -> int:

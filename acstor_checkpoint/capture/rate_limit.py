@@ -26,7 +26,7 @@ class RateLimit:
         self._pace, self._ended = rate_limiter.RateLimiter(rate_bytes_s, clock), ended
         self._lock = threading.Lock()
 
-    def spend(self, count_bytes: int) -> None:
+    def spend_bytes(self, count_bytes: int) -> None:
         """Wait until as much may be read.
 
         :raises errors.Unusable: nothing is to be read any more

@@ -85,7 +85,7 @@ class ScratchFiles:
         self._watched: list[ScratchFile] = []
 
     @contextlib.contextmanager
-    def watched(self, path: pathlib.Path, end: Callable[[], None]) -> Iterator[ScratchFile]:
+    def watch_file(self, path: pathlib.Path, end: Callable[[], None]) -> Iterator[ScratchFile]:
         """Watch a file during the block, from before it is there.
 
         :param end: ends the backup job; is called by another thread
@@ -107,9 +107,9 @@ class ScratchFiles:
     def run(self, ended: threading.Event) -> None:
         """Look at the files until the end."""
         while not ended.wait(LOOK_EVERY_S):
-            self.look()
+            self.end_oversized()
 
-    def look(self) -> None:
+    def end_oversized(self) -> None:
         """End what has become too large."""
         with self._lock:
             sizes = {one: one.size_bytes() for one in self._watched}

@@ -80,7 +80,7 @@ class SnapshotWindow:
         self._long = threading.Lock()
 
     @contextlib.contextmanager
-    def moment(self, stuck: int) -> Iterator[tuple[IsLate, bool]]:
+    def open_window(self, stuck: int) -> Iterator[tuple[IsLate, bool]]:
         """Yield what says when a moment is over, and whether it is a long one.
 
         The time of the moment begins when that is asked first.

@@ -124,7 +124,9 @@ class CheckpointTaker:
         self._patience = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
         self._pace = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
-    def take(self, server: domain_xml.Server, interval_s: int = 0) -> checkpoint_record.Record:
+    def take_checkpoint(
+        self, server: domain_xml.Server, interval_s: int = 0
+    ) -> checkpoint_record.Record:
         """Take a checkpoint; it is registered when this returns.
 
         :param interval_s: of the server's checkpoints: the shorter, the sooner a silent holder
@@ -152,7 +154,7 @@ class CheckpointTaker:
     ) -> tuple[checkpoint_record.Record, set[str]]:
         """Take a checkpoint; return it and the manifests that stay when it is registered."""
         instance, checkpoint_id = server.instance, str(uuid.uuid4())
-        before = None if why else self._states.manifest(instance, state, state.manifest)
+        before = None if why else self._states.read_manifest(instance, state, state.manifest)
         why = why or ("" if before else MANIFEST_LOST)
         with (
             self._shown_for(server, state) as is_late,
@@ -193,7 +195,7 @@ class CheckpointTaker:
         """
         state = self._states.load(server.instance)
         begun, was_frozen = (state.begun, state.was_frozen) if state else ([], False)
-        domain = self._domains.domain(server)
+        domain = self._domains.find_domain(server)
         domain.clear(begun, self._settings.folder, was_frozen=was_frozen)
         if state:
             self._forget_bitmaps(server, state)
@@ -217,7 +219,7 @@ class CheckpointTaker:
     def _shown_for(
         self, server: domain_xml.Server, state: disk_states.DiskState
     ) -> Iterator[snapshot_window.IsLate]:
-        with self._patience.moment(state.stuck) as (is_late, is_long):
+        with self._patience.open_window(state.stuck) as (is_late, is_long):
             if is_long:
                 state.stuck = 0  # who ends it, since the server is to be moved, has short ones next
                 LOG.warning(
@@ -233,10 +235,10 @@ class CheckpointTaker:
     ) -> tuple[holder_group.HolderGroup, Sequence[checkpoint_record.Holder]]:
         disk = ids.ImageId(state.disk)
         current = [ids.HostId(host) for host in state.holders]
-        chosen = self._places.choose(disk, self._settings.copies, current)
+        chosen = self._places.choose_holders(disk, self._settings.copies, current)
         if not chosen:
             raise errors.Unusable("checkpoints", "no other host can store them")
-        clients = [stack.enter_context(self._places.client(holder)) for holder in chosen]
+        clients = [stack.enter_context(self._places.client_of(holder)) for holder in chosen]
         acknowledged = [] if state.is_dropped else current
         copies = holder_group.HolderGroup(
             object_names.Disk(self._settings.host, disk),
@@ -252,7 +254,7 @@ class CheckpointTaker:
         try:
             yield
         except holder_group.HolderFailed as e:
-            self._places.failed(e.holder, is_costly=e.holder in copies.filled)
+            self._places.record_failure(e.holder, is_costly=e.holder in copies.filled)
             raise
 
     @contextlib.contextmanager
@@ -264,7 +266,7 @@ class CheckpointTaker:
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Snapshot]:
         """Show a moment of the disk; without what it was before if that is of no use."""
-        domain = self._domains.domain(server)
+        domain = self._domains.find_domain(server)
         if not domain.is_active():
             self._states.save(server.instance, state)
             with self._shown_off(server, state, before) as shown:
@@ -277,10 +279,10 @@ class CheckpointTaker:
         state.was_frozen = server.has_agent
         self._states.save(server.instance, state)
         since = state.bitmap if before else ""
-        files = domain.files(bitmap, self._settings.folder)
-        end = functools.partial(domain.end, str(files.socket))
+        files = domain.export_files(bitmap, self._settings.folder)
+        end = functools.partial(domain.end_backup, str(files.socket))
         with contextlib.ExitStack() as stack:
-            watched = stack.enter_context(self._scratch.watched(files.scratch, end))
+            watched = stack.enter_context(self._scratch.watch_file(files.scratch, end))
             try:
                 moment = self._moment(stack, domain, bitmap, since)
             except libvirt_domains.BitmapLost as e:
@@ -300,7 +302,7 @@ class CheckpointTaker:
     def _moment(
         self, stack: contextlib.ExitStack, domain: libvirt_domains.Domain, bitmap: str, since: str
     ) -> libvirt_domains.Snapshot:
-        return stack.enter_context(domain.moment(bitmap, since, self._settings.folder))
+        return stack.enter_context(domain.export_snapshot(bitmap, since, self._settings.folder))
 
     @contextlib.contextmanager
     def _shown_off(
@@ -344,7 +346,7 @@ class CheckpointTaker:
             functools.partial(_written, shown),
             lambda: (change[:2] for change in overlay.allocated_ranges(server.disk.path)),
         )
-        entries = taking.entries(seen)
+        entries = taking.iter_entries(seen)
         subject = checkpoint_manifest.Subject(
             disk=ids.ImageId(state.disk),
             instance=server.instance,
@@ -416,19 +418,21 @@ class CheckpointTaker:
         slow_holder = ""
         try:
             self._forget_bitmaps(server, state)
-            self._states.keep(server.instance, stay)
-            copies.keep(self._states.needed(server.instance, state, stay))
+            self._states.retain_only(server.instance, stay)
+            copies.retain_only(self._states.iter_needed(server.instance, state, stay))
         except (errors.AcstorError, OSError) as e:
             LOG.warning("server %s: obsolete data is not deleted yet: %s", server.instance, e)
             if isinstance(e, holder_group.HolderSlow):
                 slow_holder = e.holder
                 if e.is_stalled:
-                    self._places.failed(e.holder, is_costly=True)
+                    self._places.record_failure(e.holder, is_costly=True)
         return slow_holder
 
     def _forget_bitmaps(self, server: domain_xml.Server, state: disk_states.DiskState) -> None:
-        domain = self._domains.domain(server)
-        left = [name for name in state.begun if name != state.bitmap and not domain.forget(name)]
+        domain = self._domains.find_domain(server)
+        left = [
+            name for name in state.begun if name != state.bitmap and not domain.remove_bitmap(name)
+        ]
         if left != state.begun or state.was_frozen:
             state.begun, state.was_frozen = left, False
             self._states.save(server.instance, state)
@@ -436,7 +440,7 @@ class CheckpointTaker:
 
 def _written(shown: _Snapshot) -> Iterator[tuple[int, int]]:
     """Yield the ranges that were written since what ``before`` is of; nothing if there is none."""
-    extents = shown.disk.extents() if shown.before else ()
+    extents = shown.disk.iter_extents() if shown.before else ()
     return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 
 

@@ -76,12 +76,12 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
             "an address to keep those of others",
         )
     agent = checkpoint_conf.agent_options(conf)
-    identity, files = vault_service.identity(agent), agent_files.AgentFiles.of(agent)
+    identity, files = vault_service.identity(agent), agent_files.AgentFiles.from_options(agent)
     proof = vault_service.credentials(identity)
     with contextlib.ExitStack() as stack:
-        belonging = authorized_hosts.AuthorizedHosts(files.ring)
+        belonging = authorized_hosts.AuthorizedHosts(files.read_ring)
         served = vault_service.serve_vault(
-            own, identity.here, proof, belonging.fault, belonging.hosts_at
+            own, identity.here, proof, belonging.why_refused, belonging.hosts_at
         )
         vault = stack.enter_context(served)
         shown: list[registry.Collector] = [] if vault is None else [metrics.VaultCollector(vault)]
@@ -132,17 +132,19 @@ def _taken(
         identity,
         registration.open_transport(conf.config_file or [], conf.config_dir or []),
         lambda instance: taking.promised_s(instance),
-        tuple if vault is None else vault.health.issues,
+        tuple if vault is None else vault.health.list_issues,
     )
     stack.callback(link.stop)
     if vault is not None:
-        stack.enter_context(owner_deletion.run_deletion(vault, link.gone))
-    asked = capture_service.DecisionLink(link.register, link.kept, link.intervals)
+        stack.enter_context(owner_deletion.run_deletion(vault, link.departed_owners))
+    asked = capture_service.DecisionLink(
+        link.register_checkpoint, link.list_kept, link.fetch_intervals
+    )
     running = capture_service.run_captures(
         conf.acstor_checkpoint, files, conf.acstor.mount_point, identity.here, proof, asked
     )
     taking = stack.enter_context(running)
-    link.listen(taking.ask)
+    link.listen_for_requests(taking.request_checkpoint)
     return taking
 
 

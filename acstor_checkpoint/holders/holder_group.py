@@ -5,7 +5,7 @@ A chunk counts as kept only when each holder has acknowledged it.
 
 A holder that lacks more than MAX_LOST chunks that it acknowledged is replaced, whether its disk was
 replaced or it lies: to fill it again costs a read of the whole disk, as another holder does.  When
-it may be chosen again it is filled as a new one (``HolderPool.failed`` says how often).
+it may be chosen again it is filled as a new one (``HolderPool.record_failure`` says how often).
 """
 
 import collections
@@ -82,15 +82,15 @@ class HolderLost(HolderFailed):
 class HolderPool(Protocol):
     """Who can keep checkpoints."""
 
-    def choose(
+    def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
     ) -> Sequence[checkpoint_record.Holder]:
         """Return holders of a disk; those that keep it now, if they still can."""
 
-    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         """Return who asks the vault of a holder."""
 
-    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+    def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
         """Choose this one no more for a while.
 
         :param is_costly: it had acknowledged chunks, so a disk is read again in full
@@ -134,7 +134,7 @@ class HolderGroup:
         self.holders = tuple(client.holder for client in clients)
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
-    def lacking(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
+    def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
         """Return those of ``names``, in ascending order, that any holder has not.
 
         All of them, where a holder lacks more than MAX_LACKING.
@@ -169,7 +169,7 @@ class HolderGroup:
         """
 
         def put(client: vault_client.VaultClient) -> int:
-            missing = map(ids.Cid, sorted(client.missing(self._disk, names)))
+            missing = map(ids.Cid, sorted(client.missing_chunks(self._disk, names)))
             chunks = [object_names.Sealed(name, sealed(name)) for name in missing]
             client.put(self._disk, chunks)
             return sum(len(chunk.data) for chunk in chunks)
@@ -183,7 +183,7 @@ class HolderGroup:
         size_s = len(sealed) / SLOWEST_BYTES_S
         self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
-    def keep(self, parts: Iterable[object_names.Stay]) -> None:
+    def retain_only(self, parts: Iterable[object_names.Stay]) -> None:
         """Have every holder drop all but chunks and manifests that stay.
 
         No checkpoint waits for it, so they have STEP_S, however short the interval is.
@@ -218,13 +218,13 @@ class HolderGroup:
 def _missing(
     disk: object_names.Disk, names: Sequence[ids.Cid], client: vault_client.VaultClient
 ) -> set[bytes]:
-    return client.missing(disk, names)
+    return client.missing_chunks(disk, names)
 
 
 def _keep(
     disk: object_names.Disk, part: object_names.Stay, client: vault_client.VaultClient
 ) -> int:
-    return client.keep(disk, part)
+    return client.retain_only(disk, part)
 
 
 def call_all(

@@ -37,7 +37,7 @@ def choose_holders(
         if host != owner and host in ring and not ring.is_drained(host) and is_usable(host)
     ]
     chosen = staying[:copies]
-    places = ring.locations()
+    places = ring.host_locations()
     taken = {places.get(host, "") for host in (owner, *chosen)}
     others = [
         host

@@ -57,7 +57,7 @@ class HolderPool:
         self._only = frozenset(only)
         self._avoided: dict[ids.HostId, _Avoided] = {}
 
-    def choose(
+    def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
     ) -> Sequence[checkpoint_record.Holder]:
         """Return holders of a disk.
@@ -70,7 +70,7 @@ class HolderPool:
         )
         return [checkpoint_record.Holder(host, self._address(ring, host)) for host in chosen]
 
-    def others(self) -> Sequence[checkpoint_record.Holder]:
+    def other_hosts(self) -> Sequence[checkpoint_record.Holder]:
         """Return all hosts but this one.
 
         :raises errors.Unusable: there is no v-node table
@@ -79,11 +79,11 @@ class HolderPool:
         hosts = [ids.HostId(host.host) for host in ring.hosts if host.host != self._host]
         return [checkpoint_record.Holder(host, self._address(ring, host)) for host in hosts]
 
-    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         """Return who asks the vault of a holder."""
         return vault_client.VaultClient(holder.host, addresses.parse(holder.address), self._proof)
 
-    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+    def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
         """Choose this one no more for a while.
 
         :param is_costly: it had acknowledged chunks, so a disk is read again in full

@@ -157,7 +157,7 @@ class VaultClient:
         for batch in _batches(chunks):
             self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
 
-    def missing(self, disk: object_names.Disk, chunks: Iterable[bytes]) -> set[bytes]:
+    def missing_chunks(self, disk: object_names.Disk, chunks: Iterable[bytes]) -> set[bytes]:
         """Return which of these chunks the vault has not got."""
         found: set[bytes] = set()
         left = iter(sorted(set(chunks)))
@@ -179,7 +179,7 @@ class VaultClient:
         self._ask("PUT", _path(disk, "manifests", name), [sealed])
         return name
 
-    def keep(self, disk: object_names.Disk, stay: object_names.Stay) -> int:
+    def retain_only(self, disk: object_names.Disk, stay: object_names.Stay) -> int:
         """Have chunks and manifests of a disk dropped but those that stay; return how many went."""
         gone = 0
         for within, some in object_names.split(stay):
@@ -191,7 +191,7 @@ class VaultClient:
         """Have all of a disk dropped; return how many things went."""
         return self._until_all_went("DELETE", _path(disk), b"")
 
-    def chunk(self, disk: object_names.Disk, name: bytes) -> bytes:
+    def fetch_chunk(self, disk: object_names.Disk, name: bytes) -> bytes:
         """Return a sealed chunk, as the vault says; ``Seal.open`` finds out if it is.
 
         :raises errors.ChunkMissing: the vault has not got it
@@ -199,7 +199,7 @@ class VaultClient:
         limit = checkpoint_encryption.MAX_SEALED_BYTES
         return self._ask("GET", _path(disk, "chunks", name), [], limit)
 
-    def manifest(self, disk: object_names.Disk, name: bytes) -> bytes:
+    def fetch_manifest(self, disk: object_names.Disk, name: bytes) -> bytes:
         """Return a sealed manifest.
 
         :raises errors.ChunkMissing: the vault has not got it
@@ -211,12 +211,12 @@ class VaultClient:
             raise errors.ChunkInvalid(f"manifest {name.hex()}", self.holder, "it is another one")
         return sealed
 
-    def manifests(self, disk: object_names.Disk) -> list[bytes]:
+    def list_manifests(self, disk: object_names.Disk) -> list[bytes]:
         """Return the names of the disk's manifests."""
         limit = vault_store.MAX_MANIFESTS * object_names.NAME_BYTES
         return list(_names(self._ask("GET", _path(disk, "manifests"), [], limit), self.holder))
 
-    def disks(self, owner: ids.HostId) -> list[ids.ImageId]:
+    def list_disks(self, owner: ids.HostId) -> list[ids.ImageId]:
         """Return the disks of which something is kept for a host.
 
         :raises errors.RemoteProtocolError: the answer makes no sense
@@ -302,8 +302,8 @@ class VaultClient:
 
     def _context(self) -> ssl.SSLContext:
         try:
-            self._credentials.look()
-            return self._credentials.context(is_server=False)
+            self._credentials.reload_files()
+            return self._credentials.tls_context(is_server=False)
         except OSError as e:
             raise HostFault(str(e)) from e
 
@@ -349,7 +349,7 @@ def _exchange(channel: tls_channel.TlsChannel, request: _Request, until_s: float
             f"an answer of {announced} bytes, {request.limit} at most are expected"
         )
     channel.end_by(until_s + announced / BYTES_PER_S)
-    return _Answer(response.status_code, b"".join(channel.body(announced)))
+    return _Answer(response.status_code, b"".join(channel.iter_body(announced)))
 
 
 def _left_s(until_s: float) -> float:

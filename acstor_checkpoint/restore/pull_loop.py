@@ -86,24 +86,24 @@ class PullLoop:
         """Look and pull until the end."""
         while not self._ended.wait(LOOK_EVERY_S):
             try:
-                self.look()
+                self.start_due_pulls()
             except Exception:
                 LOG.exception("disks of recovered servers are not checked")
-        self.join()
+        self.wait_for_pull()
 
-    def join(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
+    def wait_for_pull(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
         """Wait until nothing is pulled into the disk of a server that is off."""
         if self._off is not None:
             self._off.join(timeout_s)
 
-    def look(self) -> None:
+    def start_due_pulls(self) -> None:
         """Begin what is to be pulled and is not."""
         try:
-            found = self._domains.present()
+            found = self._domains.list_servers()
         except errors.AcstorError as e:
-            self._faults.say(str(e))
+            self._faults.log_warning(str(e))
             return
-        self._faults.say("")
+        self._faults.log_warning("")
         here = {server.instance for server in found}
         for instance in set(self._tried) - here:
             del self._tried[instance]
@@ -138,15 +138,15 @@ class PullLoop:
 
     def _pull(self, server: domain_xml.Server) -> None:
         checkpoint_id = server.disk.base
-        base = self._recovered.base(checkpoint_id)
-        domain = self._domains.domain(server)
+        base = self._recovered.base_path(checkpoint_id)
+        domain = self._domains.find_domain(server)
         if not domain.is_active():
             self._begin_off(server, base, domain)
             return
         offline_pull.remove_copy(server.disk.path)
         if recovery_marker.read(server.disk.path) != checkpoint_id:
             recovery_marker.write(server.disk.path, checkpoint_id)
-        if domain.pull(base, self._rate_bytes_s):
+        if domain.pull_blocks(base, self._rate_bytes_s):
             LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
             self._pause(server.instance)
 
@@ -160,7 +160,10 @@ class PullLoop:
         if self._is_pulled_off():
             return
         path, checkpoint_id = server.disk.path, server.disk.base
-        shown, file = self._bases.shown(checkpoint_id), self._recovered.file(checkpoint_id)
+        shown, file = (
+            self._bases.shown_path(checkpoint_id),
+            self._recovered.checkpoint_path(checkpoint_id),
+        )
 
         def pull() -> None:
             with self._told(server.instance):
@@ -178,7 +181,7 @@ class PullLoop:
         """
         path, checkpoint_id = server.disk.path, server.disk.base
         offline_pull.remove_copy(path)
-        domain = self._domains.domain(server)
+        domain = self._domains.find_domain(server)
         is_active = domain.is_active()
         if self._recovered.is_in(path, checkpoint_id):
             offline_pull.sync_file(path)
@@ -187,7 +190,10 @@ class PullLoop:
                 "server %s: all of checkpoint %s is in its disk", server.instance, checkpoint_id
             )
         elif not is_active:
-            shown, base = self._bases.shown(checkpoint_id), self._recovered.base(checkpoint_id)
+            shown, base = (
+                self._bases.shown_path(checkpoint_id),
+                self._recovered.base_path(checkpoint_id),
+            )
             offline_pull.rebase(path, shown, base)
 
     def _pause(self, instance: ids.ImageId) -> None:

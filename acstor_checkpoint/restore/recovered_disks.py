@@ -57,12 +57,12 @@ class RecoveredDisks:
             raise errors.Unusable(f"the disk of checkpoint {checkpoint_id}", str(e)) from e
         return found.version == 1 and not found.key
 
-    def base(self, checkpoint_id: ids.ImageId) -> str:
+    def base_path(self, checkpoint_id: ids.ImageId) -> str:
         """Return the path of what the disk of a checkpoint lies on.
 
         :raises errors.Unusable: it does not say, or there is no such file
         """
-        found = local_file.backing_of(str(self.file(checkpoint_id)))
+        found = local_file.backing_of(str(self.checkpoint_path(checkpoint_id)))
         if not found or not os.path.isabs(found) or not os.path.lexists(found):
             what = f"the disk of checkpoint {checkpoint_id}"
             raise errors.Unusable(what, f"it should lie on {found}, which is not there")
@@ -75,14 +75,16 @@ class RecoveredDisks:
         """
         has = _joined(overlay.allocated_ranges(path))
         own = next(has, None)
-        for start, stop in _joined(overlay.allocated_ranges(str(self.file(checkpoint_id)))):
+        for start, stop in _joined(
+            overlay.allocated_ranges(str(self.checkpoint_path(checkpoint_id)))
+        ):
             while own is not None and own[1] < stop:
                 own = next(has, None)
             if own is None or start < own[0]:
                 return False
         return True
 
-    def file(self, checkpoint_id: ids.ImageId) -> pathlib.Path:
+    def checkpoint_path(self, checkpoint_id: ids.ImageId) -> pathlib.Path:
         """Return the file that has a checkpoint's bytes."""
         return self._folder / f"{checkpoint_id}.data"
 
@@ -115,7 +117,7 @@ class BackingImages:
         """Say whether an overlay lies on the disk of a checkpoint."""
         return overlay.checkpoint_of(path, self._disks) is not None
 
-    def shown(self, checkpoint_id: ids.ImageId) -> str:
+    def shown_path(self, checkpoint_id: ids.ImageId) -> str:
         """Return the path by which the disk of a checkpoint is shown."""
         return f"{self._disks}/{checkpoint_id}.qcow2"
 

@@ -63,7 +63,7 @@ class Failures:
         self._waits = collections.Counter[str]()
         self._failing: dict[ids.ImageId, messages.Failing] = {}
 
-    def note(self, instance: ids.ImageId, e: Exception) -> None:
+    def count_failure(self, instance: ids.ImageId, e: Exception) -> None:
         """Count a checkpoint of a server that failed with an error."""
         reason, holder = _reason(e), ""
         if isinstance(e, holder_group.HolderFailed):
@@ -90,7 +90,7 @@ class Failures:
                 self._waits[holder] += 1
                 self._failing[instance] = messages.Failing(instance, Reason.HOLDER_SLOW, holder)
 
-    def failing(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
+    def failing_servers(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
         """Return the servers whose last attempt failed, or waited for a slow holder.
 
         :param here: servers of this host; others are forgotten; None: not known, none is
@@ -105,7 +105,7 @@ class Failures:
         with self._lock:
             return dict(self._reasons)
 
-    def waits(self) -> Mapping[str, int]:
+    def waits_by_holder(self) -> Mapping[str, int]:
         """Return how many checkpoints and parts waited for each holder."""
         with self._lock:
             return dict(self._waits)

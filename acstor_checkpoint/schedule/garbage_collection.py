@@ -65,10 +65,10 @@ Raises errors.DecisionUnreachable or errors.Unusable if it is not known."""
 class HolderPool(Protocol):
     """Hosts that can keep checkpoints."""
 
-    def others(self) -> Sequence[checkpoint_record.Holder]:
+    def other_hosts(self) -> Sequence[checkpoint_record.Holder]:
         """Return all of them but this one."""
 
-    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         """Return who asks the vault of a holder."""
 
     def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
@@ -83,10 +83,10 @@ class Servers(Protocol):
 
     failures: failures.Failures
 
-    def here(self) -> Collection[ids.ImageId] | None:
+    def list_servers(self) -> Collection[ids.ImageId] | None:
         """Return them; None: it is not known."""
 
-    def held(self, instance: ids.ImageId) -> contextlib.AbstractContextManager[bool]:
+    def hold_server(self, instance: ids.ImageId) -> contextlib.AbstractContextManager[bool]:
         """Let no checkpoint of one be taken in the block; False: one is being taken."""
 
 
@@ -125,14 +125,14 @@ class GarbageCollection:
 
     def collect(self) -> bool:
         """Do one pass; return False if it is to be done again soon."""
-        if self._servers.here() is None:
+        if self._servers.list_servers() is None:
             return False
         try:
             self._pass()
         except (errors.AcstorError, OSError) as e:
-            self._faults.say(f"checkpoints that were deleted stay for now: {e}")
+            self._faults.log_warning(f"checkpoints that were deleted stay for now: {e}")
             return False
-        self._faults.say("")
+        self._faults.log_warning("")
         return True
 
     def _pass(self) -> None:
@@ -151,7 +151,7 @@ class GarbageCollection:
 
     def _holders(self) -> list[checkpoint_record.Holder]:
         """Return who is to be asked in this pass."""
-        others = list(self._places.others())
+        others = list(self._places.other_hosts())
         if self._clock() < self._all_s:
             known, _ = self._known()
             holding = {host for _, state in known.values() for host in state.holders}
@@ -167,7 +167,7 @@ class GarbageCollection:
         :raises errors.AcstorError: the decision service does not say what stays
         :raises OSError: the states cannot be listed
         """
-        with self._places.client(holder) as client:
+        with self._places.client_of(holder) as client:
             if not (disks := self._disks(client)):
                 return
             known, is_complete = self._known()  # before what stays: so each checkpoint is told of
@@ -179,7 +179,7 @@ class GarbageCollection:
     def _disks(self, client: vault_client.VaultClient) -> Sequence[ids.ImageId]:
         """Return disks that a holder has of this host, from the one behind the last one on."""
         disks: list[ids.ImageId] = []
-        self._with(client, lambda one: disks.extend(one.disks(self._host)))
+        self._with(client, lambda one: disks.extend(one.list_disks(self._host)))
         disks.sort()
         first = bisect.bisect_right(disks, self._last.get(client.holder, ""))
         return [*disks[first:], *disks[:first]][:HOLDER_DISKS]
@@ -236,7 +236,7 @@ class GarbageCollection:
             yield True
             return
         instance, state = known[disk]
-        with self._servers.held(instance) as is_held:
+        with self._servers.hold_server(instance) as is_held:
             yield is_held and self._state(instance) == state
 
     def _known(self) -> tuple[_Known, bool]:
@@ -245,7 +245,7 @@ class GarbageCollection:
         :raises OSError: the states cannot be listed
         """
         known, is_complete = dict[str, tuple[ids.ImageId, disk_states.DiskState]](), True
-        for instance in self._states.known():
+        for instance in self._states.list_instances():
             state = self._state(instance)
             if state == _UNREADABLE:
                 is_complete = False
@@ -264,7 +264,7 @@ class GarbageCollection:
             return _UNREADABLE
 
     def _set_aside(self, instance: ids.ImageId) -> None:
-        with self._servers.held(instance) as is_held, contextlib.suppress(OSError):
+        with self._servers.hold_server(instance) as is_held, contextlib.suppress(OSError):
             if is_held:
                 self._states.set_aside(instance)
 
@@ -281,8 +281,8 @@ class GarbageCollection:
             return
         gone = 0
         try:
-            for part in self._states.needed(*known[disk], stay):
-                gone += client.keep(folder, part)
+            for part in self._states.iter_needed(*known[disk], stay):
+                gone += client.retain_only(folder, part)
         except errors.Unusable as e:
             LOG.warning("disk %s: what it needs no more stays: %s", disk, e)
         if gone:
@@ -297,7 +297,7 @@ class GarbageCollection:
 
     def _is_gone(self, instance: ids.ImageId) -> bool:
         """Say whether a server is known not to be here; it may arrive during a pass."""
-        here = self._servers.here()
+        here = self._servers.list_servers()
         return here is not None and instance not in here
 
     def _forget(self) -> None:
@@ -306,13 +306,13 @@ class GarbageCollection:
         :raises errors.AcstorError: the decision service does not say what stays
         :raises OSError: the states cannot be listed
         """
-        gone = [instance for instance in self._states.known() if self._is_gone(instance)]
+        gone = [instance for instance in self._states.list_instances() if self._is_gone(instance)]
         if not gone:
             return
         kept = self._kept()
         for instance in gone:
-            with self._servers.held(instance) as is_held:
+            with self._servers.hold_server(instance) as is_held:
                 state = self._state(instance)
                 is_needed = state is not None and (state == _UNREADABLE or kept.get(state.disk))
                 if is_held and not is_needed and self._is_gone(instance):
-                    self._states.forget(instance)
+                    self._states.forget_disk(instance)

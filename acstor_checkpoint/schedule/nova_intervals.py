@@ -61,16 +61,16 @@ class NovaIntervals:
         """What counted when it was asked for last; may be read by any thread."""
         self._faults = log_once.LogOnce(LOG)
 
-    def told(self) -> Answer:
+    def current_intervals(self) -> Answer:
         """Return what counts now; ask, if it is time."""
         if self._ask is None or self._clock() < self._next_s:
             return self.last
         try:
             self.last = self._ask(self._failing())
-            self._faults.say("")
+            self._faults.log_warning("")
             every_s = EVERY_S
         except errors.AcstorError as e:
-            self._faults.say(f"intervals of checkpoints stay as they are: {e}")
+            self._faults.log_warning(f"intervals of checkpoints stay as they are: {e}")
             every_s = AGAIN_S
         self._next_s = self._clock() + every_s
         return self.last

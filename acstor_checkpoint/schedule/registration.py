@@ -97,7 +97,7 @@ class Registration:
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
 
-    def register(self, record: checkpoint_record.Record) -> set[str]:
+    def register_checkpoint(self, record: checkpoint_record.Record) -> set[str]:
         """Register a checkpoint; return the names of the manifests of its disk that stay, in hex.
 
         :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
@@ -122,7 +122,7 @@ class Registration:
         told = self._concealed(self._taken(record))
         return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
 
-    def kept(self) -> dict[str, set[str]]:
+    def list_kept(self) -> dict[str, set[str]]:
         """Return what stays of this host's checkpoints: names of manifests, by the vault's disk.
 
         :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
@@ -141,7 +141,7 @@ class Registration:
             kept.setdefault(one.vault_disk, set()).add(one.manifest_name)
         return kept
 
-    def intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Answer:
+    def fetch_intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Answer:
         """Return what Nova says of intervals of this host and its servers.
 
         :param failing: is shown to operators, with the issues of the vault
@@ -166,7 +166,7 @@ class Registration:
         of_servers = {one.instance_id: one.interval_s for one in answer.of_servers}
         return nova_intervals.Answer(answer.of_host, of_servers)
 
-    def gone(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
+    def departed_owners(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
         """Return which of these hosts are gone for good, and have no checkpoint any more.
 
         :param owners: MAX_OWNERS at most
@@ -219,10 +219,10 @@ class Registration:
 
     def _opened(self, said: object, purpose: str, kind: type[_T]) -> _T:
         signed = decision_messages.decode(said, decision_messages.Signed)
-        return signed_messages.verify_from_service(signed, purpose, self._files.signers(), kind)
+        return signed_messages.verify_from_service(signed, purpose, self._files.signer_keys(), kind)
 
     def _identity(self) -> _Identity:
-        identity = self._files.current()
+        identity = self._files.current_credentials()
         if identity.certificate is None:
             what = f"this host ({self._files.files.certificate})"
             raise errors.NotAuthenticated(what, "it has no certificate")
@@ -259,20 +259,20 @@ class Registration:
             raise errors.DecisionUnreachable("the message bus", why) from e
         return said
 
-    def listen(self, ask: AskCheckpoint) -> None:
+    def listen_for_requests(self, ask: AskCheckpoint) -> None:
         """Hear which checkpoints are wanted now, as soon as the broker is there."""
-        heard = {messages.CHECKPOINT_WANTED: lambda payload: self.want(payload, ask)}
+        heard = {messages.CHECKPOINT_WANTED: lambda payload: self.request_checkpoint(payload, ask)}
         endpoint = message_bus.Endpoint(heard, time.monotonic)
         supervision.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
 
-    def want(self, payload: object, ask: AskCheckpoint) -> dict[str, Any]:
+    def request_checkpoint(self, payload: object, ask: AskCheckpoint) -> dict[str, Any]:
         """Let an instance have its turn, if the decision service wants that; return the answer.
 
         :raises errors.NotAuthenticated: it has not said so, or not now, or to another host
         :raises errors.RemoteProtocolError: it makes no sense
         """
         signed = decision_messages.decode(payload, decision_messages.Signed)
-        signers = self._files.signers()
+        signers = self._files.signer_keys()
         purpose = signing.CHECKPOINT_WANTED
         wanted = signed_messages.verify_from_service(
             signed, purpose, signers, messages.CheckpointRequest

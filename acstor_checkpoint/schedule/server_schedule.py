@@ -59,7 +59,7 @@ class ServerSchedule:
         self._default_s = default_s
         self._turns: dict[ids.ImageId, _Entry] = {}
 
-    def see(
+    def set_servers(
         self,
         present: Iterable[domain_xml.Server],
         now_s: float,
@@ -108,7 +108,7 @@ class ServerSchedule:
         turn = self._turns.get(instance)
         return turn is not None and turn.is_retried
 
-    def next(
+    def next_server(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
     ) -> domain_xml.Server | None:
         """Return the server that is next; None if none is due.
@@ -126,7 +126,7 @@ class ServerSchedule:
         ]
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
-    def ask(self, instance: ids.ImageId, now_s: float) -> None:
+    def request_turn(self, instance: ids.ImageId, now_s: float) -> None:
         """Let a server have the next turn.
 
         :raises errors.Unusable: it is not here, or has none; says why
@@ -143,7 +143,9 @@ class ServerSchedule:
         turn.asked_s = now_s
         turn.due_s = min([now_s, *(other.due_s for other in self._turns.values())]) - 1.0
 
-    def taken(self, instance: ids.ImageId, began_s: float, *, is_held_up: bool = False) -> None:
+    def record_taken(
+        self, instance: ids.ImageId, began_s: float, *, is_held_up: bool = False
+    ) -> None:
         """Take note of a checkpoint whose turn began at ``began_s``.
 
         Who asked for one meanwhile means one of a later moment.
@@ -161,7 +163,9 @@ class ServerSchedule:
         if turn := self._turns.get(instance):
             turn.due_s, turn.is_retried = now_s, True
 
-    def failed(self, instance: ids.ImageId, now_s: float, *, is_replaced: bool = False) -> float:
+    def record_failure(
+        self, instance: ids.ImageId, now_s: float, *, is_replaced: bool = False
+    ) -> float:
         """Take note of one that could not be taken; return in how many seconds to try again.
 
         :param is_replaced: what failed is replaced in the next attempt: the first one is at once

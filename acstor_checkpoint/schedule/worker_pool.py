@@ -44,7 +44,7 @@ _LOOK_EVERY_S: Final = 10.0
 class ServerList(Protocol):
     """Who knows the servers of this host."""
 
-    def present(self) -> list[domain_xml.Server]:
+    def list_servers(self) -> list[domain_xml.Server]:
         """Return them.
 
         :raises errors.Unusable: it is not known now
@@ -54,7 +54,9 @@ class ServerList(Protocol):
 class CheckpointTaker(Protocol):
     """Takes one checkpoint of one server; is called by several threads."""
 
-    def take(self, server: domain_xml.Server, interval_s: int) -> checkpoint_record.Record:
+    def take_checkpoint(
+        self, server: domain_xml.Server, interval_s: int
+    ) -> checkpoint_record.Record:
         """Take it, and register it.
 
         :param interval_s: of the server's checkpoints; 0: it has none
@@ -106,7 +108,7 @@ class WorkerPool:
     def run(self) -> None:
         """Be one worker until :meth:`stop`; the checkpoint that is on then ends first."""
         while not self._has_ended:
-            if not self.turn():
+            if not self.run_turn():
                 self._woken.wait(_LOOK_EVERY_S)
                 if not self._has_ended:
                     self._woken.clear()
@@ -116,7 +118,7 @@ class WorkerPool:
         self._has_ended = True
         self._woken.set()
 
-    def ask(self, instance: ids.ImageId) -> int:
+    def request_checkpoint(self, instance: ids.ImageId) -> int:
         """Let a server have the next turn; return the number of its checkpoint that was begun last.
 
         The moment of each with a higher number is after this call: numbers are written down before
@@ -127,10 +129,10 @@ class WorkerPool:
         with self._lock:
             is_here = self._cadence.is_here(instance)
         if not is_here:  # maybe not yet: it arrived since the last look
-            self._see(self._domains.present(), self._intervals.last)
+            self._see(self._domains.list_servers(), self._intervals.last)
         state = self._states.load(instance)  # first: the turn that this gives it may begin at once
         with self._lock:
-            self._cadence.ask(instance, self._clock())
+            self._cadence.request_turn(instance, self._clock())
         self._woken.set()
         return state.number if state else 0
 
@@ -149,14 +151,14 @@ class WorkerPool:
         with self._lock:
             return {instance: self._clock() - began_s for instance, began_s in self._on.items()}
 
-    def here(self) -> frozenset[ids.ImageId] | None:
+    def list_servers(self) -> frozenset[ids.ImageId] | None:
         """Return the servers of this host, None while libvirt does not say; for any thread."""
         with self._lock:
             present = self._present
         return None if present is None else frozenset(server.instance for server in present)
 
     @contextlib.contextmanager
-    def held(self, instance: ids.ImageId) -> Iterator[bool]:
+    def hold_server(self, instance: ids.ImageId) -> Iterator[bool]:
         """Take no checkpoint of a server during the block; yield False if one is on already.
 
         May be called by any thread.
@@ -173,7 +175,7 @@ class WorkerPool:
                     self._held.discard(instance)
                 self._woken.set()
 
-    def turn(self) -> bool:
+    def run_turn(self) -> bool:
         """Do what is due for one server; return whether anything was."""
         self._look()
         with self._lock:
@@ -196,7 +198,7 @@ class WorkerPool:
             if server.instance not in self._cleared and server.instance not in busy:
                 return server, self._clear
         may_retry = sum(map(self._cadence.is_retried, self._on)) < RETRY_WORKERS
-        due = self._cadence.next(self._clock(), busy, may_retry=may_retry)
+        due = self._cadence.next_server(self._clock(), busy, may_retry=may_retry)
         return None if due is None else (due, self._try)
 
     def _look(self) -> None:
@@ -214,23 +216,25 @@ class WorkerPool:
 
     def _seen(self) -> list[domain_xml.Server] | None:
         try:
-            told = self._intervals.told()  # what fails is reported while libvirt does not answer
-            present = self._domains.present()
+            told = (
+                self._intervals.current_intervals()
+            )  # what fails is reported while libvirt does not answer
+            present = self._domains.list_servers()
             self._see(present, told)
         except Exception as e:
-            self._faults.say(str(e))
+            self._faults.log_warning(str(e))
             if _counted(e):
                 LOG.exception("the servers of this host are unknown now")
             return None
-        self._faults.say("")
+        self._faults.log_warning("")
         return present
 
     def _failing(self) -> list[messages.Failing]:
-        return self.failures.failing(self.here())
+        return self.failures.failing_servers(self.list_servers())
 
     def _see(self, present: list[domain_xml.Server], told: nova_intervals.Answer) -> None:
         with self._lock:
-            self._cadence.see(present, self._clock(), self._age_s, told)
+            self._cadence.set_servers(present, self._clock(), self._age_s, told)
 
     def _clear(self, server: domain_xml.Server) -> None:
         try:
@@ -248,20 +252,22 @@ class WorkerPool:
     def _try(self, server: domain_xml.Server) -> None:
         instance, began_s = server.instance, self._clock()
         try:
-            record = self._taker.take(server, self.promised_s(instance))
+            record = self._taker.take_checkpoint(server, self.promised_s(instance))
         except snapshot_window.PartTaken as e:
             with self._lock:  # a guest that writes without end keeps nobody from his turn
                 self._cadence.cut_off(instance, self._clock())
             self.failures.note_wait(instance, e.slow_holder)
             if isinstance(e, snapshot_window.Overwritten):
-                self.failures.note(instance, e)
+                self.failures.count_failure(instance, e)
             LOG.info("server %s: %s", instance, e)
             return
         except Exception as e:
             with self._lock:
                 is_replaced = isinstance(e, holder_group.HolderFailed)
-                pause_s = self._cadence.failed(instance, self._clock(), is_replaced=is_replaced)
-            self.failures.note(instance, e)
+                pause_s = self._cadence.record_failure(
+                    instance, self._clock(), is_replaced=is_replaced
+                )
+            self.failures.count_failure(instance, e)
             LOG.warning(
                 "server %s: no checkpoint: %s; tried again in %.0f s",
                 instance,
@@ -271,7 +277,7 @@ class WorkerPool:
             )
             return
         with self._lock:
-            self._cadence.taken(instance, began_s, is_held_up=bool(record.slow_holder))
+            self._cadence.record_taken(instance, began_s, is_held_up=bool(record.slow_holder))
         self.failures.note_success(instance)
         self.failures.note_wait(instance, record.slow_holder)
         LOG.info(

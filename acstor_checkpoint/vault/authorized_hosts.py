@@ -33,7 +33,7 @@ class AuthorizedHosts:
         self._why = ""
         self._looked_s = -LOOK_EVERY_S
 
-    def fault(self, certificate: certificates.HostCertificate) -> str:
+    def why_refused(self, certificate: certificates.HostCertificate) -> str:
         """Return why a host that has proven who it is may not speak; empty if it may."""
         with self._lock:
             if self._clock() - self._looked_s >= LOOK_EVERY_S:

@@ -31,14 +31,14 @@ class ConnectionFencing:
     def __init__(self) -> None:
         self._turns: dict[object_names.Disk, _Turn] = {}
 
-    def begin(self, disk: object_names.Disk, connection: int) -> None:
+    def begin_generation(self, disk: object_names.Disk, connection: int) -> None:
         """Let no connection before this one drop anything; wait until one has let go."""
         turn = self._turns.setdefault(disk, _Turn())
         with turn.lock:
             turn.latest = max(turn.latest, connection)
 
     @contextlib.contextmanager
-    def held(self, disk: object_names.Disk, connection: int) -> Iterator[None]:
+    def hold_generation(self, disk: object_names.Disk, connection: int) -> Iterator[None]:
         """Let nobody else begin in the block.
 
         :raises errors.VaultRefused: a later connection has
@@ -49,11 +49,11 @@ class ConnectionFencing:
                 raise errors.VaultRefused(disk.owner, "a later connection speaks of this disk")
             yield
 
-    def latest(self, disk: object_names.Disk) -> int:
+    def latest_connection(self, disk: object_names.Disk) -> int:
         """Return which connection spoke of a disk last; 0: none did."""
         turn = self._turns.get(disk)
         return turn.latest if turn is not None else 0
 
-    def forget(self, disk: object_names.Disk) -> None:
+    def forget_disk(self, disk: object_names.Disk) -> None:
         """Note that nothing is kept of a disk any more."""
         self._turns.pop(disk, None)

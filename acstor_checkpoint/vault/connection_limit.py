@@ -88,7 +88,7 @@ class ConnectionLimit:
         return len(self._held)
 
     @contextlib.contextmanager
-    def host(self, handle: socket.socket, host: ids.HostId) -> Iterator[bool]:
+    def admit_host(self, handle: socket.socket, host: ids.HostId) -> Iterator[bool]:
         """Have a place for a connection of a host, idle at first; False if there is none.
 
         :param handle: see :meth:`add`; it stays open until the block ends
@@ -104,7 +104,7 @@ class ConnectionLimit:
                 self._held.pop(handle, None)
 
     @contextlib.contextmanager
-    def busy(self, handle: socket.socket) -> Iterator[None]:
+    def mark_busy(self, handle: socket.socket) -> Iterator[None]:
         """Let a connection not count as idle in the block: its request is being answered."""
         self._mark(handle, _BUSY)
         try:

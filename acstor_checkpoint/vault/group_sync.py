@@ -49,7 +49,7 @@ class GroupSync:
         self._took_s, self._began_s = 0.0, math.inf  # no pass is on
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
 
-    def reach(self) -> None:
+    def wait_synced(self) -> None:
         """Wait until all that was written before this call is safe.
 
         :raises OSError: it is not, and nobody knows which part; or not within LONGEST_S

@@ -37,7 +37,7 @@ class LookupRate:
             OF_HOST, _HOSTS
         )
 
-    def spend(self, host: ids.HostId, count: int) -> None:
+    def spend_lookups(self, host: ids.HostId, count: int) -> None:
         """Wait until a host may have so many more names looked up.
 
         :param count: of names, a burst at most
@@ -49,9 +49,9 @@ class LookupRate:
         """Take names from a host's bucket; return how long to wait if there are too few."""
         with self._lock:
             now_s = self._clock()
-            lacking = count - self._buckets.level(host, now_s)
+            lacking = count - self._buckets.tokens_left(host, now_s)
             if lacking <= 0:
-                self._buckets.take(host, count, now_s)
+                self._buckets.charge_tokens(host, count, now_s)
                 return 0.0
             wait_s = max(_SHORTEST_S, lacking / OF_HOST.per_s)
             self.waited_s += wait_s

@@ -55,15 +55,15 @@ class OwnerDeletion:
         pause_s = FIRST_S
         while not self._ended.wait(pause_s):
             try:
-                self.once()
-                self._faults.say("")
+                self.delete_departed()
+                self._faults.log_warning("")
             except (errors.AcstorError, OSError) as e:
-                self._faults.say(f"orphaned data of hosts is not deleted yet: {e}")
+                self._faults.log_warning(f"orphaned data of hosts is not deleted yet: {e}")
             except Exception:
                 LOG.exception("orphaned data of hosts is not deleted yet")
             pause_s = EVERY_S
 
-    def once(self) -> None:
+    def delete_departed(self) -> None:
         """Ask of all for whom something is kept, and drop what is needed no more.
 
         :raises errors.AcstorError: the decision service does not say it
@@ -78,8 +78,8 @@ class OwnerDeletion:
 
     def _seen(self, owner: ids.HostId) -> dict[object_names.Disk, int]:
         """Return which connection spoke last of each disk of a host."""
-        disks = [object_names.Disk(owner, disk) for disk in self._vault.disks(owner)]
-        return {disk: self._vault.latest(disk) for disk in disks}
+        disks = [object_names.Disk(owner, disk) for disk in self._vault.list_disks(owner)]
+        return {disk: self._vault.latest_connection(disk) for disk in disks}
 
     def _drop(self, owner: ids.HostId, seen: dict[object_names.Disk, int]) -> None:
         gone = 0

@@ -105,7 +105,7 @@ class Quota:
         """Files and folders that were refused, by the bound that was reached."""
         self._full: set[ids.HostId] = set()
 
-    def take(self, owner: ids.HostId, size_bytes: int) -> None:
+    def reserve(self, owner: ids.HostId, size_bytes: int) -> None:
         """Take the room of a file or folder.
 
         :raises errors.VaultFull: there is none
@@ -116,7 +116,7 @@ class Quota:
                     self._refuse(owner, bound, limit)
             self._add(owner, allocated_bytes(size_bytes), 1)
 
-    def count(self, owner: ids.HostId, size_bytes: int) -> None:
+    def count_existing(self, owner: ids.HostId, size_bytes: int) -> None:
         """Note a file or folder that is there already, whatever the limits are now."""
         with self._lock:
             self._add(owner, allocated_bytes(size_bytes), 1)
@@ -133,7 +133,7 @@ class Quota:
         with self._lock:
             return len(self._full)
 
-    def used(self) -> dict[ids.HostId, Usage]:
+    def usage_by_host(self) -> dict[ids.HostId, Usage]:
         """Return what is kept for each host."""
         with self._lock:
             return {owner: used for owner, used in self._used.items() if used.inodes}

@@ -64,7 +64,7 @@ class Scrubber:
         pause_s = self.first_pause_s()
         while not self._ended.wait(pause_s):
             try:
-                self.once()
+                self.scrub_all()
                 if not self._ended.is_set():
                     (self._vault.folder / _LAST).touch()
             except OSError as e:
@@ -81,15 +81,15 @@ class Scrubber:
             return FIRST_S
         return min(max(FIRST_S, EVERY_S - (self._wall() - last_s)), EVERY_S)
 
-    def once(self) -> int:
+    def scrub_all(self) -> int:
         """Read everything once; return how much was removed.
 
         :raises OSError: more than MAX_UNREADABLE files cannot be read
         """
         gone, unreadable = 0, 0
-        for one in self._vault.everything():
+        for one in self._vault.iter_all():
             try:
-                with self._vault.opened(*one) as kept:
+                with self._vault.open_object(*one) as kept:
                     length = kept.length
             except errors.ChunkInvalid:
                 gone += 1

@@ -87,7 +87,7 @@ class TlsChannel:
                     self._write(data, min(SILENCE_S, until_s - self._clock()))
         self.send(h11.EndOfMessage())
 
-    def body(self, length: int) -> Iterator[bytes]:
+    def iter_body(self, length: int) -> Iterator[bytes]:
         """Yield the body that comes next.
 
         :param length: that it has

@@ -71,12 +71,12 @@ class RequestBody:
         self._pieces = pieces
         self._rest = bytearray()
 
-    def pieces(self, limit: int) -> Iterator[bytes]:
-        """Yield all of it; see :meth:`bounded`."""
-        self.bounded(limit)
+    def iter_all(self, limit: int) -> Iterator[bytes]:
+        """Yield all of it; see :meth:`bounded_length`."""
+        self.bounded_length(limit)
         return self._pieces
 
-    def bounded(self, limit: int) -> int:
+    def bounded_length(self, limit: int) -> int:
         """Return its length.
 
         :raises _Refused: it was not announced, or is above the limit
@@ -87,11 +87,11 @@ class RequestBody:
             raise _Refused(TOO_LONG, f"{self.length} bytes, at most {limit} are taken")
         return self.length
 
-    def rest(self) -> Iterator[bytes]:
+    def iter_rest(self) -> Iterator[bytes]:
         """Yield what nobody has looked at."""
         return self._pieces
 
-    def exactly(self, count: int) -> bytes:
+    def read_exactly(self, count: int) -> bytes:
         """Return the next bytes.
 
         :raises ValueError: there are not so many
@@ -145,7 +145,7 @@ class VaultApi:
         }
 
     @contextlib.contextmanager
-    def answered(
+    def answer_request(
         self, host: ids.HostId, method: str, target: str, body: RequestBody
     ) -> Iterator[Response]:
         """Yield the answer to a request, which must be sent before the block ends.
@@ -191,42 +191,42 @@ class VaultApi:
         if method != "GET" and host != place.owner:
             raise _Refused(FORBIDDEN, f"what is kept for {place.owner} is not {host}'s to change")
         if method != "GET":
-            self._vault.begin(place.of, body.connection)
+            self._vault.begin_connection(place.of, body.connection)
             return handler(place, body, stack)
-        self._vault.lookups.spend(host, lookup_rate.OF_REQUEST)
+        self._vault.lookups.spend_lookups(host, lookup_rate.OF_REQUEST)
         answer = handler(place, body, stack)
         per_name = lookup_rate.BYTES if place.name else object_names.NAME_BYTES  # else it is a list
-        self._vault.lookups.spend(host, answer.length // per_name)
+        self._vault.lookups.spend_lookups(host, answer.length // per_name)
         return answer
 
     def _disks(self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         if place.disk:
             raise _Refused(NOT_HERE, "a disk is read by its manifests")
-        return _said(OK, "\n".join(self._vault.disks(place.owner)))
+        return _said(OK, "\n".join(self._vault.list_disks(place.owner)))
 
     def _manifests(
         self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
-        return _whole(b"".join(self._vault.manifests(place.of)))
+        return _whole(b"".join(self._vault.list_manifests(place.of)))
 
     def _get(self, place: _Place, _body: RequestBody, stack: contextlib.ExitStack) -> Response:
         name = object_names.parse_name(place.name)
         kept = stack.enter_context(
-            self._vault.opened(place.of, object_names.Kind(place.what), name)
+            self._vault.open_object(place.of, object_names.Kind(place.what), name)
         )
-        return Response(OK, kept.length, kept.pieces())
+        return Response(OK, kept.length, kept.iter_bytes())
 
     def _put_chunks(
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
-        left = body.bounded(MAX_BATCH_BYTES)
-        with self._vault.batch(place.of, body.connection) as batch:
+        left = body.bounded_length(MAX_BATCH_BYTES)
+        with self._vault.open_batch(place.of, body.connection) as batch:
             for _ in range(MAX_BATCH):
                 if not left:
                     break
-                name, length = object_names.HEAD.unpack(body.exactly(object_names.HEAD.size))
+                name, length = object_names.HEAD.unpack(body.read_exactly(object_names.HEAD.size))
                 object_names.check_length(length)
-                batch.add(object_names.Kind.CHUNK, name, length, [body.exactly(length)])
+                batch.add(object_names.Kind.CHUNK, name, length, [body.read_exactly(length)])
                 left -= object_names.HEAD.size + length
             if left:
                 raise ValueError(f"more than {MAX_BATCH} chunks, or not whole ones")
@@ -235,19 +235,19 @@ class VaultApi:
     def _put_manifest(
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
-        length, name = body.bounded(MAX_MANIFEST_BYTES), object_names.parse_name(place.name)
-        with self._vault.batch(place.of, body.connection) as batch:
-            batch.add(object_names.Kind.MANIFEST, name, length, body.pieces(length))
+        length, name = body.bounded_length(MAX_MANIFEST_BYTES), object_names.parse_name(place.name)
+        with self._vault.open_batch(place.of, body.connection) as batch:
+            batch.add(object_names.Kind.MANIFEST, name, length, body.iter_all(length))
         return Response(NO_CONTENT)
 
     def _missing(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
-        return _whole(b"".join(self._vault.missing(place.of, _names(body))))
+        return _whole(b"".join(self._vault.missing_chunks(place.of, _names(body))))
 
     def _keep(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         within, stay = object_names.parse_range(place.name), _names(body)
         if not stay and within == object_names.ALL:
             raise ValueError("nothing is to stay: that is a DELETE")
-        return _said(OK, str(self._vault.keep(place.of, stay, body.connection, within)))
+        return _said(OK, str(self._vault.retain_only(place.of, stay, body.connection, within)))
 
     def _drop(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         return _said(OK, str(self._vault.drop(place.of, body.connection)))
@@ -258,7 +258,7 @@ _Handler = Callable[[_Place, RequestBody, contextlib.ExitStack], Response]
 
 def _names(body: RequestBody) -> object_names.NameList:
     return object_names.NameList(
-        body.exactly(body.bounded(object_names.MAX_ASKED * object_names.NAME_BYTES))
+        body.read_exactly(body.bounded_length(object_names.MAX_ASKED * object_names.NAME_BYTES))
     )
 
 

@@ -39,9 +39,9 @@ class VaultHealth:
         self._room, self._safety, self._clock = room, safety, clock
         self._window = sliding_window.SlidingWindow(WINDOW_S, clock(), self._totals())
 
-    def issues(self) -> Sequence[Issue]:
+    def list_issues(self) -> Sequence[Issue]:
         """Return what is wrong."""
-        grown = self._window.grown(self._clock(), self._totals())
+        grown = self._window.grown_counters(self._clock(), self._totals())
         syncs = max(1, grown.get("syncs", 0))  # the first one may never end
         has = {
             Issue.FULL: "refused" in grown,

@@ -150,17 +150,17 @@ class VaultServer:
                 with self._shaken(sock) as tls:
                     certificate = self._known(tls)
                     unauthenticated.close()
-                    with self._places.host(handle, certificate.host) as has_place:
+                    with self._places.admit_host(handle, certificate.host) as has_place:
                         if has_place:
                             self._converse(tls, handle, certificate)
         except (OSError, ValueError, errors.NotAuthenticated, tls_channel.ConnectionBroken) as e:
             self._say(ip, e)
 
     def _shaken(self, sock: socket.socket) -> ssl.SSLSocket:
-        self._credentials.look()
+        self._credentials.reload_files()
         sock.settimeout(HANDSHAKE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return self._credentials.context(is_server=True).wrap_socket(sock, server_side=True)
+        return self._credentials.tls_context(is_server=True).wrap_socket(sock, server_side=True)
 
     def _known(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
         if tls.selected_alpn_protocol() != tls_channel.PROTOCOL:
@@ -178,7 +178,7 @@ class VaultServer:
     ) -> None:
         channel, number = tls_channel.TlsChannel(tls, h11.SERVER), next(self._numbers)
         while isinstance(request := channel.receive(IDLE_S), h11.Request):
-            with self._places.busy(handle):
+            with self._places.mark_busy(handle):
                 if not self._answer(channel, request, certificate, number):
                     return
 
@@ -193,15 +193,15 @@ class VaultServer:
 
         :raises errors.NotAuthenticated: the host is revoked
         """
-        self._credentials.look()
+        self._credentials.reload_files()
         self._trusted(certificate.pem)
         if request.method not in _METHODS:
             return False
         length = tls_channel.content_length(request)
-        pieces = self._while_trusted(channel.body(length or 0), certificate)
+        pieces = self._while_trusted(channel.iter_body(length or 0), certificate)
         body = vault_api.RequestBody(length, pieces, connection)
         method, target = request.method.decode(), request.target.decode("latin-1")
-        with self._api.answered(certificate.host, method, target, body) as answer:
+        with self._api.answer_request(certificate.host, method, target, body) as answer:
             _send(channel, answer)
         return _finished(channel, body)
 
@@ -215,7 +215,7 @@ class VaultServer:
         checked_s = time.monotonic()
         for piece in pieces:
             if time.monotonic() - checked_s >= _LOOK_S:
-                self._credentials.look()
+                self._credentials.reload_files()
                 self._trusted(certificate.pem)
                 checked_s = time.monotonic()
             yield piece
@@ -232,7 +232,7 @@ def _send(channel: tls_channel.TlsChannel, answer: vault_api.Response) -> None:
 def _finished(channel: tls_channel.TlsChannel, body: vault_api.RequestBody) -> bool:
     """Take what is left of a request; say whether another one can follow."""
     until_s = time.monotonic() + LINGER_S
-    for _ in body.rest():
+    for _ in body.iter_rest():
         if time.monotonic() > until_s:
             return False
     return channel.begin_again()

@@ -7,7 +7,7 @@ bytes behind it.  There is no index: what is in the folder is what is kept, what
 killed before.
 
 The one rule: what was put is on the disk, with its name, before anybody is told so.  A file
-gets its name when its bytes are safe, and :meth:`VaultStore.batch` ends when the name is, too.
+gets its name when its bytes are safe, and :meth:`VaultStore.open_batch` ends when the name is, too.
 
 Nobody here can read what is kept, so all that can be checked is that it is what came.  What
 is not any more goes when it is found: its owner is told that it is missing, and sends it again.
@@ -54,7 +54,7 @@ class StoredObject:
     def __init__(self, file: IO[bytes], length: int) -> None:
         self._file, self.length = file, length
 
-    def pieces(self) -> Iterator[bytes]:
+    def iter_bytes(self) -> Iterator[bytes]:
         """Yield its bytes."""
         self._file.seek(0)
         yield from vault_files.pieces_of(self._file, self.length)
@@ -78,12 +78,12 @@ class VaultStore:
         self._making = threading.RLock()
         self._turns = connection_fencing.ConnectionFencing()
         self.safety = group_sync.GroupSync(folder)
-        self.safety.reach()  # a name that a killed process has given may not be safe yet
+        self.safety.wait_synced()  # a name that a killed process has given may not be safe yet
         for owner in vault_files.owners_in(folder):
-            self.room.count(owner, quota.BLOCK_BYTES)
+            self.room.count_existing(owner, quota.BLOCK_BYTES)
             for disk in vault_files.disks_in(folder / owner):
                 for size_bytes in vault_files.sizes_in(folder / owner / disk):
-                    self.room.count(owner, size_bytes)
+                    self.room.count_existing(owner, size_bytes)
         self.health = vault_health.VaultHealth(self.room, self.safety)
 
     def close(self) -> None:
@@ -91,47 +91,47 @@ class VaultStore:
         self.safety.close()
 
     @contextlib.contextmanager
-    def batch(self, disk: object_names.Disk, connection: int = 0) -> Iterator["Batch"]:
+    def open_batch(self, disk: object_names.Disk, connection: int = 0) -> Iterator["Batch"]:
         """Yield what chunks of a disk are put into; all are safe when the block ends.
 
-        :param connection: see :meth:`begin`
+        :param connection: see :meth:`begin_connection`
         :raises errors.VaultFull: there is no room; of what was put, nothing is kept
         :raises OSError: the folder cannot be written; some of it may be kept
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
-        self.begin(disk, connection)
+        self.begin_connection(disk, connection)
         try:
             yield made
-            made.commit()
+            made.commit_batch()
         finally:
             made.close()
 
-    def begin(self, disk: object_names.Disk, connection: int) -> None:
+    def begin_connection(self, disk: object_names.Disk, connection: int) -> None:
         """Let nothing go of a disk that a connection before this one wanted to go.
 
-        A host that asks too much waits here, as in :meth:`missing` and :meth:`keep`.
+        A host that asks too much waits here, as in :meth:`missing_chunks` and :meth:`retain_only`.
 
         :param connection: a number; later ones are larger
         """
-        self.lookups.spend(disk.owner, lookup_rate.OF_REQUEST)
+        self.lookups.spend_lookups(disk.owner, lookup_rate.OF_REQUEST)
         if self._folder_of(disk).is_dir():
-            self._turns.begin(disk, connection)
+            self._turns.begin_generation(disk, connection)
 
-    def latest(self, disk: object_names.Disk) -> int:
+    def latest_connection(self, disk: object_names.Disk) -> int:
         """Return which connection has begun with a disk last; 0: none since the start."""
-        return self._turns.latest(disk)
+        return self._turns.latest_connection(disk)
 
-    def missing(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+    def missing_chunks(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
         """Return which of these chunks are not here.
 
         :param asked: object_names.MAX_ASKED at most
         """
-        self.lookups.spend(disk.owner, len(asked))
+        self.lookups.spend_lookups(disk.owner, len(asked))
         folder = str(self._folder_of(disk))
         return [name for name in asked if not os.path.exists(vault_files.chunk_path(folder, name))]
 
     @contextlib.contextmanager
-    def opened(
+    def open_object(
         self, disk: object_names.Disk, kind: object_names.Kind, name: bytes
     ) -> Iterator[StoredObject]:
         """Yield something that is kept, checked.
@@ -164,27 +164,27 @@ class VaultStore:
         self.spoilt += gone
         return gone
 
-    def manifests(self, disk: object_names.Disk) -> list[bytes]:
+    def list_manifests(self, disk: object_names.Disk) -> list[bytes]:
         """Return the names of a disk's manifests, in ascending order."""
         return sorted(vault_files.names_in(self._folder_of(disk) / object_names.Kind.MANIFEST))
 
-    def disks(self, owner: ids.HostId) -> list[ids.ImageId]:
+    def list_disks(self, owner: ids.HostId) -> list[ids.ImageId]:
         """Return the disks of which something is kept for a host."""
         return sorted(vault_files.disks_in(self.folder / owner))
 
-    def everything(self) -> Iterator[tuple[object_names.Disk, object_names.Kind, bytes]]:
+    def iter_all(self) -> Iterator[tuple[object_names.Disk, object_names.Kind, bytes]]:
         """Yield all that is kept; what comes or goes meanwhile may be among it or not.
 
         A folder that cannot be read is said in the log and left out.
         """
         for owner in vault_files.owners_in(self.folder):
-            for disk in map(object_names.Disk, itertools.repeat(owner), self.disks(owner)):
+            for disk in map(object_names.Disk, itertools.repeat(owner), self.list_disks(owner)):
                 for part in vault_files.parts_of(self._folder_of(disk)):
                     is_shard = part.name != object_names.Kind.MANIFEST
                     kind = object_names.Kind.CHUNK if is_shard else object_names.Kind.MANIFEST
                     yield from ((disk, kind, name) for name in _listed(part))
 
-    def keep(
+    def retain_only(
         self,
         disk: object_names.Disk,
         stay: object_names.NameList,
@@ -196,13 +196,13 @@ class VaultStore:
         MAX_REMOVED: there may be more, so ask again. What is put meanwhile over the same
         connection, and is not named, may go, too.
 
-        :param connection: see :meth:`begin`
+        :param connection: see :meth:`begin_connection`
         :param within: only names whose first byte is one of these go
         :raises errors.VaultRefused: a later one has begun
         :raises OSError: something cannot be removed
         """
         gone = 0
-        self.lookups.spend(disk.owner, len(stay))
+        self.lookups.spend_lookups(disk.owner, len(stay))
         for part in vault_files.parts_of(self._folder_of(disk)):
             is_shard = part.name != object_names.Kind.MANIFEST
             if is_shard and int(part.name, 16) not in within:
@@ -210,8 +210,8 @@ class VaultStore:
             staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
             found = (name for name in vault_files.names_in(part) if name[0] in within)
             for some in _dozens(found):
-                self.lookups.spend(disk.owner, len(some))
-                with self._turns.held(disk, connection):
+                self.lookups.spend_lookups(disk.owner, len(some))
+                with self._turns.hold_generation(disk, connection):
                     for name in some:
                         if gone >= MAX_REMOVED:
                             return gone
@@ -221,17 +221,17 @@ class VaultStore:
         return gone
 
     def drop(self, disk: object_names.Disk, connection: int = 0) -> int:
-        """Drop all of a disk; return how many things went, as :meth:`keep` does.
+        """Drop all of a disk; return how many things went, as :meth:`retain_only` does.
 
         :raises errors.VaultRefused: a later connection has begun
         :raises OSError: something cannot be removed
         """
-        gone = self.keep(disk, object_names.NameList(b""), connection)
+        gone = self.retain_only(disk, object_names.NameList(b""), connection)
         folder = self._folder_of(disk)
         for empty in (folder, folder.parent):
             self._remove_folder(disk.owner, empty)
         if not folder.is_dir():
-            self._turns.forget(disk)
+            self._turns.forget_disk(disk)
         return gone
 
     def make_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
@@ -245,7 +245,7 @@ class VaultStore:
         with self._making:
             if folder.is_dir():
                 return
-            self.room.take(owner, quota.BLOCK_BYTES)
+            self.room.reserve(owner, quota.BLOCK_BYTES)
             try:
                 os.mkdir(folder, mode=0o700)
             except OSError:
@@ -264,9 +264,9 @@ class VaultStore:
         folder = self._folder_of(disk)
         if folder.is_dir():
             return folder
-        self.lookups.spend(disk.owner, MAX_DISKS)  # all of them are listed
+        self.lookups.spend_lookups(disk.owner, MAX_DISKS)  # all of them are listed
         with self._making:
-            if len(self.disks(disk.owner)) >= MAX_DISKS:
+            if len(self.list_disks(disk.owner)) >= MAX_DISKS:
                 raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
             self.make_folder(disk.owner, folder.parent)
             self.make_folder(disk.owner, folder)
@@ -334,22 +334,22 @@ class Batch:
             return
         is_manifest = kind is object_names.Kind.MANIFEST
         if is_manifest:
-            self._vault.lookups.spend(self._owner, MAX_MANIFESTS)
+            self._vault.lookups.spend_lookups(self._owner, MAX_MANIFESTS)
             if len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
                 raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
         self._vault.make_folder(self._owner, final.parent)
         size_bytes = length + vault_files.CHECKSUM_BYTES
-        self._vault.room.take(self._owner, size_bytes)
+        self._vault.room.reserve(self._owner, size_bytes)
         incoming = _Incoming(self._vault.next_path(self._folder), final, size_bytes)
         self._incoming.append(incoming)
         vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
 
-    def commit(self) -> None:
+    def commit_batch(self) -> None:
         """Make all of it safe, first its bytes, then its names.
 
         What was there already may have come a moment ago, and is made safe, too.
         """
-        self._vault.safety.reach()
+        self._vault.safety.wait_synced()
         if not self._incoming:
             return
         for incoming in self._incoming:
@@ -358,7 +358,7 @@ class Batch:
             with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True
-        self._vault.safety.reach()
+        self._vault.safety.wait_synced()
 
     def close(self) -> None:
         """Remove what has another name by now, and what got none."""

@@ -32,7 +32,7 @@ def unpack_frame(
     :param keys: of the scopes of the image's chunk map
     :raises errors.BootImageFormatError: the bytes are not the frame's
     """
-    if len(stored) != frame.stored_bytes or not ids.Content(frame.cid, keys).matches(stored):
+    if len(stored) != frame.stored_bytes or not ids.Content(frame.cid, keys).matches_data(stored):
         raise _fault(what, frame.offset, f"frame {frame.number} does not match its checksum")
     raw = memoryview(_decompressed(frame, stored, what))
     return list(_cut(cut, frame, raw))
@@ -71,8 +71,8 @@ def unpack_checked(
     by_cid = {}
     cut, keys = image_map.geometry, image_map.scope_keys
     for chunk_no, data in unpack_frame(cut, frame, stored, what, keys):
-        content = image_map.content(chunk_no)
-        if not content.matches(data):
+        content = image_map.content_of(chunk_no)
+        if not content.matches_data(data):
             raise _fault(what, frame.offset, f"chunk {chunk_no} is not what the chunk map says")
         by_cid[content.cid] = data
     return by_cid

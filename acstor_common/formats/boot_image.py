@@ -60,7 +60,7 @@ class Binding(NamedTuple):
     os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
 
     @classmethod
-    def of(cls, image_map: chunk_map.ChunkMap) -> "Binding":
+    def from_map(cls, image_map: chunk_map.ChunkMap) -> "Binding":
         """Return the image that a chunk map is of."""
         os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
         return cls(image_map.image_id, image_map.geometry, os_hash)
@@ -195,7 +195,7 @@ class Writer:
         stored = self._compressor.compress(raw)
         self._frames.append(stored if len(stored) < len(raw) else raw)
 
-    def parts(self) -> Iterator[bytes]:
+    def iter_parts(self) -> Iterator[bytes]:
         """End the boot image and yield its bytes, in pieces."""
         if self._waiting:
             self._end_frame()

@@ -84,7 +84,7 @@ class Seal:
         self._chunks = _Cipher(_derived(key, "chunks"), _derived(key, "nonces of chunks"))
         self._manifests = _Cipher(_derived(key, "manifests"), _derived(key, "nonces of manifests"))
 
-    def name(self, plain: Data) -> ids.Cid:
+    def chunk_name(self, plain: Data) -> ids.Cid:
         """Return the name of a chunk; ``ids.ZERO_CID``, which is never sealed, if it is zeros."""
         if _ZEROS.startswith(plain):
             return ids.ZERO_CID
@@ -93,7 +93,7 @@ class Seal:
     def close(self, name: ids.Cid, plain: Data) -> bytes:
         """Return a chunk as others may keep it.
 
-        :param name: what :meth:`name` returned for these bytes, which are not all zeros
+        :param name: what :meth:`chunk_name` returned for these bytes, which are not all zeros
         :param plain: at most 4 MiB
         """
         packed = _of_thread.zstd.compress(plain)

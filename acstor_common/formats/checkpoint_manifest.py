@@ -81,7 +81,7 @@ class Subject(NamedTuple):
 class Entry(NamedTuple):
     """A chunk that differs from the base.
 
-    :param cid: its name (``Seal.name``), keyed with ``Seal.scope_key``; ZERO_CID: it is zeros
+    :param cid: its name (``Seal.chunk_name``), keyed with ``Seal.scope_key``; ZERO_CID: it is zeros
     """
 
     chunk_no: int
@@ -196,7 +196,7 @@ class Manifest:
     def _entry(self, number: int) -> Entry:
         return Entry(*_ENTRY.unpack_from(self._buffer, HEADER_BYTES + number * ENTRY_BYTES))
 
-    def names(self) -> Iterator[ids.Cid]:
+    def iter_names(self) -> Iterator[ids.Cid]:
         """Yield the names of the chunks that holders must have, each once, in ascending order.
 
         Goes through the manifest once for each of ``name_ranges``, so few are in memory.

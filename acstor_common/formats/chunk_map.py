@@ -269,7 +269,7 @@ class ChunkMap:
         """Return the number of chunks."""
         return self._count
 
-    def cid(self, chunk_no: int) -> ids.Cid:
+    def cid_of(self, chunk_no: int) -> ids.Cid:
         """Return the CID of a chunk.
 
         :raises IndexError: the image has no such chunk
@@ -282,7 +282,7 @@ class ChunkMap:
         cid: ids.Cid = _read_cid(self._buffer, at)[0]
         return cid
 
-    def cids(self, first: int, stop: int) -> list[ids.Cid]:
+    def cids_between(self, first: int, stop: int) -> list[ids.Cid]:
         """Return the CIDs of the chunks from ``first`` up to ``stop``, without that one.
 
         :raises IndexError: the image does not have all of them
@@ -300,7 +300,7 @@ class ChunkMap:
             first += count
         return found
 
-    def heads(self) -> memoryview:
+    def sorted_heads(self) -> memoryview:
         """Return the heads of the contents' CIDs (:func:`head_of`), in ascending order.
 
         A view of the map, which stays open while it is used.
@@ -326,10 +326,10 @@ class ChunkMap:
 
     def content_behind(self, oid: ids.Oid, content_no: int = 0) -> int:
         """Return the first content, from one on, whose OID is behind ``oid``."""
-        with self.heads() as heads:
+        with self.sorted_heads() as heads:
             at = bisect.bisect_left(heads, head_of(oid), content_no)
             end = bisect.bisect_right(heads, head_of(oid), at)
-        while at < end and ids.oid_of(self.cid(self.first_chunk(at))) <= oid:
+        while at < end and ids.oid_of(self.cid_of(self.first_chunk(at))) <= oid:
             at += 1
         return at
 
@@ -343,18 +343,20 @@ class ChunkMap:
         """The map's trailer: 32 bytes that no other map has."""
         return bytes(self._buffer[-TRAILER_BYTES:])
 
-    def content(self, chunk_no: int) -> ids.Content:
+    def content_of(self, chunk_no: int) -> ids.Content:
         """Return what the bytes of a chunk must be.
 
         :raises IndexError: the image has no such chunk
         """
-        return ids.Content(self.cid(chunk_no), self.scope_keys)
+        return ids.Content(self.cid_of(chunk_no), self.scope_keys)
 
     def is_zero(self, chunk_no: int) -> bool:
         """Say whether the chunk has only zeros: it is never stored, sent or asked for."""
-        return self.cid(chunk_no) == ids.ZERO_CID
+        return self.cid_of(chunk_no) == ids.ZERO_CID
 
-    def blocks(self, pause: layout.Pause = layout.no_pause) -> Iterator[tuple[list[ids.Cid], int]]:
+    def iter_blocks(
+        self, pause: layout.Pause = layout.no_pause
+    ) -> Iterator[tuple[list[ids.Cid], int]]:
         """Yield the CIDs of each distinct block, and how many pages have it.
 
         A short last page ends with CIDs of zeros that no chunk has.
@@ -372,7 +374,7 @@ class ChunkMap:
             if number % _BLOCKS_IN_A_ROW == 0:
                 pause()
 
-    def zeros(self) -> bytes:
+    def zero_bitmap(self) -> bytes:
         """Return a bit for each chunk, set if it has only zeros; a byte's lowest bit is first.
 
         Takes about 1 ms for each 10,000 chunks in distinct blocks.

@@ -91,7 +91,7 @@ def _layout_parts(
         yield piece
     _check_missing("entries", missing)
     if not stored.is_identity:
-        yield index.slots()
+        yield index.index_slots()
 
 
 def _check_missing(what: str, missing: int) -> None:

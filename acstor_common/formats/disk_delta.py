@@ -120,7 +120,7 @@ class Table:
         self._raw = raw
 
     @classmethod
-    def of(cls, changes: Iterable[Extent], virtual_size: int) -> "Table":
+    def from_runs(cls, changes: Iterable[Extent], virtual_size: int) -> "Table":
         """Return the table of changes of a disk; runs are joined.
 
         :raises TooManyExtents: there are more than MAX_EXTENTS
@@ -218,7 +218,7 @@ class Writer:
     """Makes the stream: first :attr:`front`, then what is fed, then :meth:`end`.
 
     >>> base = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> table = Table.of([Extent(512, 512, Kind.DATA)], virtual_size=4096)
+    >>> table = Table.from_runs([Extent(512, 512, Kind.DATA)], virtual_size=4096)
     >>> writer = Writer(4096, base, chunk_map.UNKNOWN_OS_HASH, table)
     >>> writer.feed(bytes(512))
     >>> len(writer.front + bytes(512) + writer.end()) == writer.head.stream_bytes
@@ -292,7 +292,7 @@ class Reader:
         self._head = Head(0, ids.ImageId(""), chunk_map.UNKNOWN_OS_HASH, 0, 0)
         self._done_bytes = 0
 
-    def head(self, raw: Buffer) -> Head:
+    def read_head(self, raw: Buffer) -> Head:
         """Check the first HEADER_BYTES and return what they say.
 
         :raises errors.DiskDeltaFormatError: they are no header, or one that is not taken
@@ -301,7 +301,7 @@ class Reader:
         self._hash.update(raw)
         return self._head
 
-    def table(self, raw: Buffer) -> Table:
+    def read_table(self, raw: Buffer) -> Table:
         """Check the ``table_bytes`` of the head that follow it and return them.
 
         :raises errors.DiskDeltaFormatError: a change makes no sense

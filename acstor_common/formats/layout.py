@@ -213,7 +213,7 @@ class Index:
             self._begin_pages(at // self._page_bytes)
             self._count += 1
 
-    def slots(self) -> bytes:
+    def index_slots(self) -> bytes:
         """Return the index, when all entries have gone by."""
         self._begin_pages(self._pages)
         return bytes(self._slots)
@@ -240,7 +240,7 @@ class Table:
     def __init__(self, buffer: Buffer, offset: int, count: int) -> None:
         self._buffer, self._offset, self.count = buffer, offset, count
 
-    def between(self, start: int, stop: int, low: int, high: int) -> list[Extent]:
+    def extents_between(self, start: int, stop: int, low: int, high: int) -> list[Extent]:
         """Return the extents that have bytes from ``start`` to ``stop``, whole.
 
         :param low: the first entry that may be among them
@@ -293,7 +293,7 @@ class Layout:
         first, last = start // self._page_bytes, min(-(-stop // self._page_bytes), self._pages)
         if not 0 <= first < last:
             return []
-        return self._table.between(start, stop, self._slot(first), self._slot(last))
+        return self._table.extents_between(start, stop, self._slot(first), self._slot(last))
 
     def _slot(self, page: int) -> int:
         slot: int = _read_at(self._buffer, self._index_at + page * SLOT_BYTES)[0]

@@ -72,7 +72,7 @@ class Qcow2:
         self._last = _Last()
         self._check_l2_places()
 
-    def extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
+    def iter_extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
         """Yield where the disk's bytes from ``start`` to ``stop`` lie, in order; the rest is zeros.
 
         One for each cluster or subcluster, cut at ``stop``.  What a file that ends within a cluster
@@ -88,7 +88,7 @@ class Qcow2:
         stop = self.virtual_size if stop is None else min(stop, self.virtual_size)
         return _apart(self._in_file(start, stop))
 
-    def changes(self) -> Iterator[disk_delta.Extent]:
+    def iter_changes(self) -> Iterator[disk_delta.Extent]:
         """Yield what the file says of the disk, in order; the rest is the backing file's.
 
         If there is none, all is said: the rest is zeros.
@@ -117,15 +117,15 @@ class Qcow2:
         """
         start = at - at % self.cluster_bytes
         uncut = geometry.Geometry(self.virtual_size, geometry.MAX_CHUNK_BYTES)
-        if not self.part(start, at + len(view), uncut).fill(view, at):
+        if not self.part_reader(start, at + len(view), uncut).fill_buffer(view, at):
             _clear(view)
 
-    def part(self, start: int, stop: int, cut: geometry.Geometry) -> "Part":
-        """Return what reads the disk from ``start`` to ``stop``; as :meth:`extents`.
+    def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "Part":
+        """Return what reads the disk from ``start`` to ``stop``; as :meth:`iter_extents`.
 
         :param cut: of the chunk map: ``extents`` of the part are those of its layout
         """
-        extents = list(layout.merge_adjacent(self.extents(start, stop), cut))
+        extents = list(layout.merge_adjacent(self.iter_extents(start, stop), cut))
         return Part(self.source, self.cluster_bytes, extents, self._last)
 
     def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:
@@ -320,7 +320,7 @@ class Part:
         """Whether all of it is zeros and the tables say so."""
         return not self.extents
 
-    def fill(self, view: memoryview, start: int) -> int:
+    def fill_buffer(self, view: memoryview, start: int) -> int:
         """Fill ``view`` with the disk's bytes from ``start`` on, all in this part.
 
         :return: how many bytes are stored; if none is, it is all zeros, and ``view`` is as it was

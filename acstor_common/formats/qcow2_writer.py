@@ -100,14 +100,14 @@ class Plan:
         self.file_bytes = self.data_at + self._data_clusters * cluster_bytes
         """Length of the file: whole clusters."""
 
-    def parts(self, read: Callable[[Run], Iterable[Buffer]]) -> Iterator[Buffer]:
+    def iter_parts(self, read: Callable[[Run], Iterable[Buffer]]) -> Iterator[Buffer]:
         """Yield the bytes of the file, in parts of at most 2 MiB or what ``read`` returns.
 
         :param read: returns the bytes of the next run in order: all of its length, or the
             ``packed_bytes`` of a compressed one
         :raises ValueError: it returned more or less
         """
-        yield from self.tables()
+        yield from self.iter_tables()
         done = 0
         for run, offset, _ in self._placed():
             if run.is_zero:
@@ -194,7 +194,7 @@ class Plan:
         ):
             raise ValueError(f"{run} is not a compressed cluster")
 
-    def tables(self) -> Iterator[bytes]:
+    def iter_tables(self) -> Iterator[bytes]:
         """Yield what comes before ``data_at``, in parts of at most 2 MiB."""
         yield self._extended().ljust(self._cluster_bytes, b"\0")
         first_block = (1 + self._table_clusters) * self._cluster_bytes

@@ -147,7 +147,9 @@ class Authority:
         certificate = builder.sign(key, None)
         return cls(certificate.public_bytes(serialization.Encoding.PEM), key_pem)
 
-    def issue(self, csr_pem: bytes, host: ids.HostId, now_s: float, valid_s: int) -> bytes:
+    def issue_certificate(
+        self, csr_pem: bytes, host: ids.HostId, now_s: float, valid_s: int
+    ) -> bytes:
         """Return a certificate (PEM) of ``host`` for the key of a request.
 
         :param host: whom the authority knows to have asked; what the request says is not looked at

@@ -76,12 +76,12 @@ class Credentials:
         """Say whether there is something to prove who this host is with."""
         return self._loaded is not None
 
-    def look(self) -> None:
+    def reload_files(self) -> None:
         """Take the files if they have been replaced; say in the log what is wrong with them.
 
         Reads the disk.  A set that cannot be used leaves in force what was there.
         """
-        identity, fault = self._files.current(), ""
+        identity, fault = self._files.current_credentials(), ""
         if identity is not self._seen:
             self._seen = identity
             if identity.certificate is not None:
@@ -128,7 +128,7 @@ class Credentials:
             LOG.info("%s can be used again", self._files.files.certificate)
             self._said = "", 0.0
 
-    def context(self, *, is_server: bool) -> ssl.SSLContext:
+    def tls_context(self, *, is_server: bool) -> ssl.SSLContext:
         """Return what a new connection is begun with.
 
         :raises OSError: there is no certificate yet

@@ -60,13 +60,13 @@ class HandshakeLimiter:
         if not may:
             self.refused += 1
         elif hosts:
-            self._hosts.take(ip, 1 / hosts, now)
+            self._hosts.charge_tokens(ip, 1 / hosts, now)
         else:
-            self._others.take(ip, 1, now)
-            self._all.take(None, 1, now)
+            self._others.charge_tokens(ip, 1, now)
+            self._all.charge_tokens(None, 1, now)
         return may
 
     def _is_left(self, ip: str, hosts: int | None, now: float) -> bool:
         if hosts:
-            return self._hosts.level(ip, now) >= 1 / hosts
-        return self._all.level(None, now) >= 1 and self._others.level(ip, now) >= 1
+            return self._hosts.tokens_left(ip, now) >= 1 / hosts
+        return self._all.tokens_left(None, now) >= 1 and self._others.tokens_left(ip, now) >= 1

@@ -94,7 +94,7 @@ class IdentityFiles:
         self._identity = Identity()
         self._told: set[str] = set()
 
-    def current(self) -> Identity:
+    def current_credentials(self) -> Identity:
         """Return who this host can prove to be, as of some seconds ago at most."""
         with self._lock:
             if self._clock() - self._looked_s >= LOOK_EVERY_S:
@@ -106,9 +106,9 @@ class IdentityFiles:
         with self._lock:
             self._looked_s = -LOOK_EVERY_S
 
-    def signers(self) -> Signers:
+    def signer_keys(self) -> Signers:
         """Return who may sign what comes from the decision service."""
-        return self.current().signers
+        return self.current_credentials().signers
 
     def _look(self) -> None:
         self._looked_s = self._clock()

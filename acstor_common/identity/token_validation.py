@@ -74,7 +74,7 @@ class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type
     def _verify_in_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Ask Keystone; as if it did not answer while too many others wait for it."""
         try:
-            with self._limit.place():
+            with self._limit.hold_place():
                 return self._verify(*args, **kwargs)
         except concurrency_limit.LimitReached as e:
             raise exceptions.ConnectFailure(str(e)) from e

@@ -110,12 +110,12 @@ class Naming:
         base = self._base.checksum if self._base is not None else b""
         return blake3.blake3(b"".join(self.scope_keys) + base).digest()
 
-    def name(self, chunk_no: int, data: Data) -> ids.Cid:
+    def cid_of(self, chunk_no: int, data: Data) -> ids.Cid:
         """Return the CID of a chunk that is not all zeros."""
         base = self._base
         if base is not None and chunk_no < len(base):
-            cid = base.cid(chunk_no)
-            if ids.Content(cid, self.scope_keys).matches(data):
+            cid = base.cid_of(chunk_no)
+            if ids.Content(cid, self.scope_keys).matches_data(data):
                 return cid
         return ids.cid_of(data, self._own)
 

@@ -80,7 +80,7 @@ class Geometry:
         is_whole = not start and 0 <= chunk_no and 0 < left
         return chunk_no if is_whole and length == min(self.chunk_bytes, left) else None
 
-    def pieces(self, offset: int, length: int) -> Iterator[Piece]:
+    def split_range(self, offset: int, length: int) -> Iterator[Piece]:
         """Cut a byte range into its chunks; what lies past the end of the image is left out."""
         stop = min(offset + length, self.size_bytes)
         while offset < stop:

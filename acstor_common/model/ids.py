@@ -9,7 +9,7 @@ A plain CID tells everybody who has the same bytes that somebody else has them, 
 (Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
 storage").  A keyed one tells it only within its scope: it is BLAKE3's keyed hash, and
 who has not the key can neither make nor check it.  The one rule: what kind a CID is
-stands in the CID itself, and :meth:`Content.matches` is the one place that compares
+stands in the CID itself, and :meth:`Content.matches_data` is the one place that compares
 bytes with either.
 """
 
@@ -103,7 +103,7 @@ class Content(NamedTuple):
     cid: Cid
     keys: tuple[ScopeKey, ...] = ()
 
-    def matches(self, data: bytes | bytearray | memoryview) -> bool:
+    def matches_data(self, data: bytes | bytearray | memoryview) -> bool:
         """Say whether ``data`` is this content; a keyed one matches nothing without its key."""
         cid, keys = self
         if not is_keyed(cid):

@@ -73,7 +73,7 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     location: str = ""
     names: dict[str, str] | None = None
 
-    def owned(self) -> Iterator[vnode.VNode]:
+    def iter_vnodes(self) -> Iterator[vnode.VNode]:
         """Yield its v-nodes.
 
         :raises ValueError: ``names`` is no set of v-nodes
@@ -182,7 +182,7 @@ class Ring:
             (vnode.point_of(name), number)
             for number, host in enumerate(self.hosts)
             for name in location_policies.counted_vnodes(
-                outward, host.owned(), location.parse(host.location), within
+                outward, host.iter_vnodes(), location.parse(host.location), within
             )
         )
         self._vnodes = {ids.HostId(host.host): host.vnodes for host in self.hosts}
@@ -226,7 +226,7 @@ class Ring:
         """Return how many v-nodes ``host`` has; 0 if it is not on the ring."""
         return self._vnodes.get(host, 0)
 
-    def locations(self) -> dict[ids.HostId, str]:
+    def host_locations(self) -> dict[ids.HostId, str]:
         """Return where each host stands."""
         return {ids.HostId(host.host): host.location for host in self.hosts}
 
@@ -285,7 +285,7 @@ class Ring:
             found.setdefault(self._ids[number])
         return tuple(found)
 
-    def arc(self, oid: ids.Oid) -> int:
+    def arc_at(self, oid: ids.Oid) -> int:
         """Return the number of the arc that a position lies on: one arc, the same owners."""
         at = bisect.bisect_left(self._points, oid)
         return at if at < len(self._points) else 0
@@ -356,7 +356,7 @@ def _check_vnodes(host: RingHost) -> None:
 def _check_owners(hosts: tuple[RingHost, ...]) -> None:
     owners: dict[vnode.VNode, str] = {}
     for host in hosts:
-        for name in host.owned():
+        for name in host.iter_vnodes():
             other = owners.setdefault(name, host.host)
             if other != host.host:
                 raise ValueError(f"v-node {name} is there twice: at {other} and at {host.host}")

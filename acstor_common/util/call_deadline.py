@@ -37,7 +37,7 @@ class CallDeadline:
         self._free = threading.Lock()
         self._is_late = False
 
-    def call(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
+    def run_call(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
         """Return what ``work`` returns; it may raise, too.
 
         :param undo: is called before the next call, if ``work`` succeeded too late

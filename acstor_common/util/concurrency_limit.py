@@ -71,7 +71,7 @@ class ConcurrencyLimit:
         self._asked_s: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def place(self, who: str = "") -> Iterator[None]:
+    def hold_place(self, who: str = "") -> Iterator[None]:
         """Hold a place; a caller waits for a while at most, and not if all calls are late.
 
         :param who: the caller among whom places are shared

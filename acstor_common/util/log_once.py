@@ -16,7 +16,7 @@ class LogOnce:
     def __init__(self, log: logging.Logger) -> None:
         self._log, self._told = log, ""
 
-    def say(self, what: str) -> None:
+    def log_warning(self, what: str) -> None:
         """Write a warning, unless it was the last one.
 
         :param what: empty: nothing is wrong any more, and the same may be told again

@@ -30,7 +30,7 @@ class Restarts:
         self._most = most
         self._failures = 0
 
-    def failed(self, ran_s: float) -> float | None:
+    def next_pause(self, ran_s: float) -> float | None:
         """Return how many seconds to pause before the loop runs again; None: give it up.
 
         :param ran_s: how long it ran until it failed

@@ -30,7 +30,7 @@ class SlidingWindow:
         self._samples: collections.deque[tuple[float, dict[str, int]]] = collections.deque()
         self._samples.append((now_s, dict(totals or {})))
 
-    def grown(self, now_s: float, totals: Mapping[str, int]) -> dict[str, int]:
+    def grown_counters(self, now_s: float, totals: Mapping[str, int]) -> dict[str, int]:
         """Return the counters that grew, and by how much.
 
         :param totals: one that is below what it was has not grown

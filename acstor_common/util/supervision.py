@@ -79,7 +79,7 @@ def run(
             loop()
         except Exception:
             count_failure(name)
-            pause_s = again.failed(time.monotonic() - began_s)
+            pause_s = again.next_pause(time.monotonic() - began_s)
             if pause_s is None:
                 LOG.exception("%s keeps failing; ending the process", name)
                 logging.shutdown()

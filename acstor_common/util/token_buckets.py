@@ -47,23 +47,23 @@ class TokenBuckets(Generic[Key]):
     def __len__(self) -> int:
         return len(self._levels)
 
-    def level(self, who: Key, now: float) -> float:
+    def tokens_left(self, who: Key, now: float) -> float:
         """Return how much one may have now; less than nothing after a fine."""
         level, since = self._levels.get(who, (self._rate.burst, now))
         return min(self._rate.burst, level + max(0.0, now - since) * self._rate.per_s)
 
-    def take(self, who: Key, amount: float, now: float) -> None:
+    def charge_tokens(self, who: Key, amount: float, now: float) -> None:
         """Note that one has had so much, or is fined so much: a burst is owed at most."""
-        level = max(self.level(who, now) - amount, -self._rate.burst)
+        level = max(self.tokens_left(who, now) - amount, -self._rate.burst)
         _, since = self._levels.get(who, (0.0, now))
         self._levels[who] = level, max(now, since)
         self._levels.move_to_end(who)
         if len(self._levels) > self._limit:
             self._levels.popitem(last=False)
 
-    def takes(self, who: Key, amount: float, now: float) -> bool:
+    def try_take(self, who: Key, amount: float, now: float) -> bool:
         """Take so much if one may have it; say whether that was so."""
-        may = self.level(who, now) >= amount
+        may = self.tokens_left(who, now) >= amount
         if may:
-            self.take(who, amount, now)
+            self.charge_tokens(who, amount, now)
         return may

@@ -135,7 +135,7 @@ class SwitchedOff(Request, frozen=True, tag="switched-off"):
 
 
 class Zeros(Request, frozen=True, tag="zeros"):
-    """Which chunks of an image have only zeros, as :meth:`ChunkMap.zeros` says it."""
+    """Which chunks of an image have only zeros, as :meth:`ChunkMap.zero_bitmap` says it."""
 
     image_id: str
 

@@ -175,7 +175,7 @@ def start(make: Callable[[], Any], topic: str, stopping: threading.Event, broker
             server = make()
             server.start()  # waits for the broker, and looks for it again when it goes
         except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
-            fault.say(f"cannot listen to {topic} on the message bus yet: {e}{where}")
+            fault.log_warning(f"cannot listen to {topic} on the message bus yet: {e}{where}")
             stopping.wait(AGAIN_AFTER_S)
         else:
             return server
@@ -194,12 +194,12 @@ class ThrottledWarnings:
         self._level = level
         self._count = 0
 
-    def say(self, text: str, *words: object) -> None:
+    def log_line(self, text: str, *words: object) -> None:
         """Write a line, if there is one left in this minute."""
-        if self.take():
+        if self.take_line():
             LOG.log(self._level, text, *words)
 
-    def take(self) -> bool:
+    def take_line(self) -> bool:
         """Take one of the lines of this minute; return whether there was one."""
         if self._clock() - self._since_s >= WARNINGS_S:
             if self._count > WARNINGS:
@@ -219,7 +219,7 @@ class _Limit(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is written."""
-        return record.levelno < logging.WARNING or self._complaints.take()
+        return record.levelno < logging.WARNING or self._complaints.take_line()
 
 
 _LOGGERS = (
@@ -252,7 +252,7 @@ class Endpoint:
             try:
                 return callback(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
-                self._complaints.say("message %s is of no use: %s", method, e)
+                self._complaints.log_line("message %s is of no use: %s", method, e)
                 return None
 
         return hear

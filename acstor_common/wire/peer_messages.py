@@ -76,7 +76,7 @@ class Chunk(NamedTuple):
         """The numbers of the chunks."""
         return range(self[0], self[0] + self.chunks)
 
-    def each(self) -> Iterator["Chunk"]:
+    def iter_chunks(self) -> Iterator["Chunk"]:
         """Yield its chunks, each by itself."""
         number, data, size, _ = self
         if not size:

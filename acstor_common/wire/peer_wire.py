@@ -7,7 +7,7 @@ allocated before the length in a frame's header was found to be in range.
 
 The shape is that of h11 and of asyncio's BufferedProtocol: the shell receives
 into :meth:`Receiver.get_buffers` and tells how much came by
-:meth:`Receiver.received`.  A frame may carry many chunks; their bytes land in one
+:meth:`Receiver.bytes_received`.  A frame may carry many chunks; their bytes land in one
 buffer, one behind the other, so they are never joined or copied: what a reader asked
 for in one piece lies there in one piece, if it was answered in its order.  Each chunk
 is given out as soon as it is whole.  Where frames are encrypted (``peer_encryption``)
@@ -283,7 +283,7 @@ class Receiver:
             self._start, self._end = 0, rest
         return [self._small_view[self._end :]]
 
-    def feed(self, data: bytes | bytearray) -> list[Message]:
+    def feed_bytes(self, data: bytes | bytearray) -> list[Message]:
         """Take bytes that were received elsewhere (with the handshake): copies them."""
         messages: list[Message] = []
         view = memoryview(data)
@@ -291,11 +291,11 @@ class Receiver:
             space = self.get_buffers()[0]
             taken = min(len(view), len(space))
             space[:taken] = view[:taken]
-            messages += self.received(taken)
+            messages += self.bytes_received(taken)
             view = view[taken:]
         return messages
 
-    def received(self, count: int) -> list[Message]:
+    def bytes_received(self, count: int) -> list[Message]:
         """Return the messages that ``count`` more bytes in the buffers completed.
 
         :raises errors.RemoteProtocolError: the other side broke the rules; the receiver must not

@@ -118,7 +118,7 @@ def make_plain_app(
         store=store,
         limits=decision_conf.limits(conf.acstor_decision),
         images=images or glance_client.GlanceClient(conf),
-        bus=bus or rpc.TaskSender(conf, keeper.seal),
+        bus=bus or rpc.TaskSender(conf, keeper.sign_payload),
         authority=keeper,
         nova=asked or nova_client.NovaClient(conf, glance_client.CALLERS),
     )

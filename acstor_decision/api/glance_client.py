@@ -82,7 +82,7 @@ class GlanceClient:
         self._session = loading.load_session_from_conf_options(conf, GROUP.name)
         self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
 
-    def records(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:
+    def get_images(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:
         """Return those of the images that ``auth`` may see, by id.
 
         :param auth: of whoever asks; None: somebody who may see none
@@ -99,7 +99,7 @@ class GlanceClient:
                 found |= {image_record.text_of(one, "id"): one for one in _images_of(answer)}
         return found
 
-    def every(self, auth: plugin.BaseAuthPlugin | None) -> ImageListing:
+    def list_images(self, auth: plugin.BaseAuthPlugin | None) -> ImageListing:
         """Return all images that ``auth`` may see and that are not hidden.
 
         :raises GlanceUnreachable: it cannot be known
@@ -122,7 +122,7 @@ class GlanceClient:
             self._conf, GROUP.name, session=self._session, auth=auth
         )
         try:
-            with self._limit.place():
+            with self._limit.hold_place():
                 return asking.get(path, params=query).json()
         except concurrency_limit.LimitReached as e:
             raise GlanceUnreachable(str(e)) from e

@@ -67,7 +67,9 @@ def run(conf: cfg.ConfigOpts) -> int:
     )
     bus: rpc.AgentBus
     prover = (
-        address_verifier.AddressVerifier(lambda: made.trust()) if own.verify_addresses else None
+        address_verifier.AddressVerifier(lambda: made.trust_state())
+        if own.verify_addresses
+        else None
     )
     made = service.DecisionService(
         conf,
@@ -75,23 +77,23 @@ def run(conf: cfg.ConfigOpts) -> int:
         lead,
         loads,
         name=name,
-        publish=lambda table: bus.publish(table),
-        send_to=lambda host, table: bus.send(host, table),
-        give_to=lambda host, task: bus.give(host, task),
+        publish=lambda table: bus.publish_table(table),
+        send_to=lambda host, table: bus.send_table(host, table),
+        give_to=lambda host, task: bus.send_task(host, task),
         prover=prover,
     )
     asked = nova_client.NovaClient(conf)
     kept = checkpoint_registry.CheckpointRegistry(
         store,
         asked,
-        made.trust,
+        made.trust_state,
         interval_lookup.IntervalLookup(asked, own.checkpoint_metadata_min_interval_s),
         kept=own.checkpoints_per_server,
         kept_after_s=float(own.checkpoint_retention_after_delete_s),
     )
-    if not _wait_for_database(store, made.prepare, stopping):
+    if not _wait_for_database(store, made.load_trust, stopping):
         return 0
-    bus = rpc.AgentBus(conf, name, made.hear, made.current_ring, kept.answers())
+    bus = rpc.AgentBus(conf, name, made.accept_sample, made.current_ring, kept.rpc_methods())
 
     def picture() -> metrics.InstanceMetrics:
         return dataclasses.replace(
@@ -107,8 +109,10 @@ def run(conf: cfg.ConfigOpts) -> int:
     stop_metrics = metrics.serve(address, picture, by_server) if address else lambda: None
     if prover is not None:
         prover.start(stopping)
-    bus.start()
-    supervision.start("checkpoints", lambda: kept.run(lambda: made.leads, stopping), stopping)
+    bus.start_server()
+    supervision.start(
+        "checkpoints", lambda: kept.run_cleanup(lambda: made.leads, stopping), stopping
+    )
     LOG.info("%s serves", name)
     try:
         supervision.run(
@@ -116,7 +120,7 @@ def run(conf: cfg.ConfigOpts) -> int:
         )
     finally:
         lead.step_down()
-        bus.stop()
+        bus.stop_server()
         stop_metrics()
         store.close()
     return 0
@@ -155,7 +159,7 @@ def _rounds(made: service.DecisionService, collection_s: float, stopping: thread
     """Make a round in every collection; one that took too long delays the next, and no more."""
     due_s = time.monotonic()
     while not stopping.is_set():
-        made.round()
+        made.run_round()
         due_s = max(due_s + collection_s, time.monotonic())
         stopping.wait(due_s - time.monotonic())
 

@@ -164,13 +164,13 @@ def _keeper(
 def _show_authority(store: database.Database, arguments: argparse.Namespace) -> None:
     keeper = _keeper(store, arguments)
     if arguments.pem:
-        trust = keeper.trust()
+        trust = keeper.load_trust_state()
         sys.stdout.write(trust.ca.decode() + trust.signers.decode())
         return
-    for found in certificates.read_ca(keeper.ca()):
+    for found in certificates.read_ca(keeper.authority_chain()):
         print(f"issues certificates, or did: {certificates.described(found)}")
     for kind in (certificate_authority.CA, certificate_authority.SIGNER):
-        for row in keeper.keys(kind):
+        for row in keeper.list_keys(kind):
             print(f"{kind} {row.number}: signs from {_day(row.signs_from_s)} on, {_until(row)}")
 
 
@@ -191,7 +191,7 @@ def _renew(store: database.Database, arguments: argparse.Namespace) -> None:
             "the authority is one of your own, and renewed where it is kept",
             "Put the certificate of the former one behind the new one in ca.pem",
         )
-    row = _keeper(store, arguments).renew(arguments.kind, at_once=arguments.stolen)
+    row = _keeper(store, arguments).renew_key(arguments.kind, at_once=arguments.stolen)
     print(f"{arguments.kind} {row.number} signs from {_day(row.signs_from_s)} on")
 
 
@@ -207,15 +207,15 @@ def _allow(store: database.Database, arguments: argparse.Namespace) -> None:
         fingerprint = ids.parse_fingerprint(arguments.fingerprint or "")
     except ValueError as e:
         raise errors.Unusable("--fingerprint", str(e)) from e
-    _keeper(store, arguments).allow(_host(arguments), fingerprint, arguments.user)
+    _keeper(store, arguments).allow_host(_host(arguments), fingerprint, arguments.user)
 
 
 def _revoke(store: database.Database, arguments: argparse.Namespace) -> None:
-    _keeper(store, arguments).revoke(_host(arguments))
+    _keeper(store, arguments).revoke_host(_host(arguments))
 
 
 def _forget(store: database.Database, arguments: argparse.Namespace) -> None:
-    if not _keeper(store, arguments).forget(_host(arguments)):
+    if not _keeper(store, arguments).delete_host(_host(arguments)):
         raise errors.Unusable(f"host {arguments.host}", "it is not known")
 
 
@@ -224,8 +224,8 @@ def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
     atomic_file.make_private(arguments.out)  # before anything that the host has counts no more
     keeper, key = _keeper(store, arguments), certificates.new_key()
     request = certificates.request(host, key)
-    keeper.allow(host, certificates.fingerprint(certificates.request_key(request)))
-    issued = keeper.enrol(host, BY_HAND, "", request, "")
+    keeper.allow_host(host, certificates.fingerprint(certificates.request_key(request)))
+    issued = keeper.enrol_host(host, BY_HAND, "", request, "")
     files = {
         "ca.pem": issued.ca,
         "cert.pem": issued.certificate,
@@ -242,7 +242,7 @@ def _set_drained(store: database.Database, arguments: argparse.Namespace) -> Non
 
 
 def _show_history(store: database.Database, arguments: argparse.Namespace) -> None:
-    for ring in store.rings(limit=arguments.limit):
+    for ring in store.list_rings(limit=arguments.limit):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ring.published_s))
         print(
             f"{when}  epoch {ring.epoch}  {ring.reason:9}  {ring.moved} of {ring.vnodes} v-nodes "

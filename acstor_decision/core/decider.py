@@ -87,7 +87,7 @@ class Table(NamedTuple):
     outward: location_policies.LocationPolicies = MappingProxyType({})
     segment_chunks: int = 1
 
-    def owners(self) -> remap.Owners:
+    def vnodes_by_host(self) -> remap.Owners:
         """Return the v-nodes of every host."""
         return {host: place.names for host, place in self.places.items()}
 
@@ -135,7 +135,7 @@ class Decider:
         self._standing = place_routing.PlaceRouting(needed, table.outward)
         self._revoked: Mapping[str, int] = table.revoked
 
-    def observe(self, busy: Collection[int] | None = ()) -> None:
+    def observe_loads(self, busy: Collection[int] | None = ()) -> None:
         """Note, once in a collection, what samples say of places, and switches of their levels.
 
         :param busy: what :func:`threshold.busy_levels` returns; None: nobody knows, so as before
@@ -143,8 +143,8 @@ class Decider:
         self._busy = self._busy if busy is None else busy
         levels = {host: location.parse(place.location) for host, place in self.table.places.items()}
         self._observe_places(levels)
-        self._thresholds.observe(threshold.thresholds_for(levels.values(), self._busy))
-        self._segment_chunks.observe(self.policy.segment_chunks or self._chunks_for_links())
+        self._thresholds.count_value(threshold.thresholds_for(levels.values(), self._busy))
+        self._segment_chunks.count_value(self.policy.segment_chunks or self._chunks_for_links())
 
     def _chunks_for_links(self) -> int:
         known = [self._members[host] for host in self.table.places if host in self._members]
@@ -170,7 +170,7 @@ class Decider:
             groups["/".join(location.ancestor(reader.levels, near))][host] = reader
         depth = len(next(iter(levels.values())))
         outers = [outer, *range(near + 1, min(outer, depth + 1))]
-        self._standing.note_waits(
+        self._standing.record_waits(
             outer,
             {
                 name: link_capacity.group_waits(group, levels, near, outers)
@@ -178,22 +178,22 @@ class Decider:
             },
         )
 
-    def revoke(self, revoked: Mapping[str, int]) -> None:
+    def set_revoked(self, revoked: Mapping[str, int]) -> None:
         """Note whose certificates count no more; the next table says so."""
         self._revoked = dict(revoked)
 
-    def decide(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
+    def decide_table(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
         """Return the table that should be in force, unless it is the one that is.
 
         :param drained: hosts that must not be home of anything
         """
-        living = self._members.living(now_s)
+        living = self._members.list_live(now_s)
         if self._revoked != self.table.revoked:
             return self._decision(self._steady(living, drained), Reason.REVOKED)
         if not living:
             return None
         wanted = self._steady(living, drained)
-        overloaded = tuple(self._members.overloaded(now_s)) if self.policy.may_remap else ()
+        overloaded = tuple(self._members.list_overloaded(now_s)) if self.policy.may_remap else ()
         if overloaded:
             remapped = self._decision(self._by_traffic(wanted), Reason.OVERLOAD, overloaded)
             if self._is_relief(wanted, remapped):
@@ -208,17 +208,17 @@ class Decider:
         is_threshold = steady.table.thresholds != self.table.thresholds
         return steady._replace(reason=Reason.THRESHOLD if is_threshold else Reason.PLACES)
 
-    def adopt(self, decision: Decision) -> None:
+    def commit_decision(self, decision: Decision) -> None:
         """Go on from a table that has been published."""
         self.table = decision.table
         if decision.reason is Reason.OVERLOAD:
             self._members.forget_overloads()
 
-    def replace(self, table: Table) -> None:
+    def load_table(self, table: Table) -> None:
         """Go on from a table that somebody else has published."""
         if table != self.table:
             self.table = table
-            self._standing.replace(table.outward)
+            self._standing.load_rules(table.outward)
             self._members.forget_overloads()
 
     def _steady(
@@ -261,7 +261,7 @@ class Decider:
     def _decision(
         self, wanted: vnode_counts.Counts, reason: Reason, overloaded: tuple[ids.HostId, ...] = ()
     ) -> Decision:
-        old = self.table.owners()
+        old = self.table.vnodes_by_host()
         owners = remap.remap_vnodes(old, wanted, self._similarity)
         levels = self._usual_levels(owners)
         places = {
@@ -288,7 +288,7 @@ class Decider:
             "/".join(levels[:depth]) for levels in where for depth in range(1, len(levels) + 1)
         }
         groups = {"/".join(location.ancestor(levels, near)) for levels in where}
-        return self._standing.places(names, groups, near)
+        return self._standing.place_rules(names, groups, near)
 
     def _usual_levels(self, hosts: Collection[ids.HostId]) -> int | None:
         """Return how many levels the locations of more than half of the hosts have, if any do.

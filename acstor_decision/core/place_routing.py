@@ -70,9 +70,9 @@ class PlaceRouting:
         self._shares: dict[str, _Share] = {}
         self._detours: dict[str, _Detour] = {}
         self._ways: dict[str, streak.Streak[int]] = {}
-        self.replace(places)
+        self.load_rules(places)
 
-    def replace(self, places: location_policies.LocationPolicies) -> None:
+    def load_rules(self, places: location_policies.LocationPolicies) -> None:
         """Go on from a table that somebody else has published."""
         self._ways.clear()
         self._shares = {
@@ -84,7 +84,7 @@ class PlaceRouting:
             if rule.outer_threshold is not None
         }
 
-    def places(
+    def place_rules(
         self, names: Collection[str], groups: Collection[str], near: int
     ) -> dict[str, location_policies.LocationPolicy]:
         """Return what the table is to say.
@@ -145,7 +145,7 @@ class PlaceRouting:
 
     # Ways
 
-    def note_waits(self, usual: int, waits: Mapping[str, Mapping[int, float]]) -> None:
+    def record_waits(self, usual: int, waits: Mapping[str, Mapping[int, float]]) -> None:
         """Note, once in a collection, what chunks cost each group on each way.
 
         :param usual: the table's outer threshold
@@ -169,7 +169,7 @@ class PlaceRouting:
             return 0.0
         best = min(waits, key=lambda outer: (waits[outer], -outer))
         is_marked = waits[best] * MARKED <= waits[usual]
-        times = self._ways[group].observe(best if is_marked else usual)
+        times = self._ways[group].count_value(best if is_marked else usual)
         return waits[usual] / waits[best] if is_marked and times >= self._needed else 0.0
 
     def _check_detour(self, group: str, waits: Mapping[int, float]) -> None:

@@ -26,7 +26,7 @@ def from_ring(published: hash_ring.Ring) -> decider.Table:
     """Return a ring as the decider's table."""
     places = {
         ids.HostId(host.host): decider.TableHost(
-            host.address, host.location, frozenset(host.owned())
+            host.address, host.location, frozenset(host.iter_vnodes())
         )
         for host in published.hosts
     }

@@ -20,7 +20,7 @@ class Streak(Generic[V]):
     value: V
     times: int = 0
 
-    def observe(self, value: V) -> int:
+    def count_value(self, value: V) -> int:
         """Count one more; return how many it has been."""
         self.times = self.times + 1 if value == self.value else 1
         self.value = value

@@ -207,12 +207,12 @@ class Database:
         newest = sa.select(sa.func.max(models.PublishedRing.epoch))
         return self._read(lambda session: session.execute(newest).scalar()) or 0
 
-    def ring(self, epoch: int) -> Publication | None:
+    def get_ring(self, epoch: int) -> Publication | None:
         """Return the table of an epoch, if it is still kept."""
-        found = self.rings(limit=1, at_most=epoch, with_tables=True)
+        found = self.list_rings(limit=1, at_most=epoch, with_tables=True)
         return found[0] if found and found[0].epoch == epoch else None
 
-    def rings(
+    def list_rings(
         self, limit: int, at_most: int | None = None, with_tables: bool = False
     ) -> list[Publication]:
         """Return published tables, the newest first.
@@ -230,7 +230,7 @@ class Database:
 
         return self._read(work)
 
-    def publish(self, new: Publication, kept: int) -> None:
+    def store_ring(self, new: Publication, kept: int) -> None:
         """Note a table as published, and forget tables beyond the ``kept`` last ones.
 
         :raises EpochTaken: another instance was faster
@@ -253,12 +253,12 @@ class Database:
 
     # Hosts
 
-    def hosts(self) -> list[models.Host]:
+    def list_hosts(self) -> list[models.Host]:
         """Return all hosts that are remembered, sorted by id."""
         wanted = sa.select(models.Host).order_by(models.Host.host)
         return self._read(lambda session: list(session.execute(wanted).scalars()))
 
-    def host(self, host: str) -> models.Host | None:
+    def get_host(self, host: str) -> models.Host | None:
         """Return one host."""
         return self._read(lambda session: session.get(models.Host, host))
 
@@ -268,7 +268,7 @@ class Database:
         wanted = sa.select(row.host, row.address).where(row.host.in_(hosts), row.address != "")
         return self._read(lambda session: {host: at for host, at in session.execute(wanted)})
 
-    def drained(self) -> frozenset[str]:
+    def list_drained(self) -> frozenset[str]:
         """Return the hosts that must not be home of anything."""
         wanted = sa.select(models.Host.host).where(models.Host.is_drained.is_(True))
         return self._read(lambda session: frozenset(session.execute(wanted).scalars()))
@@ -295,7 +295,9 @@ class Database:
 
     # Images
 
-    def images(self, after: str, limit: int, since_s: float) -> list[image_queries.ImageTotals]:
+    def list_images(
+        self, after: str, limit: int, since_s: float
+    ) -> list[image_queries.ImageTotals]:
         """Return images with what hosts hold of them together, in the order of their ids.
 
         :param after: begin behind this id
@@ -303,7 +305,7 @@ class Database:
         """
         return self._read(lambda session: image_queries.list_images(session, after, limit, since_s))
 
-    def image(self, image_id: str, since_s: float) -> image_queries.ImageTotals | None:
+    def get_image(self, image_id: str, since_s: float) -> image_queries.ImageTotals | None:
         """Return one image; None if no host holds it."""
         return self._read(lambda session: image_queries.get_image(session, image_id, since_s))
 
@@ -321,13 +323,13 @@ class Database:
             lambda session: image_queries.list_needed(session, since_s, lately_s, limit)
         )
 
-    def uses(self, since_s: float, limit: int) -> image_queries.Uses:
+    def count_uses(self, since_s: float, limit: int) -> image_queries.Uses:
         """See :func:`image_queries.count_uses`."""
         return self._read(lambda session: image_queries.count_uses(session, since_s, limit))
 
     # Boots
 
-    def boots(self, server_id: str) -> list[models.Boot]:
+    def list_boots(self, server_id: str) -> list[models.Boot]:
         """Return the last boot of a server on each host that told of one, the newest last."""
         return self._read(lambda session: boot_queries.list_of_server(session, server_id))
 
@@ -341,14 +343,14 @@ class Database:
             lambda session: checkpoint_queries.insert_checkpoint(session, taken, told_s, kept)
         )
 
-    def checkpoints(
+    def list_checkpoints(
         self, marker: str, limit: int, instance_id: str, host: str, project_id: str = ""
     ) -> list[models.Checkpoint]:
         """Return checkpoints, the newest first; see :func:`checkpoints.every`."""
         wanted = marker, limit, instance_id, host, project_id
         return self._read(lambda session: checkpoint_queries.list_checkpoints(session, *wanted))
 
-    def checkpoint(self, checkpoint_id: str) -> models.Checkpoint | None:
+    def get_checkpoint(self, checkpoint_id: str) -> models.Checkpoint | None:
         """Return one checkpoint."""
         return self._read(lambda session: session.get(models.Checkpoint, checkpoint_id))
 
@@ -402,7 +404,7 @@ class Database:
 
     # Images and boots
 
-    def forget_old(self, now_s: float) -> None:
+    def delete_stale(self, now_s: float) -> None:
         """Forget what silent hosts told of images and checkpoints, and boots that are long over."""
 
         def work(session: orm.Session) -> None:
@@ -452,15 +454,15 @@ class Database:
             lambda session: identity_queries.add_key(session, kind, make, former_trusted_until_s)
         )
 
-    def enrolments(self) -> list[models.Enrolment]:
+    def list_enrolments(self) -> list[models.Enrolment]:
         """Return all hosts that enrolled, asked or were allowed, in the order of their ids."""
         return self._read(identity_queries.enrolments)
 
-    def enrolment(self, host: str) -> models.Enrolment | None:
+    def get_enrolment(self, host: str) -> models.Enrolment | None:
         """Return what is known of a host's enrolment."""
         return self._read(lambda session: session.get(models.Enrolment, host))
 
-    def lack_of_room(self, user_id: str, now_s: float, kept_s: float) -> tuple[int, str]:
+    def exceeded_quota(self, user_id: str, now_s: float, kept_s: float) -> tuple[int, str]:
         """See :func:`identity_queries.exceeded_quota`."""
         return self._write(
             lambda session: identity_queries.exceeded_quota(session, user_id, now_s, kept_s)
@@ -497,7 +499,7 @@ class Database:
         """See :func:`listeners.note`."""
         return self._write(lambda session: listener_queries.record_listener(session, name, now_s))
 
-    def listeners(self) -> list[models.Listener]:
+    def list_listeners(self) -> list[models.Listener]:
         """See :func:`listeners.every`."""
         return self._read(listener_queries.list_listeners)
 
@@ -507,7 +509,7 @@ class Database:
         """Forget the traffic of collections before this time."""
         self._write(lambda session: sample_queries.delete_traffic(session, before_s))
 
-    def traffic(self, since_s: float, hosts: Sequence[str] = ()) -> list[models.Traffic]:
+    def list_traffic(self, since_s: float, hosts: Sequence[str] = ()) -> list[models.Traffic]:
         """Return the traffic of all hosts, or of some, in the order of time and host."""
         return self._read(lambda session: sample_queries.list_traffic(session, since_s, hosts))
 

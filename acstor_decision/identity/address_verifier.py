@@ -57,14 +57,14 @@ class AddressVerifier:
         for number in range(WORKERS):
             supervision.start(f"address proofs {number}", self._work, stopping)
 
-    def ask(self, addresses: Iterable[address_book.Address]) -> None:
+    def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
         """Have addresses connected to, unless that is under way; never waits."""
         for address in addresses:
             if address not in self._under_way:
                 self._under_way.add(address)
                 self._wanted.put(address)
 
-    def results(self) -> list[VerifyResult]:
+    def take_results(self) -> list[VerifyResult]:
         """Return what came of attempts since the last call; called by the thread that asks."""
         found: list[VerifyResult] = []
         while True:
@@ -109,6 +109,6 @@ def verify_address(
             tls.do_handshake()
             shown = tls.getpeercert(binary_form=True) or b""
     certificate = certificates.read_host_certificate(shown, believed.ca)
-    if fault := believed.fault(certificate, now_s):
+    if fault := believed.why_untrusted(certificate, now_s):
         raise errors.NotAuthenticated(f"the certificate of {certificate.host}", fault)
     return certificate.host

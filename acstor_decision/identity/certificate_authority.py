@@ -78,18 +78,18 @@ class CertificateAuthority:
 
     # What there is
 
-    def trust(self) -> trust_state.TrustState:
+    def load_trust_state(self) -> trust_state.TrustState:
         """Return whom the service believes now; make what is not there yet."""
         signer = _in_use(self._keys(SIGNER), self._wall()).secret_key.encode()
-        hosts = {row.host: row for row in self._store.enrolments()}
-        return trust_state.TrustState(self.ca(), self.signers(), signer, hosts)
+        hosts = {row.host: row for row in self._store.list_enrolments()}
+        return trust_state.TrustState(self.authority_chain(), self.signer_keys(), signer, hosts)
 
-    def signers(self) -> bytes:
+    def signer_keys(self) -> bytes:
         """Return the public keys that may sign (PEM)."""
         rows = _told(self._keys(SIGNER), self._wall())
         return b"".join(signing.public_pem(row.secret_key.encode()) for row in rows)
 
-    def ca(self) -> bytes:
+    def authority_chain(self) -> bytes:
         """Return the authorities that hosts are to trust (PEM), the one that issues first."""
         if self._own.ca_dir:
             return self._own_ca(pathlib.Path(self._own.ca_dir, certificates.CA_FILE))
@@ -104,19 +104,19 @@ class CertificateAuthority:
             raise errors.Unusable(f"[acstor_decision] ca_dir: {path}", e.why) from e
         return bundle
 
-    def authority(self) -> certificates.Authority:
+    def issuing_authority(self) -> certificates.Authority:
         """Return the authority that issues now."""
         if not self._own.ca_dir:
             row = _in_use(self._keys(CA), self._wall())
             return certificates.Authority(row.certificate.encode(), row.secret_key.encode())
-        bundle = self.ca()
+        bundle = self.authority_chain()
         key = _file(pathlib.Path(self._own.ca_dir, certificates.CA_KEY_FILE))
         try:
             return certificates.Authority(bundle, key)
         except errors.NotAuthenticated as e:
             raise errors.Unusable(f"[acstor_decision] ca_dir = {self._own.ca_dir}", e.why) from e
 
-    def keys(self, kind: str) -> list[models.AuthorityKey]:
+    def list_keys(self, kind: str) -> list[models.AuthorityKey]:
         """Return the keys of a kind in the database, the newest first; make the first one."""
         return self._keys(kind)
 
@@ -128,7 +128,7 @@ class CertificateAuthority:
             LOG.info("the %s's key %d is in the database", kind, found[0].number)
         return found
 
-    def renew(self, kind: str, *, at_once: bool) -> models.AuthorityKey:
+    def renew_key(self, kind: str, *, at_once: bool) -> models.AuthorityKey:
         """Make a new key.
 
         :param at_once: sign with it from now on, and trust those before it no more: they are in
@@ -142,7 +142,7 @@ class CertificateAuthority:
         until_s = STOLEN_S if at_once else from_s + self.certificate_lifetime_s + FORMER_TRUSTED_S
         return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
 
-    def seal(self, payload: msgspec.Struct, purpose: str) -> decision_messages.Signed:
+    def sign_payload(self, payload: msgspec.Struct, purpose: str) -> decision_messages.Signed:
         """Return ``payload`` signed with the key that signs now."""
         rows = self._keys(SIGNER)
         return signed_messages.sign_payload(
@@ -151,7 +151,7 @@ class CertificateAuthority:
 
     # Hosts
 
-    def enrol(
+    def enrol_host(
         self, host: ids.HostId, user_id: str, address: str, csr: bytes, proof: str
     ) -> IssuedCertificate:
         """Issue a certificate to a host, or note that it waits.
@@ -165,8 +165,8 @@ class CertificateAuthority:
         :raises errors.NotAuthenticated: the request's own signature is wrong
         """
         asked = enrolment_records.read_request(user_id, csr, proof)
-        authority, now_s = self.authority(), self._wall()
-        if enrolment_records.is_free(self._store.enrolment(host)):
+        authority, now_s = self.issuing_authority(), self._wall()
+        if enrolment_records.is_free(self._store.get_enrolment(host)):
             self._check_room(host, user_id)
         issued: list[bytes] = []
         refused: list[enrolment_rules.Verdict] = []
@@ -186,7 +186,7 @@ class CertificateAuthority:
             row = row or enrolment_records.new_row(host)
             enrolment_records.check_rate(row, now_s)
             at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
-            issued.append(authority.issue(csr, host, at_s, self.certificate_lifetime_s))
+            issued.append(authority.issue_certificate(csr, host, at_s, self.certificate_lifetime_s))
             enrolment_records.bind_key(
                 row, asked, address, max(now_s, at_s), at_s + self.certificate_lifetime_s
             )
@@ -196,11 +196,11 @@ class CertificateAuthority:
         if refused:
             raise enrolment_records.refusal(refused[0], host)
         return IssuedCertificate(
-            issued[0], self.ca(), self.signers(), row.not_after_s or 0.0, now_s
+            issued[0], self.authority_chain(), self.signer_keys(), row.not_after_s or 0.0, now_s
         )
 
     def _check_room(self, host: str, user_id: str) -> None:
-        bound, which = self._store.lack_of_room(
+        bound, which = self._store.exceeded_quota(
             user_id, self._wall(), trust_state.REVOCATION_KEPT_S
         )
         if bound:
@@ -212,7 +212,9 @@ class CertificateAuthority:
                 f"(openstack acstor host allow {host} --fingerprint ...)",
             )
 
-    def allow(self, host: ids.HostId, fingerprint: str = "", user_id: str = "") -> models.Enrolment:
+    def allow_host(
+        self, host: ids.HostId, fingerprint: str = "", user_id: str = ""
+    ) -> models.Enrolment:
         """Let a host enrol: for the first time, or anew, with another user or key.
 
         Certificates that it has count no more.
@@ -230,7 +232,7 @@ class CertificateAuthority:
 
         return self._store.change_enrolment(host, work)
 
-    def revoke(self, host: ids.HostId) -> models.Enrolment:
+    def revoke_host(self, host: ids.HostId) -> models.Enrolment:
         """Let no certificate of a host count, and give it none until it is allowed again."""
         now_s = self._wall()
 
@@ -242,7 +244,7 @@ class CertificateAuthority:
 
         return self._store.change_enrolment(host, work)
 
-    def forget(self, host: ids.HostId) -> bool:
+    def delete_host(self, host: ids.HostId) -> bool:
         """Free the name of a host that is gone, and forget what it told; say whether it was known.
 
         Certificates that it had count no more, whoever enrols under its name.
@@ -250,7 +252,7 @@ class CertificateAuthority:
         :raises enrolment_rules.EnrolmentRefused: it is not gone
         """
         now_s = self._wall()
-        row = self._store.host(host)
+        row = self._store.get_host(host)
         if row and (row.seen_s or 0.0) >= now_s - decision_conf.silent_after_s(self._own):
             raise enrolment_rules.EnrolmentRefused(
                 host,

@@ -34,7 +34,7 @@ class TrustState(NamedTuple):
     signer: bytes = b""
     hosts: Mapping[str, models.Enrolment] = {}
 
-    def fault(self, certificate: certificates.HostCertificate, now_s: float) -> str:
+    def why_untrusted(self, certificate: certificates.HostCertificate, now_s: float) -> str:
         """Return why a host is not believed that has this certificate; "" if it is."""
         row = self.hosts.get(certificate.host)
         if row is not None and row.state == enrolment_rules.EnrolmentState.REVOKED:
@@ -53,7 +53,7 @@ class TrustState(NamedTuple):
         row = self.hosts.get(host)
         return row is not None and row.state == enrolment_rules.EnrolmentState.ENROLLED
 
-    def revoked(self, now_s: float) -> dict[str, int]:
+    def list_revoked(self, now_s: float) -> dict[str, int]:
         """Return what a v-node table says of revoked hosts.
 
         If there are too many, those whose names were freed go first, then the oldest.
@@ -62,7 +62,7 @@ class TrustState(NamedTuple):
         found.sort(key=_rank, reverse=True)
         return {row.host: row.revoked_before_s for row in found[: hash_ring.MAX_REVOKED]}
 
-    def sign(self, purpose: str, data: bytes) -> str:
+    def sign_data(self, purpose: str, data: bytes) -> str:
         """Return the signature of ``data``, in base64."""
         return signed_messages.signature_of(purpose, data, self.signer)
 

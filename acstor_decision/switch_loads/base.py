@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of what knows how busy the switches are, and how one is found.
 
-:meth:`SwitchLoads.levels` answers within ``TIMEOUT_S`` or raises
+:meth:`SwitchLoads.read_levels` answers within ``TIMEOUT_S`` or raises
 :class:`LoadsUnknown`; then the thresholds stay as they are.
 """
 
@@ -58,7 +58,7 @@ class SwitchLoads(abc.ABC):
         return []
 
     @abc.abstractmethod
-    def levels(self, hosts: Mapping[ids.HostId, HostLoad]) -> threshold.Levels:
+    def read_levels(self, hosts: Mapping[ids.HostId, HostLoad]) -> threshold.Levels:
         """Return the switches of each level, those beside the hosts first.
 
         :raises LoadsUnknown: they cannot be had now

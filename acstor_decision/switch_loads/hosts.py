@@ -35,7 +35,7 @@ class HostsLoads(base.SwitchLoads):
             )
         ]
 
-    def levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
+    def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
         """Return an estimate for as many levels as have a capacity."""
         return [
             [threshold.SwitchLoad(traffic, capacity) for traffic in _carried(hosts, level)]

@@ -11,6 +11,6 @@ from acstor_decision.switch_loads import base
 class NoLoads(base.SwitchLoads):
     """Knows of no switches."""
 
-    def levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
+    def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
         """Return no levels."""
         return ()

@@ -48,7 +48,7 @@ class PrometheusLoads(base.SwitchLoads):
             ),
         ]
 
-    def levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
+    def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
         """Return the switches for which Prometheus has both figures.
 
         :raises base.LoadsUnknown: it does not answer, or not with what was asked for

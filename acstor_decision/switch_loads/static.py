@@ -38,7 +38,7 @@ class StaticLoads(base.SwitchLoads):
             )
         ]
 
-    def levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
+    def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
         """Return what the file says.
 
         :raises base.LoadsUnknown: it cannot be read or makes no sense

@@ -181,11 +181,11 @@ def write_boot_image(
     :raises errors.ChunkInvalid: a chunk is not what the chunk map says
     """
     own_scope = next(iter(image_map.scope_keys), None)
-    writer = boot_image.Writer(boot_image.Binding.of(image_map), revision, key=own_scope)
+    writer = boot_image.Writer(boot_image.Binding.from_map(image_map), revision, key=own_scope)
     for chunk_no in trace:
         if not image_map.is_zero(chunk_no):
             writer.add(chunk_no, _read_chunk(disk, image_map, chunk_no))
-    parts = list(writer.parts())
+    parts = list(writer.iter_parts())
     with atomic_file.atomic_write(output) as file:
         file.writelines(parts)
     return boot_image.parse_head(parts[0], str(output))
@@ -198,7 +198,7 @@ def check_chunks(
 
     :raises errors.BootImageFormatError: they are of another image, or of other bytes
     """
-    boot_image.check_binding(head.header, boot_image.Binding.of(image_map), what)
+    boot_image.check_binding(head.header, boot_image.Binding.from_map(image_map), what)
     for frame in head.frames:
         stored = raw[frame.offset : frame.offset + frame.stored_bytes]
         boot_frames.unpack_checked(image_map, frame, stored, what)
@@ -207,7 +207,7 @@ def check_chunks(
 def _read_chunk(disk: guest_disk.GuestDisk, image_map: chunk_map.ChunkMap, chunk_no: int) -> bytes:
     cut = image_map.geometry
     data = disk.read(cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no))
-    if not image_map.content(chunk_no).matches(data):
+    if not image_map.content_of(chunk_no).matches_data(data):
         what = f"chunk {chunk_no} of image {image_map.image_id}"
         raise errors.ChunkInvalid(what, "the image", "it is not what the chunk map says")
     return data

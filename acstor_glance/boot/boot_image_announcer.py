@@ -50,14 +50,14 @@ class BootImageAnnouncer:
         self._untold: collections.OrderedDict[ids.ImageId, None] = collections.OrderedDict()
         self._fault = log_once.LogOnce(LOG)
 
-    def made(self, image_id: ids.ImageId) -> None:
+    def announce(self, image_id: ids.ImageId) -> None:
         """Tell hosts that an image has another boot image now, and what they were not told yet."""
         self._untold[image_id] = None
         while len(self._untold) > MOST_UNTOLD:
             self._untold.popitem(last=False)
-        self.tell()
+        self.announce_pending()
 
-    def tell(self) -> None:
+    def announce_pending(self) -> None:
         """Tell hosts what they were not told yet; what cannot be told now waits for the next time.
 
         An image that Glance or the decision service does not know any more is forgotten.
@@ -68,10 +68,10 @@ class BootImageAnnouncer:
             except errors.ImageGone as exc:
                 LOG.info("image %s: hosts are not told of its boot image: %s", image_id, exc)
             except (errors.ImageServiceError, errors.Unusable) as exc:
-                self._fault.say(f"hosts are not told of new boot images: {exc}")
+                self._fault.log_warning(f"hosts are not told of new boot images: {exc}")
                 return
             self._untold.pop(image_id, None)
-        self._fault.say("")
+        self._fault.log_warning("")
 
     def _tell(self, image_id: ids.ImageId) -> None:
         image = self._images.read_or_none(image_id)

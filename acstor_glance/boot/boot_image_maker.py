@@ -77,17 +77,17 @@ class BootImageMaker:
         self._folder = state_dir / "boot"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def recorded(self) -> list[ids.ImageId]:
+    def list_recorded(self) -> list[ids.ImageId]:
         """Return the images of which boots are recorded: a killed process may owe them an image."""
-        return self._traces.images()
+        return self._traces.list_images()
 
-    def traced(self, trace: trace_message.BootTrace) -> ids.ImageId:
+    def add_trace(self, trace: trace_message.BootTrace) -> ids.ImageId:
         """Take in the trace of one boot; return its image."""
-        count = self._traces.put(trace)
+        count = self._traces.add_trace(trace)
         LOG.info("image %s: %d boots are recorded", trace.image_id, count)
         return ids.parse_image_id(trace.image_id)
 
-    def make(
+    def make_boot_image(
         self, image_id: ids.ImageId, begin: Callable[[str], bool] = lambda project: True
     ) -> bool:
         """Make the boot image that an image should have now; say whether one was made.
@@ -96,7 +96,7 @@ class BootImageMaker:
         :raises errors.ImageServiceError: Glance does not do its part
         :raises errors.FormatError: what Glance has of the image is damaged
         """
-        with self._claims.held(image_id) as is_ours:
+        with self._claims.lease_image(image_id) as is_ours:
             image = self._images.read_or_none(image_id) if is_ours else None
             if image is None or image_record.why_not_served(image):
                 return False
@@ -105,7 +105,7 @@ class BootImageMaker:
             is_built_soon = build is not None and not build.attempts
             has_its_own = present is not None and not artefacts.is_stopgap(present)
             needed = TRACES_NEEDED if has_its_own or is_built_soon else 1
-            traces = self._traces.traces(image_id) if self._ways.records else []
+            traces = self._traces.list_traces(image_id) if self._ways.records else []
             before = self._before(image) if present is None else None
             if len(traces) < needed and build is None and before is None:
                 return False
@@ -120,7 +120,7 @@ class BootImageMaker:
                 if build is None:
                     return has_one
                 if has_one:
-                    present = self._images.artefact_of(self._images.read(image_id), BOOT_IMAGE)
+                    present = self._images.artefact_of(self._images.get_image(image_id), BOOT_IMAGE)
                 return self._build(image, image_map, present, build) or has_one
 
     # Built
@@ -143,7 +143,7 @@ class BootImageMaker:
         present: image_record.Record | None,
         before: plan.Retry,
     ) -> bool:
-        retry = plan.Retry.after(before, _now())
+        retry = plan.Retry.after_failure(before, _now())
         told = "it is being built, or the builder was killed"
         self._say(image, artefacts.BootState.BUILDING, told, str(retry))
         revision = artefacts.revision_of(present) + 1 if present else 1
@@ -151,7 +151,7 @@ class BootImageMaker:
         limits = boot_guest.GuestLimits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
         try:
             _check_machine(image)
-            self._quota.reserve(image, 0)
+            self._quota.reserve_bytes(image, 0)
             budget = self._budget(image_map, LONGEST_S)
             with self._bytes(image, budget) as path:
                 summary = boot_builder.build(
@@ -208,8 +208,8 @@ class BootImageMaker:
             yield local
             return
         with tempfile.TemporaryFile(dir=self._folder) as file:  # without a name: a kill leaves none
-            with self._images.opened(read.glance_id) as pieces:
-                for piece in budget.in_time(pieces):
+            with self._images.open_image_data(read.glance_id) as pieces:
+                for piece in budget.enforce_deadline(pieces):
                     if any(piece):
                         file.write(piece)
                     else:
@@ -256,7 +256,7 @@ class BootImageMaker:
     def _head_of(self, artefact: image_record.Record) -> boot_image.Head | None:
         """Return the head of a boot image, if it is sound."""
         raw = bytearray()
-        with self._images.opened(artefact["id"]) as pieces:
+        with self._images.open_image_data(artefact["id"]) as pieces:
             for piece in pieces:
                 raw += piece
                 with contextlib.suppress(errors.BootImageFormatError):
@@ -293,7 +293,7 @@ class BootImageMaker:
         budget = preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes)
         try:
             budget.check_artefact(BOOT_IMAGE, count)
-            self._quota.reserve(image, count)
+            self._quota.reserve_bytes(image, count)
         except errors.AcstorError:
             output.unlink()
             raise
@@ -358,7 +358,7 @@ class BootImageMaker:
         if artefact is None:
             raise errors.Unusable(f"image {image['id']}", "it has no chunk map")
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            with self._images.opened(artefact["id"]) as pieces:
+            with self._images.open_image_data(artefact["id"]) as pieces:
                 file.writelines(pieces)
             with mapped_file.map_file(file) as view:
                 read = stored_bytes.find_stored_bytes(self._images, image)
@@ -377,7 +377,9 @@ class BootImageMaker:
         also = {artefacts.ORIGIN: origin.value}
         try:
             with path.open("rb") as file:
-                self._images.publish(BOOT_IMAGE, image, file, revision, also=also, said=said)
+                self._images.publish_artefact(
+                    BOOT_IMAGE, image, file, revision, also=also, said=said
+                )
         finally:
             path.unlink()
 

@@ -57,7 +57,7 @@ class BootImageService:
     def start(self) -> None:
         """Begin to make what is missing; waits for nothing."""
         if self.hears_traces:
-            for image_id in self._made.recorded():
+            for image_id in self._made.list_recorded():
                 self._put(image_id, Rank.BOOTED)
         for number in range(WORKERS):
             supervision.start(f"acstor-boot-images-{number}", self._work)
@@ -74,44 +74,44 @@ class BootImageService:
         """
         self._put(image_id, Rank.BOOTED if is_asked else Rank.NEW, project)
 
-    def look_again(
-        self, image_ids: Iterable[ids.ImageId], owners: Mapping[ids.ImageId, str]
-    ) -> None:
+    def requeue(self, image_ids: Iterable[ids.ImageId], owners: Mapping[ids.ImageId, str]) -> None:
         """Make the boot images that are due, and those that something kept us from.
 
         :param owners: the projects of the images
         """
-        self._ahead.tell()
-        booted = {*self._needed(), *self._made.recorded()}
+        self._ahead.announce_pending()
+        booted = {*self._needed(), *self._made.list_recorded()}
         while self._owed:
             self._put(self._owed.pop(), Rank.BOOTED)
         for image_id in image_ids:
             rank = Rank.BOOTED if image_id in booted else Rank.OLD
             self._put(image_id, rank, owners.get(image_id, work_queue.UNKNOWN))
 
-    def heard(self, trace: trace_message.BootTrace) -> None:
+    def add_trace(self, trace: trace_message.BootTrace) -> None:
         """Take in the trace of one boot."""
-        self._put(self._made.traced(trace), Rank.BOOTED)
+        self._put(self._made.add_trace(trace), Rank.BOOTED)
 
     def _put(self, image_id: ids.ImageId, rank: Rank, project: str = work_queue.UNKNOWN) -> None:
-        self._queue.put(image_id, rank, project)
+        self._queue.add_image(image_id, rank, project)
         self._show()
 
     def _show(self) -> None:
-        waiting, _ = self._queue.sizes()
+        waiting, _ = self._queue.queue_sizes()
         self._counters.boot_images_waiting.set(waiting)
 
     def _work(self) -> None:
-        while (turn := self._queue.take()) is not None:
+        while (turn := self._queue.take_image()) is not None:
             image_id = turn.image_id
             self._show()
             try:
-                if self._made.make(image_id, functools.partial(self._queue.begins, turn)):
-                    self._ahead.made(image_id)
+                if self._made.make_boot_image(
+                    image_id, functools.partial(self._queue.may_begin, turn)
+                ):
+                    self._ahead.announce(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: no boot image yet: %s", image_id, exc)
                 self._owed.add(image_id)
             except Exception:
                 LOG.exception("image %s: unexpected", image_id)
             finally:
-                self._queue.done(image_id)
+                self._queue.finish_image(image_id)

@@ -70,5 +70,5 @@ class GuestDisk:
             decoded = codecs.decode(extent.codec, stored, extent.length)
         except codecs.CodecError as exc:
             raise errors.Unusable(self._what, f"its byte {extent.offset}: {exc}") from exc
-        self._budget.decoded(len(decoded), time.thread_time() - began_s)
+        self._budget.charge_decoded(len(decoded), time.thread_time() - began_s)
         return decoded

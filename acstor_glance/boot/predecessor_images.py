@@ -50,7 +50,7 @@ def _listed(
     for names in ((NAME,), FAMILY):
         wanted = {name: image_record.text_of(image, name) for name in names}
         if all(wanted.values()):
-            yield from itertools.islice(images.every(owner=owner, **wanted), MOST_LISTED)
+            yield from itertools.islice(images.list_images(owner=owner, **wanted), MOST_LISTED)
     base = image_record.text_of(image, BASE)
     record = images.read_or_none(base) if base else None
     if record is not None:
@@ -83,12 +83,12 @@ def inherit_trace(
     :param of: the predecessor's chunk map
     :return: chunks of ``image_map``; empty if they have too little in common
     """
-    wanted = {of.cid(chunk_no) for chunk_no in trace if not of.is_zero(chunk_no)}
+    wanted = {of.cid_of(chunk_no) for chunk_no in trace if not of.is_zero(chunk_no)}
     places: dict[ids.Cid, int] = {}
     for chunk_no in range(len(image_map)):
-        cid = image_map.cid(chunk_no)
+        cid = image_map.cid_of(chunk_no)
         if cid in wanted:
             places.setdefault(cid, chunk_no)
-    found = dict.fromkeys(places.get(of.cid(chunk_no), -1) for chunk_no in trace)
+    found = dict.fromkeys(places.get(of.cid_of(chunk_no), -1) for chunk_no in trace)
     found.pop(-1, None)
     return tuple(found) if len(found) >= LEAST_CHUNKS else ()

@@ -33,7 +33,7 @@ class TraceStore:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
 
-    def put(self, trace: trace_message.BootTrace) -> int:
+    def add_trace(self, trace: trace_message.BootTrace) -> int:
         """Keep a trace instead of the oldest of its host, or of all; return how many there are.
 
         :raises OSError: the disk cannot
@@ -52,12 +52,12 @@ class TraceStore:
                 file.write(msgspec.json.encode(kept))
             return len(kept)
 
-    def traces(self, image_id: ids.ImageId) -> list[trace_message.BootTrace]:
+    def list_traces(self, image_id: ids.ImageId) -> list[trace_message.BootTrace]:
         """Return the traces of an image, the oldest first."""
         with self._lock:
             return self._load(image_id)
 
-    def images(self) -> list[ids.ImageId]:
+    def list_images(self) -> list[ids.ImageId]:
         """Return the images that there are traces of."""
         found = []
         for path in sorted(self._folder.glob(f"*{ENDING}")):

@@ -44,7 +44,7 @@ class ArtefactQuota:
         self._clock, self._lock = clock, threading.Lock()
         self._known: dict[str, _Used] = {}
 
-    def reserve(self, image: image_record.Record, count: int) -> None:
+    def reserve_bytes(self, image: image_record.Record, count: int) -> None:
         """Count bytes of an artefact that is about to be stored; 0: look whether any are left.
 
         :raises errors.QuotaExceeded: the image's project has not so many left

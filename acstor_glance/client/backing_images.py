@@ -57,7 +57,7 @@ def chunk_map_of(
         yield None
         return
     with tempfile.TemporaryFile() as file:
-        with images.opened(artefact["id"]) as pieces:
+        with images.open_image_data(artefact["id"]) as pieces:
             file.writelines(pieces)
         with mapped_file.map_file(file) as view:
             yield _parsed(images, image, view)
@@ -65,7 +65,7 @@ def chunk_map_of(
 
 def _members(images: glance_client.GlanceClient, image: image_record.Record) -> list[str]:
     is_shared = image_record.text_of(image, "visibility") == "shared"
-    return images.members(image["id"]) if is_shared else []
+    return images.list_members(image["id"]) if is_shared else []
 
 
 def _parsed(

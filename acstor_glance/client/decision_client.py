@@ -70,7 +70,7 @@ class DecisionClient:
             endpoint_override=own.decision_endpoint,
         )
         response: Any = api.request(path, method, **({} if body is None else {"json": body}))
-        self._way.say(decision_messages.way_fault(response.url or ""))
+        self._way.log_warning(decision_messages.way_fault(response.url or ""))
         try:
             return msgspec.json.decode(response.content[:most_bytes], type=kind)
         except msgspec.DecodeError as exc:

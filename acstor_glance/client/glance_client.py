@@ -113,7 +113,7 @@ class GlanceClient:
             )
         return str(project_id)
 
-    def read(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Record:
         """Return an image.
 
         :raises errors.ImageGone: there is none
@@ -124,11 +124,11 @@ class GlanceClient:
     def read_or_none(self, image_id: str) -> image_record.Record | None:
         """Return an image; None if there is none."""
         try:
-            return self.read(image_id)
+            return self.get_image(image_id)
         except errors.ImageGone:
             return None
 
-    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
         """Yield all images page by page, those of other projects, communities' and hidden ones too.
 
         :param sorted_by: a base property, whose smallest value comes first; by default the youngest
@@ -151,24 +151,24 @@ class GlanceClient:
             for image in found:
                 yield dict(image)
 
-    def every_artefact(
+    def list_artefacts(
         self, of_image: str | None = None, kind: str | None = None, sorted_by: str = ""
     ) -> Iterator[image_record.Record]:
-        """Yield all artefacts, or those of one image, or of one kind; sorted as :meth:`every`."""
+        """Yield all artefacts, or those of one image, or of one kind; sorted as :meth:`list_images`."""
         project_id = self.project_id
         filters = {"owner": project_id}
         if of_image:
             filters[artefacts.OF_IMAGE] = of_image
         if kind:
             filters[artefacts.KIND] = kind
-        for record in self.every(sorted_by, **filters):
+        for record in self.list_images(sorted_by, **filters):
             if artefacts.is_artefact(record, project_id):
                 yield record
 
     def artefact_quota_per_project(self, project: str) -> Iterator[image_record.Record]:
         """Yield the artefacts of a project's images."""
         filters = {"owner": self.project_id, artefacts.OF_PROJECT: project}
-        for record in self.every(**filters):
+        for record in self.list_images(**filters):
             if artefacts.is_artefact(record, self.project_id):
                 yield record
 
@@ -192,7 +192,7 @@ class GlanceClient:
         is_one = pointer is not None and image_record.is_convertible(image)
         return self.read_or_none(pointer) if pointer and is_one else None
 
-    def locations(self, image_id: str) -> list[tuple[str, str]]:
+    def list_locations(self, image_id: str) -> list[tuple[str, str]]:
         """Return where the image's bytes are: URLs, which may hold passwords, and stores' names.
 
         The place that Glance prefers comes first; the name is empty where Glance does not say it.
@@ -213,7 +213,7 @@ class GlanceClient:
     def file_path(self, image_id: str) -> str:
         """Return the path of the image's bytes in a file store; empty if they are elsewhere."""
         try:
-            urls = [url for url, _store in self.locations(image_id)]
+            urls = [url for url, _store in self.list_locations(image_id)]
         except errors.ImageServiceRefused:
             return ""  # an older Glance, or a user who may not see them
         return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
@@ -229,7 +229,7 @@ class GlanceClient:
         return path if is_whole else None
 
     @contextlib.contextmanager
-    def opened(self, image_id: str) -> Iterator[Iterator[bytes]]:
+    def open_image_data(self, image_id: str) -> Iterator[Iterator[bytes]]:
         """Yield the image's bytes, in order, in pieces of any length.
 
         The connection is closed with the block, whatever was read.
@@ -241,7 +241,7 @@ class GlanceClient:
         with contextlib.closing(response):
             yield _pieces(response, what)
 
-    def publish(
+    def publish_artefact(
         self,
         kind: artefacts.Kind,
         image: image_record.Record,
@@ -264,7 +264,7 @@ class GlanceClient:
         made = artefacts.new_artefact(
             image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, also
         )
-        artefact_id = self.store(made, file)
+        artefact_id = self.create_image(made, file)
         try:
             self.set_properties(image["id"], {kind.pointer: artefact_id, **(said or {})})
         except errors.AcstorError:
@@ -273,7 +273,7 @@ class GlanceClient:
         self.delete_others(kind, image["id"], artefact_id)
         return artefact_id
 
-    def store(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
+    def create_image(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
         """Make an image of ``record`` with the bytes of ``file``; if that fails nothing stays."""
         image_id = self._create(record)
         try:
@@ -284,7 +284,7 @@ class GlanceClient:
             raise
         return image_id
 
-    def members(self, image_id: str) -> list[str]:
+    def list_members(self, image_id: str) -> list[str]:
         """Return the projects that a shared image is shared with, whether they accepted it or not.
 
         :raises errors.ImageGone: there is no such image
@@ -294,15 +294,15 @@ class GlanceClient:
 
     def delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
         """Delete an image's other artefacts of a kind; keep the one that it points to now."""
-        others = [old for old in self.every_artefact(image_id) if artefacts.kind_of(old) is kind]
-        in_force = artefacts.pointer_of(self.read(image_id), kind)
+        others = [old for old in self.list_artefacts(image_id) if artefacts.kind_of(old) is kind]
+        in_force = artefacts.pointer_of(self.get_image(image_id), kind)
         for old in others:
             if old["id"] not in (artefact_id, in_force):
-                self.delete(old["id"])
+                self.delete_artefact(old["id"])
 
     def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
         """Set properties of an image as it is now; an empty one is removed."""
-        now = self.read(image_id)
+        now = self.get_image(image_id)
         changes = [
             {"op": "add", "path": f"/{name}", "value": value}
             for name, value in properties.items()
@@ -316,7 +316,7 @@ class GlanceClient:
         if changes:
             self._patch(image_id, changes)
 
-    def protect(
+    def set_protection(
         self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
     ) -> image_record.Record:
         """Let nobody delete an image, or let it be deleted, and set its tags, in one request.
@@ -343,7 +343,7 @@ class GlanceClient:
             )
         return dict(record)
 
-    def delete(self, image_id: str) -> None:
+    def delete_artefact(self, image_id: str) -> None:
         """Delete an artefact; one that is gone already is no error."""
         try:
             with translate_errors(f"image {image_id}"):
@@ -359,7 +359,7 @@ class GlanceClient:
     def _delete_quietly(self, artefact_id: str) -> None:
         """Delete what could not be finished; what stays is an orphan for a reconcile."""
         try:
-            self.delete(artefact_id)
+            self.delete_artefact(artefact_id)
         except errors.ImageServiceError as exc:
             LOG.info("left for the next reconcile: %s", exc)
 

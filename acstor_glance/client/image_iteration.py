@@ -33,9 +33,9 @@ def iterate_images(images: glance_client.GlanceClient) -> Iterator[MappedImage]:
     """
     project_id = images.project_id
     maps = _Maps(images)
-    for image in images.every(sorted_by="id"):
+    for image in images.list_images(sorted_by="id"):
         if not artefacts.is_left_alone(image, project_id):
-            yield MappedImage(image, maps.of(image))
+            yield MappedImage(image, maps.linked_map(image))
 
 
 class _Maps:
@@ -43,11 +43,11 @@ class _Maps:
 
     def __init__(self, images: glance_client.GlanceClient) -> None:
         self._images = images
-        found = images.every_artefact(kind=CHUNK_MAP.value, sorted_by="name")
+        found = images.list_artefacts(kind=CHUNK_MAP.value, sorted_by="name")
         self._left = (record for record in found if _is_in_order(record))
         self._next = next(self._left, None)
 
-    def of(self, image: image_record.Record) -> image_record.Record | None:
+    def linked_map(self, image: image_record.Record) -> image_record.Record | None:
         """Return what an image points to, from the list if it is there."""
         pointer = artefacts.pointer_of(image, CHUNK_MAP)
         found = None

@@ -62,7 +62,7 @@ class RangeProber:
         self._known: dict[str, ProbeResult] = {}
         self._unclear: dict[str, int] = {}
 
-    def of(self, image: image_record.Record) -> ProbeResult:
+    def has_ranges(self, image: image_record.Record) -> ProbeResult:
         """Return whether parts of an active image can be read."""
         stores = stores_of(image)
         if (known := self._known.get(stores)) is not None:

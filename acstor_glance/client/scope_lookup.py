@@ -38,7 +38,7 @@ class ScopeLookup:
         self._dedup_scope = deduplication.DedupScope(conf.acstor_glance.dedup_scope)
 
     @contextlib.contextmanager
-    def naming(self, image: image_record.Record) -> Iterator[deduplication.Naming]:
+    def naming_of_image(self, image: image_record.Record) -> Iterator[deduplication.Naming]:
         """Yield how the chunks of an image are named; it is of use inside the block only.
 
         :raises errors.ImageServiceError: Glance does not say
@@ -61,7 +61,9 @@ class ScopeLookup:
             LOG.info("The secret of this cloud's scopes is made: private images share no chunks "
                      "with those that were named with another one")  # fmt: skip
             record = artefacts.new_secret(self._images.project_id)
-            self._images.store(record, io.BytesIO(secrets.token_bytes(deduplication.SECRET_BYTES)))
+            self._images.create_image(
+                record, io.BytesIO(secrets.token_bytes(deduplication.SECRET_BYTES))
+            )
             found = self._oldest_secret()
         if found is None:
             raise errors.ImageServiceUnreachable("the secret of the scopes", "it was just deleted")
@@ -70,13 +72,13 @@ class ScopeLookup:
     def _oldest_secret(self) -> image_record.Record | None:
         found = [
             record
-            for record in self._images.every_artefact(kind=artefacts.SCOPE_SECRET)
+            for record in self._images.list_artefacts(kind=artefacts.SCOPE_SECRET)
             if image_record.text_of(record, "status") == image_record.ACTIVE
         ]
         return min(found, key=_age, default=None)
 
     def _read_secret(self, record: image_record.Record) -> bytes:
-        with self._images.opened(record["id"]) as pieces:
+        with self._images.open_image_data(record["id"]) as pieces:
             raw = b"".join(pieces) if image_record.size_bytes_of(record) <= 1024 else b""
         algo, value = image_record.os_hash_of(record)
         is_whole = not algo or hashlib.new(algo, raw).digest() == value

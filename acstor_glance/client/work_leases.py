@@ -45,7 +45,7 @@ class WorkLeases:
         self._guard = threading.Lock()
 
     @contextlib.contextmanager
-    def held(self, image_id: ids.ImageId) -> Iterator[bool]:
+    def lease_image(self, image_id: ids.ImageId) -> Iterator[bool]:
         """Yield whether the image is ours now; if so it stays ours until the block ends.
 
         :raises errors.ImageServiceUnreachable: the coordination service does not answer
@@ -99,7 +99,7 @@ class WorkLeases:
 
         with _translated(self._url):
             try:
-                coordinator, lock, is_ours = self._deadline.call(claim)
+                coordinator, lock, is_ours = self._deadline.run_call(claim)
             except call_deadline.CallTimeout:
                 is_given_up.set()
                 raise
@@ -107,7 +107,7 @@ class WorkLeases:
             yield is_ours
         finally:
             if is_ours:
-                _quietly(lambda: self._deadline.call(lambda: _let_go(coordinator, lock)))
+                _quietly(lambda: self._deadline.run_call(lambda: _let_go(coordinator, lock)))
 
 
 def _let_go(coordinator: Any, lock: Any) -> None:

@@ -229,7 +229,7 @@ class Tool:
     def _drop_boot_image(self, image_id: str, artefact_id: str) -> None:
         """Delete a boot image; the listener makes another one."""
         self._images.set_properties(image_id, {artefacts.Kind.BOOT_IMAGE.pointer: ""})
-        self._images.delete(artefact_id)
+        self._images.delete_artefact(artefact_id)
         self._say({"artefact": artefact_id, "outcome": "deleted"})
 
     def export(self) -> int:
@@ -265,7 +265,7 @@ class Tool:
         """Say how many images are served, and how many are not for which reason."""
         counting = image_scan.ImageScan(
             self._images,
-            range_support.RangeProber(self._conf).of,
+            range_support.RangeProber(self._conf).has_ranges,
             self._conf.acstor_glance.convert_formats,
         )
         with self._steps("images", None) as step:
@@ -281,9 +281,11 @@ class Tool:
     def purge(self) -> int:
         """Delete artefacts, then acstor's properties, of the selection."""
         named = set(self._options.images)
-        for artefact in list(self._images.every_artefact()):
+        for artefact in list(self._images.list_artefacts()):
             if not named or artefact.get(artefacts.OF_IMAGE) in named:
-                self._purge({"artefact": artefact["id"]}, self._images.delete, artefact["id"])
+                self._purge(
+                    {"artefact": artefact["id"]}, self._images.delete_artefact, artefact["id"]
+                )
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
         project_id = self._images.project_id
         for image in self._chosen():
@@ -298,13 +300,13 @@ class Tool:
 
     def _give_back(self, image_id: str, project_id: str) -> None:
         """Take acstor's tags from an image as it is now, and the protection that is acstor's."""
-        image = self._images.read(image_id)
+        image = self._images.get_image(image_id)
         is_ours = (
             deletion_protection.protection_of(image, project_id)
             is deletion_protection.ProtectionStatus.OURS
         )
         tags = deletion_protection.tags_of(image, project_id)
-        self._images.protect(image, tags, False if is_ours else None)
+        self._images.set_protection(image, tags, False if is_ours else None)
 
     def _purge(self, what: dict[str, Any], remove: Callable[..., object], *arguments: Any) -> None:
         if self._options.yes:
@@ -318,7 +320,7 @@ class Tool:
             for image_id in image_ids:
                 known = self._images.read_or_none(image_id) if self._shows_progress else None
                 with self._bar(known or {"id": image_id}) as progress:
-                    outcome = self._preparer.handle(
+                    outcome = self._preparer.prepare_image(
                         ids.parse_image_id(image_id), is_forced=is_forced, progress=progress
                     )
                 self._say({"image": image_id, "outcome": outcome.value})
@@ -329,10 +331,10 @@ class Tool:
     def _chosen(self) -> Iterator[image_record.Record]:
         """Yield the images that the command line names, or all but the artefacts."""
         if getattr(self._options, "images", None):
-            yield from map(self._images.read, self._options.images)
+            yield from map(self._images.get_image, self._options.images)
             return
         project_id = self._images.project_id
-        for image in self._images.every():
+        for image in self._images.list_images():
             if not artefacts.is_left_alone(image, project_id):
                 yield image
 

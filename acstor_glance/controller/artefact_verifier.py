@@ -94,7 +94,7 @@ def _check_boot_image(
     if artefact_id is None:
         return
     what = f"boot image {artefact_id}"
-    with images.opened(artefact_id) as pieces:
+    with images.open_image_data(artefact_id) as pieces:
         raw = b"".join(pieces)
     head = boot_frames.check_boot_image([raw], what, image_map.scope_keys)
     boot_builder.check_chunks(raw, head, image_map, what)
@@ -110,11 +110,11 @@ def _check_pointer(
             raise errors.Unusable(f"{kind.pointer}", "no artefact is named there")
         return
     version = glance_client.FORMAT_VERSIONS[kind]
-    artefacts.check_belongs(image, images.read(pointer), kind, images.project_id, version)
+    artefacts.check_belongs(image, images.get_image(pointer), kind, images.project_id, version)
 
 
 def _fetch(images: glance_client.GlanceClient, artefact_id: str, file: io.BufferedIOBase) -> None:
-    with images.opened(artefact_id) as pieces:
+    with images.open_image_data(artefact_id) as pieces:
         for piece in pieces:
             file.write(piece)
 
@@ -132,7 +132,7 @@ def _compare(
     """
     naming = deduplication.Naming(next(iter(image_map.scope_keys), None), image_map)
     chunk_bytes = image_map.geometry.chunk_bytes
-    with tempfile.TemporaryFile() as fresh, images.opened(read.glance_id) as pieces:
+    with tempfile.TemporaryFile() as fresh, images.open_image_data(read.glance_id) as pieces:
         stream_prehash.write_map(
             *(read.record, pieces, chunk_bytes, fresh, progress, naming),
             bytes_hash=read.other_hash,

@@ -53,9 +53,9 @@ class HintQueue:
             try:
                 if self._look(image_id):
                     self._found(image_id)
-                self._fault.say("")
+                self._fault.log_warning("")
             except errors.AcstorError as exc:
-                self._fault.say(f"images that notifications name are not looked at: {exc}")
+                self._fault.log_warning(f"images that notifications name are not looked at: {exc}")
                 self._failed()
 
     def close(self) -> None:

@@ -106,7 +106,10 @@ def _write_image(
     os_hash = stored.os_hash
     hasher = hashlib.new(os_hash.algo)
     atomic_file.remove_leftovers(path.parent, path.name)
-    with atomic_file.atomic_write(path, MODE) as file, images.opened(stored.glance_id) as pieces:
+    with (
+        atomic_file.atomic_write(path, MODE) as file,
+        images.open_image_data(stored.glance_id) as pieces,
+    ):
         for piece in pieces:
             hasher.update(piece)
             if any(piece):
@@ -121,7 +124,7 @@ def _write_image(
 
 
 def _read(images: glance_client.GlanceClient, artefact_id: str) -> bytes:
-    with images.opened(artefact_id) as pieces:
+    with images.open_image_data(artefact_id) as pieces:
         return b"".join(pieces)
 
 

@@ -82,7 +82,7 @@ class ImageReconciler:
         # costs a look, not an artefact.
         left = self._artefacts_by_image(findings)
         orphans: list[image_record.Record] = []
-        for image in self._images.every():
+        for image in self._images.list_images():
             if artefacts.is_artefact(image, project_id):
                 continue
             findings.images += 1
@@ -99,7 +99,7 @@ class ImageReconciler:
         """Return what is needed of all artefacts, by the images that they say they are of."""
         by_image: dict[str, list[image_record.Record]] = {}
         repeated: dict[str, str] = {}
-        for record in self._images.every_artefact():
+        for record in self._images.list_artefacts():
             findings.artefacts += 1
             kept = _kept(record, repeated)
             by_image.setdefault(image_record.text_of(kept, artefacts.OF_IMAGE), []).append(kept)
@@ -151,7 +151,7 @@ class ImageReconciler:
         latest = self._images.read_or_none(of_image) if of_image else None
         if why := plan.why_orphan(artefact, latest, now, plan.ORPHAN_GRACE_S):
             LOG.info("artefact %s: deleted, because %s", artefact["id"], why)
-            self._images.delete(artefact["id"])
+            self._images.delete_artefact(artefact["id"])
             findings.deleted.append(artefact["id"])
 
 

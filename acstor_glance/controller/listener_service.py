@@ -77,16 +77,18 @@ class ListenerService:
     ) -> None:
         self._boots, self._comparing = boots, comparing
         self._authority = trust_store.TrustStore(conf)
-        self._proofs = message_verifier.MessageVerifier(self._authority.trust)
+        self._proofs = message_verifier.MessageVerifier(self._authority.trust_anchors)
         self._guard = guard
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue(self._conf.workers)
-        self._hints = hint_queue.HintQueue(preparer.look, self._found, self._look_again)
+        self._hints = hint_queue.HintQueue(preparer.image_exists, self._found, self._look_again)
         self._listening = notifications.NotificationListener(conf, self._seen)
         heard: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._wanted}
         if boots is not None and boots.hears_traces:
-            heard[trace_message.BOOT_TRACED] = lambda sent: boots.heard(self._proofs.trace(sent))
+            heard[trace_message.BOOT_TRACED] = lambda sent: boots.add_trace(
+                self._proofs.verify_trace(sent)
+            )
         self._server = bus_server.BusServer(conf, heard)
         self._asked: dict[ids.ImageId, bool] = {}  # by operators: whether to begin anew
         self._stopping, self._is_due = threading.Event(), threading.Event()
@@ -133,12 +135,12 @@ class ListenerService:
     def _seen(self, event_type: str, image_id: ids.ImageId) -> None:
         self._counters.messages.labels(event_type).inc()
         if image_id in self._guard.needed:
-            self._guard.seen(image_id)
+            self._guard.mark_changed(image_id)
         self._hints.put(image_id)
 
     def _found(self, image_id: ids.ImageId) -> None:
         """Take an image that a notification has named, and that there is."""
-        self._guard.seen(image_id)
+        self._guard.mark_changed(image_id)
         self._put(image_id)
 
     def _look_again(self) -> None:
@@ -149,7 +151,7 @@ class ListenerService:
 
         :raises errors.AcstorError: it is none
         """
-        wanted = self._proofs.wanted(payload)
+        wanted = self._proofs.verify_request(payload)
         image_id = ids.parse_image_id(wanted.image_id)
         if len(self._asked) >= MOST_ASKED:
             LOG.warning("image %s: not prepared now: %d others wait", image_id, MOST_ASKED)
@@ -161,7 +163,7 @@ class ListenerService:
     def _put(
         self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = work_queue.UNKNOWN
     ) -> None:
-        self._queue.put(image_id, rank, project)
+        self._queue.add_image(image_id, rank, project)
         self._show_queue()
 
     def _wait(self, wait_s: float) -> None:
@@ -189,9 +191,9 @@ class ListenerService:
         for image_id in findings.todo:
             self._put(image_id, Rank.OLD, findings.owners[image_id])
         if self._boots is not None:
-            self._boots.look_again(findings.to_boot, findings.owners)
+            self._boots.requeue(findings.to_boot, findings.owners)
         if self._comparing is not None:
-            self._comparing.look_again(findings.to_compare)
+            self._comparing.requeue(findings.to_compare)
         self._counters.show_boot_states(findings.boot_states)
         self._counters.deleted_artefacts.inc(len(findings.deleted))
         self._counters.reconciles.labels("whole").inc()
@@ -208,15 +210,15 @@ class ListenerService:
 
     def _work(self) -> None:
         """Prepare one image after the other."""
-        while (turn := self._queue.take()) is not None:
+        while (turn := self._queue.take_image()) is not None:
             image_id = turn.image_id
             self._show_queue()
             is_forced = self._asked.pop(image_id, None)
             try:
-                outcome = self._preparer.handle(
+                outcome = self._preparer.prepare_image(
                     image_id,
                     is_forced=bool(is_forced),
-                    begin=functools.partial(self._queue.begins, turn),
+                    begin=functools.partial(self._queue.may_begin, turn),
                 )
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is image_preparer.PreparationOutcome.FAILED:
@@ -231,7 +233,7 @@ class ListenerService:
                     self._comparing is not None
                     and outcome is image_preparer.PreparationOutcome.PREPARED
                 ):
-                    self._comparing.prepared(image_id)
+                    self._comparing.queue_image(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: %s; retrying soon", image_id, self._told(exc))
                 self._ask_again(image_id, is_forced)
@@ -240,7 +242,7 @@ class ListenerService:
                 LOG.exception("image %s: unexpected; retrying soon", image_id)
                 self._is_due.set()
             finally:
-                self._queue.done(image_id)
+                self._queue.finish_image(image_id)
                 self._show_queue()
 
     def _told(self, error: errors.AcstorError) -> str:
@@ -260,6 +262,6 @@ class ListenerService:
             self._is_due.set()
 
     def _show_queue(self) -> None:
-        waiting, working = self._queue.sizes()
+        waiting, working = self._queue.queue_sizes()
         self._counters.waiting.set(waiting)
         self._counters.working.set(working)

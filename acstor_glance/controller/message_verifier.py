@@ -61,7 +61,7 @@ class MessageVerifier:
         self._fresh = replay_filter.ReplayFilter()
         self._paces: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
 
-    def trace(self, payload: object) -> trace_message.BootTrace:
+    def verify_trace(self, payload: object) -> trace_message.BootTrace:
         """Return the trace that a host sent of a boot of its own.
 
         :raises errors.NotAuthenticated: nobody who may say so did
@@ -109,7 +109,7 @@ class MessageVerifier:
             self._paces.popitem(last=False)
         return has_turn
 
-    def wanted(self, payload: object) -> decision_messages.ImageWanted:
+    def verify_request(self, payload: object) -> decision_messages.ImageWanted:
         """Return what the decision service asks for.
 
         :raises errors.NotAuthenticated: it did not, or not now

@@ -141,7 +141,7 @@ class ProtectionReconciler:
         """Make no more passes."""
         self._stopping.set()
 
-    def seen(self, image_id: ids.ImageId) -> None:
+    def mark_changed(self, image_id: ids.ImageId) -> None:
         """Note that something happened to an image in Glance; may be called from any thread."""
         self._happened.append(image_id)
 
@@ -149,13 +149,13 @@ class ProtectionReconciler:
         while not self._stopping.is_set():
             self._report_if_due()
             try:
-                self.make_pass()
+                self.run_pass()
             except errors.AcstorError as exc:
-                self._fault.say(f"images that hosts need are not protected anew: {exc}")
+                self._fault.log_warning(f"images that hosts need are not protected anew: {exc}")
             except Exception:
                 LOG.exception("protection of images: unexpected")
             else:
-                self._fault.say("")
+                self._fault.log_warning("")
             self._stopping.wait(PASS_S)
 
     def _report_if_due(self) -> None:
@@ -167,11 +167,13 @@ class ProtectionReconciler:
             report = {"listener": socket.gethostname()}
             self._service.post("/v1/listeners", report, Listeners, MOST_BYTES)
         except errors.AcstorError as exc:
-            self._unreported.say(f"the decision service is not told that this listener runs: {exc}")
+            self._unreported.log_warning(
+                f"the decision service is not told that this listener runs: {exc}"
+            )
         else:
-            self._unreported.say("")
+            self._unreported.log_warning("")
 
-    def make_pass(self) -> None:
+    def run_pass(self) -> None:
         """Look at what is needed, and see to it.
 
         :raises errors.ImageServiceError: the decision service or Glance is away, or refuses
@@ -193,16 +195,16 @@ class ProtectionReconciler:
     def _protect(self, needed: deletion_protection.NeededImages) -> None:
         """See to what is needed; what else is protected can wait until that is done."""
         while self._happened:
-            self._known.changed(self._happened.popleft())
-        self._known.told(needed, self._clock())
-        self._incomplete.say(
+            self._known.mark_changed(self._happened.popleft())
+        self._known.set_needed(needed, self._clock())
+        self._incomplete.log_warning(
             ""
             if needed.is_complete
             else f"more than {len(needed.images)} images are needed: the others are not protected "
             "anew, and nothing is given back"
         )
         try:
-            self._each(self._known.due(self._clock()), self._settle)
+            self._each(self._known.images_to_check(self._clock()), self._settle)
             self._list_if_due()
         finally:
             self._tell()
@@ -212,7 +214,7 @@ class ProtectionReconciler:
         """Yield whether no other listener makes a pass now; it is no reason to make none."""
         with contextlib.ExitStack() as stack:
             try:
-                is_ours = stack.enter_context(self._claims.held(ALL))
+                is_ours = stack.enter_context(self._claims.lease_image(ALL))
             except errors.ImageServiceUnreachable as exc:
                 LOG.debug("%s; going on without", exc)
                 is_ours = True
@@ -225,11 +227,11 @@ class ProtectionReconciler:
         project_id = self._images.project_id
         found = {
             record["id"]: deletion_protection.marked_s(record, project_id) or 0.0
-            for record in self._images.every(protected="true")
+            for record in self._images.list_images(protected="true")
             if deletion_protection.protection_of(record, project_id)
             is deletion_protection.ProtectionStatus.OURS
         }
-        self._known.listed(found, self._clock())
+        self._known.set_protected(found, self._clock())
         self._lists_at_s = self._clock() + deletion_protection.LOOK_AGAIN_S
 
     def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
@@ -243,7 +245,7 @@ class ProtectionReconciler:
                 do(image_id)
             except errors.ImageServiceError as exc:
                 LOG.info("image %s: %s", image_id, exc)
-                self._known.failed(image_id, self._clock())
+                self._known.mark_failed(image_id, self._clock())
                 failures += isinstance(exc, errors.ImageServiceUnreachable)
                 if failures >= MOST_FAILURES:
                     raise
@@ -251,18 +253,18 @@ class ProtectionReconciler:
     def _settle(self, image_id: str) -> None:
         """Look at an image, and do what is to be done about it."""
         record = self._images.read_or_none(image_id)
-        self._known.looked(image_id, record, self._images.project_id)
-        change = self._known.change(image_id, self._clock())
+        self._known.update_image(image_id, record, self._images.project_id)
+        change = self._known.plan_change(image_id, self._clock())
         if record is not None and change is not None:
             self._change(record, change)
 
     def _take_all_back(self) -> None:
         """Take back what was set before the option was switched off."""
-        self._each(sorted(self._known.ours(self._clock())), self._take_back)
+        self._each(sorted(self._known.list_protected(self._clock())), self._take_back)
 
     def _take_back(self, image_id: str) -> None:
         record, project_id = self._images.read_or_none(image_id), self._images.project_id
-        self._known.looked(image_id, record, project_id)
+        self._known.update_image(image_id, record, project_id)
         is_ours = (
             deletion_protection.protection_of(record, project_id)
             is deletion_protection.ProtectionStatus.OURS
@@ -277,11 +279,11 @@ class ProtectionReconciler:
         is_noted = change is deletion_protection.Change.NOTE
         is_protected = None if is_noted else change is deletion_protection.Change.SET
         try:
-            changed = self._images.protect(record, tags, is_protected)
+            changed = self._images.set_protection(record, tags, is_protected)
         except errors.ImageGone:
-            self._known.looked(record["id"], None, project_id)
+            self._known.update_image(record["id"], None, project_id)
             return
-        self._known.looked(record["id"], changed, project_id)
+        self._known.update_image(record["id"], changed, project_id)
         self._count(record["id"], change)
 
     def _count(self, image_id: str, change: deletion_protection.Change) -> None:
@@ -291,7 +293,7 @@ class ProtectionReconciler:
 
     def _tell(self) -> None:
         """Show how the needed images stand, and log those that can be lost once each."""
-        standings = self._known.standings()
+        standings = self._known.list_states()
         for image_id in self._said.keys() - standings.keys():
             del self._said[image_id]
         news = {

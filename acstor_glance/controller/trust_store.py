@@ -39,7 +39,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class TrustStore:
-    """Knows whom to believe; start it, then ask :meth:`trust` from any thread."""
+    """Knows whom to believe; start it, then ask :meth:`trust_anchors` from any thread."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
@@ -48,7 +48,7 @@ class TrustStore:
         self._fault = log_once.LogOnce(LOG)
         self._service = decision_client.DecisionClient(conf)
 
-    def trust(self) -> message_verifier.TrustAnchors:
+    def trust_anchors(self) -> message_verifier.TrustAnchors:
         """Return whom to believe, as it was known last."""
         return self._trust
 
@@ -64,15 +64,17 @@ class TrustStore:
         wait_s = 0.0
         while not self._stopping.wait(wait_s):
             try:
-                self.look()
+                self.refresh()
             except (errors.AcstorError, OSError) as exc:
-                self._fault.say(f"whom to believe on the message bus is not known anew: {exc}")
+                self._fault.log_warning(
+                    f"whom to believe on the message bus is not known anew: {exc}"
+                )
                 wait_s = ASK_AGAIN_S
             else:
-                self._fault.say("")
+                self._fault.log_warning("")
                 wait_s = ASK_EVERY_S
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Look once.
 
         :raises errors.ImageServiceError: the decision service says nothing

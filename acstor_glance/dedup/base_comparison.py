@@ -66,22 +66,22 @@ class BaseComparer:
         self._stopping.set()
         self._queue.close()
 
-    def prepared(self, image_id: ids.ImageId) -> None:
+    def queue_image(self, image_id: ids.ImageId) -> None:
         """Compare an image that has just got its chunk map."""
         self._seen.discard(image_id)
-        self._queue.put(image_id, work_queue.Rank.NEW)
+        self._queue.add_image(image_id, work_queue.Rank.NEW)
 
-    def look_again(self, image_ids: Iterable[ids.ImageId]) -> None:
+    def requeue(self, image_ids: Iterable[ids.ImageId]) -> None:
         """Compare images that a reconcile found, but for those that this process has had."""
         for image_id in image_ids:
             if image_id not in self._seen:
-                self._queue.put(image_id, work_queue.Rank.OLD)
+                self._queue.add_image(image_id, work_queue.Rank.OLD)
 
     def _work(self) -> None:
-        while (turn := self._queue.take()) is not None:
+        while (turn := self._queue.take_image()) is not None:
             image_id = turn.image_id
             try:
-                if self.compare(image_id):
+                if self.compare_image(image_id):
                     self._remember(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: not compared with its backing image: %s", image_id, exc)
@@ -89,14 +89,14 @@ class BaseComparer:
                 LOG.exception("image %s: unexpected", image_id)
                 self._remember(image_id)
             finally:
-                self._queue.done(image_id)
+                self._queue.finish_image(image_id)
 
     def _remember(self, image_id: ids.ImageId) -> None:
         if len(self._seen) >= MOST_REMEMBERED:
             self._seen.clear()
         self._seen.add(image_id)
 
-    def compare(self, image_id: ids.ImageId) -> bool:
+    def compare_image(self, image_id: ids.ImageId) -> bool:
         """Compare an image with its base, and let both share room; return False if that was ended.
 
         :raises errors.ImageServiceError: Glance is away or refuses
@@ -145,10 +145,10 @@ class BaseComparer:
         try:
             shared_bytes = self._share_files(files, maps)
         except errors.Unusable as exc:
-            self._trouble.say(str(exc))
+            self._trouble.log_warning(str(exc))
             self._counters.compared_images.labels("refused").inc()
             return
-        self._trouble.say("")
+        self._trouble.log_warning("")
         LOG.info("image %s: %d bytes share room with its base", image_id, shared_bytes)
         self._counters.compared_images.labels("shared").inc()
         self._counters.shared_bytes.inc(shared_bytes)

@@ -56,7 +56,7 @@ def find_ranges(
 
 def _is_common(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap, chunk_no: int) -> bool:
     is_cut_alike = image.geometry.chunk_bytes == base.geometry.chunk_bytes
-    return is_cut_alike and chunk_no < len(base) and image.cid(chunk_no) == base.cid(chunk_no)
+    return is_cut_alike and chunk_no < len(base) and image.cid_of(chunk_no) == base.cid_of(chunk_no)
 
 
 def _ranges(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> Iterator[Range]:

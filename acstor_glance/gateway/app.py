@@ -69,7 +69,7 @@ def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> W
             return plain(environ, start_response)
 
         def start(status: str, *more: Any) -> Any:
-            counted.answered(int(status[:3]))
+            counted.count_response(int(status[:3]))
             return start_response(status, *more)
 
         return guarded(environ, start)
@@ -109,7 +109,7 @@ def _file(made: range_reader.RangeReader, image_id: str) -> flask.Response:
     if request.method != "GET":
         raise exceptions.MethodNotAllowed(["GET"])
     wanted, caller = _image_id(image_id), _caller()
-    answer = made.read(wanted, request.headers.get("Range", ""), caller)
+    answer = made.read_range(wanted, request.headers.get("Range", ""), caller)
     headers = {
         "Content-Range": answer.asked.content_range(answer.size_bytes),
         "Accept-Ranges": "bytes",
@@ -130,7 +130,7 @@ def _changes(composes: flatten_jobs.FlattenJobs, image_id: str) -> flask.Respons
     if length_bytes is None:
         words = "give the length of the body in Content-Length"
         raise http_errors.HttpError(http.HTTPStatus.LENGTH_REQUIRED, words)
-    lines = composes.begin(
+    lines = composes.start_job(
         flatten_job.FlattenRequest(wanted, disk_format, caller),
         request.headers.get("X-Project-Id", ""),  # of keystonemiddleware, which takes others away
         request.environ["wsgi.input"],  # werkzeug's own is bounded to nothing

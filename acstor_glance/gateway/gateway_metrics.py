@@ -111,7 +111,7 @@ class GatewayMetrics:
         for service in SERVICES:
             self._service_faults.labels(service)
 
-    def answered(self, status: int) -> None:
+    def count_response(self, status: int) -> None:
         """Count an answer."""
         self._requests.labels(str(status)).inc()
 
@@ -119,7 +119,7 @@ class GatewayMetrics:
         """Count a request for which one of SERVICES did not answer."""
         self._service_faults.labels(service).inc()
 
-    def composed(self, outcome: str, **of_bytes: int) -> None:
+    def count_job(self, outcome: str, **of_bytes: int) -> None:
         """Count a composition that is over.
 
         :param outcome: one of OUTCOMES
@@ -167,20 +167,20 @@ class StoreMetrics:
         self._in_flight = counters.in_flight.labels(store, driver)
         counters.limit.labels(store, driver).set(reads)
 
-    def began(self) -> None:
+    def count_start(self) -> None:
         """Count a read that has its place."""
         self._in_flight.inc()
 
-    def ended(self, seconds: float) -> None:
+    def count_end(self, seconds: float) -> None:
         """Count a read that is over, however it ended."""
         self._in_flight.dec()
         self._seconds.observe(seconds)
 
-    def gave(self, count_bytes: int) -> None:
+    def count_bytes(self, count_bytes: int) -> None:
         """Count what the store gave."""
         self._bytes.inc(count_bytes)
 
-    def failed(self, fault: str) -> None:
+    def count_fault(self, fault: str) -> None:
         """Count one of FAULTS."""
         self._faults[fault].inc()
 

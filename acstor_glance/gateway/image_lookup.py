@@ -113,7 +113,7 @@ class ImageLookup:
             for_s, MOST_REMEMBERED
         )
 
-    def image(self, image_id: ids.ImageId, caller: Caller) -> Image:
+    def get_image(self, image_id: ids.ImageId, caller: Caller) -> Image:
         """Return an image that the caller may download.
 
         :raises http_errors.HttpError: there is none, or he may not, or Glance does not answer
@@ -125,7 +125,7 @@ class ImageLookup:
             self._known.put(key, known)
         return known
 
-    def record(
+    def fetch_record(
         self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
     ) -> image_record.Record:
         """Return what Glance says of an image to the caller now.
@@ -150,7 +150,7 @@ class ImageLookup:
             return None
         return quota_left(self._decoded(answer))
 
-    def locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
+    def list_locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
         """Return where an image's bytes are, the place that Glance prefers first.
 
         :param is_fresh: ask Glance, whatever is remembered
@@ -162,12 +162,12 @@ class ImageLookup:
             self._places.put(image_id, known)
         return known
 
-    def forget(self, image_id: ids.ImageId, caller: Caller) -> None:
+    def invalidate(self, image_id: ids.ImageId, caller: Caller) -> None:
         """Forget what may have changed."""
-        self._known.forget((caller.key, image_id))
+        self._known.invalidate((caller.key, image_id))
 
     def _ask(self, image_id: ids.ImageId, caller: Caller) -> Image:
-        image = _image_of(image_id, self.record(image_id, caller))
+        image = _image_of(image_id, self.fetch_record(image_id, caller))
         behind = {"Range": f"bytes={image.size_bytes}-"}
         answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
         if answer.status_code not in _YES:
@@ -183,7 +183,7 @@ class ImageLookup:
     ) -> requests.Response:
         """Ask Glance in the caller's name; the body of what is no record is not read."""
         try:
-            with self._limit.place():
+            with self._limit.hold_place():
                 answer: requests.Response = self._glance.get(
                     path,
                     headers={**caller.headers, **(headers or {})},
@@ -195,28 +195,28 @@ class ImageLookup:
         except concurrency_limit.LimitReached as error:
             raise self._no(None, str(error)) from error
         except (exceptions.ClientException, requests.exceptions.RequestException) as error:
-            self._trouble.say(f"Glance: {error}")
+            self._trouble.log_warning(f"Glance: {error}")
             raise self._no(None, type(error).__name__) from error
-        self._trouble.say("")
+        self._trouble.log_warning("")
         if headers is not None:
             answer.close()
         return answer
 
     def _find(self, image_id: ids.ImageId) -> list[stores.Location]:
         try:
-            with self._limit.place():
-                found = self._images.locations(image_id)
+            with self._limit.hold_place():
+                found = self._images.list_locations(image_id)
         except concurrency_limit.LimitReached as error:
             raise self._no(None, str(error)) from error
         except errors.ImageServiceError as error:
-            self._untold.say(f"where images are Glance does not tell: {error.why}")
+            self._untold.log_warning(f"where images are Glance does not tell: {error.why}")
             self._counted.service_failed("glance")
             raise http_errors.HttpError(
                 http.HTTPStatus.BAD_GATEWAY,
                 "Glance does not tell the gateway's user where images are (the role service lets "
                 f"him ask): {type(error).__name__}",
             ) from error
-        self._untold.say("")
+        self._untold.log_warning("")
         return [stores.Location(url, store) for url, store in found]
 
     def _decoded(self, answer: requests.Response) -> image_record.Record:

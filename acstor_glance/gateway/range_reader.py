@@ -58,21 +58,23 @@ class RangeReader:
         self._longest_bytes, self._timeout_s = longest_bytes, timeout_s
         self._told: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(TOLD_S, MOST_TOLD)
 
-    def read(self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller) -> ImageRange:
+    def read_range(
+        self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller
+    ) -> ImageRange:
         """Return the range that a header asks for.
 
         :raises http_errors.HttpError: it is not given
         """
-        image = self._catalogue.image(image_id, caller)
+        image = self._catalogue.get_image(image_id, caller)
         asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
 
         def look_again() -> image_lookup.Image:
-            self._catalogue.forget(image_id, caller)
-            return self._catalogue.image(image_id, caller)
+            self._catalogue.invalidate(image_id, caller)
+            return self._catalogue.get_image(image_id, caller)
 
         return ImageRange(self._read(image, asked, look_again), asked, image.size_bytes)
 
-    def part(self, image: image_lookup.Image, asked: byte_range.ByteRange) -> bytes:
+    def read_part(self, image: image_lookup.Image, asked: byte_range.ByteRange) -> bytes:
         """Return a range of an image, for somebody whom Glance let download it when he began.
 
         As Glance does itself: a download that has begun goes on.
@@ -88,11 +90,11 @@ class RangeReader:
         look_again: Callable[[], image_lookup.Image],
     ) -> bytes:
         image_id, until_s = image.image_id, time.monotonic() + self._timeout_s
-        tried = self._catalogue.locations(image_id, is_fresh=False)
+        tried = self._catalogue.list_locations(image_id, is_fresh=False)
         data, faults = self._first(image, tried, asked, until_s)
         if data is None:
             image = look_again()
-            now = self._catalogue.locations(image_id, is_fresh=True)
+            now = self._catalogue.list_locations(image_id, is_fresh=True)
             if now != tried:
                 data, faults = self._first(image, now, asked, until_s)
         if data is None:
@@ -126,7 +128,7 @@ class RangeReader:
                 part = self._stores.read(location, asked)
                 _check(image, part, location.store or location.scheme)
             except base.StoreFault as fault:
-                self._stores.failed(fault)
+                self._stores.count_fault(fault)
                 faults.append(fault)
             except http_errors.HttpError as fault:
                 faults.append(fault)

@@ -50,14 +50,14 @@ class ReadAdmission:
         all_are_late = len(self._late) >= self._reads
         wait_s = 0.0 if all_are_late else min(QUEUE_S, self._timeout_s)
         if not self._places.acquire(timeout=wait_s):
-            self._counted.failed("full")
+            self._counted.count_fault("full")
             raise http_errors.HttpError(
                 http.HTTPStatus.SERVICE_UNAVAILABLE,
                 f"store {self._name}: {self._reads} reads are under way, {len(self._late)} late",
                 {"Retry-After": "1"},
             )
         began_s = time.monotonic()
-        self._counted.began()
+        self._counted.count_start()
         job = self._threads.submit(read)
         job.add_done_callback(lambda job: self._ended(job, began_s))
         futures.wait((job,), self._timeout_s)
@@ -65,7 +65,7 @@ class ReadAdmission:
             if is_under_way := not job.done():
                 self._late.add(job)
         if is_under_way or self._has_timed_out(job, began_s):
-            self._counted.failed("late")
+            self._counted.count_fault("late")
             why = f"store {self._name}: no answer within {self._timeout_s:g} s"
             raise http_errors.HttpError(http.HTTPStatus.GATEWAY_TIMEOUT, why)
         return job.result()
@@ -79,7 +79,7 @@ class ReadAdmission:
 
     def _ended(self, job: futures.Future[Any], began_s: float) -> None:
         """Give the place of a read to another one."""
-        self._counted.ended(time.monotonic() - began_s)
+        self._counted.count_end(time.monotonic() - began_s)
         with self._lock:
             self._late.discard(job)
         self._places.release()

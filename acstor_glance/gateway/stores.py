@@ -89,9 +89,9 @@ class Stores:
         """What an image gets into whose uploader names no store; empty if none is the default."""
         return _kind_of(self._enabled.get(self._conf.glance_store.default_backend or "", ""))
 
-    def failed(self, fault: base.StoreFault) -> None:
+    def count_fault(self, fault: base.StoreFault) -> None:
         """Count a fault of a store."""
-        self._counted.get(fault.store, self._others).failed(fault.fault)
+        self._counted.get(fault.store, self._others).count_fault(fault.fault)
 
     def read(self, location: Location, asked: byte_range.ByteRange) -> base.Part:
         """Read a part of what lies at a location.
@@ -114,7 +114,7 @@ class Stores:
             why = f"a location of another kind ({location.scheme}) names it"
             raise base.RangesUnsupported(name, why) from error
         part = self._admissions[name].run(lambda: self._read(reader, place, asked))
-        self._counted[name].gave(len(part.data))
+        self._counted[name].count_bytes(len(part.data))
         return part
 
     def _read(self, reader: base.Reader, place: Any, asked: byte_range.ByteRange) -> base.Part:

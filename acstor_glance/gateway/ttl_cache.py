@@ -44,7 +44,7 @@ class TtlCache(Generic[T]):
             while len(self._known) > self._most:
                 self._known.popitem(last=False)
 
-    def forget(self, key: Hashable) -> None:
+    def invalidate(self, key: Hashable) -> None:
         """Forget what is known of a key, if anything is."""
         with self._lock:
             self._known.pop(key, None)

@@ -27,7 +27,7 @@ def append_cids(
         if buffer.startswith(zeros[: len(chunk)], start):
             cids += ids.ZERO_CID
         else:
-            cids += naming.name(number, chunk)
+            cids += naming.cid_of(number, chunk)
 
 
 @functools.lru_cache(1)

@@ -59,11 +59,11 @@ class ImageFile:
         """Bytes that a guest reads, if the image is raw."""
         return self.size_bytes
 
-    def part(self, start: int, stop: int, cut: geometry.Geometry) -> "ImageFile":
+    def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "ImageFile":
         """Return what reads a part of a raw image: this, for all parts."""
         return self
 
-    def fill(self, view: memoryview, start: int) -> int:
+    def fill_buffer(self, view: memoryview, start: int) -> int:
         """Fill ``view`` from ``start`` on unless all is a hole; return how many bytes it filled."""
         stop = start + len(view)
         if self._data_from(start, stop) == stop:
@@ -127,7 +127,7 @@ class FileHash:
         self._done = 0
         self._buffer = memoryview(bytearray(_HASHED_BYTES if hasher else 0))
 
-    def advance(self, stop: int) -> None:
+    def hash_until(self, stop: int) -> None:
         """Hash what comes before ``stop`` and is not hashed yet."""
         while self._hasher and self._done < stop:
             view = self._buffer[: stop - self._done]

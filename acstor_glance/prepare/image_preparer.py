@@ -106,7 +106,7 @@ class ImagePreparer:
             self._conf.coordination_url, state_dir, CHUNK_MAP.value
         )
 
-    def handle(
+    def prepare_image(
         self,
         image_id: ids.ImageId,
         *,
@@ -121,7 +121,7 @@ class ImagePreparer:
         :param begin: asked before it is prepared
         :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
         """
-        with self.claims.held(image_id) as is_ours:
+        with self.claims.lease_image(image_id) as is_ours:
             if is_ours:
                 return self.handle_claimed(
                     image_id, is_forced=is_forced, progress=progress, begin=begin
@@ -156,14 +156,14 @@ class ImagePreparer:
             outcome = PreparationOutcome.WAITING if is_waiting else PreparationOutcome.NOTHING
         return self._counted(outcome)
 
-    def look(self, image_id: ids.ImageId) -> bool:
+    def image_exists(self, image_id: ids.ImageId) -> bool:
         """Say whether there is an image; what was made of one that is gone is deleted.
 
         :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
         """
         if self._images.read_or_none(image_id) is not None:
             return True
-        self.handle(image_id)
+        self.prepare_image(image_id)
         return False
 
     def _counted(self, outcome: PreparationOutcome) -> PreparationOutcome:
@@ -171,7 +171,7 @@ class ImagePreparer:
         return outcome
 
     def _plan(self, image: image_record.Record) -> plan.Plan:
-        pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted.of(image)]
+        pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted.for_image(image)]
         found = [self._images.read_or_none(pointer) for pointer in pointers if pointer]
         by_id = {record["id"]: record for record in found if record}
         return plan.plan_image(image, by_id, self._images.project_id, self.wanted, _now())
@@ -207,11 +207,11 @@ class ImagePreparer:
         needed = [CHUNK_MAP, CONVERTED] if image_record.is_convertible(image) else [CHUNK_MAP]
         if is_forced or any(self._images.artefact_of(image, kind) is None for kind in needed):
             self._make_chunk_map(image, is_forced, progress)
-        image = self._images.read(image_id)
+        image = self._images.get_image(image_id)
         for step in self._after_chunk_map:
             if self._images.artefact_of(image, step.kind) is None:
                 step.run(image)
-                image = self._images.read(image_id)
+                image = self._images.get_image(image_id)
         foreign = {
             kind.pointer: ""
             for kind in artefacts.Kind
@@ -238,14 +238,14 @@ class ImagePreparer:
         self, image: image_record.Record, is_forced: bool, progress: Progress
     ) -> None:
         """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
-        self._quota.reserve(image, 0)
+        self._quota.reserve_bytes(image, 0)
         counted = self._counting(image, progress)
         budget = self._budget(image)
-        with self.scopes.naming(image) as naming:
+        with self.scopes.naming_of_image(image) as naming:
             if image_record.is_convertible(image):
                 self._make_by_converting(image, counted, naming, budget)
                 return
-            with self.spool.bound(image, naming.scope_keys) as waiting:
+            with self.spool.finished_map(image, naming.scope_keys) as waiting:
                 if waiting is not None and not is_forced:
                     self._publish(image, waiting)
                     return
@@ -253,7 +253,10 @@ class ImagePreparer:
             if path is not None:
                 self._hash_file(image, path, naming, counted, budget)
                 return
-            with self.spool.scratch() as file, self._images.opened(image["id"]) as pieces:
+            with (
+                self.spool.temporary_map() as file,
+                self._images.open_image_data(image["id"]) as pieces,
+            ):
                 chunk_bytes = prehash.SERVICE_CHUNK_BYTES
                 stream_prehash.write_map(
                     *(image, pieces, chunk_bytes, file, counted, naming, self.spool.folder),
@@ -281,9 +284,11 @@ class ImagePreparer:
             if self._is_made_of_conversion(image, work, progress, naming, budget):
                 return
             with (work / "image").open("w+b") as copied:
-                with self._images.opened(image["id"]) as pieces:
+                with self._images.open_image_data(image["id"]) as pieces:
                     os_hash = image_record.os_hash_of(image)
-                    stream_prehash.copy_stream(image, budget.in_time(pieces), copied, os_hash)
+                    stream_prehash.copy_stream(
+                        image, budget.enforce_deadline(pieces), copied, os_hash
+                    )
                 progress(image_record.size_bytes_of(image))
                 held_by = sandbox.Sandbox(self._conf.builder_sandbox)
                 with conversion.convert_image(image, copied, work, held_by) as made:
@@ -302,8 +307,8 @@ class ImagePreparer:
             return False
         try:
             read = stored_bytes.find_stored_bytes(self._images, image)
-            with self.spool.scratch() as file:
-                with self._images.opened(read.glance_id) as pieces:
+            with self.spool.temporary_map() as file:
+                with self._images.open_image_data(read.glance_id) as pieces:
                     stream_prehash.write_map(
                         *(read.record, pieces, prehash.SERVICE_CHUNK_BYTES, file, progress),
                         *(naming, work, read.other_hash, budget),
@@ -326,7 +331,7 @@ class ImagePreparer:
     ) -> None:
         """Store what an image was converted to, and point to it and to its chunk map at once."""
         as_read = artefacts.as_read(image, {"size": os.fstat(made.fileno()).st_size})
-        with self.spool.scratch() as file:
+        with self.spool.temporary_map() as file:
             stream_prehash.write_map_of_file(
                 *(as_read, made, work, file, prehash.SERVICE_CHUNK_BYTES),
                 naming=naming,
@@ -335,11 +340,11 @@ class ImagePreparer:
             )
             version = glance_client.FORMAT_VERSIONS[CONVERTED]
             record = artefacts.new_artefact(image, CONVERTED, self._images.project_id, version)
-            artefact_id = self._images.store(record, made)
+            artefact_id = self._images.create_image(record, made)
             try:
                 self._publish(image, file, as_read, {CONVERTED.pointer: artefact_id})
             except errors.AcstorError:
-                self._images.delete(artefact_id)
+                self._images.delete_artefact(artefact_id)
                 raise
         self._images.delete_others(CONVERTED, image["id"], artefact_id)
 
@@ -384,14 +389,14 @@ class ImagePreparer:
         file.flush()
         count = os.fstat(file.fileno()).st_size
         self._budget(image).check_artefact(CHUNK_MAP, count)
-        self._quota.reserve(image, count)
+        self._quota.reserve_bytes(image, count)
         with mapped_file.map_file(file) as view:
             is_keyed = bool(artefacts.parse_chunk_map(as_read or image, view).scope_keys)
         file.seek(0)
         named_in = deduplication.DedupScope.PROJECT if is_keyed else deduplication.DedupScope.CLOUD
         before = self._images.artefact_of(image, CHUNK_MAP)
         also = {artefacts.SCOPE: named_in}
-        self._images.publish(CHUNK_MAP, image, file, also=also, said=said)
+        self._images.publish_artefact(CHUNK_MAP, image, file, also=also, said=said)
         if before is not None and before.get(artefacts.SCOPE) != named_in:
             self._drop_boot_image(image)
 
@@ -400,7 +405,7 @@ class ImagePreparer:
         boot_image = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
         if boot_image is not None:
             self._images.set_properties(image["id"], {artefacts.Kind.BOOT_IMAGE.pointer: ""})
-            self._images.delete(boot_image["id"])
+            self._images.delete_artefact(boot_image["id"])
 
     def _counting(self, image: image_record.Record, progress: Progress) -> Progress:
         """Return what counts bytes, logs every tenth of them and passes them on."""
@@ -435,7 +440,7 @@ class ImagePreparer:
 
         :param retry: None: later, after each failure
         """
-        retry = retry or plan.Retry.after(plan.retry_of(image), _now())
+        retry = retry or plan.Retry.after_failure(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image["id"], retry, why)  # fmt: skip
         image_id = image_record.image_id_of(image)
@@ -445,9 +450,9 @@ class ImagePreparer:
 
     def _clean_up(self, image_id: ids.ImageId) -> PreparationOutcome:
         """Delete what was made of an image that does not exist any more."""
-        for artefact in list(self._images.every_artefact(image_id)):
+        for artefact in list(self._images.list_artefacts(image_id)):
             LOG.info("artefact %s: deleted with its image %s", artefact["id"], image_id)
-            self._images.delete(artefact["id"])
+            self._images.delete_artefact(artefact["id"])
             self._counters.deleted_artefacts.inc()
         self.spool.remove(image_id)
         return PreparationOutcome.GONE

@@ -131,7 +131,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             with self._naming() as naming:
                 summary = prehash.prehash(
                     staged,
-                    spool.path(self._image_id),
+                    spool.map_path(self._image_id),
                     self._image_id,
                     disk_format=disk_format,
                     chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
@@ -165,8 +165,8 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             yield deduplication.PLAIN
             return
         images = glance_client.connect(self._conf)
-        image = images.read(self._image_id)
-        with scope_lookup.ScopeLookup(images, self._conf).naming(image) as naming:
+        image = images.get_image(self._image_id)
+        with scope_lookup.ScopeLookup(images, self._conf).naming_of_image(image) as naming:
             yield naming
 
 
@@ -185,7 +185,7 @@ class Publishing(threading.Thread):
         try:
             images = glance_client.connect(self._conf)
             preparer = image_preparer.ImagePreparer(images, self._conf)
-            with preparer.claims.held(self._image_id) as is_ours:
+            with preparer.claims.lease_image(self._image_id) as is_ours:
                 if is_ours and self._is_imported_in_time(images):
                     preparer.handle_claimed(self._image_id)
         except errors.AcstorError as exc:

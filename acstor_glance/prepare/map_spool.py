@@ -2,7 +2,7 @@
 """Chunk maps that wait: made of a staged file, before Glance knows the image's hash.
 
 A waiting map names no hash, so nobody can take it for a finished one;
-:meth:`MapSpool.bound` makes the finished map when Glance has hashed the image.
+:meth:`MapSpool.finished_map` makes the finished map when Glance has hashed the image.
 
 The spool is a folder that only its user can read and write, shared by the import
 plugin and the listener of one host.
@@ -39,7 +39,7 @@ class MapSpool:
                 f"[acstor_glance] state_dir {state_dir}", exc.strerror or str(exc)
             ) from exc
 
-    def path(self, image_id: ids.ImageId) -> pathlib.Path:
+    def map_path(self, image_id: ids.ImageId) -> pathlib.Path:
         """Return where the waiting map of an image is, or will be."""
         return self.folder / f"{image_id}.acmap"
 
@@ -49,7 +49,7 @@ class MapSpool:
 
     def remove(self, image_id: ids.ImageId) -> None:
         """Forget what waits for an image, and what a stopped run has left."""
-        for path in (self.path(image_id), self.work_path(image_id)):
+        for path in (self.map_path(image_id), self.work_path(image_id)):
             path.unlink(missing_ok=True)
             path.with_name(path.name + ".part").unlink(missing_ok=True)
 
@@ -64,7 +64,7 @@ class MapSpool:
         return removed
 
     @contextlib.contextmanager
-    def scratch(self) -> Iterator[IO[bytes]]:
+    def temporary_map(self) -> Iterator[IO[bytes]]:
         """Yield a file without a name for a map that is being made."""
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
@@ -73,7 +73,7 @@ class MapSpool:
             raise errors.Unusable(str(self.folder), exc.strerror or str(exc)) from exc
 
     @contextlib.contextmanager
-    def bound(
+    def finished_map(
         self, image: image_record.Record, scope_keys: chunk_map.ScopeKeys
     ) -> Iterator[IO[bytes] | None]:
         """Yield the finished map of an active image, if its map waits here; else None.
@@ -82,12 +82,12 @@ class MapSpool:
             made before the image was given to another project, shown to all, or hidden from them
         """
         image_id = image_record.image_id_of(image)
-        with self.scratch() as file:
+        with self.temporary_map() as file:
             try:
                 with self._waiting(image_id) as buffer:
                     found = chunk_map.ChunkMap.parse(
                         buffer,
-                        str(self.path(image_id)),
+                        str(self.map_path(image_id)),
                         expected_image_id=image_id,
                         expected_stored_bytes=image_record.size_bytes_of(image),
                     )
@@ -106,6 +106,6 @@ class MapSpool:
     @contextlib.contextmanager
     def _waiting(self, image_id: ids.ImageId) -> Iterator[memoryview]:
         """Yield the waiting map of an image; it stays on disk, however large it is."""
-        with self.path(image_id).open("rb") as waiting:
+        with self.map_path(image_id).open("rb") as waiting:
             with mapped_file.map_file(waiting) as view:
                 yield view

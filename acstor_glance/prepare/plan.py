@@ -77,7 +77,7 @@ class Retry:
         return cls(int(attempts), at)
 
     @classmethod
-    def after(cls, before: "Retry | None", now: datetime.datetime) -> "Retry":
+    def after_failure(cls, before: "Retry | None", now: datetime.datetime) -> "Retry":
         """Return what to write down after one more failure: each doubles the time."""
         attempts = (before.attempts if before else 0) + 1
         wait_s = min(RETRY_FIRST_S * 2 ** min(attempts - 1, 30), RETRY_LAST_S)
@@ -95,7 +95,7 @@ class DesiredArtefacts:
     kinds: Mapping[artefacts.Kind, int]
     convertible: Collection[str] = ()
 
-    def of(self, image: image_record.Record) -> Mapping[artefacts.Kind, int]:
+    def for_image(self, image: image_record.Record) -> Mapping[artefacts.Kind, int]:
         """Return the artefacts that an image should have, and their formats' versions."""
         if not image_record.is_convertible(image):
             return self.kinds
@@ -132,7 +132,7 @@ def plan_image(
     why_not = image_record.why_not_served(image, wanted.convertible)
     if why_not:
         return Plan(Step.NOTHING if _is_refused(image, why_not) else Step.REFUSE, why_not)
-    why = _why_incomplete(image, found, project_id, wanted.of(image))
+    why = _why_incomplete(image, found, project_id, wanted.for_image(image))
     if not why and artefacts.state_of(image) is artefacts.State.READY:
         return Plan(Step.NOTHING)
     return _plan_attempt(image, why, now)

@@ -219,12 +219,12 @@ def _hash_rest(
     with contextlib.closing(_in_order(tasks, workers)) as records:
         for record in records:
             with image_file.system_error(log.path):
-                log.append(record)
+                log.append_record(record)
             done_bytes = min(log.chunk_count * job.cut.chunk_bytes, size_bytes)
             share = done_bytes * file_bytes // size_bytes
-            file_hash.advance(share)
+            file_hash.hash_until(share)
             progress(share)
-    file_hash.advance(file_bytes)
+    file_hash.hash_until(file_bytes)
 
 
 def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, None, None]:
@@ -248,7 +248,7 @@ def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, 
 def _hash_record(job: _Job, start: int, stop: int) -> progress_log.Record:
     """Return the CIDs of the chunks from byte ``start`` to ``stop``, and where those bytes are."""
     job.budget.check_time()
-    part = job.guest.part(start, stop, job.cut)
+    part = job.guest.part_reader(start, stop, job.cut)
     if part.is_hole:
         return progress_log.Record(_zero_cids(job, stop - start))
     buffer = bytearray(max(READ_BYTES, job.cut.chunk_bytes, job.guest.cluster_bytes))
@@ -269,12 +269,12 @@ def _hash_piece(
     """Append the CIDs of some chunks; say whether their bytes are in ``buffer`` now, or a hole."""
     chunk_bytes, length = job.cut.chunk_bytes, stop - start
     if part is job.source:
-        count = part.fill(memoryview(buffer)[:length], start)
+        count = part.fill_buffer(memoryview(buffer)[:length], start)
         job.budget.check_time()  # the disk of a raw image is as long as its file
     else:
         began_s = time.thread_time()
-        count = part.fill(memoryview(buffer)[:length], start)
-        job.budget.decoded(count, time.thread_time() - began_s)
+        count = part.fill_buffer(memoryview(buffer)[:length], start)
+        job.budget.charge_decoded(count, time.thread_time() - began_s)
     if not count:
         cids += _zero_cids(job, length)
         return False
@@ -325,7 +325,7 @@ def _hash_whole(
             is_record = piece.stop % RECORD_BYTES == 0 or piece.stop == size_bytes
             if cids and is_record:
                 with image_file.system_error(log.path):
-                    log.append(progress_log.Record(bytes(cids)))
+                    log.append_record(progress_log.Record(bytes(cids)))
                 cids.clear()
             progress(piece.stop)
 
@@ -370,7 +370,7 @@ def _stored(
     """Return how the image is stored, when all of it is in the log."""
     if disk_format is layout.DiskFormat.RAW:
         return layout.raw(source.size_bytes)
-    entry_bytes = sum(len(record.entries) for record in log.records())
+    entry_bytes = sum(len(record.entries) for record in log.iter_records())
     return layout.Stored(disk_format, source.size_bytes, entry_bytes // layout.ENTRY_BYTES)
 
 
@@ -386,11 +386,11 @@ def _write_map(
 
     def cids() -> Iterator[bytes]:
         nonlocal zero_chunks
-        for record in log.records():
+        for record in log.iter_records():
             zero_chunks += _count_zeros(record.cids)
             yield record.cids
 
-    entries = (record.entries for record in log.records()) if subject.stored.entries else ()
+    entries = (record.entries for record in log.iter_records()) if subject.stored.entries else ()
     with image_file.system_error(path), atomic_file.atomic_write(path, mode) as file:
         file.writelines(chunk_map_writer.write_map(subject, cids(), entries, path.parent))
     return zero_chunks

@@ -60,7 +60,7 @@ class PreparationBudget:
         """
         self._check_time(self._uploaded_bytes)
 
-    def in_time(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    def enforce_deadline(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
         """Yield pieces of the image while they come in time.
 
         The length of an image in a tenant's web server is what that server said, so only bytes that
@@ -82,7 +82,7 @@ class PreparationBudget:
                 "Look for what was slow: the image's location, the store or this host",
             )
 
-    def decoded(self, count: int, cpu_s: float) -> None:
+    def charge_decoded(self, count: int, cpu_s: float) -> None:
         """Count bytes of the disk that were read or decoded, and the processor time that took.
 
         :raises errors.LimitExceeded: they are too many, or took too long, or the deadline has

@@ -98,7 +98,7 @@ class ProgressLog:
     def __exit__(self, *exc_info: object) -> None:
         self._file.close()
 
-    def append(self, record: Record) -> None:
+    def append_record(self, record: Record) -> None:
         """Keep the next record; a kill after this loses nothing of it."""
         cids, length = record.cids, len(record.entries)
         if cids == bytes(len(cids)):  # a hundred times faster than any()
@@ -109,7 +109,7 @@ class ProgressLog:
         self._file.flush()
         self.chunk_count += len(record.cids) // ids.CID_BYTES
 
-    def records(self) -> Iterator[Record]:
+    def iter_records(self) -> Iterator[Record]:
         """Yield each finished record, from the first one on."""
         return (record for record, _chain, _stop in self._sound())
 

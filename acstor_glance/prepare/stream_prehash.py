@@ -68,7 +68,7 @@ def write_map(
     :raises errors.ImageServiceUnreachable: more bytes came than Glance says, or fewer
     """
     if budget is not None:
-        pieces = budget.in_time(pieces)
+        pieces = budget.enforce_deadline(pieces)
     if _format_of(image) is layout.DiskFormat.QCOW2:
         with work_folder(folder) as work, tempfile.TemporaryFile(dir=work) as copied:
             copy_stream(image, pieces, copied, bytes_hash)

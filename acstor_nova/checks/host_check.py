@@ -169,7 +169,9 @@ def _agent(conf: cfg.ConfigOpts, user: compute_user.User) -> Iterator[Finding]:
     own = conf.acstor
     try:
         with compute_user.acting_as(user):
-            status = agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S).status()
+            status = agent_client.AgentClient(
+                own.control_socket, agent_client.TIMEOUT_S
+            ).agent_status()
     except (errors.AgentUnreachable, errors.AgentRefused) as e:
         is_denied = isinstance(e.__cause__, PermissionError)
         remedy = NOT_LET_IN if is_denied else "Is acstor-agent running? Look at its log."
@@ -244,7 +246,7 @@ def _gateway(conf: cfg.ConfigOpts) -> Finding:
     if not own.gateway_url:
         return Finding(what, Level.OK, "not set: snapshots are uploaded as whole images")
     try:
-        gateway_client.GatewayClient(own.gateway_url, own.ca_file).look()
+        gateway_client.GatewayClient(own.gateway_url, own.ca_file).check_gateway()
     except (errors.GatewayUnreachable, errors.GatewayRefused) as e:
         remedy = "Until it answers, snapshots are uploaded as whole images."
         return Finding(what, Level.WARNING, str(e), remedy)

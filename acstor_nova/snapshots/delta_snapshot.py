@@ -121,10 +121,10 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
         if made is not None and (base := self._base_of_snapshot()) is not None:
             try:
                 snapshot = Snapshot(self.host, made, context, image_id, image_format, base)
-                return snapshot.make(self.path, snapshot_name)
+                return snapshot.create_image(self.path, snapshot_name)
             except Exception as e:
                 why = f"snapshot {image_id} is not made of changes: {e}"
-                self.host.fall_back(base, _reason(e), why)
+                self.host.record_fallback(base, _reason(e), why)
         return super().direct_snapshot(  # type: ignore[misc]
             context, snapshot_name, image_format, image_id, base_image_id
         )
@@ -176,7 +176,7 @@ class Snapshot:
             own.gateway_url, own.ca_file, made.seams.token_headers(context)
         )
 
-    def make(self, disk_path: str, name: str) -> None:
+    def create_image(self, disk_path: str, name: str) -> None:
         """Make it; the image is active then.
 
         :raises Exception: it is not made, and Glance waits for its bytes as before
@@ -233,7 +233,7 @@ class Snapshot:
         beneath = local_file.backing_of(disk_path)
         if beneath is None or mirror_link.image_of(beneath) != self._base:
             raise errors.Unusable(disk_path, f"it is not based on image {self._base}")
-        told = self._host.agent.zeros(self._base)
+        told = self._host.agent.zero_map(self._base)
         if told.os_hash == chunk_map.UNKNOWN_OS_HASH:
             # Ids may be used again: the hash says which image the disk was made from.
             raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
@@ -250,7 +250,7 @@ class Snapshot:
     def _compose(self, body: delta_stream.DeltaBody) -> None:
         began_s = time.monotonic()
         try:
-            size = self._gateway.compose(self._image_id, self._format, body)
+            size = self._gateway.flatten_image(self._image_id, self._format, body)
         except Exception as e:
             if not self._is_active_all_the_same():
                 raise

@@ -48,7 +48,7 @@ class DeltaBody:
         self._disk = disk
         zeros = zeros_of(told, disk.virtual_size)
         found = disk_delta.overlay(_without_zeros(disk), zeros)
-        table = disk_delta.Table.of(found, disk.virtual_size)
+        table = disk_delta.Table.from_runs(found, disk.virtual_size)
         self._writer = disk_delta.Writer(disk.virtual_size, base, told.os_hash, table)
         self.head = self._writer.head
 
@@ -94,7 +94,7 @@ def zeros_of(told: agent_client.ZeroMap, virtual_size: int) -> Iterator[disk_del
 
 def _without_zeros(disk: qcow2.Qcow2) -> Iterator[disk_delta.Extent]:
     """Yield the changes of a disk; bytes that are zeros are not sent as bytes."""
-    for change in disk.changes():
+    for change in disk.iter_changes():
         if change.kind is disk_delta.Kind.ZERO:
             yield change
             continue

@@ -85,7 +85,7 @@ class GatewayClient:
         self._verify: str | bool = ca_file or True
         self._headers = dict(headers or {})
 
-    def look(self) -> None:
+    def check_gateway(self) -> None:
         """Ask whether there is a gateway.
 
         :raises errors.GatewayUnreachable: it does not answer
@@ -104,7 +104,7 @@ class GatewayClient:
         with self._asked("GET", path, headers={"Range": "bytes=0-0"}) as answer:
             _check(answer, http.HTTPStatus.PARTIAL_CONTENT)
 
-    def compose(self, image_id: str, disk_format: str, body: Body) -> int:
+    def flatten_image(self, image_id: str, disk_format: str, body: Body) -> int:
         """Have an image made out of changes; return the bytes that it has in Glance.
 
         :param image_id: of the new image, whose record says the same format

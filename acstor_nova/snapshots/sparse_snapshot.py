@@ -49,7 +49,7 @@ def extract_image(
         stock(_with_holes(disk_path, holes, base), source_fmt, out_path, dest_fmt)
     except Exception as e:
         why = f"a snapshot could not be made without reading its zeros: {e}"
-        host.fall_back(image_id, _reason(e), why)
+        host.record_fallback(image_id, _reason(e), why)
         stock(disk_path, source_fmt, out_path, dest_fmt)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -63,7 +63,7 @@ def _reason(e: Exception) -> control_wire.Fallback:
 
 
 def _write_map(host: imagebackend.HostContext, image_id: ids.ImageId, path: str) -> None:
-    told = host.agent.zeros(image_id)
+    told = host.agent.zero_map(image_id)
     with open(path, "xb") as file:
         hole_map.write_hole_map(file, told.cut, told.is_zero)
 

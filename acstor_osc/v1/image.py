@@ -232,10 +232,10 @@ class _AskKeepers(output_columns.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
-        body = {"hosts": parsed_args.hosts, **self.wished(parsed_args)}
+        body = {"hosts": parsed_args.hosts, **self.request_fields(parsed_args)}
         return ask(self, parsed_args, image_id, self.action, body)
 
-    def wished(self, parsed_args: argparse.Namespace) -> dict[str, object]:
+    def request_fields(self, parsed_args: argparse.Namespace) -> dict[str, object]:
         """Return further fields of the request."""
         return {}
 
@@ -266,7 +266,7 @@ class HydrateImage(_AskKeepers):
         )
         return parser
 
-    def wished(self, parsed_args: argparse.Namespace) -> dict[str, object]:
+    def request_fields(self, parsed_args: argparse.Namespace) -> dict[str, object]:
         """Return the deadline."""
         if parsed_args.deadline_at is None:
             return {"deadline_s": parsed_args.deadline}

@@ -104,7 +104,7 @@ class CloudParameters:
             if not is_right:
                 raise WrongNumbersError(wrong)
 
-    def scenario(self) -> simulation.Scenario:
+    def boot_scenario(self) -> simulation.Scenario:
         """Return the rush, as the simulator takes it."""
         return simulation.Scenario(
             self.shape,
@@ -236,4 +236,4 @@ def simulate(
     :raises WrongNumbersError: the numbers do not fit each other
     """
     question.check()
-    return simulation.simulate(question.scenario(), way, progress)
+    return simulation.simulate(question.boot_scenario(), way, progress)

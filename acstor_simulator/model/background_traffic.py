@@ -65,7 +65,7 @@ def flows(
     found = []
     upto = list(itertools.accumulate(loads, initial=0.0))
     for host, load in enumerate(loads):
-        near = tree.within(host, reach)
+        near = tree.hosts_within(host, reach)
         whole = upto[near.stop] - upto[near.start]
         if not load or whole <= load:  # nobody else near it talks
             continue
@@ -81,5 +81,5 @@ def flows(
 def put(tree: topology.Tree, sent: Iterable[Flow]) -> None:
     """Put flows on the links of ``tree``."""
     for sender, receiver, rate in sent:
-        for link in tree.way(sender, receiver):
+        for link in tree.links_between(sender, receiver):
             link.others += rate

@@ -78,12 +78,12 @@ class Host(virtual_host.Host):
             settings=settings,
         )
 
-    def attach(self, image: boot_traces.Image) -> None:
+    def attach_image(self, image: boot_traces.Image) -> None:
         """Have a guest of an image."""
         if image.image_id not in self.images:
             self.images[image.image_id] = host_prefetch.HostPrefetch(self, image.chunks, self.cache)
 
-    def have(
+    def read_chunk(
         self, chunk: chunk_ref.ChunkRef, done: Callable[[], None], guest: Hashable = None
     ) -> bool:
         """Have a chunk for a guest.
@@ -94,22 +94,22 @@ class Host(virtual_host.Host):
         """
         prefetching = self.images[chunk.image_id]
         if chunk.cid in self.cache:
-            prefetching.read((chunk,))
+            prefetching.on_read((chunk,))
             return True
-        prefetching.waited_for(chunk)
+        prefetching.on_demand_fetch(chunk)
 
         def answered(answer: actions.Complete) -> None:
             assert answer.failure is None, answer.why
-            self.call(given)
+            self.call_later(given)
 
         def given() -> None:
-            prefetching.read((chunk,))
+            prefetching.on_read((chunk,))
             done()
 
         self.read((chunk,), self._urgency, answered, opener=guest)
         return False
 
-    def fetch(
+    def fetch_object(
         self,
         what: chunk_ref.ChunkRef,
         urgency: priority.Priority,
@@ -125,14 +125,14 @@ class Host(virtual_host.Host):
 
         def answered(answer: actions.Complete) -> None:
             assert answer.failure is None, answer.why
-            self.call(done)
+            self.call_later(done)
 
         self.read((what,), urgency, answered, opener=guest)
         return False
 
     def _heard(self, heard: actions.Heard) -> None:
         for prefetching in self.images.values():
-            self.call(prefetching.heard, heard.here)
+            self.call_later(prefetching.announcement_received, heard.here)
 
     def waited_for(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
         """Note how long somebody waited for chunks; for none if nobody waits any more."""
@@ -148,7 +148,7 @@ class Host(virtual_host.Host):
         }
 
     def _ask(self, ask: actions.Ask) -> None:
-        urgent = (number for number, _, attempt in ask.chunks() if attempt.priority.is_urgent)
+        urgent = (number for number, _, attempt in ask.iter_chunks() if attempt.priority.is_urgent)
         self._asked_s.update(dict.fromkeys(urgent, self.world.now))
         super()._ask(ask)
 
@@ -215,8 +215,8 @@ class Cloud(authorization.ChunkMaps):
         self.hosts[name] = host
         return host
 
-    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """See :meth:`authorization.ChunkMaps.content`."""
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content_at`."""
         return self._named.get((image_id, offset), NOTHING)
 
     def content_of(self, cid: ids.Cid) -> Any:
@@ -225,11 +225,11 @@ class Cloud(authorization.ChunkMaps):
 
     # Time and messages
 
-    def later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
+    def call_later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
         """Call something of a host after a while."""
-        self.agenda.after(after_s, call, *what)
+        self.agenda.schedule_after(after_s, call, *what)
 
-    def connection(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
+    def connection_to(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
         """Return the connection that a host has opened to another one."""
         return opener, other
 
@@ -248,8 +248,10 @@ class Cloud(authorization.ChunkMaps):
         """Send something without chunks: it waits in no queue, and takes no room on links."""
         if not self.is_there(to):
             return False
-        connection = self.connection(sender.name, to)
-        self.agenda.after(MESSAGE_S, self.hosts[to].receive, sender.name, connection, message)
+        connection = self.connection_to(sender.name, to)
+        self.agenda.schedule_after(
+            MESSAGE_S, self.hosts[to].receive, sender.name, connection, message
+        )
         return True
 
     def send_on(
@@ -257,15 +259,19 @@ class Cloud(authorization.ChunkMaps):
     ) -> None:
         """Send answers: chunks one after the other, each of which is there for itself."""
         if not isinstance(message, virtual_host.Responses):
-            self.agenda.after(MESSAGE_S, self.hosts[to].receive, sender.name, connection, message)
+            self.agenda.schedule_after(
+                MESSAGE_S, self.hosts[to].receive, sender.name, connection, message
+            )
             return
         given = [answer for answer in message.answers if isinstance(answer, actions.Given)]
         others = [answer for answer in message.answers if not isinstance(answer, actions.Given)]
         arrive, receiver = self._arrive, self.hosts[to]
         if others:
-            self.agenda.after(MESSAGE_S, arrive, connection, sender, receiver, others, not given)
+            self.agenda.schedule_after(
+                MESSAGE_S, arrive, connection, sender, receiver, others, not given
+            )
         self.counts.peer += len(given)
-        way = self.tree.way(sender.number, receiver.number) if given else ()
+        way = self.tree.links_between(sender.number, receiver.number) if given else ()
         for answer in given:
             what = connection, sender, receiver, [answer], answer is given[-1]
             network.send(self.agenda, way, answer.want.length, MESSAGE_S, arrive, *what)
@@ -275,7 +281,7 @@ class Cloud(authorization.ChunkMaps):
     ) -> None:
         to.receive(sender.name, connection, virtual_host.Responses(answers))
         if is_last:
-            sender.acknowledged(connection)
+            sender.answers_acknowledged(connection)
 
     # The storage
 
@@ -289,7 +295,7 @@ class Cloud(authorization.ChunkMaps):
         if read.priority.is_urgent:
             host.waited_for(None, self.now - asked_s)
         told = [(index, self.content_of(read.wants[index].cid))]
-        host.do(host.core.source_gave(self.now, read.number, told))
+        host.run_actions(host.core.source_read_progressed(self.now, read.number, told))
 
     def from_storage(
         self, host: Host, size_bytes: int, arrive: Callable[..., None], *what: Any

@@ -51,45 +51,45 @@ class HostPrefetch:
         for chunk in chunks:
             self._segments.setdefault(chunk.place, []).append(chunk)
 
-    def heard(self, told: Iterable[segments.Chunks]) -> None:
+    def announcement_received(self, told: Iterable[segments.Chunks]) -> None:
         """Note what neighbours have, and fetch what is of use here."""
         for segment, bits in told:
             for chunk in self._segments.get(segment, ()):
                 if chunk.bit & bits and chunk.cid not in self._here:
-                    self.prefetcher.advertised(self._index[chunk.oid])
+                    self.prefetcher.chunk_advertised(self._index[chunk.oid])
         self._fetch_some()
 
-    def waited_for(self, chunk: chunk_ref.ChunkRef) -> None:
+    def on_demand_fetch(self, chunk: chunk_ref.ChunkRef) -> None:
         """Note that a guest has to wait for a chunk."""
         self.prefetcher.fetched_on_demand(self._index[chunk.oid])
 
-    def let_go(self, chunk: chunk_ref.ChunkRef) -> None:
+    def on_evicted(self, chunk: chunk_ref.ChunkRef) -> None:
         """Note that a chunk has left the cache."""
-        self.states.apply(self._index[chunk.oid], _E.EVICTED)
+        self.states.apply_event(self._index[chunk.oid], _E.EVICTED)
 
-    def read(self, chunks: Iterable[chunk_ref.ChunkRef]) -> None:
+    def on_read(self, chunks: Iterable[chunk_ref.ChunkRef]) -> None:
         """Note that a guest was given chunks: their prefetch has proved right."""
         if not (self.states.unmatched or self.states.under_way):
             return
         matched = self.states.matched
         for chunk in chunks:
-            self.states.apply(self._index[chunk.oid], _E.DEMAND_ARRIVED)
+            self.states.apply_event(self._index[chunk.oid], _E.DEMAND_ARRIVED)
         if self.states.matched != matched:
             self._fetch_some()
 
     def _fetch_some(self) -> None:
-        for number in self.prefetcher.take(UNDER_WAY - self.states.under_way):
+        for number in self.prefetcher.take_candidates(UNDER_WAY - self.states.under_way):
             if self._chunks[number].cid in self._here:
-                self.states.apply(number, _E.PREFETCH_ARRIVED)
+                self.states.apply_event(number, _E.PREFETCH_ARRIVED)
                 continue
 
             def done(answer: actions.Complete, number: int = number) -> None:
-                self._host.call(self._done, number, answer.failure is None)
+                self._host.call_later(self._done, number, answer.failure is None)
 
             self.asked.add(number)
             self._host.read([self._chunks[number]], priority.Priority.ADVERTISED, done)
 
     def _done(self, number: int, is_here: bool) -> None:
         self.prefetched += is_here
-        self.states.apply(number, _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED)
+        self.states.apply_event(number, _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED)
         self._fetch_some()

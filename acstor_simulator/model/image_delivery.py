@@ -50,11 +50,11 @@ class Delivery:
         self._told, self._began_s = told, host.world.now
         self._waiting: list[Callable[[], None]] = []
         self._is_ready = False
-        self.begin()
+        self.start_delivery()
 
-    def begin(self) -> None:
+    def start_delivery(self) -> None:
         """Do what has to be done."""
-        self.ready()
+        self.mark_ready()
 
     def when_ready(self, call: Callable[[], None]) -> None:
         """Call something when guests can begin, at once if they can now."""
@@ -63,26 +63,26 @@ class Delivery:
         else:
             self._waiting.append(call)
 
-    def ready(self) -> None:
+    def mark_ready(self) -> None:
         """Let guests begin."""
         self._is_ready = True
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()
 
-    def ended(self) -> None:
+    def mark_complete(self) -> None:
         """Note that all of the image is here."""
         self._told(self.host.world.now - self._began_s)
 
-    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Say whether something is here; else ``done`` is called when it is."""
-        return self.host.have(what, done, guest)
+        return self.host.read_chunk(what, done, guest)
 
 
 class Storage(Delivery):
     """Nothing is kept: guests read the storage."""
 
-    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Let the storage give it."""
         self.host.world.from_storage(self.host, what.length, done)
         return False
@@ -91,16 +91,16 @@ class Storage(Delivery):
 class Attach(Delivery):
     """A mirror without a boot image."""
 
-    def begin(self) -> None:
+    def start_delivery(self) -> None:
         """Attach the image; its map takes no room on links here."""
-        self.host.attach(self.image)
-        self.ready()
+        self.host.attach_image(self.image)
+        self.mark_ready()
 
 
 class Copy(Delivery):
     """Stock Nova: the file is downloaded and unpacked; then all of it is here."""
 
-    def begin(self) -> None:
+    def start_delivery(self) -> None:
         """Download it."""
         count = -(-self.sizes.stored // PIECE_BYTES)
         self._left, self._under_way = count, 0
@@ -118,9 +118,9 @@ class Copy(Delivery):
             self._more()
         elif not self._under_way:
             agenda = self.host.world.agenda
-            agenda.after(UNPACK_S_PER_BYTE * self.sizes.stored, self.ready)
+            agenda.schedule_after(UNPACK_S_PER_BYTE * self.sizes.stored, self.mark_ready)
 
-    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Say that it is here."""
         return True
 
@@ -130,9 +130,9 @@ class BootImage(Delivery):
 
     goes_on = True
 
-    def begin(self) -> None:
+    def start_delivery(self) -> None:
         """Read the chunk map; then load the boot image, as far as guests have not."""
-        self.host.attach(self.image._replace(reads=[]))
+        self.host.attach_image(self.image._replace(reads=[]))
         self._pacer = fill_rate.Pacer()
         self._under_way = 0
         world = self.host.world
@@ -140,32 +140,32 @@ class BootImage(Delivery):
 
     def _attached(self) -> None:
         self._frames = iter(self.image.chunks)
-        self.ready()
+        self.mark_ready()
         for _ in range(FRAMES_UNDER_WAY):
             self._load()
 
     def _load(self) -> None:
         for frame in self._frames:
             self._under_way += 1
-            if not self.host.fetch(frame, Priority.SOON, self._loaded):
+            if not self.host.fetch_object(frame, Priority.SOON, self._loaded):
                 return
             self._under_way -= 1
         if not self._under_way:
             self._under_way = -1  # once
-            self.host.world.agenda.after(QUIET_S, self._fill)
+            self.host.world.agenda.schedule_after(QUIET_S, self._fill)
 
     def _loaded(self) -> None:
         self._under_way -= 1
         self._load()
 
-    def has(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
+    def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Have the frame that a guest needs."""
-        return self.host.fetch(what, Priority.GUEST, done, guest)
+        return self.host.fetch_object(what, Priority.GUEST, done, guest)
 
     # What is missing
 
     def _fill(self) -> None:
-        _, received = self.host.world.tree.nic(self.host.number)
+        _, received = self.host.world.tree.host_links(self.host.number)
         self._pacer.bytes_s = fill_rate.SHARE * received.rate
         self._left, self._under_way = list(self._in_order(self.image.rest))[::-1], 0
         self._fill_more()
@@ -184,13 +184,13 @@ class BootImage(Delivery):
             wait_s = self._pacer.wait_s(self._left[-1].length, agenda.now)
             if wait_s:
                 if not self._under_way:
-                    agenda.after(wait_s, self._fill_more)
+                    agenda.schedule_after(wait_s, self._fill_more)
                 return
             self._under_way += 1
-            if self.host.fetch(self._left.pop(), Priority.WHOLE, self._filled):
+            if self.host.fetch_object(self._left.pop(), Priority.WHOLE, self._filled):
                 self._under_way -= 1
         if not self._left and not self._under_way:
-            self.ended()
+            self.mark_complete()
 
     def _filled(self) -> None:
         self._under_way -= 1

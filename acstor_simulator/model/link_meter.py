@@ -30,18 +30,18 @@ class LinkMeter:
         self.rates: list[float] = []
         self._agenda, self._links, self._goes_on = agenda, links, goes_on
         self._before = [0.0] * len(links)
-        agenda.after(begin_s, self._look)
+        agenda.schedule_after(begin_s, self._look)
 
     @property
     def sent(self) -> float:
         """All bytes that the links have carried."""
-        return sum(link.sent(self._agenda.now) for link in self._links)
+        return sum(link.bytes_sent(self._agenda.now) for link in self._links)
 
     def _look(self) -> None:
-        now = [link.sent(self._agenda.now) for link in self._links]
+        now = [link.bytes_sent(self._agenda.now) for link in self._links]
         rates = [(b - a) / LOOK_S for a, b in zip(self._before, now, strict=True)]
         self.peak = [max(pair) for pair in zip(self.peak, rates, strict=True)]
         self.rates.append(sum(rates))
         self._before = now
         if self._goes_on():
-            self._agenda.after(LOOK_S, self._look)
+            self._agenda.schedule_after(LOOK_S, self._look)

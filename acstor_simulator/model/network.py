@@ -43,7 +43,7 @@ class EventQueue:
         self._count = 0
         self._is_over = False
 
-    def after(self, after_s: float, call: Callable[..., None], *what: Any) -> None:
+    def schedule_after(self, after_s: float, call: Callable[..., None], *what: Any) -> None:
         """Call something so many seconds from now."""
         self._count += 1
         heapq.heappush(self._heap, (self.now + after_s, self._count, call, what))
@@ -81,11 +81,11 @@ class Link:
         """Bytes per second that are left for chunks."""
         return max(self.capacity - self.others, LEFT * self.capacity)
 
-    def sent(self, now_s: float) -> float:
+    def bytes_sent(self, now_s: float) -> float:
         """Return the bytes of chunks that it has carried until now; what queues is not counted."""
         return self.chunk_bytes - max(0.0, self.free_at_s - now_s) * self.rate
 
-    def take(self, size: int, now_s: float) -> tuple[float, float]:
+    def queue_chunk(self, size: int, now_s: float) -> tuple[float, float]:
         """Queue a chunk that reaches the link now.
 
         :return: when its first packet has left, and its last
@@ -123,10 +123,12 @@ def _pass(
     what: tuple[Any, ...],
 ) -> None:
     """Queue a chunk for one link of its way; it goes on to the next when its first packet does."""
-    first_s, end_s = way[at].take(size, agenda.now)
+    first_s, end_s = way[at].queue_chunk(size, agenda.now)
     last_s = max(last_s, end_s)
     if at + 1 < len(way):
         after_s = first_s - agenda.now
-        agenda.after(after_s, _pass, agenda, way, at + 1, size, last_s, latency_s, arrive, what)
+        agenda.schedule_after(
+            after_s, _pass, agenda, way, at + 1, size, last_s, latency_s, arrive, what
+        )
     else:
-        agenda.after(last_s - agenda.now + latency_s, arrive, *what)
+        agenda.schedule_after(last_s - agenda.now + latency_s, arrive, *what)

@@ -59,16 +59,16 @@ class Table:
         self._tree = tree
         vnodes = max(1, min(VNODES, hash_ring.MAX_POINTS // len(self.hosts)))
         hosts = (
-            hash_ring.RingHost(host, self.address(number), vnodes, tree.location_of(number))
+            hash_ring.RingHost(host, self.agent_address(number), vnodes, tree.location_of(number))
             for number, host in enumerate(self.hosts)
         )
         self.ring = hash_ring.Ring(1, tuple(hosts), near)
 
-    def address(self, number: int) -> str:
+    def agent_address(self, number: int) -> str:
         """Return where the agent of a host would listen."""
         return f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7201"
 
-    def collected(
+    def end_collection(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> hash_ring.Ring | None:
         """Note a collection: what each host would tell of it; return the new ring, if any."""
@@ -97,17 +97,19 @@ class TrafficTable(Table):
         first = ring_conversion.from_ring(self.ring)
         self._decider = decider.Decider(rules, self._members, first)
 
-    def collected(
+    def end_collection(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> hash_ring.Ring | None:
         """Cast every host's sample to the cores, and use the table that they decide on."""
         now_s = collection * interval_s
         for number, told in enumerate(figures):
-            self._members.hear(self._sample(number, told, collection, interval_s), now_s, now_s)
+            self._members.accept_sample(
+                self._sample(number, told, collection, interval_s), now_s, now_s
+            )
         decision = self._decide(now_s)
         if decision is None:
             return None
-        self._decider.adopt(decision)
+        self._decider.commit_decision(decision)
         self.ring = self._publish(decision.table)
         self.remaps += decision.moved > 0
         return self.ring
@@ -118,7 +120,7 @@ class TrafficTable(Table):
         host = self.hosts[number]
         return decision_messages.Sample(
             host=host,
-            address=self.address(number),
+            address=self.agent_address(number),
             location=self._place(number),
             session=number,
             started_s=0.0,
@@ -141,8 +143,8 @@ class TrafficTable(Table):
 
     def _decide(self, now_s: float) -> decider.Decision | None:
         loads = self._tree.switch_loads() if self._follows_switches else []
-        self._decider.observe(threshold.busy_levels(loads))
-        return self._decider.decide(now_s)
+        self._decider.observe_loads(threshold.busy_levels(loads))
+        return self._decider.decide_table(now_s)
 
     def _publish(self, table: decider.Table) -> hash_ring.Ring:
         return ring_conversion.to_ring(table, self.ring.epoch + 1)
@@ -167,13 +169,13 @@ class PrintedTable(TrafficTable):
         places = {host: place._replace(location="") for host, place in first.places.items()}
         self._decider = decider.Decider(rules, self._members, first._replace(places=places))
 
-    def collected(
+    def end_collection(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> hash_ring.Ring | None:
         """Note a collection; busy switches alone make another ring, too."""
         before = self._near
         self._near = min(threshold.busy_levels(self._tree.switch_loads()), default=None)
-        made = super().collected(collection, figures, interval_s)
+        made = super().end_collection(collection, figures, interval_s)
         if made is None and self._near != before:
             made = self.ring = self._publish(self._decider.table)
         return made

@@ -94,7 +94,7 @@ class Tree:
             return 1
         return 3 if self.pod_of(one) == self.pod_of(other) else 5
 
-    def within(self, host: int, reach: int) -> range:
+    def hosts_within(self, host: int, reach: int) -> range:
         """Return the hosts that are no farther from a host than ``reach``, itself too."""
         size = {1: self.shape.rack_hosts, 3: self.shape.racks * self.shape.rack_hosts}.get(
             reach, self.shape.hosts
@@ -102,7 +102,7 @@ class Tree:
         first = host - host % size
         return range(first, first + size)
 
-    def way(self, sender: int, receiver: int) -> list[network.Link]:
+    def links_between(self, sender: int, receiver: int) -> list[network.Link]:
         """Return the links from one host to another, in order."""
         here, there = self._hosts[sender], self._hosts[receiver]
         if sender == receiver:
@@ -131,11 +131,11 @@ class Tree:
             self._hosts[receiver].down,
         ]
 
-    def nic(self, host: int) -> tuple[network.Link, network.Link]:
+    def host_links(self, host: int) -> tuple[network.Link, network.Link]:
         """Return the links of a host's own cable: out of it, into it."""
         return self._hosts[host].up, self._hosts[host].down
 
-    def uplinks(self) -> list[network.Link]:
+    def rack_uplinks(self) -> list[network.Link]:
         """Return the links between racks and the rest, both directions of each."""
         return [link for cable in self._edges for link in (cable.up, cable.down)]
 

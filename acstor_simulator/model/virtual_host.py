@@ -68,10 +68,10 @@ class World(Protocol):
     def now(self) -> float:
         """The time, in seconds."""
 
-    def later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
+    def call_later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
         """Call something of a host after a while, never at once."""
 
-    def connection(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
+    def connection_to(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
         """Return the connection that a host has opened, or opens now, to another one."""
 
     def host_of(self, connection: Hashable) -> ids.HostId:
@@ -132,9 +132,9 @@ class Host:
             actions.Heard: self._heard,
             **dict.fromkeys(_FOR_OTHERS, lambda action: None),
         }
-        self.begin()
+        self.reset_state()
 
-    def begin(self) -> None:
+    def reset_state(self) -> None:
         """Know of nothing that is under way."""
         self.waiting = {}
         self._tick_at: float | None = None
@@ -160,27 +160,29 @@ class Host:
         self._tokens += 1
         self.waiting[self._tokens] = done
         now, token = self.world.now, self._tokens
-        self.do(self.core.wanted(now, batch, urgency, token, deadline_s, True, opener))
+        self.run_actions(
+            self.core.request_chunks(now, batch, urgency, token, deadline_s, True, opener)
+        )
 
-    def call(self, call: Callable[..., None], *arguments: Any) -> None:
+    def call_later(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call something after what is being done now."""
-        self.world.later(self, 0.0, call, *arguments)
+        self.world.call_later(self, 0.0, call, *arguments)
 
     # What the machine says
 
-    def do(self, todo: list[actions.Action]) -> None:
+    def run_actions(self, todo: list[actions.Action]) -> None:
         """Do it, and come back when something is due."""
         for action in todo:
             self._doing[type(action)](action)
         next_s = self.core.next_s
         if next_s is not None and (self._tick_at is None or next_s + self.lag_s < self._tick_at):
             self._tick_at = at_s = next_s + self.lag_s
-            self.world.later(self, max(0.0, at_s - self.world.now), self._tick, at_s)
+            self.world.call_later(self, max(0.0, at_s - self.world.now), self._tick, at_s)
 
     def _tick(self, at_s: float) -> None:
         if self._tick_at == at_s:
             self._tick_at = None
-            self.do(self.core.tick(self.world.now))
+            self.run_actions(self.core.run_due_timers(self.world.now))
 
     def read_source(self, read: actions.ReadSource) -> None:
         """Have the source answer."""
@@ -190,25 +192,25 @@ class Host:
         self.waiting.pop(complete.token)(complete)
 
     def _store(self, store: actions.Store) -> None:
-        self.call(self._stored, store.runs)
+        self.call_later(self._stored, store.runs)
 
     def _stored(self, runs: list[actions.Arrived]) -> None:
         kept = [run for run in runs if run.is_stored]
         for run in kept:
             self.cache.update(zip([ref.cid for ref in run.refs], run.chunks, strict=True))
-        self.do(self.core.stored(self.world.now, kept))
+        self.run_actions(self.core.chunks_stored(self.world.now, kept))
         if len(kept) < len(runs):
             others = [run for run in runs if not run.is_stored]
-            self.do(self.core.not_stored(self.world.now, others))
+            self.run_actions(self.core.not_stored(self.world.now, others))
 
     # What others are told
 
     def _ask(self, ask: actions.Ask) -> None:
         world, timeout_s = self.world, self.core.context.requests_out.timeout_s
         requests = []
-        connection = world.connection(self.name, ask.host)
+        connection = world.connection_to(self.name, ask.host)
         is_there = world.is_there(ask.host)
-        for number, ref, attempt in ask.chunks():
+        for number, ref, attempt in ask.iter_chunks():
             cid, _, image_id, offset, length, *_ = ref
             mode = attempt.mode if self.may_refer else attempt.mode.plain
             proof, urgency = proof_of(cid, self.name, ask.host), attempt.priority.at_peer
@@ -219,10 +221,10 @@ class Host:
         size_bytes = MESSAGE_BYTES + REQUEST_BYTES * len(requests)
         urgency = min(request.priority for request in requests)
         if not self.send(ask.host, Requests(requests), size_bytes, urgency):
-            self.call(self._lost, ask.host)
+            self.call_later(self._lost, ask.host)
 
     def _lost(self, host: ids.HostId) -> None:
-        self.do(self.core.lost(self.world.now, host))
+        self.run_actions(self.core.connection_lost(self.world.now, host))
 
     def _cancel(self, cancel: actions.Cancel) -> None:
         self.send(cancel.host, Cancels(cancel.numbers), MESSAGE_BYTES)
@@ -242,20 +244,22 @@ class Host:
     def _reply(self, reply: actions.Reply) -> None:
         connection, sent, size_bytes = reply.connection, [], MESSAGE_BYTES
         host = self.world.host_of(connection)
-        for answer in reply.singly():
+        for answer in reply.split_runs():
             if isinstance(answer, actions.Given):
                 if answer.data is None:
                     answer = answer._replace(data=self.cache[answer.want.cid])
                 size_bytes += answer.want.length
             sent.append(answer)
         self._under[connection] = self._under.get(connection, 0) + 1
-        self.world.send_on(connection, self, host, Responses(self.said(host, sent)), size_bytes)
+        self.world.send_on(
+            connection, self, host, Responses(self.outgoing_answers(host, sent)), size_bytes
+        )
 
-    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+    def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Return what leaves this host: the truth."""
         return answers
 
-    def acknowledged(self, connection: Hashable) -> None:
+    def answers_acknowledged(self, connection: Hashable) -> None:
         """One message of answers on a connection has arrived."""
         if connection in self._under:
             self._under[connection] -= 1
@@ -270,12 +274,12 @@ class Host:
         if not self._under.get(connection) and connection in self._watched:
             self._watched.discard(connection)
             self._under.pop(connection, None)
-            self.call(self._delivered, connection)
+            self.call_later(self._delivered, connection)
 
     def _delivered(self, connection: Hashable) -> None:
-        self.do(self.core.delivered(self.world.now, [connection]))
+        self.run_actions(self.core.answers_delivered(self.world.now, [connection]))
 
-    def forget(self, host: ids.HostId) -> None:
+    def forget_peer(self, host: ids.HostId) -> None:
         """Forget what is on its way to a host: the connection has ended."""
         for connection in [c for c in self._under if self.world.host_of(c) == host]:
             del self._under[connection]
@@ -299,17 +303,19 @@ class Host:
         now = self.world.now
         match message:
             case Requests(requests):
-                self.do(self.core.peer_asked(now, connection, host, requests))
+                self.run_actions(self.core.peer_asked(now, connection, host, requests))
             case Responses(answers):
                 self._answered(host, answers)
             case Hurries(numbers):
-                self.do(self.core.peer_hurried(now, connection, numbers))
+                self.run_actions(self.core.peer_hurried(now, connection, numbers))
             case Cancels(numbers):
-                self.do(self.core.peer_cancelled(now, connection, numbers))
+                self.run_actions(self.core.peer_cancelled(now, connection, numbers))
             case actions.Tell(_, here, gone, evictable, length):
-                self.do(self.core.heard(now, host, here, gone, evictable, length))
+                self.run_actions(
+                    self.core.announcement_received(now, host, here, gone, evictable, length)
+                )
             case Alive():
-                self.do(self.core.alive(now, host))
+                self.run_actions(self.core.keep_alive_received(now, host))
 
     def _answered(self, host: ids.HostId, answers: list[Any]) -> None:
         now = self.world.now
@@ -325,15 +331,15 @@ class Host:
                 case actions.Refused(number, why):
                     refused.append((number, why))
                 case actions.Referred(number, hosts):
-                    self.do(self.core.referred(now, host, number, hosts))
+                    self.run_actions(self.core.peer_referred(now, host, number, hosts))
         if good:
-            self.do(self.core.chunks_arrived(now, host, good))
+            self.run_actions(self.core.chunks_arrived(now, host, good))
         if refused:
-            self.do(self.core.refused(now, host, refused))
+            self.run_actions(self.core.peer_refused(now, host, refused))
 
     def _is_right(self, wanted: chunk_ref.ChunkRef, data: Any) -> bool:
         return bool(data == self.world.content_of(wanted.cid))
 
     def take_table(self, table: Any, former: Any) -> None:
         """Put another table in force."""
-        self.do(self.core.table_changed(self.world.now, table, former))
+        self.run_actions(self.core.table_changed(self.world.now, table, former))

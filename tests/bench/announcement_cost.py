@@ -53,13 +53,13 @@ async def us_a_chunk(segment_chunks: int, is_here: bool) -> list[float]:
             image_id, kind = one_host.IMAGE, base.BlobKind
             host.blobs[base.Blob(image_id, kind.IMAGE)] = bytes(cut.size_bytes)
             host.blobs[base.Blob(image_id, kind.CHUNK_MAP)] = chunk_maps.made(image_id, cut, cids)
-            image = await host.mirrors.attach(image_id)
+            image = await host.mirrors.attach_image(image_id)
             unlimited(host)
             if is_here:
-                host.chunks.has = lambda cid: True
+                host.chunks.has_chunk = lambda cid: True
             messages = []
             for first in range(0, CHUNKS, CHUNKS_TOLD):
-                refs = host.chunks.wants(image.map, range(first, first + CHUNKS_TOLD))
+                refs = host.chunks.chunk_refs_of(image.map, range(first, first + CHUNKS_TOLD))
                 told = segments.bitmaps((ref.place, ref.bit) for ref in refs)
                 messages.append(peer_wire.Advertise(told, segment_chunks))
             return [cost_us(host, ids.HostId(name), messages) for name in NEIGHBOURS]
@@ -69,7 +69,7 @@ def cost_us(host: one_host.OneHost, name: ids.HostId, messages: list[peer_wire.A
     """Return the microseconds for each chunk that one neighbour announces."""
     began_s = time.process_time()
     for message in messages:
-        host.news.heard(name, message)
+        host.news.announcement_received(name, message)
     return (time.process_time() - began_s) / CHUNKS * 1e6
 
 

@@ -152,13 +152,13 @@ class Simulation:
         room = RING - guest.in_ring
         for request in guest.before_ring[:room]:
             guest.in_ring += 1
-            self.scheduler.submit(request, self.now_s)
+            self.scheduler.submit_request(request, self.now_s)
         del guest.before_ring[:room]
 
     def _dispatch(self) -> None:
         if self._is_busy:
             return
-        found = self.scheduler.pick(self.now_s)
+        found = self.scheduler.pick_request(self.now_s)
         if found is not None:
             self._is_busy = True
             took_s = self.disk.serve_s(found.offset, found.length, self.now_s)
@@ -175,7 +175,7 @@ class Simulation:
 
     def _complete(self, request: requests.Request) -> None:
         self._is_busy = False
-        self.scheduler.completed(request, self.now_s)
+        self.scheduler.request_completed(request, self.now_s)
         batch = request.token
         assert isinstance(batch, _Batch)
         batch.guest.in_ring -= 1

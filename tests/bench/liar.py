@@ -34,7 +34,7 @@ def answer(link: socket.socket, name: str) -> None:
     rng = random.Random(0)
     with link, contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
-            for message in receiver.feed(data):
+            for message in receiver.feed_bytes(data):
                 match message:
                     case peer_wire.Hello(_, klass, _):
                         lying_peer.send(link, peer_wire.Hello(ids.HostId(name), klass, 1))
@@ -72,7 +72,7 @@ def swallow(link: socket.socket) -> None:
     receiver = peer_wire.Receiver("agent", peer_wire.FROM_SERVER)
     with contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
-            for message in receiver.feed(data):
+            for message in receiver.feed_bytes(data):
                 if isinstance(message, peer_wire.Ping):
                     lying_peer.send(link, peer_wire.Pong(message.token))
 
@@ -82,7 +82,7 @@ def main() -> None:
     name, listen, map_path, *peers = sys.argv[1:]
     image_map = chunk_map.ChunkMap.parse(pathlib.Path(map_path).read_bytes(), map_path)
     prefixes = [
-        int.from_bytes(image_map.cid(number)[:PREFIX_BYTES], "big")
+        int.from_bytes(image_map.cid_of(number)[:PREFIX_BYTES], "big")
         for number in range(len(image_map))
     ]
     for peer in peers:

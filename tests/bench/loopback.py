@@ -185,7 +185,7 @@ def plainly(
     :param folder: where it is stored for that time
     """
     path, image_map = images.path(image_id), images.map_of(image_id)
-    cids = [image_map.cid(number) for number in range(len(image_map))]
+    cids = [image_map.cid_of(number) for number in range(len(image_map))]
     touch_memory(folder, TOUCHED * path.stat().st_size)
     stored = folder / "stored"
     cost = plain_sockets.move(path, stored, cids, givers)

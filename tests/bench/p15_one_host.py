@@ -153,7 +153,7 @@ def shares(
 ) -> list[list[int]]:
     """Return which chunks each of some hosts is the home of, by their numbers."""
     found: dict[str | None, list[int]] = {name: [] for name in hosts}
-    cids = image_map.cids(0, len(image_map))
+    cids = image_map.cids_between(0, len(image_map))
     names = segments.names(cids, [*map(ids.oid_of, cids)], table.segment_chunks)
     for number, name in enumerate(names):
         home = table.home_at(name)

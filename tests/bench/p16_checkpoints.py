@@ -315,9 +315,9 @@ def _nothing(_it: Guest, _owner: checkpoints.Host) -> Iterator[None]:
 def _shown(it: Guest, owner: checkpoints.Host) -> Iterator[None]:
     server = server_of(owner, it)
     bitmap = f"acstor-{secrets.token_hex(6)}"
-    with owner.domains.domain(server).moment(bitmap, "", owner.sockets):
+    with owner.domains.find_domain(server).export_snapshot(bitmap, "", owner.sockets):
         yield
-    owner.domains.domain(server).forget(bitmap)
+    owner.domains.find_domain(server).remove_bitmap(bitmap)
 
 
 @contextlib.contextmanager
@@ -353,12 +353,12 @@ def drop(owner: checkpoints.Host, it: Guest) -> None:
 
 def take(owner: checkpoints.Host, it: Guest) -> checkpoint_record.Record:
     """Take a checkpoint; return its record."""
-    return owner.taker.take(server_of(owner, it))
+    return owner.taker.take_checkpoint(server_of(owner, it))
 
 
 def server_of(owner: checkpoints.Host, it: Guest) -> domain_xml.Server:
     """Return the guest as a server."""
-    return next(s for s in owner.domains.present() if s.instance == it.domain.instance)
+    return next(s for s in owner.domains.list_servers() if s.instance == it.domain.instance)
 
 
 def sent_by(net: network.Network) -> int:

@@ -87,10 +87,10 @@ class Places(holder_pool.HolderPool):
         super().__init__(vault.name, lambda: table, vault.credentials, 1)
         self._ports = ports
 
-    def choose(
+    def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
     ) -> Sequence[checkpoint_record.Holder]:
-        return super().choose(disk, copies, [ids.HostId(HOSTILE), *current])
+        return super().choose_holders(disk, copies, [ids.HostId(HOSTILE), *current])
 
     def forgive(self) -> None:
         """Choose hosts that failed again."""
@@ -123,14 +123,14 @@ class Host:
         )
         self.ended = threading.Event()
 
-    def present(self) -> list[domain_xml.Server]:
-        return [one for one in self.host.domains.present() if one.instance in self.here]
+    def list_servers(self) -> list[domain_xml.Server]:
+        return [one for one in self.host.domains.list_servers() if one.instance in self.here]
 
     def register(self, new: checkpoint_record.Record) -> set[str]:
         for pause_s in (0.0, *registration.RETRY_PAUSES_S):
             time.sleep(pause_s)
             with contextlib.suppress(nova_client.NovaBusy):
-                self._asked.server(SERVER, self.name)
+                self._asked.get_server(SERVER, self.name)
                 return self._note(new)
         raise errors.DecisionUnreachable("the message bus", "others wait for Nova")
 
@@ -225,7 +225,7 @@ class Cloud:
     def failing(self) -> bool:
         """Say whether the last attempt at a checkpoint of one of them failed."""
         here = {guest.instance for _, guest in self.honest()}
-        failing = [one for host in self.hosts for one in host.daemon.failures.failing(None)]
+        failing = [one for host in self.hosts for one in host.daemon.failures.failing_servers(None)]
         return any(one.instance_id in here for one in failing)
 
     def taken(self) -> int:
@@ -314,7 +314,7 @@ def asking(
 
 def names_without_end(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
     asked = sorted(os.urandom(32) for _ in range(object_names.MAX_ASKED))
-    return asking(cloud, lambda client, disk: client.missing(disk, asked) and None)
+    return asking(cloud, lambda client, disk: client.missing_chunks(disk, asked) and None)
 
 
 def small_chunks(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
@@ -373,7 +373,7 @@ def naming_disks(cloud: Cloud) -> Iterator[None]:
 def registrations(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
     def work(number: int, _ended: Ended) -> None:
         with contextlib.suppress(nova_client.NovaBusy):
-            cloud.nova.server(SERVER, f"hostile {number}")
+            cloud.nova.get_server(SERVER, f"hostile {number}")
 
     return until_end(*(functools.partial(work, number) for number in range(FLOODERS)))
 

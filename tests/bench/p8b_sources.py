@@ -148,7 +148,7 @@ async def least_of_file(path: pathlib.Path, pieces: list[base.Piece]) -> dict[st
         buffers = [bytearray(piece.length) for piece in some]
         os.preadv(fd, buffers, some[0].offset)
         for piece, buffer in zip(some, buffers, strict=True):
-            assert piece.content is not None and piece.content.matches(buffer)
+            assert piece.content is not None and piece.content.matches_data(buffer)
 
     with Cost() as cost:
         for first in range(0, len(pieces), AT_A_TIME):
@@ -174,7 +174,7 @@ def least_of_http(url: str, pieces: list[base.Piece]) -> dict[str, float]:
                 view, early = memoryview(buffer)[len(early) :], b""
                 while view:
                     view = view[link.recv_into(view) :]
-                assert piece.content is not None and piece.content.matches(buffer)
+                assert piece.content is not None and piece.content.matches_data(buffer)
     return cost.figures
 
 

@@ -52,13 +52,15 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
     completed = 0
     for action in todo:
         if isinstance(action, actions.Ask):
-            given = [(number, b"") for number, _, _ in action.chunks()]
+            given = [(number, b"") for number, _, _ in action.iter_chunks()]
             completed += answer(machine, machine.core.chunks_arrived(now, action.host, given), now)
         elif isinstance(action, actions.ReadSource):
             told = [(index, b"") for index in range(len(action.wants))]
-            completed += answer(machine, machine.core.source_gave(now, action.number, told), now)
+            completed += answer(
+                machine, machine.core.source_read_progressed(now, action.number, told), now
+            )
         elif isinstance(action, actions.Store):
-            machine.core.stored(now, action.runs)
+            machine.core.chunks_stored(now, action.runs)
         elif isinstance(action, actions.Complete):
             assert action.failure is None
             completed += 1
@@ -78,9 +80,11 @@ def us_a_chunk(one_home: bool) -> float:
     began_s = time.process_time()
     for at in range(0, len(chunks) - BATCH, BATCH):
         now += 0.001
-        done += answer(machine, machine.core.wanted(now, chunks[at : at + BATCH], GUEST, at), now)
+        done += answer(
+            machine, machine.core.request_chunks(now, chunks[at : at + BATCH], GUEST, at), now
+        )
         if machine.core.next_s is not None and machine.core.next_s <= now:
-            answer(machine, machine.core.tick(now), now)
+            answer(machine, machine.core.run_due_timers(now), now)
     took_s = time.process_time() - began_s
     assert done * BATCH > len(chunks) - 2 * BATCH
     return took_s / (done * BATCH) * 1e6
@@ -97,7 +101,7 @@ def us_an_answer() -> float:
         now = at / 1000
         todo = machine.core.peer_asked(now, "a", ids.HostId("h2"), requests[at : at + BATCH])
         assert isinstance(todo[0], actions.Reply) and len(todo[0].answers) == BATCH
-        machine.core.delivered(now, ["a"])
+        machine.core.answers_delivered(now, ["a"])
     return (time.process_time() - began_s) / len(requests) * 1e6
 
 
@@ -117,7 +121,7 @@ def under_way() -> tuple[one_machine.Machine, int]:
     """Return a machine that waits for many chunks."""
     machine = one_machine.Machine(hosts=HOSTS)
     for at in range(0, CHUNKS, BATCH):
-        machine.core.wanted(0.0, _CHUNKS[at : at + BATCH], GUEST, at)
+        machine.core.request_chunks(0.0, _CHUNKS[at : at + BATCH], GUEST, at)
     return machine, len(machine.core)
 
 
@@ -131,7 +135,7 @@ def told(count: int, of_one: int, length: int) -> location_index.LocationIndex:
     for _ in range(count // of_one // length):
         segment = (ids.Oid(rng.getrandbits(64)), (1 << length) - 1)
         for host in rng.sample(range(100), of_one):
-            known.told(ids.HostId(f"h{host}"), [segment])
+            known.add_holder(ids.HostId(f"h{host}"), [segment])
     return known
 
 
@@ -143,7 +147,7 @@ def given(count: int, of_one: int, length: int) -> referrals.Referrals:
         name = ids.Oid(rng.getrandbits(64))
         refs = [ref._replace(segment=name, bit=1 << at) for at in range(length)]
         for host in range(of_one):
-            known.gave(refs, ids.HostId(f"h{host}"), priority.Priority.PEER)
+            known.record_served(refs, ids.HostId(f"h{host}"), priority.Priority.PEER)
     return known
 
 

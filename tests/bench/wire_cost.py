@@ -63,12 +63,12 @@ def identity(host: ids.HostId, mode: str, folder: pathlib.Path) -> credentials.C
         return None
     where = folder / f"identity-{host}-{mode}"
     key = certificates.new_key()
-    issued = AUTHORITY.issue(certificates.request(host, key), host, time.time(), 86400)
+    issued = AUTHORITY.issue_certificate(certificates.request(host, key), host, time.time(), 86400)
     identity_files.write(where, identity_files.Set(AUTHORITY.certificate_pem, issued, key, b""))
     looks = itertools.count(0, identity_files.LOOK_EVERY_S)
     files = identity_files.IdentityFiles(host, identity_files.files_in(where), lambda: next(looks))
     made = credentials.Credentials(files, peer_network.SecurityMode(mode), 86400)
-    made.look()
+    made.reload_files()
     return made
 
 
@@ -87,7 +87,7 @@ async def fill(folder: pathlib.Path, image: pathlib.Path) -> list[ids.Cid]:
             for _ in range(COUNT):
                 data = os.urandom(CHUNK)
                 cids.append(ids.cid_of(data))
-                cache.store(cids[-1], data)
+                cache.store_chunk(cids[-1], data)
                 file.write(data)
                 await cache.wait_for_room()
         await cache.aclose()
@@ -125,7 +125,7 @@ class Giver:
                 self._nursery.start_soon(self._find, connection, request, cid)
             else:
                 chunks.append(peer_wire.Chunk(request.request_id, data))
-        connection.reply(chunks)
+        connection.send_answers(chunks)
 
     async def _find(
         self,
@@ -136,7 +136,7 @@ class Giver:
         """Read what is not in the page cache."""
         data = await self._cache.read_chunk(cid)
         assert data is not None
-        connection.reply([peer_wire.Chunk(request.request_id, data)])
+        connection.send_answers([peer_wire.Chunk(request.request_id, data)])
 
     def cancelled(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
@@ -207,12 +207,12 @@ class Reader:
         """Check and store a chunk."""
         cid = self._cids[number]
         assert ids.cid_of(data) == cid
-        self._cache.store(cid, data)
+        self._cache.store_chunk(cid, data)
 
     def forget(self, at: int) -> None:
         """Let a chunk be stored again."""
         for cid in self._cids[at : at + READ_CHUNKS]:
-            self._cache.drop(cid)
+            self._cache.drop_chunk(cid)
 
     async def by_batches(self) -> None:
         """Read with a request and an event for each read."""
@@ -245,7 +245,7 @@ class Reader:
                 )
                 for request_id, number in numbers.items()
             ]
-            self._net.ask(GIVER, self._address, requests, hear)
+            self._net.send_requests(GIVER, self._address, requests, hear)
             await has_all.wait()
             await self._cache.wait_for_room()
 

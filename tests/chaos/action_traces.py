@@ -104,16 +104,16 @@ def _told(value: Any) -> str:
 def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseException | None]:
     """Play a seed; ``say`` is given the lines of its trace."""
     counts = dict.fromkeys(("actions", "asked", "given", "read", "stored"), 0)
-    do = transfer_hosts.Host.do
+    do = transfer_hosts.Host.run_actions
 
     def watched(host: transfer_hosts.Host, todo: list[actions.Action]) -> None:
         counts["actions"] += len(todo)
         for one in todo:
             match one:
                 case actions.Ask():
-                    counts["asked"] += len(list(one.chunks()))
+                    counts["asked"] += len(list(one.iter_chunks()))
                 case actions.Reply():
-                    given = [isinstance(one, actions.Given) for one in one.singly()]
+                    given = [isinstance(one, actions.Given) for one in one.split_runs()]
                     counts["given"] += sum(given)
                 case actions.ReadSource(wants=wants):
                     counts["read"] += len(wants)
@@ -122,11 +122,11 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
             say(f"{host.world.now:.9f} {host.name} {text_of(one)}\n")
         do(host, todo)
 
-    transfer_hosts.Host.do = watched  # type: ignore[method-assign]
+    transfer_hosts.Host.run_actions = watched  # type: ignore[method-assign]
     try:
         run, error = transfer_swarm.play(seed)
     finally:
-        transfer_hosts.Host.do = do  # type: ignore[method-assign]
+        transfer_hosts.Host.run_actions = do  # type: ignore[method-assign]
     return Outcome(**counts, ended_s=round(run.world.now, 2)), error
 
 

@@ -56,7 +56,7 @@ def test_guests_see_no_error_on_the_way_to_the_next_version_and_back(managed, ne
         for tree in (next_tree, None):
             managed.end(signal.SIGTERM)
             managed.start(tree)
-            assert client.ensure(managed.image_id).size_bytes == managed_agent.IMAGE_BYTES
+            assert client.attach_image(managed.image_id).size_bytes == managed_agent.IMAGE_BYTES
         tally = readers.stop()
     assert (tally.errors, tally.wrong) == ([], [])
     assert tally.reads > 0
@@ -71,4 +71,4 @@ def test_part_of_nova_that_is_newer_is_served_and_refused_what_it_adds(managed):
     with pytest.raises(errors.AgentRefused, match="is_urgent") as refused:
         client._ask(NextEnsure(managed.image_id, is_urgent=True))
     assert refused.value.kind == errors.RemoteProtocolError.__name__
-    assert client.ensure(managed.image_id).size_bytes == managed_agent.IMAGE_BYTES
+    assert client.attach_image(managed.image_id).size_bytes == managed_agent.IMAGE_BYTES

@@ -84,7 +84,7 @@ def child(work: Callable[[], None]) -> Iterator[tuple[int, int]]:
 
 
 def report_changes(pipe: int) -> None:
-    write_run, drop = slab_io.SlabIo._write_run, public_cache.PublicCache.drop
+    write_run, drop = slab_io.SlabIo._write_run, public_cache.PublicCache.drop_chunk
 
     def reporting_write(self, run):
         write_run(self, run)
@@ -96,7 +96,7 @@ def report_changes(pipe: int) -> None:
         drop(self, slot)
 
     slab_io.SlabIo._write_run = reporting_write
-    public_cache.PublicCache.drop = reporting_drop
+    public_cache.PublicCache.drop_chunk = reporting_drop
 
 
 def written(reports: int, before: set[ids.Cid]) -> set[ids.Cid]:
@@ -135,9 +135,9 @@ async def live(folder: pathlib.Path) -> None:
         await nursery.start(cache.run)
         while True:
             number = dice.randrange(160)
-            cache.store(cid(number), chunk(number), dice.choice(list(KeepClass)))
+            cache.store_chunk(cid(number), chunk(number), dice.choice(list(KeepClass)))
             if dice.random() < 0.1:
-                cache.drop(cid(dice.randrange(160)))
+                cache.drop_chunk(cid(dice.randrange(160)))
             if dice.random() < 0.1:
                 await trio.sleep(0.011)
 
@@ -167,15 +167,15 @@ async def run_phase(folder: pathlib.Path, work: Callable[[cache_files.CacheFiles
 def store_some(numbers, keep_class=KeepClass.BORROWED) -> Callable[[cache_files.CacheFiles], None]:
     def work(cache: cache_files.CacheFiles) -> None:
         for number in numbers:
-            cache.store(cid(number), chunk(number), keep_class)
+            cache.store_chunk(cid(number), chunk(number), keep_class)
 
     return work
 
 
 def drop_and_promote(cache: cache_files.CacheFiles) -> None:
-    cache.drop(cid(1))
-    cache.promote(cid(2), KeepClass.BOOT)
-    cache.store(cid(4), chunk(4))
+    cache.drop_chunk(cid(1))
+    cache.promote_chunk(cid(2), KeepClass.BOOT)
+    cache.store_chunk(cid(4), chunk(4))
 
 
 PHASES = [
@@ -269,9 +269,9 @@ async def test_full_disk_costs_chunks_and_no_answer(small_disk):
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         for number in range(40):
-            if not cache.store(cid(number), chunk(number)):  # all slots wait for the writer
+            if not cache.store_chunk(cid(number), chunk(number)):  # all slots wait for the writer
                 await trio.sleep(0.05)
-                assert cache.store(cid(number), chunk(number))
+                assert cache.store_chunk(cid(number), chunk(number))
             assert await cache.read_chunk(cid(number)) == chunk(number)
         nursery.cancel_scope.cancel()
     await cache.aclose()

@@ -65,8 +65,8 @@ async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch
         folder = tmp_path / "disks"
         safe = SafePages(monkeypatch)
         monkeypatch.setattr(disk_files.DiskFiles, "note_failure", lambda files: None)  # no power
-        image = await host.mirrors.attach(one_host.IMAGE)
-        one = await disks.Disks(folder, host.opened, lambda: bytes(16)).make(DISK, image, SIZE)
+        image = await host.mirrors.attach_image(one_host.IMAGE)
+        one = await disks.Disks(folder, host.opened, lambda: bytes(16)).make_disk(DISK, image, SIZE)
         safe._sync(one.fd)
         safe._sync(one._files._state_fd)
         may_be = [{page} for page in pages_of(DATA.ljust(SIZE, b"\0"))]

@@ -86,7 +86,7 @@ def receive_in_pieces(data: bytearray, rng: random.Random) -> int:
         part = data[position : position + rng.randrange(1, len(space) + 1)]
         space[: len(part)] = part
         assert to.wanted_bytes >= 1
-        count += len(to.received(len(part)))
+        count += len(to.bytes_received(len(part)))
         position += len(part)
     return count
 
@@ -112,7 +112,7 @@ def test_headers_that_promise_too_much_cost_no_memory():
         for type_ in range(256):
             to = peer_wire.Receiver("peer-1", peer_wire.FROM_CLIENT | peer_wire.FROM_SERVER)
             with pytest.raises(errors.RemoteProtocolError):
-                to.feed(hello + b"AC\x03" + bytes([type_]) + b"\xff" * 4)
+                to.feed_bytes(hello + b"AC\x03" + bytes([type_]) + b"\xff" * 4)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

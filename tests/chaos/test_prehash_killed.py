@@ -54,7 +54,7 @@ def check(map_path: pathlib.Path, image: pathlib.Path) -> None:
     data = image.read_bytes()
     found = chunk_map.ChunkMap.parse(map_path.read_bytes(), "m", expected_image_id=IMAGE_ID)
     chunks = [data[at : at + CHUNK] for at in range(0, len(data), CHUNK)]
-    assert [found.cid(chunk_no) for chunk_no in range(len(found))] == [
+    assert [found.cid_of(chunk_no) for chunk_no in range(len(found))] == [
         ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks
     ]
 
@@ -114,7 +114,7 @@ def test_command_killed_at_random_goes_on_with_what_was_done(tmp_path: pathlib.P
     assert summary["chunks"] - summary["zero_chunks"] == 16
     raw = image.with_suffix(".acmap").read_bytes()
     found = chunk_map.ChunkMap.parse(raw, "m", expected_stored_bytes=256 << 30)
-    assert found.cid(3 * (16 << 30) // 65536) == ids.cid_of(b"data of 48".ljust(65536, b"\0"))
+    assert found.cid_of(3 * (16 << 30) // 65536) == ids.cid_of(b"data of 48".ljust(65536, b"\0"))
 
 
 RECORD_OF_ZEROS = 36

@@ -79,7 +79,7 @@ def tell_everybody(told, now):
     told._neighbours = dict.fromkeys(host for host in hosts if host != told._tables.here)
 
 
-came = peer_requests.PeerRequests.came
+came = peer_requests.PeerRequests.chunks_arrived
 
 
 def give_something_else(found, transfer, data):

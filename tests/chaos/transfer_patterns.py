@@ -170,7 +170,7 @@ def play(
             transfer_readers.Reader(world, host, _chunk_nos(reading), limit=limit, **trust)
         )
         start_s = reading.delay_s + world.rng.random() * START_S
-        world.later(host, start_s, readers[-1].start)
+        world.call_later(host, start_s, readers[-1].start)
     _run(world, readers)
     return _outcome(wanted, world, readers, time.process_time() - began_s)
 
@@ -231,7 +231,7 @@ def bad_peer(
     for name in names:
         host = world.add(name, **settings)
         readers.append(transfer_readers.Reader(world, host, range(chunk_count)))
-        world.later(host, world.rng.random() * START_S, readers[-1].start)
+        world.call_later(host, world.rng.random() * START_S, readers[-1].start)
     liar = transfer_strangers.Liar if kind == "lying" else transfer_hosts.Host
     world.add(bad, liar, **settings)
     world.worsen(bad, kind)

@@ -136,7 +136,7 @@ class World:
             async with virtual_hosts.running(self.network, make) as host:
                 self.give_table(host)
                 for image_id in self.images:
-                    host.uses.opened(image_id)
+                    host.uses.image_opened(image_id)
                 self.hosts[name] = host
                 self._came.set()
                 self._came = trio.Event()
@@ -154,7 +154,7 @@ class World:
     def give_table(self, host: virtual_hosts.Host) -> None:
         """Let a host have the table that is in force for most."""
         if host.rings.ring.epoch < self._table.epoch:
-            host.rings.put(hash_ring.encode(self._table))
+            host.rings.set_operator_table(hash_ring.encode(self._table))
 
     def _new_table(self, epoch: int, names: Sequence[str]) -> hash_ring.Ring:
         chosen = [
@@ -192,7 +192,7 @@ class World:
         with trio.CancelScope() as scope:
             self._scopes[name].add(scope)
             try:
-                image = await host.opened.mirror(image_id, stream)
+                image = await host.opened.get_mirror(image_id, stream)
                 got = await image.read(offset, length, stream)
                 if got != self.images[image_id][offset : offset + length]:
                     raise Broken(f"{name}: wrong bytes: {length} at {offset} of {image_id}")
@@ -387,7 +387,7 @@ class World:
         """However clocks were set since, no image may be due later than anybody asked for."""
         for host in self.hosts.values():
             for image_id in self.images:
-                known = host.whole.telling.of(image_id) or {"due_in_s": None}
+                known = host.whole.telling.status_of(image_id) or {"due_in_s": None}
                 if (known["due_in_s"] or 0.0) > HURRY_S:
                     raise Broken(f"{host.name}: due in {HURRY_S:g} s at most, it says {known}")
 
@@ -406,7 +406,7 @@ class World:
             for host in self.hosts.values():  # what guests have open was attached once
                 self.network.be(host.name)
                 for image_id in self.images:
-                    await host.images.attach(image_id)
+                    await host.images.attach_image(image_id)
             try:
                 async with trio.open_nursery() as guests:
                     for name in self.names:
@@ -477,7 +477,7 @@ class World:
                 await trio.sleep(1)
         if late.cancelled_caught:
             shown = {
-                name: host.whole.telling.of(image_id)
+                name: host.whole.telling.status_of(image_id)
                 for name, host in self.hosts.items()
                 for image_id in self.images
             }
@@ -502,7 +502,9 @@ class World:
 
     def _is_whole(self, name: str) -> bool:
         host = self.hosts.get(name)
-        shown = [host.whole.telling.of(image_id) for image_id in self.images] if host else [None]
+        shown = (
+            [host.whole.telling.status_of(image_id) for image_id in self.images] if host else [None]
+        )
         return all(one is not None and one["state"] == "fully_cached" for one in shown)
 
     def _must_be_foreseen(self) -> None:

@@ -121,7 +121,9 @@ class Source(reading_source.ReadingSource):
         way = await self._answer(blob)
         data = self.blobs[blob][offset : offset + length]
         if len(data) < length:
-            raise errors.ChunkMissing(blob.part(offset, length), self.where, "it ends before")
+            raise errors.ChunkMissing(
+                blob.describe_range(offset, length), self.where, "it ends before"
+            )
         if blob.kind is base.BlobKind.IMAGE:
             self.read_bytes += length
         if way == "lies" and data:
@@ -153,8 +155,12 @@ class Server:
     """What answers other hosts; it lies if it is told to."""
 
     def __init__(self, real: peer_server.PeerServer, rng: random.Random) -> None:
-        self.asked, self.cancelled, self.hurried = real.asked, real.cancelled, real.hurried
-        self.ended, self.drained = real.ended, real.drained
+        self.asked, self.cancelled, self.hurried = (
+            real.requests_received,
+            real.requests_cancelled,
+            real.requests_hurried,
+        )
+        self.ended, self.drained = real.connection_ended, real.answers_drained
         self.is_lying = False
         self._send, self._rng = real._send, rng
         real._send = self._say  # type: ignore[method-assign]
@@ -219,8 +225,8 @@ class Host:
         self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
         self.net = peer_network.PeerNetwork(
             here,
-            heard=lambda host, news: self.news.heard(host, news),
-            unheard=lambda host: self.chunks.unheard(host),
+            heard=lambda host, news: self.news.announcement_received(host, news),
+            unheard=lambda host: self.chunks.announcement_lost(host),
             may_speak=self.rings.may_speak,
             ring_epoch=lambda: self.rings.ring.epoch,
             hosts_at=self.rings.hosts_at,
@@ -232,11 +238,11 @@ class Host:
         )
         self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery, self._clock)
-        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.promises.pinned)
-        self._named.found(self.cache.iter_cids())
+        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.promises.pinned_of)
+        self._named.restore_names(self.cache.iter_cids())
         core = engine.Engine(
             here,
-            self.rings.current(),
+            self.rings.current_ring(),
             cache=self.cache,
             rights=authorization.Authorization(
                 here, self.naming, self._named, attached=self.images.attached_now
@@ -259,8 +265,8 @@ class Host:
             cache=self.cache,
             source=self.source,
             net=self.net,
-            tables=exchange.RingTables(self.rings.current, self.rings.former),
-            learn=self.naming.learn,
+            tables=exchange.RingTables(self.rings.current_ring, self.rings.former_ring),
+            learn=self.naming.read_map_for_peer,
             may_refer=settings.may_refer,
             heard=lambda heard: self.news.listened_to(heard),
         )
@@ -277,7 +283,7 @@ class Host:
         )
         self.server = Server(self.chunks.giving, rng)
         self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache)
-        self.cache.on_gone(self.news.gone)
+        self.cache.on_gone(self.news.chunk_evicted)
         self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)
 
@@ -298,13 +304,13 @@ class Host:
         )
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
-        boots = self.boots.booting(image_map)
-        index = self._named.index(image_map)
+        boots = self.boots.boots_of(image_map)
+        index = self._named.make_index(image_map)
         make_policy = functools.partial(prefetch.Prefetcher, limit=self._settings.unmatched_limit)
         ahead = advertised_prefetch.AdvertisedPrefetch(
-            image_map, index, self.chunks, self._nursery, boots.covers, make_policy
+            image_map, index, self.chunks, self._nursery, boots.covers_chunk, make_policy
         )
-        ahead.advertised(self.chunks.known())
+        ahead.chunks_advertised(self.chunks.list_known())
         return mirror.Mirror(
             image_map,
             cache=self.cache,

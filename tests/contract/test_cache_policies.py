@@ -39,7 +39,7 @@ def make_slots(count: int) -> list[cache_slot.Slot]:
 
 
 def test_empty_order_has_no_first(order):
-    assert order.first() is None
+    assert order.next_victim() is None
 
 
 def test_slot_that_is_demoted_is_the_first_until_it_is_used(order):
@@ -47,13 +47,13 @@ def test_slot_that_is_demoted_is_the_first_until_it_is_used(order):
     for slot in slots:
         order.add(slot)
     for slot in slots * 2:
-        order.touch(slot)
+        order.note_use(slot)
     order.demote(slots[5])
-    assert order.first() is slots[5]
+    assert order.next_victim() is slots[5]
     order.remove(slots[5])
     order.add(slots[5])
     given = []
-    while (slot := order.first()) is not None:
+    while (slot := order.next_victim()) is not None:
         order.remove(slot)
         given.append(slot)
     assert sorted(given, key=id) == sorted(slots, key=id)
@@ -64,9 +64,9 @@ def test_order_gives_each_slot_exactly_once(order):
     for slot in slots:
         order.add(slot)
     for slot in slots[::3] * 3:
-        order.touch(slot)
+        order.note_use(slot)
     given = []
-    while (slot := order.first()) is not None:
+    while (slot := order.next_victim()) is not None:
         order.remove(slot)
         given.append(slot)
     assert len(given) == 20 and set(given) == set(slots)
@@ -77,7 +77,7 @@ def test_slots_that_were_never_used_go_in_the_order_they_came(order):
     for slot in slots:
         order.add(slot)
     for slot in slots:
-        assert order.first() is slot
+        assert order.next_victim() is slot
         order.remove(slot)
 
 
@@ -88,11 +88,11 @@ def test_use_of_a_parked_slot_is_no_error_and_it_can_come_back(order):
     order.remove(one)
     one.is_parked = True
     for _ in range(5):
-        order.touch(one)
+        order.note_use(one)
     one.is_parked = False
     order.put_back(one)
     order.remove(two)
-    assert order.first() is one
+    assert order.next_victim() is one
 
 
 async def test_any_load_keeps_the_limit_and_never_gives_wrong_bytes(policy, tmp_path):
@@ -108,9 +108,9 @@ async def test_any_load_keeps_the_limit_and_never_gives_wrong_bytes(policy, tmp_
             got = await cache.read_chunk(cid)
             assert got in (None, content[cid])
             if got is None:
-                stored += cache.store(cid, content[cid], dice.choice(list(KeepClass)))
+                stored += cache.store_chunk(cid, content[cid], dice.choice(list(KeepClass)))
             if dice.random() < 0.05:
-                cache.drop(dice.choice(list(content)))
+                cache.drop_chunk(dice.choice(list(content)))
             if dice.random() < 0.05:
                 await trio.sleep(0.02)
         nursery.cancel_scope.cancel()
@@ -125,13 +125,13 @@ async def test_boot_chunks_outlive_a_flood_of_borrowed_ones(policy, tmp_path):
     cache = cache_files.CacheFiles.open(tmp_path, 1 << 20, 1 << 20, policy)
     boot = [bytes([i]) * 65536 for i in range(1, 6)]
     for chunk in boot:
-        cache.store(ids.cid_of(chunk), chunk, KeepClass.BOOT)
+        cache.store_chunk(ids.cid_of(chunk), chunk, KeepClass.BOOT)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         stored = 0
         for i in range(200):
             chunk = (i + 1000).to_bytes(2, "big") * 32768
-            if cache.store(ids.cid_of(chunk), chunk):
+            if cache.store_chunk(ids.cid_of(chunk), chunk):
                 stored += 1
             else:
                 await trio.sleep(0.02)

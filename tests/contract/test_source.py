@@ -259,16 +259,16 @@ async def test_size_is_that_of_the_blob(source, blob):
 
 @pytest.mark.parametrize("blob", BLOBS)
 async def test_look_shows_the_same_as_long_as_the_blob_is(source, blob):
-    first = await source.look(blob)
+    first = await source.find_blob(blob)
     assert first.size_bytes == len(BLOBS[blob])
     await source.read(IMAGE, 0, 1)
-    assert await source.look(blob) == first
-    assert first not in {await source.look(other) for other in BLOBS if other != blob}
+    assert await source.find_blob(blob) == first
+    assert first not in {await source.find_blob(other) for other in BLOBS if other != blob}
 
 
 async def test_look_at_an_absent_blob_shows_nothing(source):
     with pytest.raises(errors.ChunkMissing, match=ABSENT.name):
-        await source.look(ABSENT)
+        await source.find_blob(ABSENT)
 
 
 async def test_image_and_chunk_map_are_different_blobs(source):

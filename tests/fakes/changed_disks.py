@@ -30,7 +30,7 @@ class RawBase:
         self.source, self.virtual_size = source, source.size_bytes
         self.read_into = source.read_into
 
-    def extents(self) -> Iterator[layout.Extent]:
+    def iter_extents(self) -> Iterator[layout.Extent]:
         yield layout.Extent(0, self.virtual_size, layout.Codec.STORED, 0, self.virtual_size)
 
 
@@ -46,8 +46,8 @@ def stream_of(overlay: qcow2.Qcow2, found: Iterable[disk_delta.Extent] | None = 
 
     :param found: its changes, if they are not all that it has
     """
-    found = overlay.changes() if found is None else found
-    table = disk_delta.Table.of(found, overlay.virtual_size)
+    found = overlay.iter_changes() if found is None else found
+    table = disk_delta.Table.from_runs(found, overlay.virtual_size)
     writer = disk_delta.Writer(overlay.virtual_size, BASE_ID, OS_HASH, table)
     sent = [writer.front]
     for change in table:
@@ -67,8 +67,8 @@ class Received:
     def __init__(self, stream: bytes) -> None:
         self._stream, self._at = memoryview(stream), 0
         self.reader = disk_delta.Reader("stream")
-        self.head = self.reader.head(self._take(disk_delta.HEADER_BYTES))
-        self.table = self.reader.table(self._take(self.head.table_bytes))
+        self.head = self.reader.read_head(self._take(disk_delta.HEADER_BYTES))
+        self.table = self.reader.read_table(self._take(self.head.table_bytes))
 
     def read(self, limit: int) -> memoryview:
         data = self._take(min(limit, 70_000))
@@ -90,7 +90,7 @@ def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
     size = received.head.virtual_size
 
     def pieces() -> Iterator[merge_plan.Piece]:
-        return merge_plan.pieces(received.table, base.extents(), size)
+        return merge_plan.pieces(received.table, base.iter_extents(), size)
 
     def stretches() -> Iterator[merge_plan.ClusterRun]:
         return merge_plan.cluster_runs(pieces(), base.cluster_bytes)
@@ -102,7 +102,7 @@ def compose(stream: bytes, base: Base, disk_format: str) -> Iterator[bytes]:
         plan = qcow2_writer.Plan(size, base.cluster_bytes, base.codec, runs)
         again = stretches()
         file_bytes = plan.file_bytes
-        parts = plan.parts(lambda run: bytes_of(next(again).pieces, base, received))
+        parts = plan.iter_parts(lambda run: bytes_of(next(again).pieces, base, received))
     for part in parts:
         done += len(part)
         yield bytes(part)
@@ -129,7 +129,7 @@ def bytes_of(
             elif piece.origin is merge_plan.Origin.BASE:
                 base.read_into(data, piece.at)
             yield data
-            piece = piece.cut(piece.at + len(data), piece.stop)
+            piece = piece.slice_between(piece.at + len(data), piece.stop)
 
 
 def write(path: pathlib.Path, parts: Iterable[bytes]) -> None:

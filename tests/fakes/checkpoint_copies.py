@@ -18,7 +18,7 @@ class Holder:
         self.chunks: dict[ids.Cid, bytes] = {}
         self.dies_after: int | None = None
 
-    def lacking(self, names: Iterable[ids.Cid]) -> set[ids.Cid]:
+    def missing_names(self, names: Iterable[ids.Cid]) -> set[ids.Cid]:
         names = list(names)
         assert names == sorted(set(names))
         return set(names) - self.chunks.keys()
@@ -27,7 +27,7 @@ class Holder:
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
     ) -> int:
         sent_bytes = 0
-        for name in sorted(self.lacking(names)):
+        for name in sorted(self.missing_names(names)):
             if self.dies_after is not None and len(self.chunks) >= self.dies_after:
                 raise holder_group.HolderFailed(ids.HostId("h1"), "it died")
             self.chunks[name] = sealed(name)

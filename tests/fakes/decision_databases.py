@@ -139,11 +139,11 @@ class Suite:
         assert not store.is_current()
         store.note_samples({"h1": (sample("h1"), 0)})
         assert store.note_checkpoint(checkpoint_hosts.taken(1), 1000.0, 2) is not None
-        before = [row.checkpoint_id for row in store.checkpoints("", 9, "", "")]
+        before = [row.checkpoint_id for row in store.list_checkpoints("", 9, "", "")]
         store.upgrade()
         assert store.is_current() and store.checkpoint_failures(0) == {}
-        assert [row.checkpoint_id for row in store.checkpoints("", 9, "", "")] == before != []
-        assert [host.host for host in store.hosts()] == ["h1"]
+        assert [row.checkpoint_id for row in store.list_checkpoints("", 9, "", "")] == before != []
+        assert [host.host for host in store.list_hosts()] == ["h1"]
         store.note_checkpoint_failures("h1", FAILING, 1000.0)
         assert store.checkpoint_failures(1000.0) == {"h1": FAILING}
 
@@ -158,41 +158,41 @@ class Suite:
                     told = FAILING[: second % 3]
                     store.note_checkpoint_failures(host, told, 2000.0 + second)
                 if number == 2:
-                    store.forget_old(2000.0 + second + checkpoint_failure_queries.KEPT_S)
+                    store.delete_stale(2000.0 + second + checkpoint_failure_queries.KEPT_S)
             done.append(number)
 
         run(work, 3)
         assert sorted(done) == [0, 1, 2]
         assert store.checkpoint_failures(2008.0) == dict.fromkeys(hosts, FAILING[:2])
-        store.forget_old(2008.5 + checkpoint_failure_queries.KEPT_S)
+        store.delete_stale(2008.5 + checkpoint_failure_queries.KEPT_S)
         assert store.checkpoint_failures(0) == {}
 
     def test_a_new_database_has_no_epochs(self, store: database.Database) -> None:
         assert store.latest_epoch() == 0
-        assert store.rings(limit=5) == [] and store.ring(1) is None
+        assert store.list_rings(limit=5) == [] and store.get_ring(1) is None
 
     def test_a_table_comes_out_as_it_went_in(self, store: database.Database) -> None:
         long = json.dumps({"hosts": "x" * 3_000_000})
         new = publication(1 << 61, overloaded=("h1", "h2"), table=long)
-        store.publish(new, kept=10)
+        store.store_ring(new, kept=10)
         assert store.latest_epoch() == 1 << 61
-        assert store.ring(1 << 61) == new
-        assert store.rings(limit=5) == [new._replace(table=None)]
+        assert store.get_ring(1 << 61) == new
+        assert store.list_rings(limit=5) == [new._replace(table=None)]
 
     def test_epochs_never_go_back(self, store: database.Database) -> None:
-        store.publish(publication(5), kept=10)
+        store.store_ring(publication(5), kept=10)
         for epoch in (4, 5):
             with pytest.raises(database.EpochTaken, match=f"epoch {epoch}"):
-                store.publish(publication(epoch), kept=10)
-        store.publish(publication(6), kept=10)
-        assert [ring.epoch for ring in store.rings(limit=9)] == [6, 5]
-        assert [ring.epoch for ring in store.rings(limit=9, at_most=5)] == [5]
+                store.store_ring(publication(epoch), kept=10)
+        store.store_ring(publication(6), kept=10)
+        assert [ring.epoch for ring in store.list_rings(limit=9)] == [6, 5]
+        assert [ring.epoch for ring in store.list_rings(limit=9, at_most=5)] == [5]
 
     def test_tables_beyond_those_kept_are_forgotten(self, store: database.Database) -> None:
         for epoch in range(1, 8):
-            store.publish(publication(epoch), kept=3)
-        assert [ring.epoch for ring in store.rings(limit=9)] == [7, 6, 5]
-        assert store.ring(2) is None
+            store.store_ring(publication(epoch), kept=3)
+        assert [ring.epoch for ring in store.list_rings(limit=9)] == [7, 6, 5]
+        assert store.get_ring(2) is None
 
     def test_of_many_with_one_epoch_one_is_first(self, store: database.Database) -> None:
         ready, outcomes = threading.Barrier(4), []
@@ -200,7 +200,7 @@ class Suite:
         def race(name: str) -> None:
             ready.wait()
             try:
-                store.publish(publication(1, instance=name), kept=9)
+                store.store_ring(publication(1, instance=name), kept=9)
                 outcomes.append(name)
             except database.EpochTaken:
                 outcomes.append("")
@@ -211,23 +211,23 @@ class Suite:
         for racer in racers:
             racer.join()
         [winner] = [name for name in outcomes if name]
-        assert len(outcomes) == 4 and store.rings(limit=9)[0].instance == winner
+        assert len(outcomes) == 4 and store.list_rings(limit=9)[0].instance == winner
 
     def test_samples_are_noted_and_drains_outlive_them(self, store: database.Database) -> None:
         assert not store.set_drained("h1", True)
         store.note_samples({h: (sample(h), 1) for h in ("h2", "h1")})
-        assert [host.host for host in store.hosts()] == ["h1", "h2"]
+        assert [host.host for host in store.list_hosts()] == ["h1", "h2"]
         assert store.set_drained("h1", True) and store.set_drained("h1", True)
         store.note_samples({"h1": (sample("h1", 1005.0, ring_epoch=7), 2)})
-        found = store.host("h1")
+        found = store.get_host("h1")
         assert found is not None and found.is_drained
         assert (found.first_seen_s, found.seen_s, found.ring_epoch) == (1000.0, 1005.0, 7)
         assert (found.sent_bytes_s, found.chunks_received_bytes_s) == (20.0, 1.0)
         assert found.overloaded_in_a_row == 2
         assert json.loads(found.peers) == {"h9": {"received": 1, "sent": 2}}
-        assert store.drained() == {"h1"}
+        assert store.list_drained() == {"h1"}
         assert store.set_drained("h1", False)
-        assert store.drained() == frozenset() and store.host("nobody") is None
+        assert store.list_drained() == frozenset() and store.get_host("nobody") is None
 
     def test_images_are_what_hosts_told_last(self, store: database.Database) -> None:
         ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(3)]
@@ -248,8 +248,8 @@ class Suite:
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
         store.note_samples({h: (sample(h, images=told[h]), 0) for h in told})
         store.note_samples({"h1": (sample("h1", 1001.0), 0)})  # says nothing of images
-        assert [image.image_id for image in store.images("", 9, 0)] == ids
-        first = store.image(ids[0], 0)
+        assert [image.image_id for image in store.list_images("", 9, 0)] == ids
+        first = store.get_image(ids[0], 0)
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
         assert (first.using_hosts, first.whole_hosts) == (2, 1)
         assert (first.size_bytes, first.cached_bytes) == (9, 8)
@@ -258,11 +258,11 @@ class Suite:
         rows = store.image_hosts(ids[0], 0)
         assert [row.host for row in rows] == ["h1", "h2"]
         assert [image_queries.fill_of(row) for row in rows] == [OWNED, FILLING]
-        assert store.images(ids[0], 1, 0)[0].image_id == ids[1]
+        assert store.list_images(ids[0], 1, 0)[0].image_id == ids[1]
         store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)})
-        assert store.image(ids[2], 0) is None
-        assert store.image(ids[0], 1000.9) == store.image(ids[0], 0)
-        assert store.images("", 9, 1002.0) == []
+        assert store.get_image(ids[2], 0) is None
+        assert store.get_image(ids[0], 1000.9) == store.get_image(ids[0], 0)
+        assert store.list_images("", 9, 1002.0) == []
 
     def test_who_uses_an_image_is_told_from_who_has_all_of_it(
         self, store: database.Database
@@ -279,7 +279,7 @@ class Suite:
         held = {host: decision_messages.HeldImage(fill=whole) for host, whole in by_host.items()}
         told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
         store.note_samples(told)
-        found = store.image(image_id, 0)
+        found = store.get_image(image_id, 0)
         assert found is not None and (found.using_hosts, found.whole_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
         assert [image_queries.fill_of(row) for row in rows] == list(by_host.values())
@@ -290,10 +290,10 @@ class Suite:
     ) -> None:
         for name, now_s in (("c1", 100.0), ("c2", 200.0), ("c1", 300.0)):
             assert store.note_listener(name, now_s)
-        known = [(one.listener, one.reported_s) for one in store.listeners()]
+        known = [(one.listener, one.reported_s) for one in store.list_listeners()]
         assert known == [("c1", 300.0), ("c2", 200.0)]
         assert store.note_listener("c1", 250.0 + listener_queries.KEPT_S)
-        assert [one.listener for one in store.listeners()] == ["c1"]
+        assert [one.listener for one in store.list_listeners()] == ["c1"]
 
     def test_images_are_needed_where_some_host_uses_them_and_lacks_parts(
         self, store: database.Database
@@ -336,11 +336,11 @@ class Suite:
         held = {image_id: decision_messages.HeldImage(size_bytes=9)}
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
             store.note_samples({host: (sample(host, sent_s, images=held), 0)})
-        store.forget_old(1000.0 + image_queries.KEPT_S)
+        store.delete_stale(1000.0 + image_queries.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1", "h2"]
-        store.forget_old(1500.0 + image_queries.KEPT_S)
+        store.delete_stale(1500.0 + image_queries.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h2"]
-        assert [host.host for host in store.hosts()] == ["h1", "h2"]
+        assert [host.host for host in store.list_hosts()] == ["h1", "h2"]
 
     def test_what_silent_hosts_told_of_checkpoints_is_forgotten(
         self, store: database.Database
@@ -350,7 +350,7 @@ class Suite:
         store.note_checkpoint_failures("h1", failing, 1000.0)
         store.note_checkpoint_failures("h2", failing, 2000.0 + kept_s)
         assert set(store.checkpoint_failures(1000.0)) == {"h1", "h2"}  # one host deletes its own
-        store.forget_old(1000.5 + kept_s)
+        store.delete_stale(1000.5 + kept_s)
         assert set(store.checkpoint_failures(1000.0)) == {"h2"}
 
     def test_last_boot_of_a_server_is_kept_for_each_host_for_a_while(
@@ -360,11 +360,11 @@ class Suite:
             told = sample(host, sent_s, boots=(boot(SERVER, reads), boot("", 9)))
             store.note_samples({host: (told, 0)})
         store.note_samples({"h2": (sample("h2", 2500.0), 0)})  # says nothing new
-        rows = store.boots(SERVER)
+        rows = store.list_boots(SERVER)
         assert [(row.host, row.told_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
         assert [boot_queries.timeline_of(row).reads for row in rows] == [2, 3]
-        store.forget_old(2000.5 + boot_queries.KEPT_S)
-        assert [row.host for row in store.boots(SERVER)] == ["h1"]
+        store.delete_stale(2000.5 + boot_queries.KEPT_S)
+        assert [row.host for row in store.list_boots(SERVER)] == ["h1"]
 
     def test_boots_that_a_host_tells_of_are_bounded(self, store: database.Database) -> None:
         each = decision_messages.MAX_BOOTS
@@ -375,9 +375,9 @@ class Suite:
         for at in range(0, len(servers), each):
             told = tuple(boot(server, 1) for server in servers[at : at + each])
             store.note_samples({"h1": (sample("h1", 1000.0 + at, boots=told), 0)})
-        kept = [one for one in servers if "h1" in [row.host for row in store.boots(one)]]
+        kept = [one for one in servers if "h1" in [row.host for row in store.list_boots(one)]]
         assert kept == servers[each:]
-        assert [row.host for row in store.boots(servers[0])] == ["h2"], "another host's stay"
+        assert [row.host for row in store.list_boots(servers[0])] == ["h2"], "another host's stay"
 
     def test_images_forged_to_be_huge_are_added_up(self, store: database.Database) -> None:
         most = decision_messages.MAX_NUMBER
@@ -389,7 +389,7 @@ class Suite:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         hosts = [f"h{n}" for n in range(1, 6)]
         store.note_samples({h: (sample(h, images={image_id: huge}), 0) for h in hosts})
-        [found] = store.images("", 9, 0)
+        [found] = store.list_images("", 9, 0)
         assert found.cached_bytes >= 4 * most and found.read.source >= 4 * most
 
     def test_tasks_are_kept_until_hosts_speak_of_them(self, store: database.Database) -> None:
@@ -425,10 +425,10 @@ class Suite:
     def test_traffic_is_kept_for_a_while(self, store: database.Database) -> None:
         for second in range(10):
             store.note_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")})
-        assert len(store.traffic(0)) == 20
-        assert len(store.traffic(5, ["h2"])) == 5
+        assert len(store.list_traffic(0)) == 20
+        assert len(store.list_traffic(5, ["h2"])) == 5
         store.forget_traffic(8)
-        assert [(row.collected_s, row.host) for row in store.traffic(0)] == [
+        assert [(row.collected_s, row.host) for row in store.list_traffic(0)] == [
             (8.0, "h1"),
             (8.0, "h2"),
             (9.0, "h1"),
@@ -439,8 +439,8 @@ class Suite:
         for epoch in (7, 8):
             both = {h: (sample(h, 5.0, ring_epoch=epoch), 0) for h in ("h1", "h2")}
             store.note_samples(both)
-        assert len(store.traffic(0)) == 2
-        assert {host.ring_epoch for host in store.hosts()} == {8}
+        assert len(store.list_traffic(0)) == 2
+        assert {host.ring_epoch for host in store.list_hosts()} == {8}
 
     def test_writers_at_once_lose_nothing(self, store: database.Database) -> None:
         """Rows are taken in various orders: what MariaDB answers with deadlocks."""
@@ -473,8 +473,8 @@ class Suite:
         for worker in workers:
             worker.join()
         assert failures == []
-        assert store.drained() == set(hosts)
-        assert {host.seen_s for host in store.hosts()} == {2014.0}
+        assert store.list_drained() == set(hosts)
+        assert {host.seen_s for host in store.list_hosts()} == {2014.0}
 
     def test_of_many_that_start_together_one_makes_the_key(self, store: database.Database) -> None:
         found: list[tuple[int, str]] = []
@@ -510,8 +510,8 @@ class Suite:
                 taken.append(store.change_enrolment("h1", work).user_id)
 
         run(enrol, 6)
-        assert len(taken) == 1 and store.enrolment("h1").user_id == taken[0]  # type: ignore[union-attr]
-        assert len(store.enrolments()) == 1
+        assert len(taken) == 1 and store.get_enrolment("h1").user_id == taken[0]  # type: ignore[union-attr]
+        assert len(store.list_enrolments()) == 1
 
     def test_refused_enrolments_are_counted_by_all_together(self, store: database.Database) -> None:
         run(lambda number: store.count_refused("wait" if number else "no_room"), 6)
@@ -521,7 +521,7 @@ class Suite:
         store.change_enrolment("h1", lambda _: models.Enrolment(host="h1", state="waiting"))
         store.note_samples({"h1": (sample("h1"), 0)})
         assert store.forget_host("h1", lambda _: False)
-        assert (store.host("h1"), store.enrolment("h1")) == (None, None)
+        assert (store.get_host("h1"), store.get_enrolment("h1")) == (None, None)
         assert not store.forget_host("h1", lambda _: False)
 
     def test_what_fails_leaves_an_enrolment_as_it_was(self, store: database.Database) -> None:
@@ -534,7 +534,7 @@ class Suite:
         store.change_enrolment("h1", fail)
         with pytest.raises(KeyError):
             store.change_enrolment("h1", fail)
-        [row] = store.enrolments()
+        [row] = store.list_enrolments()
         assert (row.state, row.public_key, row.revoked_before_s) == ("enrolled", "", 0)
 
 

@@ -43,7 +43,7 @@ class EnrolledHosts:
         """Enrol a host with a new key."""
         key, name = certificates.new_key(), ids.parse_host_id(host)
         request = certificates.request(name, key)
-        issued = self.keeper.enrol(name, "user", "10.0.0.9", request, "")
+        issued = self.keeper.enrol_host(name, "user", "10.0.0.9", request, "")
         self._identities[host] = key, issued.certificate
         return issued
 

@@ -47,9 +47,9 @@ async def bring(
     host: exchange.Exchange, wanted: chunk_ref.ChunkRef, priority: exchange.Priority
 ) -> exchange.FetchedChunk:
     """Have a chunk brought that nobody waits for."""
-    with host.ahead(priority) as ahead:
-        ahead.ask([(None, wanted)])
-        [(_, outcome)] = await ahead.came()
+    with host.background_fetch(priority) as ahead:
+        ahead.request_chunks([(None, wanted)])
+        [(_, outcome)] = await ahead.wait_for_arrivals()
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -140,7 +140,7 @@ class Net:
         self._cloud, self._here = cloud, here
 
     def ask(self, host: ids.HostId, address: str, requests: Sequence[Any], hear: Any) -> None:
-        """See ``PeerNetwork.ask``."""
+        """See ``PeerNetwork.send_requests``."""
         for one in requests:
             self._cloud.asked.append((self._here, host, one.priority, one.mode))
         self._cloud.nursery.start_soon(self._ask, host, requests, hear)
@@ -166,31 +166,31 @@ class Net:
                 (self._here, host), Connection(cloud, self._here, host)
             )
             connection.hears.update({one.request_id: hear for one in left})
-            cloud.hosts[host].giving.asked(
+            cloud.hosts[host].giving.requests_received(
                 connection,  # type: ignore[arg-type]
                 left,
                 trio.current_time(),
             )
 
     def cancel(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
-        """See ``PeerNetwork.cancel``."""
+        """See ``PeerNetwork.cancel_requests``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if connection.hears.pop(number, None)]
-            self._cloud.soon(self._cloud.hosts[host].giving.cancelled, connection, known)
+            self._cloud.soon(self._cloud.hosts[host].giving.requests_cancelled, connection, known)
 
     def hurry(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
-        """See ``PeerNetwork.hurry``."""
+        """See ``PeerNetwork.hurry_requests``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if number in connection.hears]
-            self._cloud.soon(self._cloud.hosts[host].giving.hurried, connection, known)
+            self._cloud.soon(self._cloud.hosts[host].giving.requests_hurried, connection, known)
 
     def tell(self, host: ids.HostId, address: str, news: Any) -> None:
-        """See ``PeerNetwork.tell``."""
+        """See ``PeerNetwork.send_announcement``."""
         self._cloud.told.append((self._here, host, news))
         if self._cloud.is_heard:
-            self._cloud.soon(self._cloud.hosts[host].heard, self._here, news)
+            self._cloud.soon(self._cloud.hosts[host].announcement_received, self._here, news)
 
 
 class Cloud:
@@ -306,7 +306,7 @@ class Cloud:
                 lambda *what: self.moved.append((here, *what)), lambda host, count: None
             ),
         )
-        self.caches[here].on_gone(made.gone)
+        self.caches[here].on_gone(made.chunk_evicted)
         self.nursery.start_soon(made.run)
         return made
 
@@ -318,7 +318,7 @@ class Cloud:
         """Return what to ask for to have a chunk that lies elsewhere in an image."""
         cid = ids.cid_of(bytes_of(chunk_no))
         self.contents[image_id, offset] = ids.Content(cid)
-        oid = next(iter(self.names.values())).oid(image_id, offset, cid)
+        oid = next(iter(self.names.values())).oid_of(image_id, offset, cid)
         return chunk_ref.ChunkRef(cid, oid, image_id, offset, CHUNK)
 
     def home(self, wanted: chunk_ref.ChunkRef) -> ids.HostId:

@@ -69,7 +69,9 @@ class FaultySource(reading_source.ReadingSource, base.Wrapper):
         if nth in self._delay:
             await trio.sleep(self._delay_s)
         if nth in self._fail or self._rng.random() < self._share:
-            raise self._error(blob.part(offset, length), self.where, f"read {nth} fails by order")
+            raise self._error(
+                blob.describe_range(offset, length), self.where, f"read {nth} fails by order"
+            )
         data = await self._inner.read(blob, offset, length)
         if nth in self._truncate:
             return data[:-1]
@@ -102,7 +104,9 @@ class MemorySource(reading_source.ReadingSource):
         await trio.lowlevel.checkpoint()
         data = self._bytes(blob)[offset : offset + length]
         if len(data) < length:
-            raise errors.ChunkMissing(blob.part(offset, length), self.where, "the blob ends before")
+            raise errors.ChunkMissing(
+                blob.describe_range(offset, length), self.where, "the blob ends before"
+            )
         return data
 
     async def aclose(self) -> None:

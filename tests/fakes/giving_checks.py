@@ -99,7 +99,7 @@ def neighbours_of(host: Any) -> frozenset[ids.HostId]:
     if topology is None:
         return frozenset()
     names = [ids.HostId(one.host) for one in near.hosts]
-    return frozenset(topology(names, host.name, near.locations()))
+    return frozenset(topology(names, host.name, near.host_locations()))
 
 
 def check_given(host: Any, given: actions.Given, data: bytes) -> None:
@@ -136,4 +136,4 @@ def check_heard(host: Any, heard: actions.Heard) -> None:
 
 def _is_good(host: Any, name: ids.HostId) -> bool:
     context = host.core.context
-    return name in context.ring.table and not context.peers.is_alone(name, host.world.now)
+    return name in context.ring.table and not context.peers.is_in_backoff(name, host.world.now)

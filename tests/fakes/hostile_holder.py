@@ -61,7 +61,7 @@ class HostileHolder:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        context = self._proof.context(is_server=True)
+        context = self._proof.tls_context(is_server=True)
         with contextlib.suppress(OSError, ValueError), context.wrap_socket(client, True) as tls:
             while line := self._request(tls):
                 self.asked.append(line)

@@ -61,7 +61,7 @@ class HostileVault:
 
     def _serve(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError, ValueError):
-            with self._proof.context(is_server=True).wrap_socket(sock, server_side=True) as tls:
+            with self._proof.tls_context(is_server=True).wrap_socket(sock, server_side=True) as tls:
                 self._open.add(tls)
                 for head in self._heads(tls):
                     self.requests.append(head.partition(b"\r\n")[0].decode("latin-1"))

@@ -34,7 +34,7 @@ class Kept:
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     ) -> None:
         seal = checkpoint_encryption.Seal(KEY)
-        names = {chunk_no: seal.name(plain) for chunk_no, plain in sorted(chunks.items())}
+        names = {chunk_no: seal.chunk_name(plain) for chunk_no, plain in sorted(chunks.items())}
         self.chunks = {
             name: seal.close(name, chunks[chunk_no])
             for chunk_no, name in names.items()

@@ -17,10 +17,10 @@ class KnownMaps(authorization.ChunkMaps):
     def __init__(self, content: Content, find_segments: Segments = lambda request: None) -> None:
         self._content, self.find_segments = content, find_segments
 
-    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """See :meth:`authorization.ChunkMaps.content`."""
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content_at`."""
         return self._content(image_id, offset, length)
 
-    def segments(self, request: chunk_ref.Request) -> authorization.Segments | None:
-        """See :meth:`authorization.ChunkMaps.segments`."""
+    def segments_of(self, request: chunk_ref.Request) -> authorization.Segments | None:
+        """See :meth:`authorization.ChunkMaps.segments_of`."""
         return self.find_segments(request)

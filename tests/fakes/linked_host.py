@@ -83,9 +83,9 @@ class LinkedHost:
         self.files = identity_files.IdentityFiles(here, identity_files.files_in(self.folder))
         identity_files.write(self.folder, KEYS.host("h1"))
         self.rings = ring_keeper.RingKeeper(
-            state_dir / "ring.json", None, signers=self.files.signers
+            state_dir / "ring.json", None, signers=self.files.signer_keys
         )
-        self.rings.take(hash_ring.Ring(3, ()), KEYS.table(hash_ring.Ring(3, ())))
+        self.rings.accept_table(hash_ring.Ring(3, ()), KEYS.table(hash_ring.Ring(3, ())))
         self.images: decision_link.Images = None
         self.boots: tuple[boot_timeline.Timeline, ...] = ()
         self.tasks: list[decision_messages.ImageTask] = []

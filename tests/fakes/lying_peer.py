@@ -166,7 +166,7 @@ def _converse(link: socket.socket, peer: LyingPeer, answer: Answer) -> None:
     receiver = peer_wire.Receiver("agent", peer_wire.FROM_CLIENT)
     with link, contextlib.suppress(OSError, errors.RemoteProtocolError):
         while data := link.recv(65536):
-            for message in receiver.feed(data):
+            for message in receiver.feed_bytes(data):
                 match message:
                     case peer_wire.Hello(_, klass, _):
                         hello = peer_wire.Hello(ids.HostId(peer.name), klass, 1)

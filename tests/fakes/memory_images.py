@@ -41,12 +41,12 @@ class MemoryImages(glance_client.GlanceClient):
         self.data[image_id] = data
         return self.records[image_id]
 
-    def read(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Record:
         if image_id not in self.records:
             raise errors.ImageGone(f"image {image_id}", "there is none")
         return dict(self.records[image_id])
 
-    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
         found = list(self.records.values())
         if sorted_by:
             found.sort(key=lambda record: str(record[sorted_by]))
@@ -58,16 +58,16 @@ class MemoryImages(glance_client.GlanceClient):
                 yield dict(record)
 
     @contextlib.contextmanager
-    def opened(self, image_id: str) -> Iterator[Iterator[bytes]]:
-        self.read(image_id)
+    def open_image_data(self, image_id: str) -> Iterator[Iterator[bytes]]:
+        self.get_image(image_id)
         yield iter([self.data[image_id]])
 
-    def store(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
+    def create_image(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
         made = self.add(file.read(), **record)
         made["created_at"] = f"2026-01-01T00:00:{len(self.records):02}Z"
         return ids.ImageId(made["id"])
 
-    def members(self, image_id: str) -> list[str]:
+    def list_members(self, image_id: str) -> list[str]:
         return self.shared_with.get(image_id, [])
 
     def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
@@ -78,7 +78,7 @@ class MemoryImages(glance_client.GlanceClient):
             else:
                 record.pop(name, None)
 
-    def delete(self, image_id: str) -> None:
+    def delete_artefact(self, image_id: str) -> None:
         self.records.pop(image_id, None)
 
     def local_path(self, image: image_record.Record, folders: Any) -> None:

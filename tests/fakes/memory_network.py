@@ -148,7 +148,7 @@ class MemoryLink(peer_link.Link):
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages; None when the other side has closed."""
         while data := await self._in.receive():
-            if messages := receiver.feed(data):
+            if messages := receiver.feed_bytes(data):
                 return messages
         return None
 
@@ -164,7 +164,7 @@ class MemoryLink(peer_link.Link):
         """What has not arrived."""
         return self._out.in_flight_bytes
 
-    async def writable(self) -> None:
+    async def wait_writable(self) -> None:
         """Return when there is room."""
         await self._out.wait_room()
 

@@ -125,7 +125,7 @@ class Images:
     def map(self, image_id: str) -> str:
         """Give an image its chunk map."""
         assert (
-            self._preparer.handle(ids.parse_image_id(image_id))
+            self._preparer.prepare_image(ids.parse_image_id(image_id))
             == image_preparer.PreparationOutcome.PREPARED
         )
         return image_id
@@ -134,7 +134,7 @@ class Images:
         """Give an image with a chunk map its boot image, as the listener does soon after it."""
         ways = build_modes.BuildModes(builds=True, records=False)
         builder = boot_image_maker.BootImageMaker(self._glance, self._conf, ways)
-        assert builder.make(ids.parse_image_id(image_id))
+        assert builder.make_boot_image(ids.parse_image_id(image_id))
 
     def _given(self, image_id: str, status: int) -> list[int]:
         return given(self._lab.glance.log(), image_id, status)

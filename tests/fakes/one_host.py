@@ -78,7 +78,7 @@ def boot_image_of(
     for chunk_no in trace:
         start = cut.chunk_offset(chunk_no)
         writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)])
-    return b"".join(writer.parts())
+    return b"".join(writer.iter_parts())
 
 
 class OneHost:
@@ -113,7 +113,7 @@ class OneHost:
         here = ids.HostId("h1")
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self._mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery)
-        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.promises.pinned)
+        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.promises.pinned_of)
         core = engine.Engine(
             here,
             table,
@@ -131,11 +131,11 @@ class OneHost:
             source=base.Wrapper(self.source),
             net=self.net,
             tables=exchange.RingTables(lambda: table, lambda: None, look_s=math.inf),
-            learn=self.naming.learn,
+            learn=self.naming.read_map_for_peer,
             heard=lambda heard: self.news.listened_to(heard),
         )
         self.news = event_fanout.EventFanout(self.chunks, self.mirrors, self.cache)
-        self.cache.on_gone(self.chunks.gone)
+        self.cache.on_gone(self.chunks.chunk_evicted)
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.waiting = read_admission.ReadAdmission(deadline_s=DEADLINE_S)
         self.now_s = 0.0
@@ -154,7 +154,7 @@ class OneHost:
         self._nursery = nursery
 
     async def _mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
-        boots = self.boots.booting(image_map)
+        boots = self.boots.boots_of(image_map)
         index = content_index.ContentIndex(image_map)
         return mirror.Mirror(
             image_map,
@@ -163,7 +163,7 @@ class OneHost:
             deadline_s=DEADLINE_S,
             ahead=self.ahead,
             prefetch=advertised_prefetch.AdvertisedPrefetch(
-                image_map, index, self.chunks, self._nursery, boots.covers
+                image_map, index, self.chunks, self._nursery, boots.covers_chunk
             ),
             boots=boots,
             waiting=self.waiting,

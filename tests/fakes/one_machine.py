@@ -118,7 +118,7 @@ class Machine:
         end_s, found = self.now + seconds, []
         while (next_s := self.core.next_s) is not None and next_s <= end_s:
             self.now = max(self.now, next_s)
-            found += self.core.tick(self.now)
+            found += self.core.run_due_timers(self.now)
         self.now = end_s
         self.last = found
         return found
@@ -131,7 +131,7 @@ class Machine:
         """Return who is to be asked: chunk numbers and modes, by host."""
         found: dict[str, list[tuple[int, peer_request.Mode]]] = {}
         for ask in self.got(actions.Ask):
-            for _, ref, attempt in ask.chunks():
+            for _, ref, attempt in ask.iter_chunks():
                 what = ref.offset // CHUNK, attempt.mode
                 found.setdefault(ask.host, []).append(what)
         return found
@@ -221,7 +221,7 @@ class Machine:
 
     def answers(self) -> list[Any]:
         """Return what peers are answered now."""
-        return [answer for reply in self.got(actions.Reply) for answer in reply.singly()]
+        return [answer for reply in self.got(actions.Reply) for answer in reply.split_runs()]
 
     def completes(self) -> list[actions.Complete]:
         """Return who of this host is answered now."""

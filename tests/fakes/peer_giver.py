@@ -63,13 +63,15 @@ async def fetch_all(
         if not left:
             came.set()
 
-    net.ask(host, address, [one._replace(timeout_ms=timeout_ms) for one in requests], hear)
+    net.send_requests(
+        host, address, [one._replace(timeout_ms=timeout_ms) for one in requests], hear
+    )
     with trio.move_on_after(timeout_s):
         try:
             await came.wait()
         finally:
             if left:
-                net.cancel(host, list(left))
+                net.cancel_requests(host, list(left))
     why = f"no answer within {timeout_s:g} s"
     return outcomes | {one: errors.SourceUnreachable("a chunk", where, why) for one in left}
 
@@ -121,7 +123,7 @@ class TaskGiver:
             except errors.AcstorError:
                 pass
         if self._scopes.pop((connection, request.request_id), None) is scope:
-            connection.reply([answer or peer_wire.Refuse(request.request_id, code)])
+            connection.send_answers([answer or peer_wire.Refuse(request.request_id, code)])
 
     def cancelled(self, connection: Any, request_ids: Sequence[int]) -> None:
         """See ``server_connection.RequestHandler``."""

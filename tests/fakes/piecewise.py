@@ -53,7 +53,7 @@ class PiecewiseSource(base.Source):
                 await trio.sleep(self.delay_s.get(piece.offset, 0))
                 outcome: base.Outcome = self._data[piece.offset : piece.offset + piece.length]
                 if piece.offset in self.fail:
-                    what = blob.part(piece.offset, piece.length)
+                    what = blob.describe_range(piece.offset, piece.length)
                     outcome = self.fail[piece.offset](what, self.where, "by order")
                 told([(number, outcome)])
         except trio.Cancelled:

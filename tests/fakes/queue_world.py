@@ -74,7 +74,7 @@ class QueueWorld(transfer_world.World):
         if connection[0] == to and isinstance(message, shells.Responses):
 
             def acknowledged() -> None:
-                sender.acknowledged(connection)
+                sender.answers_acknowledged(connection)
 
         def arrive() -> None:
             self.hosts[to].receive(sender.name, connection, message)

@@ -94,7 +94,7 @@ class RawPeer:
         """Return the agent's next message; None when it hangs up."""
         with contextlib.suppress(ConnectionError):
             while data := self.link.recv(65536):
-                for message in self._receiver.feed(data):
+                for message in self._receiver.feed_bytes(data):
                     if isinstance(message, peer_wire.Ping):
                         self.send(peer_wire.Pong(message.token))
                     else:

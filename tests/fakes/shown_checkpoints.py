@@ -10,7 +10,7 @@ def over(raw: bytes, image: bytes) -> bytes:
     """Return the disk that a qcow2 file is, over the image that it lies on."""
     file = qcow2.Qcow2(qcow2_files.Bytes(raw), may_have_backing=True)
     disk = bytearray(image.ljust(file.virtual_size, b"\0"))
-    for at, length, kind in file.changes():
+    for at, length, kind in file.iter_changes():
         part = bytearray(length)
         if kind is disk_delta.Kind.DATA:
             file.read_into(memoryview(part), at)

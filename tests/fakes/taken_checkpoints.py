@@ -34,7 +34,9 @@ class TakenCheckpoint:
     ) -> None:
         self.owner, self.disk = owner, ids.parse_image_id(instance_id)
         seal = checkpoint_encryption.Seal(KEY)
-        entries = [manifest.Entry(n, seal.name(plain)) for n, plain in sorted(changed.items())]
+        entries = [
+            manifest.Entry(n, seal.chunk_name(plain)) for n, plain in sorted(changed.items())
+        ]
         self.subject = manifest.Subject(
             self.disk,
             ids.parse_image_id(instance_id),

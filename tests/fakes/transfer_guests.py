@@ -74,4 +74,4 @@ class Guest:
         if now > end_s + 0.01:
             raise Broken(f"{self.host.name}: answered {now - end_s:.2f} s after the deadline")
         self.answers += 1
-        world.later(self.host, self.run.rng.expovariate(200), self._next)
+        world.call_later(self.host, self.run.rng.expovariate(200), self._next)

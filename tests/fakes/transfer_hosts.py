@@ -65,10 +65,10 @@ class Host(virtual_host.Host):
         """Begin a life, with what is in the cache."""
         self.lives += 1
         self.is_dead = False
-        self.begin()
+        self.reset_state()
         attached = self.attached if self.attached is not None else ()
         names = self.world.make_names()
-        names.found(self.cache)
+        names.restore_names(self.cache)
         self.found, self.came = frozenset(self.cache), set()
         self.rights = authorization.Authorization(
             self.name, known_maps.KnownMaps(self.named, self.world.segments), names, attached
@@ -89,7 +89,7 @@ class Host(virtual_host.Host):
             del self.cache[cid]
         self.came = {name for name in self.came if name[0] in self.cache}
         self.found &= self.cache.keys()
-        self.do(self.core.gone(self.world.now, cids))
+        self.run_actions(self.core.chunk_evicted(self.world.now, cids))
         self.let_go(cids)
 
     def attach(self, images: Sequence[ids.ImageId]) -> None:
@@ -131,26 +131,26 @@ class Host(virtual_host.Host):
             opener = f"{wanted[0].image_id}/{(self._tokens + 1) % 3}"
             super().read(wanted, urgency, answered, deadline_s, opener)
         else:
-            self.call(answered, actions.Complete(None, [], None, ""))
+            self.call_later(answered, actions.Complete(None, [], None, ""))
 
     # What the machine says, and is looked at
 
-    def do(self, todo: list[actions.Action]) -> None:
+    def run_actions(self, todo: list[actions.Action]) -> None:
         """Do it, and let the host be looked at."""
         self.judged = frozenset(one.host for one in todo if isinstance(one, actions.LeftAlone))
-        super().do(todo)
+        super().run_actions(todo)
         self.world.look_at(self)
 
     def _store(self, store: actions.Store) -> None:
         world = self.world
         world.watch.stored(self, store.runs)
         after_s = world.store_s * world.rng.random() if world.store_s else 0.0
-        world.later(self, after_s, self._stored, store.runs)
+        world.call_later(self, after_s, self._stored, store.runs)
 
     def _stored(self, runs: list[actions.Arrived]) -> None:
         world = self.world
         if world.store_s and world.rng.random() < 0.05:
-            self.do(self.core.not_stored(world.now, runs))
+            self.run_actions(self.core.not_stored(world.now, runs))
             return
         stored = (ref for run in runs if run.is_stored for ref in run.refs)
         self.came.update((ref.cid, ref.oid) for ref in stored)
@@ -167,7 +167,7 @@ class Host(virtual_host.Host):
 
     def _heard(self, heard: actions.Heard) -> None:
         giving_checks.check_heard(self, heard)
-        self.call(self.heard, heard)
+        self.call_later(self.heard, heard)
 
     def _look_up(self, look_up: actions.LookUp) -> None:
         """Learn what images name, as well as the source is; the connection may end meanwhile."""
@@ -183,17 +183,17 @@ class Host(virtual_host.Host):
             for request in requests
         ]
         delay_s = world.source.delay_s * (1 if world.is_calm else world.rng.choice((1, 2000)))
-        world.later(self, delay_s, self._looked_up, look_up.connection, found)
+        world.call_later(self, delay_s, self._looked_up, look_up.connection, found)
 
     def _looked_up(self, connection: Hashable, found: list[tuple[int, Any]]) -> None:
-        self.do(self.core.looked_up(self.world.now, connection, found))
+        self.run_actions(self.core.looked_up(self.world.now, connection, found))
 
     def _ask(self, ask: actions.Ask) -> None:
         self.world.watch.asks(self, ask)
         super()._ask(ask)
 
     def _reply(self, reply: actions.Reply) -> None:
-        for answer in reply.singly():
+        for answer in reply.split_runs():
             if isinstance(answer, actions.Referred):
                 host = self.world.host_of(reply.connection)
                 giving_checks.check_referral(self, host, answer.hosts)
@@ -206,10 +206,16 @@ class Host(virtual_host.Host):
 
     def broken(self, host: ids.HostId) -> None:
         """Hear that the connections with a host are gone."""
-        self.do(self.core.lost(self.world.now, host, self.world.connection(self.name, host)))
-        self.do(self.core.unheard(self.world.now, host))
-        self.forget(host)
-        self.do(self.core.peer_left(self.world.now, self.world.connection(host, self.name)))
+        self.run_actions(
+            self.core.connection_lost(
+                self.world.now, host, self.world.connection_to(self.name, host)
+            )
+        )
+        self.run_actions(self.core.announcement_lost(self.world.now, host))
+        self.forget_peer(host)
+        self.run_actions(
+            self.core.peer_left(self.world.now, self.world.connection_to(host, self.name))
+        )
 
     def take_table(self, table: Any, former: Any) -> None:
         """Put another table in force."""

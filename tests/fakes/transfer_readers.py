@@ -149,7 +149,7 @@ class Reader:
             self._think()
 
     def _think(self) -> None:
-        self.world.later(self.host, self._think_s, self._go_on)
+        self.world.call_later(self.host, self._think_s, self._go_on)
 
     # The mirror
 
@@ -160,12 +160,12 @@ class Reader:
         missing = self._missing(numbers)
         if self._is_on:
             for chunk in self._wants(missing):
-                self._prefetching.waited_for(chunk)
+                self._prefetching.on_demand_fetch(chunk)
 
         def done(answer: actions.Complete) -> None:
             if answer.chunks != [self.world.data[number] for number in numbers]:
                 raise Broken(f"{self.host.name}: a read gives {answer}")
-            self._prefetching.read(self._wants(numbers))
+            self._prefetching.on_read(self._wants(numbers))
             self._came.add(at)
             if at == self._at and not self.is_done:
                 self._think()
@@ -192,12 +192,12 @@ class Reader:
 
     def _heard(self, heard: actions.Heard) -> None:
         if self._is_on:
-            self._prefetching.heard(heard.here)
+            self._prefetching.announcement_received(heard.here)
 
     def _let_go(self, cids: Sequence[ids.Cid]) -> None:
         for cid in cids:
             if cid in self._chunks:
-                self._prefetching.let_go(self._chunks[cid])
+                self._prefetching.on_evicted(self._chunks[cid])
 
 
 def _requests(chunk_nos: Sequence[int], chunks: int) -> tuple[list[range], int]:
@@ -226,5 +226,5 @@ def followers(world: transfer_world.World, rng: random.Random) -> list[Reader]:
             numbers = rng.sample(numbers, len(numbers))
         limit, first = rng.choice((0, 4, 64, None)), rng.choice((None, 2, 8))
         readers.append(Reader(world, host, numbers, limit=limit, first=first))
-        world.later(host, rng.random() * 2, readers[-1].start)
+        world.call_later(host, rng.random() * 2, readers[-1].start)
     return readers

@@ -57,7 +57,7 @@ class Source:
             self.under_way[chunk.cid] -= 1
             left.discard(index)
             if host.lives == life:
-                world.later(host, 0.0, self._tell, world, host, read, index, not left)
+                world.call_later(host, 0.0, self._tell, world, host, read, index, not left)
 
         delay_s = self.delay_s * (100 if self.way == "slow" else 1)
         world.from_source(host, chunk.length, TIMEOUT_S if self.way == "hangs" else delay_s, arrive)
@@ -66,9 +66,9 @@ class Source:
         self, world: Any, host: Any, read: actions.ReadSource, index: int, is_last: bool
     ) -> None:
         told = [(index, self._what(world, read.wants[index]))]
-        host.do(host.core.source_gave(world.now, read.number, told))
+        host.run_actions(host.core.source_read_progressed(world.now, read.number, told))
         if is_last:
-            host.do(host.core.source_ended(world.now, read.number))
+            host.run_actions(host.core.source_ended(world.now, read.number))
 
     def _what(self, world: Any, chunk: chunk_ref.ChunkRef) -> Any:
         if self.way in ("fails", "hangs"):

@@ -31,7 +31,7 @@ class Boaster(Host):
     def start(self) -> None:
         """Begin, and tell everybody."""
         super().start()
-        self.call(self._boast)
+        self.call_later(self._boast)
 
     def _boast(self) -> None:
         world = self.world
@@ -42,13 +42,13 @@ class Boaster(Host):
                 told = actions.Tell(host, oids, gone, oids)
                 self.send(host, told, shells.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED)
         if world.now < BOAST_UNTIL_S:
-            world.later(self, BOAST_EVERY_S, self._boast)
+            world.call_later(self, BOAST_EVERY_S, self._boast)
 
 
 class Liar(Boaster):
     """It gives wrong bytes."""
 
-    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+    def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Give wrong bytes."""
         return [
             answer._replace(data=b"a lie") if isinstance(answer, actions.Given) else answer
@@ -59,7 +59,7 @@ class Liar(Boaster):
 class Denier(Boaster):
     """It says that it has everything, and then that it has not."""
 
-    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+    def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Deny."""
         return [actions.Refused(answer.number, Failure.MISSING) for answer in answers]
 
@@ -67,7 +67,7 @@ class Denier(Boaster):
 class Babbler(Host):
     """It answers twice, in another order, and what nobody asked for."""
 
-    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+    def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Answer too much."""
         rng = self.world.rng
         said = [answer for answer in answers for _ in range(rng.randint(1, 2))]
@@ -82,7 +82,7 @@ class Babbler(Host):
 class Mute(Host):
     """It asks, and answers nobody: nothing but a third of its answers leaves it."""
 
-    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+    def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Keep silent, mostly."""
         return [answer for answer in answers if self.world.rng.random() < 0.33]
 
@@ -114,7 +114,7 @@ class Spy(Asker):
     def start(self) -> None:
         """Begin to ask."""
         super().start()
-        self.call(self._spy, 0)
+        self.call_later(self._spy, 0)
 
     def _spy(self, count: int) -> None:
         rng = self.world.rng
@@ -124,7 +124,7 @@ class Spy(Asker):
                 spied = self.ask(host, rng.choice(self.world.secret), rng.randbytes(16), mode)
                 self.send(host, shells.Requests([spied]), shells.MESSAGE_BYTES)
         if count < 50:
-            self.world.later(self, 0.2, self._spy, count + 1)
+            self.world.call_later(self, 0.2, self._spy, count + 1)
 
     def _answered(self, host: ids.HostId, answers: list[Any]) -> None:
         for answer in answers:
@@ -139,7 +139,7 @@ class Flooder(Asker):
     def start(self) -> None:
         """Begin to ask."""
         super().start()
-        self.call(self._flood)
+        self.call_later(self._flood)
 
     def _flood(self) -> None:
         world, rng = self.world, self.world.rng
@@ -156,7 +156,7 @@ class Flooder(Asker):
             some = [request.number for request in requests if rng.random() < 0.5]
             self.send(host, shells.Cancels(some), shells.MESSAGE_BYTES)
         if world.now < FLOOD_UNTIL_S:
-            world.later(self, FLOOD_EVERY_S, self._flood)
+            world.call_later(self, FLOOD_EVERY_S, self._flood)
         else:
             self._calm_down()
 
@@ -194,14 +194,14 @@ class Procrastinator(Host):
     def _promise(self, host: ids.HostId, connection: Hashable) -> None:
         promise = shells.Alive()
         self.world.send_on(connection, self, host, promise, shells.MESSAGE_BYTES)
-        if self.world.connection(host, self.name) == connection and self.world.now < PROMISES_S:
-            self.world.later(self, 0.5, self._promise, host, connection)
+        if self.world.connection_to(host, self.name) == connection and self.world.now < PROMISES_S:
+            self.world.call_later(self, 0.5, self._promise, host, connection)
 
 
 class Busy(Host):
     """It has too much to do for everybody."""
 
-    def said(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
+    def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Say so."""
         return [actions.Refused(answer.number, Failure.BUSY) for answer in answers]
 

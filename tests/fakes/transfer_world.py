@@ -59,7 +59,7 @@ class Watch:
     def asks(self, host: Host, ask: actions.Ask) -> None:
         """A host asks."""
         self.ask_messages += 1
-        chunks = len(list(ask.chunks()))
+        chunks = len(list(ask.iter_chunks()))
         self.asked_chunks += chunks
         if not 1 <= chunks <= peer_request.MAX_BATCH:
             raise Broken(f"{host.name} asks for {chunks} chunks at once")
@@ -172,7 +172,7 @@ class World:
     # Contents
 
     def _want(self, cid: ids.Cid, image_id: ids.ImageId, place: int) -> chunk_ref.ChunkRef:
-        oid = self._names.oid(image_id, place * CHUNK, cid)
+        oid = self._names.oid_of(image_id, place * CHUNK, cid)
         return chunk_ref.ChunkRef(cid, oid, image_id, place * CHUNK, CHUNK)
 
     def _chunk(self, number: int, image_id: ids.ImageId, place: int) -> chunk_ref.ChunkRef:
@@ -213,7 +213,7 @@ class World:
 
     # Time and messages
 
-    def later(self, host: Host, after_s: float, call: Callable[..., None], *what: Any) -> None:
+    def call_later(self, host: Host, after_s: float, call: Callable[..., None], *what: Any) -> None:
         """Call something of a host, if it lives on until then."""
         life = host.lives
 
@@ -223,7 +223,7 @@ class World:
 
         self.network.call_at(self.now + after_s, live)
 
-    def connection(self, opener: str, other: str) -> Hashable:
+    def connection_to(self, opener: str, other: str) -> Hashable:
         """Return the connection that a host has opened to another one."""
         return opener, other, self._epochs[frozenset((opener, other))]
 
@@ -242,7 +242,7 @@ class World:
         """Send something on the sender's own connection; False: nobody is there."""
         if not self.is_there(to):
             return False
-        connection = self.connection(sender.name, to)
+        connection = self.connection_to(sender.name, to)
         self._post(connection, sender, to, message, size_bytes, urgency)
         return True
 
@@ -274,7 +274,7 @@ class World:
             if is_answer and isinstance(message, shells.Responses):
                 if self.hosts[to].is_deaf:
                     return
-                self.later(sender, 0.0005, sender.acknowledged, connection)
+                self.call_later(sender, 0.0005, sender.answers_acknowledged, connection)
             self.hosts[to].receive(sender.name, connection, message)
 
         delay_s = self.delays.get(sender.name, 0.0) + self.delays.get(to, 0.0)
@@ -360,7 +360,7 @@ class World:
         found = {}
         for host in self.hosts.values():
             context = host.core.context
-            peers = context.peers.all()
+            peers = context.peers.list_peers()
             receivers = host.core.requests.receivers.values()
             counts = {
                 "transfers": len(host.core),
@@ -385,7 +385,7 @@ def check_host(host: Host) -> None:
     giving_checks.check(host)
     for transfer in host.core.context.transfers.values():
         _check_transfer(host, transfer)
-    for peer in host.core.context.peers.all():
+    for peer in host.core.context.peers.list_peers():
         _check_peer(host, peer)
     _check_turns(host)
     reads = len(host.core.context.source_reads._ranges)

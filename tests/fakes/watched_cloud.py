@@ -210,8 +210,8 @@ class WatchedCloud:
         request = certificates.request(host, key)
         keeper = self.keeper
         keeper.certificate_lifetime_s = life_s
-        keeper.allow(host, certificates.fingerprint(certificates.request_key(request)))
-        issued = keeper.enrol(host, "by hand", local.LOOPBACK, request, "")
+        keeper.allow_host(host, certificates.fingerprint(certificates.request_key(request)))
+        issued = keeper.enrol_host(host, "by hand", local.LOOPBACK, request, "")
         agent.state_dir.mkdir(parents=True, exist_ok=True)
         new = identity_files.Set(issued.ca, issued.certificate, key, issued.signers)
         identity_files.write(agent.identity, new)

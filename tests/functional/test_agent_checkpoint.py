@@ -62,7 +62,7 @@ class Kept:
     def __init__(self, folder: pathlib.Path, image_id: ids.ImageId, vault_list) -> None:
         self.vaults = vault_list
         seal = checkpoint_encryption.Seal(KEY)
-        entries = [manifest.Entry(n, seal.name(plain)) for n, plain in CHANGED.items()]
+        entries = [manifest.Entry(n, seal.chunk_name(plain)) for n, plain in CHANGED.items()]
         subject = manifest.Subject(
             DISK,
             INSTANCE,
@@ -220,7 +220,7 @@ def test_only_what_the_checkpoint_has_is_copied_off_it(tmp_path, images, kept):
         assert content(disk) == truth()
         with disk.open("rb") as file:
             local = local_file.LocalFile(file.fileno(), "disk")
-            has = list(qcow2.Qcow2(local, may_have_backing=True).changes())
+            has = list(qcow2.Qcow2(local, may_have_backing=True).iter_changes())
         assert sum(length for _, length, _ in has) <= len(CHANGED) * CHUNK
         agents.request(agent.control_socket, "drop-disk", disk_id=kept.told["checkpoint_id"])
         assert content(disk) == truth()

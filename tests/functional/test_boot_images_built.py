@@ -58,7 +58,7 @@ def prepared(images: memory_images.MemoryImages, conf: cfg.ConfigOpts, data: byt
     """Upload an image and make its chunk map; return its id and its record, which changes."""
     image = images.add(data, **record)
     image_id = ids.parse_image_id(image["id"])
-    outcome = image_preparer.ImagePreparer(images, conf).handle(image_id)
+    outcome = image_preparer.ImagePreparer(images, conf).prepare_image(image_id)
     assert outcome is image_preparer.PreparationOutcome.PREPARED
     assert image["acstor_boot_state"] == "waiting"  # whoever makes the map asks for the rest
     return image_id, image
@@ -66,12 +66,12 @@ def prepared(images: memory_images.MemoryImages, conf: cfg.ConfigOpts, data: byt
 
 def test_image_that_boots_is_built_and_says_so(images, conf, made):
     image_id, image = prepared(images, conf, ENDS_SOON)
-    assert made.make(image_id)
+    assert made.make_boot_image(image_id)
     assert image["acstor_boot_state"] == "ready"
     assert "acstor_boot_retry" not in image and "acstor_boot_message" not in image
     found = images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
     assert (found["acstor_origin"], found["acstor_revision"]) == ("built", "1")
-    assert not made.make(image_id)  # there is nothing left to do
+    assert not made.make_boot_image(image_id)  # there is nothing left to do
 
 
 @pytest.mark.parametrize(
@@ -84,23 +84,23 @@ def test_image_that_boots_is_built_and_says_so(images, conf, made):
 )
 def test_image_that_cannot_boot_says_so_once_and_for_all(images, conf, made, data, record, said):
     image_id, image = prepared(images, conf, data, **record)
-    assert not made.make(image_id)
+    assert not made.make_boot_image(image_id)
     assert (image["acstor_boot_state"], image["acstor_boot_retry"]) == ("unbootable", "1 never")
     assert said in image["acstor_boot_message"] and "/proc" not in image["acstor_boot_message"]
     assert image["acstor_state"] == "ready"
     before = dict(image)
-    assert not made.make(image_id)
+    assert not made.make_boot_image(image_id)
     found = image_reconciler.ImageReconciler(
         images, image_preparer.ImagePreparer(images, conf).wanted, builds=True
     ).run()
     assert (found.to_boot, found.todo, found.boot_states) == ([], [], {"unbootable": 1})
     assert image == before
-    made.traced(
+    made.add_trace(
         trace_message.BootTrace(
             host="h1", image_id=image_id, size_bytes=len(data), chunk_bytes=65536, trace=(3, 5)
         )
     )
-    assert made.make(image_id)  # a host that boots it all the same helps all others
+    assert made.make_boot_image(image_id)  # a host that boots it all the same helps all others
     assert image["acstor_boot_state"] == "ready"
 
 
@@ -109,11 +109,11 @@ def test_build_that_cannot_begin_says_why_and_when_it_is_tried_again(
 ):
     image_id, image = prepared(images, conf, ENDS_SOON)
     monkeypatch.setattr(boot_guest, "QEMU", "qemu-that-is-missing")
-    assert not made.make(image_id)
+    assert not made.make_boot_image(image_id)
     assert image["acstor_boot_state"] == "failed"
     assert image["acstor_boot_retry"].startswith("1 2")
     assert "qemu-that-is-missing: it is not installed" in image["acstor_boot_message"]
-    assert not made.make(image_id)  # not before its time
+    assert not made.make_boot_image(image_id)  # not before its time
     assert image["acstor_boot_retry"].startswith("1 2")
 
 
@@ -121,13 +121,13 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     catalogue = [prepared(images, conf, ENDS_SOON)[0] for _ in range(3)]
     booted, new = (prepared(images, conf, ENDS_SOON)[0] for _ in range(2))
     order: list[ids.ImageId] = []
-    make = made.make
-    made.make = lambda image_id, begin: (order.append(image_id), make(image_id, begin))
+    make = made.make_boot_image
+    made.make_boot_image = lambda image_id, begin: (order.append(image_id), make(image_id, begin))
     owners = {image_id: images.records[image_id]["owner"] for image_id in [*catalogue, booted, new]}
     counters = metrics.ListenerMetrics()
     ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
     service = boot_image_service.BootImageService(made, BOTH, counters, lambda: {booted}, ahead)
-    service.look_again([*catalogue, booted], owners)
+    service.requeue([*catalogue, booted], owners)
     service.put(new, owners[new])
     assert counters.registry.get_sample_value("acstor_glance_queued_boot_images") == 5
     service.start()
@@ -152,7 +152,7 @@ def test_listener_that_was_killed_loses_no_image_of_its_queue(images, conf, made
     ).run()  # of the next listener
     assert set(findings.to_boot) == {*waiting, image_id}
     assert findings.boot_states == {"waiting": 2, "building": 1}
-    assert made.make(image_id)
+    assert made.make_boot_image(image_id)
     assert image["acstor_boot_state"] == "ready"
 
 

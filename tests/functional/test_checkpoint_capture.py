@@ -35,7 +35,7 @@ def host():
 
 
 class NoPace:
-    def spend(self, count_bytes):
+    def spend_bytes(self, count_bytes):
         pass
 
 
@@ -57,8 +57,8 @@ class Place:
 
     @property
     def domain(self):
-        (server,) = [s for s in self.domains.present() if s.instance == self.guest.instance]
-        return self.domains.domain(server)
+        (server,) = [s for s in self.domains.list_servers() if s.instance == self.guest.instance]
+        return self.domains.find_domain(server)
 
     def start(self):
         self.guest.domain.create()
@@ -73,17 +73,19 @@ class Place:
             else nbd_client.ALLOCATION
         )
         with (
-            self.domain.moment(bitmap, self.bitmap, self.folder) as moment,
+            self.domain.export_snapshot(bitmap, self.bitmap, self.folder) as moment,
             nbd_client.Disk(moment.export, context, 20.0) as disk,
         ):
             meanwhile(moment)
             self.taking = disk_capture.DiskCapture(
                 disk, chunk_bytes, self.seal, self.holder, NoPace()
             )
-            written = [e[:2] for e in disk.extents() if self.bitmap and e.flags & nbd_client.DIRTY]
+            written = [
+                e[:2] for e in disk.iter_extents() if self.bitmap and e.flags & nbd_client.DIRTY
+            ]
             said = [change[:2] for change in overlay.allocated_ranges(str(self.guest.path))]
             seen = disk_capture.ChangedRanges(self.before, lambda: written, lambda: said)
-            entries = list(self.taking.entries(seen))
+            entries = list(self.taking.iter_entries(seen))
             self.before = checkpoint_manifest.Manifest.parse(self._built(entries), "it")
             meanwhile(moment)
         self.bitmap = bitmap
@@ -235,9 +237,9 @@ def test_bitmap_is_lost_with_a_crash_of_qemu(place):
     lost, it.bitmap, it.before = it.bitmap, "", None
     found = it.take()
     assert found[0] == 1 and found[9 * CHUNK] == 2
-    it.domain.forget(lost)
+    it.domain.remove_bitmap(lost)
     assert it.guest.bitmaps() == [it.bitmap]
-    it.domain.forget(lost)  # that it is gone already is no fault
+    it.domain.remove_bitmap(lost)  # that it is gone already is no fault
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -289,15 +291,15 @@ def test_live_snapshot_of_nova_ends_a_checkpoint_and_harms_none(place, tmp_path)
 def test_who_comes_later_ends_what_a_killed_one_began(place):
     it = place()
     it.start()
-    moment = it.domain.moment("acstor-cut", "", it.folder)
+    moment = it.domain.export_snapshot("acstor-cut", "", it.folder)
     moment.__enter__()
     assert it.guest.is_busy()
     it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
     assert not it.guest.is_busy() and list(it.folder.glob("acstor-*")) == []
-    assert it.domain.forget("acstor-cut")
+    assert it.domain.remove_bitmap("acstor-cut")
     assert it.guest.bitmaps() == []
     with pytest.raises(ValueError, match="not one of acstor's"):
-        it.domain.forget("backup-tool")
+        it.domain.remove_bitmap("backup-tool")
 
 
 def test_backup_of_somebody_else_goes_on(place):
@@ -326,19 +328,19 @@ def test_server_can_be_deleted_while_a_checkpoint_is_taken(place):
 
     with pytest.raises(libvirt_domains.errors.Unusable):
         it.take(delete)
-    assert it.domains.present() == []
+    assert it.domains.list_servers() == []
     assert list(it.folder.glob("acstor-*")) == []
 
 
 def test_servers_are_those_of_nova_on_mirrors(place):
     it = place()
-    (server,) = it.domains.present()
+    (server,) = it.domains.list_servers()
     assert server.instance == it.guest.instance and server.project == it.guest.project
     assert server.disk == ("vda", str(it.guest.path), it.guest.image)
     assert server.specs == {"acstor:checkpoint_interval_s": "120"}
     assert not server.has_agent
     elsewhere = libvirt_domains.Domains(domain_lab.uri(it.guest.host), lambda path: None)
-    assert elsewhere.present() == []
+    assert elsewhere.list_servers() == []
 
 
 def test_image_ids_are_compared(place):

@@ -76,7 +76,7 @@ def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(
 
         def answers() -> bool:
             with contextlib.suppress(errors.Unusable):
-                return asked.present() == []
+                return asked.list_servers() == []
             return False
 
         hosts.wait_until(answers, "libvirt", WAIT_S)
@@ -84,6 +84,6 @@ def test_libvirt_that_hangs_or_refuses_is_an_error_and_is_asked_again(
             fault()
             for _ in range(2):  # over the connection that is there, and over a new one
                 with ends_soon():
-                    asked.present()
+                    asked.list_servers()
             proxy.pass_on()
             hosts.wait_until(answers, "libvirt", WAIT_S)

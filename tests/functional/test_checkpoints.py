@@ -57,7 +57,7 @@ def owner(lab):
 
 
 def server_of(owner, guest):
-    return next(s for s in owner.domains.present() if s.instance == guest.instance)
+    return next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
 
 
 def start(guest):
@@ -77,7 +77,7 @@ def test_each_holder_has_every_byte(owner, guest, lab, tmp_path):
     start(guest)
     guest.write(0, 3 * CHUNK, 1)
     guest.write(20 * MIB, CHUNK, 2)
-    first = owner.taker.take(server_of(owner, guest))
+    first = owner.taker.take_checkpoint(server_of(owner, guest))
     assert owner.rebuilt(first, BASE) == [disk_of(guest, tmp_path)] * 2
     assert (first.number, first.whole_because) == (1, take_checkpoint.FIRST)
     assert (first.changed_bytes, first.read_bytes) == (4 * CHUNK, 4 * CHUNK)
@@ -85,7 +85,7 @@ def test_each_holder_has_every_byte(owner, guest, lab, tmp_path):
     guest.write(CHUNK, CHUNK, 3)
     wanted = []
     for number in (2, 3, 4):
-        newest = owner.taker.take(server_of(owner, guest))
+        newest = owner.taker.take_checkpoint(server_of(owner, guest))
         assert (newest.number, newest.whole_because) == (number, "")
         wanted.append(disk_of(guest, tmp_path))
         assert owner.rebuilt(newest, BASE) == [wanted[-1]] * 2
@@ -104,10 +104,10 @@ def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
     owner.refuses = True
     for _ in range(3):
         with pytest.raises(errors.Unusable, match="does not answer"):
-            owner.taker.take(server_of(owner, guest))
+            owner.taker.take_checkpoint(server_of(owner, guest))
     assert len(guest.bitmaps()) == 1 and owner.states.load(guest.instance).manifest == ""
     owner.refuses = False
-    record = owner.taker.take(server_of(owner, guest))
+    record = owner.taker.take_checkpoint(server_of(owner, guest))
     assert record.sent_bytes == 0 and record.whole_because == take_checkpoint.FIRST
     assert record.number == 4 and len(guest.bitmaps()) == 1
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
@@ -116,13 +116,13 @@ def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
 def test_holder_that_dies_is_replaced_by_one_that_gets_all(owner, guest, lab, tmp_path):
     start(guest)
     guest.write(0, 8 * CHUNK, 1)
-    owner.taker.take(server_of(owner, guest))
+    owner.taker.take_checkpoint(server_of(owner, guest))
     guest.write(4 * MIB, CHUNK, 2)
     lab.vaults["h2"].kill()
     with pytest.raises(holder_group.HolderFailed, match="h2"):
-        owner.taker.take(server_of(owner, guest))
+        owner.taker.take_checkpoint(server_of(owner, guest))
     assert not guest.is_busy()
-    record = owner.taker.take(server_of(owner, guest))
+    record = owner.taker.take_checkpoint(server_of(owner, guest))
     assert [holder.host for holder in record.holders] == ["h1", "h3"]
     assert record.whole_because == ""
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
@@ -132,14 +132,14 @@ def test_holder_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
     start(guest)
     for number in range(8):
         guest.write(number * MIB, CHUNK, number + 1)
-    owner.taker.take(server_of(owner, guest))
+    owner.taker.take_checkpoint(server_of(owner, guest))
     chunks = [path for path in lab.vaults["h1"].folder.rglob("*") if path.is_file()]
     smallest = sorted(chunks, key=lambda path: path.stat().st_size)[:3]
     for path in smallest:
         path.unlink()
     lab.vaults["h1"].kill()
     lab.vaults["h1"].start()
-    record = owner.taker.take(server_of(owner, guest))
+    record = owner.taker.take_checkpoint(server_of(owner, guest))
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
     assert record.read_bytes <= 3 * CHUNK
 
@@ -153,7 +153,7 @@ def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_r
     start(guest)
     for number in range(8):
         guest.write(number * CHUNK, CHUNK, number + 1)
-    owner.taker.take(server_of(owner, guest))
+    owner.taker.take_checkpoint(server_of(owner, guest))
     state = owner.states.load(guest.instance)
     state.is_dropped = is_dropped
     owner.states.save(guest.instance, state)
@@ -163,9 +163,9 @@ def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_r
     monkeypatch.setattr(nbd_client.Disk, "read_into", lambda *words: seen.append(1) or read(*words))
     if not is_dropped:
         with pytest.raises(holder_group.HolderLost, match=r"h1 .* 8 chunks that it acknowledged"):
-            owner.taker.take(server_of(owner, guest))
+            owner.taker.take_checkpoint(server_of(owner, guest))
         assert seen == [] and owner.places.avoided == ["h1"] and owner.places.costly == ["h1"]
-    record = owner.taker.take(server_of(owner, guest))
+    record = owner.taker.take_checkpoint(server_of(owner, guest))
     chosen = ["h1", "h2"] if is_dropped else ["h2", "h3"]
     assert [holder.host for holder in record.holders] == chosen
     assert record.read_bytes == 8 * CHUNK and not owner.states.load(guest.instance).is_dropped
@@ -192,7 +192,7 @@ def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, 
     after = checkpoints.Host(lab.options)
     assert after.registered() == []
     taker = after.daemon()
-    assert taker.turn() and taker.turn()  # it ends the job, and takes one
+    assert taker.run_turn() and taker.run_turn()  # it ends the job, and takes one
     (record,) = after.registered()
     assert record.number == 2 and not guest.is_busy() and len(guest.bitmaps()) == 1
     assert after.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
@@ -202,14 +202,16 @@ def test_daemon_that_is_killed_leaves_nothing_that_is_taken_for_one(guest, lab, 
 @pytest.mark.expect_log("its next checkpoint is a full one")
 def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest):
     start(guest)
-    owner.taker.take(server_of(owner, guest))
-    domain = owner.domains.domain(server_of(owner, guest))
-    cut = domain.moment("acstor-cut", "", owner.sockets)
+    owner.taker.take_checkpoint(server_of(owner, guest))
+    domain = owner.domains.find_domain(server_of(owner, guest))
+    cut = domain.export_snapshot("acstor-cut", "", owner.sockets)
     cut.__enter__()  # and nobody ends it
     (state_folder,) = (owner.folder / "state").iterdir()
     (state_folder / "state.json").write_text("{")
     assert guest.is_busy()
-    assert owner.taker.take(server_of(owner, guest)).whole_because == take_checkpoint.FIRST
+    assert (
+        owner.taker.take_checkpoint(server_of(owner, guest)).whole_because == take_checkpoint.FIRST
+    )
     assert not guest.is_busy()
 
 
@@ -218,9 +220,9 @@ def test_server_that_is_deleted_meanwhile_has_no_checkpoint(owner, guest):
     guest.write(0, 12 * MIB, 1)  # more than is held in memory
     owner.places.client = before_first_put(owner.places.client, lambda: delete(guest))
     with pytest.raises(errors.AcstorError):
-        owner.taker.take(server_of(owner, guest))
+        owner.taker.take_checkpoint(server_of(owner, guest))
     assert owner.registered() == [] and list(owner.sockets.iterdir()) == []
-    assert owner.domains.present() == []
+    assert owner.domains.list_servers() == []
 
 
 def delete(guest):
@@ -255,19 +257,19 @@ def before_first_put(client, work):
 def test_server_that_is_off_is_taken_as_it_lies(owner, guest, tmp_path):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
-    owner.taker.take(server_of(owner, guest))
+    owner.taker.take_checkpoint(server_of(owner, guest))
     guest.write(3 * MIB, CHUNK, 2)
     guest.domain.destroy()
-    off = owner.taker.take(server_of(owner, guest))
+    off = owner.taker.take_checkpoint(server_of(owner, guest))
     assert (off.read_bytes, off.whole_because) == (CHUNK, "")
     assert owner.rebuilt(off, BASE) == [disk_of(guest, tmp_path)] * 2
     start(guest)
     guest.write(5 * MIB, CHUNK, 3)
-    on = owner.taker.take(server_of(owner, guest))
+    on = owner.taker.take_checkpoint(server_of(owner, guest))
     assert on.read_bytes == 2 * CHUNK and on.whole_because == ""
     assert owner.rebuilt(on, BASE) == [disk_of(guest, tmp_path)] * 2
     guest.kill()
-    crashed = owner.taker.take(server_of(owner, guest))
+    crashed = owner.taker.take_checkpoint(server_of(owner, guest))
     assert crashed.whole_because == take_checkpoint.NO_BITMAP
     assert owner.rebuilt(crashed, BASE) == [disk_of(guest, tmp_path)] * 2
 
@@ -278,9 +280,9 @@ def test_server_that_is_started_meanwhile_is_not_held(owner, guest):
     guest.domain.destroy()
     register, owner.places.client = owner.registered, start_first(guest, owner.places.client)
     with pytest.raises(offline_export.DiskChanged):
-        owner.taker.take(server_of(owner, guest))
+        owner.taker.take_checkpoint(server_of(owner, guest))
     assert register() == []
-    assert owner.taker.take(server_of(owner, guest)).number == 2
+    assert owner.taker.take_checkpoint(server_of(owner, guest)).number == 2
 
 
 def start_first(guest, client):
@@ -308,19 +310,19 @@ def start_first(guest, client):
 def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest, tmp_path):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
-    first = owner.taker.take(server_of(owner, guest))
+    first = owner.taker.take_checkpoint(server_of(owner, guest))
     guest.kill()
     start(guest)
-    lost = owner.taker.take(server_of(owner, guest))
+    lost = owner.taker.take_checkpoint(server_of(owner, guest))
     assert lost.whole_because == take_checkpoint.NO_BITMAP and lost.vault_disk == first.vault_disk
     assert lost.sent_bytes == 0
     (state_folder,) = (tmp_path / "lab" / "state").iterdir()
     for path in state_folder.glob("*.manifest"):
         path.write_bytes(path.read_bytes()[:-1])
-    damaged = owner.taker.take(server_of(owner, guest))
+    damaged = owner.taker.take_checkpoint(server_of(owner, guest))
     assert damaged.whole_because == take_checkpoint.MANIFEST_LOST
     (state_folder / "state.json").write_text("{")
-    anew = owner.taker.take(server_of(owner, guest))
+    anew = owner.taker.take_checkpoint(server_of(owner, guest))
     assert anew.whole_because == take_checkpoint.FIRST and anew.vault_disk != first.vault_disk
     assert owner.rebuilt(anew, BASE) == [disk_of(guest, tmp_path)] * 2
 
@@ -328,10 +330,10 @@ def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest
 def test_numbers_go_on_when_a_disk_begins_anew(owner, guest, lab):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
-    first = owner.taker.take(server_of(owner, guest))
+    first = owner.taker.take_checkpoint(server_of(owner, guest))
     lab.know(guest, 2 * CHUNK)
     anew = checkpoints.Host(lab.options)
-    second = anew.taker.take(server_of(anew, guest))
+    second = anew.taker.take_checkpoint(server_of(anew, guest))
     assert second.whole_because == take_checkpoint.IMAGE_CHANGED
     assert second.vault_disk != first.vault_disk and second.number == first.number + 1 == 2
 
@@ -342,7 +344,7 @@ def test_rate_is_bounded(lab, guest):
     lab.options.rate_bytes_s = 2 * MIB
     owner = checkpoints.Host(lab.options)
     began_s = time.monotonic()
-    owner.taker.take(server_of(owner, guest))
+    owner.taker.take_checkpoint(server_of(owner, guest))
     assert time.monotonic() - began_s > 1.7
 
 
@@ -353,7 +355,7 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
     owner = checkpoints.Host(lab.options)
     for part in range(5):
         try:
-            record = owner.taker.take(server_of(owner, guest))
+            record = owner.taker.take_checkpoint(server_of(owner, guest))
             break
         except snapshot_window.PartTaken:
             assert owner.registered() == [] and not guest.is_busy()
@@ -367,7 +369,7 @@ def stuck(owner, guest):
     """Have parts read of a guest that rewrites all that it has between them."""
     for part in range(snapshot_window.PARTS + 1):
         with pytest.raises(snapshot_window.PartTaken):
-            owner.taker.take(server_of(owner, guest))
+            owner.taker.take_checkpoint(server_of(owner, guest))
         guest.write(0, 16 * MIB, part + 2)
 
 
@@ -385,7 +387,7 @@ def test_guest_that_writes_faster_than_it_is_read_gets_a_checkpoint(slow_owner, 
     wanted = disk_of(guest, tmp_path)
     first = before_first_put(slow_owner.places.client, lambda: guest.write(0, 16 * MIB, 9))
     slow_owner.places.client = first
-    record = slow_owner.taker.take(server_of(slow_owner, guest))
+    record = slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
     assert slow_owner.rebuilt(record, BASE) == [wanted] * 2
     assert slow_owner.states.load(guest.instance).stuck == 0
 
@@ -398,11 +400,11 @@ def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_o
     client = slow_owner.places.client
     slow_owner.places.client = before_first_put(client, guest.domain.abortJob)
     with pytest.raises(errors.Unusable):
-        slow_owner.taker.take(server_of(slow_owner, guest))
+        slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
     slow_owner.places.client = client
     assert not guest.is_busy() and slow_owner.registered() == []
     with pytest.raises(snapshot_window.PartTaken):
-        slow_owner.taker.take(server_of(slow_owner, guest))
+        slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
 
 
 @pytest.mark.expect_log("writes faster than its disk is read")
@@ -413,7 +415,7 @@ def test_long_moment_has_an_end(slow_owner, guest):
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
     with pytest.raises(snapshot_window.PartTaken):
-        slow_owner.taker.take(server_of(slow_owner, guest))
+        slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
     assert not guest.is_busy() and slow_owner.states.load(guest.instance).stuck <= 1
 
 
@@ -423,7 +425,7 @@ def test_server_that_is_off_and_has_no_bitmap_is_taken_at_once(lab, guest):
     guest.domain.destroy()
     lab.options.rate_bytes_s, lab.options.longest_s = 8 * MIB, 0.2
     owner = checkpoints.Host(lab.options)
-    assert owner.taker.take(server_of(owner, guest)).read_bytes >= 6 * MIB
+    assert owner.taker.take_checkpoint(server_of(owner, guest)).read_bytes >= 6 * MIB
 
 
 def test_daemon_that_ends_gives_up_what_is_on(lab, guest):
@@ -433,5 +435,5 @@ def test_daemon_that_ends_gives_up_what_is_on(lab, guest):
     owner = checkpoints.Host(lab.options)
     owner.ended.set()
     with pytest.raises(errors.Unusable, match="the daemon ends"):
-        owner.taker.take(server_of(owner, guest))
+        owner.taker.take_checkpoint(server_of(owner, guest))
     assert not guest.is_busy()

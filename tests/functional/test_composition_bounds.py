@@ -56,7 +56,7 @@ class Glance:
 
 def changes_of(size: int, *found: Extent) -> bytes:
     """Return a body: what changed of a disk of ``size`` bytes."""
-    table = disk_delta.Table.of(found, size)
+    table = disk_delta.Table.from_runs(found, size)
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     data = b"x" * writer.head.data_bytes
     writer.feed(data)

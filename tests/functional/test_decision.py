@@ -298,7 +298,7 @@ def test_nonsense_and_forged_samples_change_nothing(cloud: Cloud, stranger: Any)
     )
     own = certificates.Authority.create("forger", time.time(), 3600)
     key = certificates.new_key()
-    certificate = own.issue(certificates.request(H1, key), H1, time.time(), 600)
+    certificate = own.issue_certificate(certificates.request(H1, key), H1, time.time(), 600)
     in_the_name_of_h1 = msgspec.structs.replace(forged, host="h1")
     unsigned = decision_messages.encode(in_the_name_of_h1)
     signed = decision_messages.encode(

@@ -69,12 +69,12 @@ def test_admins_see_and_change_hosts_and_others_do_not(keystone_glance, served, 
     ]
     assert admin.get("/v1/ring").json()["epoch"] == 7
     assert admin.post("/v1/hosts/h0001/drain").status_code == 202
-    assert store.drained() == {"h0001"}
+    assert store.list_drained() == {"h0001"}
     tenant = client(keystone_glance, "tenant")
     for request in (tenant.get, tenant.post):
         with pytest.raises(exceptions.Forbidden):
             request("/v1/hosts/h0001/drain" if request == tenant.post else "/v1/hosts")
-    assert store.drained() == {"h0001"}
+    assert store.list_drained() == {"h0001"}
 
 
 @pytest.mark.parametrize("headers", [{}, {"X-Auth-Token": "forged"}, {"X-Roles": "admin"}])
@@ -95,7 +95,7 @@ def test_a_body_of_10_mib_is_refused_by_who_may_send_one_and_who_may_not(
             f"{served.url}/v1/hosts/h0001/drain", b"x" * (10 << 20), headers=headers, timeout=30
         )
         assert answer.status_code == answer.json()["error"]["code"] == status
-    assert not store.drained()
+    assert not store.list_drained()
 
 
 def test_operators_use_the_openstack_command(keystone_glance, served, store):
@@ -105,7 +105,7 @@ def test_operators_use_the_openstack_command(keystone_glance, served, store):
         keystone_glance, "admin", "host", "drain", "h0002", "-f", "value", "-c", "is_drained"
     )
     assert drained.stdout.strip() == "True"
-    assert store.drained() == {"h0002"}
+    assert store.list_drained() == {"h0002"}
     refused = acstor_decision.openstack(keystone_glance, "tenant", "ring", "show")
     assert refused.returncode != 0
     assert "policy acstor:ring:get" in refused.stderr

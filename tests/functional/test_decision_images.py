@@ -281,7 +281,7 @@ def test_an_image_that_another_works_on_is_prepared_anew_as_soon_as_it_is_free(c
     listener = cloud.listener
     before = cloud.image()["chunk_map"]
     other = work_leases.WorkLeases(None, listener.folder / "state", artefacts.Kind.CHUNK_MAP.value)
-    with other.held(cloud.image_id) as is_ours:
+    with other.lease_image(cloud.image_id) as is_ours:
         assert is_ours
         cloud.acstor("image", "prepare", cloud.image_id, "--force")
         claimed = 'acstor_glance_processed_images_total{outcome="claimed"}'

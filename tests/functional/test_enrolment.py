@@ -98,7 +98,7 @@ def enrolled_earlier(
     user_id = accounts.session(lab.keystone.auth_url, "acstor").get_user_id()
     host, key = ids.parse_host_id(name), certificates.new_key()
     keeper._wall = lambda: time.time() - age_s
-    issued = keeper.enrol(host, user_id, local.LOOPBACK, certificates.request(host, key), "")
+    issued = keeper.enrol_host(host, user_id, local.LOOPBACK, certificates.request(host, key), "")
     state_dir.mkdir(parents=True)
     new = identity_files.Set(issued.ca, issued.certificate, key, issued.signers)
     identity_files.write(state_dir / "identity", new)

@@ -55,25 +55,27 @@ def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
     def build(image: image_record.Record) -> None:
         given.append(image["id"])
         file = io.BytesIO(b"a boot image" * len(given))
-        images.publish(BOOT_IMAGE, image, file, revision=len(given))
+        images.publish_artefact(BOOT_IMAGE, image, file, revision=len(given))
 
     step = image_preparer.NextStep(BOOT_IMAGE, build)
     preparing = image_preparer.ImagePreparer(images, conf, after_chunk_map=[step])
     assert (
-        preparing.handle(ids.parse_image_id(image_id)) is image_preparer.PreparationOutcome.PREPARED
+        preparing.prepare_image(ids.parse_image_id(image_id))
+        is image_preparer.PreparationOutcome.PREPARED
     )
     assert (
-        preparing.handle(ids.parse_image_id(image_id)) is image_preparer.PreparationOutcome.NOTHING
+        preparing.prepare_image(ids.parse_image_id(image_id))
+        is image_preparer.PreparationOutcome.NOTHING
     )
-    first = images.artefact_of(images.read(image_id), BOOT_IMAGE)
+    first = images.artefact_of(images.get_image(image_id), BOOT_IMAGE)
     assert first is not None
-    build(images.read(image_id))  # a better one takes its place
-    second = images.artefact_of(images.read(image_id), BOOT_IMAGE)
+    build(images.get_image(image_id))  # a better one takes its place
+    second = images.artefact_of(images.get_image(image_id), BOOT_IMAGE)
     assert second is not None
     assert (artefacts.revision_of(first), artefacts.revision_of(second)) == (1, 2)
     assert not glance.exists(first["id"])
     assert len(glance.artefacts_of(image_id)) == 2
-    with images.opened(second["id"]) as pieces:
+    with images.open_image_data(second["id"]) as pieces:
         assert b"".join(pieces) == b"a boot image" * 2
 
 

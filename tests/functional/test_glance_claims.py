@@ -39,12 +39,12 @@ def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
 
 
 def is_free(url: str, image_id: ids.ImageId) -> bool:
-    with work_leases.WorkLeases(url, pathlib.Path(), "chunk_map").held(image_id) as is_ours:
+    with work_leases.WorkLeases(url, pathlib.Path(), "chunk_map").lease_image(image_id) as is_ours:
         return is_ours
 
 
 def test_image_is_one_listeners_until_it_lets_go_or_is_killed(url: str) -> None:
-    with work_leases.WorkLeases(url, pathlib.Path(), "chunk_map").held(ONE) as is_ours:
+    with work_leases.WorkLeases(url, pathlib.Path(), "chunk_map").lease_image(ONE) as is_ours:
         assert (is_ours, is_free(url, ONE), is_free(url, OTHER)) == (True, False, True)
     assert is_free(url, ONE)
     command = [sys.executable, "-W", "ignore", "-c", HOLDER, url, ONE]
@@ -67,15 +67,15 @@ def test_service_that_goes_away_is_said_and_used_again_when_it_is_back(
     mariadb.new_database("claims")
     url = f"mysql://root@127.0.0.1:{mariadb.port}/claims"
     mine = work_leases.WorkLeases(url, pathlib.Path(), "chunk_map")
-    with mine.held(ONE) as is_ours:
+    with mine.lease_image(ONE) as is_ours:
         assert is_ours
         mariadb.stop()  # what was claimed is given up without an error
     with (
         pytest.raises(errors.ImageServiceUnreachable, match=r"claiming an image \(mysql\)"),
-        mine.held(ONE),
+        mine.lease_image(ONE),
     ):
         pytest.fail("it was claimed")
     mariadb.start()
     mariadb.wait_ready()
-    with mine.held(ONE) as is_ours:
+    with mine.lease_image(ONE) as is_ours:
         assert is_ours

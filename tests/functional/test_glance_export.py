@@ -59,7 +59,7 @@ def publish_boot_image(
         disk = guest_disk.GuestDisk(raw.fileno(), image_map)
         boot_builder.write_boot_image(disk, image_map, (2, 0, 9), made, revision=1)
     with made.open("rb") as file:
-        images.publish(artefacts.Kind.BOOT_IMAGE, images.read(image_id), file)
+        images.publish_artefact(artefacts.Kind.BOOT_IMAGE, images.get_image(image_id), file)
     return made.read_bytes()
 
 

@@ -91,7 +91,9 @@ def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
     def seen_by(image, **changed):
         listener = acstor_glance.Listener("unused", place.lab, tmp_path, **changed)
         listener.configure()
-        return range_support.RangeProber(manage.load_conf(str(listener.conf_file))).of(image)
+        return range_support.RangeProber(manage.load_conf(str(listener.conf_file))).has_ranges(
+            image
+        )
 
     found = {
         store: place.ask("admin", "GET", f"/v2/images/{place.upload(store)}").json()

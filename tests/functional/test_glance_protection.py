@@ -55,15 +55,15 @@ class Counted(glance_client.GlanceClient):
 
     asked: list[str]
 
-    def read(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Record:
         self.asked.append(f"read {image_id}")
-        return super().read(image_id)
+        return super().get_image(image_id)
 
-    def protect(
+    def set_protection(
         self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
     ) -> image_record.Record:
         self.asked.append(f"protect {image['id']}")
-        return super().protect(image, tags, is_protected)
+        return super().set_protection(image, tags, is_protected)
 
 
 class World:
@@ -104,7 +104,7 @@ class World:
 
     def make_pass(self, later_s: float = 0.0) -> None:
         self.now_s += later_s
-        self.guard.make_pass()
+        self.guard.run_pass()
 
     def make_passes(self, for_s: float) -> None:
         """Make a pass every half minute; a longer gap would not count as time without need."""
@@ -229,7 +229,7 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     world.make_pass()
     assert (world.standing(own), world.standing(declined)) == ("others", "acstor")
     glance.patch(declined, "tenant", protected=False)
-    world.guard.seen(ids.parse_image_id(declined))
+    world.guard.mark_changed(ids.parse_image_id(declined))
     for _ in range(3):
         world.make_pass(deletion_protection.LOOK_AGAIN_S)
         assert world.standing(declined) == "declined"
@@ -243,13 +243,13 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
 
     assert not_guaranteed(world) == {f"image {declined}": "somebody took acsto"}
     glance.patch(declined, "tenant", protected=True)  # his own
-    world.guard.seen(ids.parse_image_id(declined))
+    world.guard.mark_changed(ids.parse_image_id(declined))
     world.make_pass()
     assert (world.standing(declined), not_guaranteed(world)) == ("others", {})
     glance.patch(declined, "tenant", protected=False)
     glance.delete(declined)
     assert not_guaranteed(world) == {f"image {declined}": "it is not in Glance"}
-    world.guard.seen(ids.parse_image_id(declined))
+    world.guard.mark_changed(ids.parse_image_id(declined))
     world.make_pass()
     assert f"image {declined}: it is not in Glance any more" in caplog.text
     world.tell({})
@@ -264,7 +264,7 @@ def test_what_was_protected_is_given_back_when_the_option_is_off_and_by_purge(
     image_id, own = (glance.upload(uploads.some_bytes(chunks=8, seed=n)) for n in (74, 75))
     glance.patch(own, "tenant", protected=True)
     world.tell({image_id: FILLING, own: FILLING})
-    with work_leases.WorkLeases(None, world.state_dir, "protection").held(
+    with work_leases.WorkLeases(None, world.state_dir, "protection").lease_image(
         protection_reconciler.ALL
     ):
         world.make_pass()  # another listener makes one
@@ -333,7 +333,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
 
     world.now_s += deletion_protection.LOOK_AGAIN_S
     with monkeypatch.context() as patched:
-        patched.setattr(world.images, "every", fail)
+        patched.setattr(world.images, "list_images", fail)
         with pytest.raises(errors.ImageServiceUnreachable, match="takes too long"):
             world.make_pass()
     assert {world.standing(image_id) for image_id in full} == {"free"}

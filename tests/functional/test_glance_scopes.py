@@ -34,7 +34,7 @@ def map_of(glance: uploads.Images, image_id: str) -> chunk_map.ChunkMap:
 
 
 def names(found: chunk_map.ChunkMap) -> set[ids.Cid]:
-    return {found.cid(number) for number in range(len(found)) if not found.is_zero(number)}
+    return {found.cid_of(number) for number in range(len(found)) if not found.is_zero(number)}
 
 
 def shown(listener: acstor_glance.Listener, image_id: str) -> tuple[str, str]:

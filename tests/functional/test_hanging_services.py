@@ -241,14 +241,14 @@ def test_nova_and_keystone_that_hang_or_refuse_the_decision_service(
             caplog.clear()
             began_s = time.monotonic()
             with pytest.raises(nova_client.NovaUnreachable):
-                client.aggregates()
+                client.list_aggregates()
             assert time.monotonic() - began_s < 10 * TIMEOUT_S
             assert address in caplog.text and api.PASSWORD not in caplog.text
             assert f"([nova], as acstor at {keystone.url}/v3)" in caplog.text
 
         def answers(client: nova_client.NovaClient) -> bool:
             with contextlib.suppress(nova_client.NovaUnreachable):  # Keystone may be busy
-                return client.aggregates() == []
+                return client.list_aggregates() == []
             return False
 
         def wait_answer(client: nova_client.NovaClient) -> None:

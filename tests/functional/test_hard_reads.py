@@ -187,7 +187,7 @@ def test_qemu_that_nova_switches_off_obeys_though_its_reads_wait(away, tmp_path)
         time.sleep(3)
         assert qemu.poll() is None
         nova = agent_client.AgentClient(str(at.agent.control_socket), 20.0)
-        nova.switched_off(INSTANCE, 20.0)
+        nova.notify_power_off(INSTANCE, 20.0)
         assert qemu.wait(60) == 0, "it ends in order"
         assert not other.has_ended()
         at.come_back()
@@ -313,9 +313,9 @@ def test_nova_is_told_in_time_that_it_cannot_look_at_an_image(away):
     at.go()
     nova = agent_client.AgentClient(str(at.agent.control_socket), 60.0)
     with pytest.raises(errors.AgentRefused, match=f"the first {mirror_link.HEAD_BYTES} bytes"):
-        nova.ensure(at.image_id, mirror_link.HEAD_BYTES)
+        nova.attach_image(at.image_id, mirror_link.HEAD_BYTES)
     at.come_back()
-    assert nova.ensure(at.image_id, mirror_link.HEAD_BYTES).size_bytes == len(DATA)
+    assert nova.attach_image(at.image_id, mirror_link.HEAD_BYTES).size_bytes == len(DATA)
     at.go()
     mirror_link.read_head(at.path)
 

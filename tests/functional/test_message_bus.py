@@ -152,7 +152,7 @@ def _send_until(
     sender: bus.Bus, is_so: Callable[[], bool], rabbitmq: rabbitmq_lab.RabbitMQ
 ) -> None:
     def send() -> bool:
-        sender.cast("towers", "lit", {}, is_fanout=True)
+        sender.cast_message("towers", "lit", {}, is_fanout=True)
         return is_so()
 
     runs.wait_for(send, WAIT_S, "the sender", rabbitmq.log)

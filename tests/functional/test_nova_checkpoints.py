@@ -263,7 +263,7 @@ def test_nova_says_how_often_checkpoints_are_wanted(cluster, tmp_path):
         cluster.server(cluster.images.new(), first) as server,
     ):
         cluster.client.set_server_metadata(server.id, **said)
-        found = asked.of(first.name)
+        found = asked.intervals_of_host(first.name)
         assert found.of_host == 60
         assert [*found.of_servers] == [messages.ServerInterval(server.id, 300)]
-        assert asked.of(second.name) == messages.IntervalResponse()
+        assert asked.intervals_of_host(second.name) == messages.IntervalResponse()

@@ -137,9 +137,9 @@ def test_image_is_named_in_a_scope_and_keeps_the_names_of_its_base(image: pathli
     base = chunk_map.ChunkMap.parse((folder / "base").read_bytes(), "base")
     found = chunk_map.ChunkMap.parse(image.with_suffix(".acmap").read_bytes(), "m")
     assert [key.hex() for key in found.scope_keys] == ["0123456789abcdef" * 4]
-    changed = [n for n in range(len(found)) if found.cid(n) != base.cid(n)]
-    assert changed == [1] and ids.is_keyed(found.cid(1))
-    assert found.content(1).matches(raw[65536 : 2 * 65536])
+    changed = [n for n in range(len(found)) if found.cid_of(n) != base.cid_of(n)]
+    assert changed == [1] and ids.is_keyed(found.cid_of(1))
+    assert found.content_of(1).matches_data(raw[65536 : 2 * 65536])
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_qcow2_image_is_hashed_as_a_guest_reads_it(image: pathlib.Path, options:
     assert summary["disk_format"] == "qcow2"
     found = chunk_map.ChunkMap.parse((folder / "m").read_bytes(), "m")
     raw = chunk_map.ChunkMap.parse((folder / "raw.acmap").read_bytes(), "raw")
-    assert [found.cid(n) for n in range(len(found))] == [raw.cid(n) for n in range(len(raw))]
+    assert [found.cid_of(n) for n in range(len(found))] == [raw.cid_of(n) for n in range(len(raw))]
     assert found.layout.stored.size_bytes == stored_bytes and found.layout.stored.entries > 0
     assert not raw.layout.stored.entries
 

@@ -68,7 +68,9 @@ def test_chunks_and_layout_are_those_of_what_qemu_reads(
     assert found.layout.stored[:2] == (QCOW2, image.stat().st_size)
     for chunk_no in range(len(found)):
         chunk = raw[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
-        assert found.cid(chunk_no) == (ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID), chunk_no
+        assert found.cid_of(chunk_no) == (ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID), (
+            chunk_no
+        )
     middle, stop = len(raw) // 2, min(len(raw), len(raw) // 2 + 5001)
     for start, end in ((0, len(raw)), (middle, stop)):
         assert rebuilt(image, found.layout.find(start, end), start, end) == raw[start:end]
@@ -92,9 +94,9 @@ def test_subclusters_are_read_as_qemu_reads_them_and_not_served(
         disk = qcow2.Qcow2(source, len(raw))
         got = bytearray(len(raw))
         cut = geometry.Geometry(len(raw), CHUNK)
-        disk.part(0, len(got), cut).fill(memoryview(got), 0)
+        disk.part_reader(0, len(got), cut).fill_buffer(memoryview(got), 0)
         assert got == raw
-        assert rebuilt(image, disk.extents(), 0, len(raw)) == raw
+        assert rebuilt(image, disk.iter_extents(), 0, len(raw)) == raw
     with pytest.raises(errors.NotRaw, match="incompatible features that are not known"):
         make_map(image)
     assert not list(tmp_path.glob("*.acmap*"))
@@ -185,7 +187,7 @@ def test_a_run_that_was_stopped_goes_on(
     variant = qcow2_corpus.Variant("stopped", "cluster_size=64k", 3 << 20, is_compressed=True)
     image = variant.make(tmp_path)
     whole = make_map(image)
-    expected = [whole.cid(number) for number in range(len(whole))]
+    expected = [whole.cid_of(number) for number in range(len(whole))]
     map_path, part = image.with_suffix(".acmap"), image.with_suffix(".acmap.part")
     map_path.unlink()
 
@@ -207,7 +209,7 @@ def test_a_run_that_was_stopped_goes_on(
     summary = prehash.prehash(image, map_path, IMAGE_ID, progress=seen.append, **options)  # type: ignore[arg-type]
     assert summary.resumed_chunks == 5 * (1 << 18) // CHUNK
     found = chunk_map.ChunkMap.parse(map_path.read_bytes(), "map")
-    assert [found.cid(number) for number in range(len(found))] == expected
+    assert [found.cid_of(number) for number in range(len(found))] == expected
     assert found.layout.find(0, 3 << 20) == whole.layout.find(0, 3 << 20)
     assert found.os_hash_value == whole.os_hash_value
     assert seen == sorted(seen) and seen[-1] == image.stat().st_size
@@ -276,7 +278,7 @@ def test_damaged_files_that_are_taken_are_read_as_qemu_reads_them(tmp_path: path
             disk = qcow2.Qcow2(qcow2_files.Bytes(data), 8 * geometry.MIB)
             cut = geometry.Geometry(disk.virtual_size, CHUNK)
             got = bytearray(disk.virtual_size)
-            disk.part(0, len(got), cut).fill(memoryview(got), 0)
+            disk.part_reader(0, len(got), cut).fill_buffer(memoryview(got), 0)
         except qcow2_header.Refused:
             continue
         image.write_bytes(data)

@@ -43,7 +43,7 @@ def pieces_of(found: chunk_map.ChunkMap) -> list[base.Piece]:
     for number in range(len(found)):
         at = number * cut.chunk_bytes
         length = min(cut.chunk_bytes, cut.size_bytes - at)
-        content = None if found.is_zero(number) else found.content(number)
+        content = None if found.is_zero(number) else found.content_of(number)
         pieces.append(base.Piece(at, length, content))
     return pieces
 

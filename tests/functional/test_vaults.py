@@ -27,7 +27,7 @@ SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
 OTHER_DISK = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
 PLAIN = [random.Random(n).randbytes(65536) for n in range(40)]
-NAMES = [SEAL.name(plain) for plain in PLAIN]
+NAMES = [SEAL.chunk_name(plain) for plain in PLAIN]
 CHUNKS = [
     object_names.Sealed(name, SEAL.close(name, plain))
     for name, plain in zip(NAMES, PLAIN, strict=True)
@@ -60,24 +60,27 @@ def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
     disk = of(h1)
     for holder in (h2, h3):
         with h1.client(holder) as client:
-            assert client.missing(disk, NAMES) == set(NAMES)
+            assert client.missing_chunks(disk, NAMES) == set(NAMES)
             client.put(disk, CHUNKS[:30])
-            assert client.missing(disk, NAMES) == set(NAMES[30:])
+            assert client.missing_chunks(disk, NAMES) == set(NAMES[30:])
             name = client.put_manifest(disk, MANIFEST)
-            assert client.manifests(disk) == [name]
-            assert client.disks(h1.name) == [DISK]
+            assert client.list_manifests(disk) == [name]
+            assert client.list_disks(h1.name) == [DISK]
     with h3.client(h2) as client:  # another host reads
         for plain, sealed in zip(PLAIN[:30], CHUNKS[:30], strict=True):
-            found = client.chunk(disk, sealed.name)
+            found = client.fetch_chunk(disk, sealed.name)
             assert SEAL.open(ids.Cid(sealed.name), found, len(plain), h2.name) == plain
-        assert SEAL.open_manifest(client.manifest(disk, name), 1000) == b"some manifest"
+        assert SEAL.open_manifest(client.fetch_manifest(disk, name), 1000) == b"some manifest"
         with pytest.raises(errors.ChunkMissing):
-            client.chunk(disk, NAMES[35])
+            client.fetch_chunk(disk, NAMES[35])
     with h1.client(h2) as client:
-        assert client.keep(disk, object_names.Stay(object_names.ALL, [*NAMES[10:20], name])) == 20
-        assert client.missing(disk, NAMES) == set(NAMES) - set(NAMES[10:20])
+        assert (
+            client.retain_only(disk, object_names.Stay(object_names.ALL, [*NAMES[10:20], name]))
+            == 20
+        )
+        assert client.missing_chunks(disk, NAMES) == set(NAMES) - set(NAMES[10:20])
         assert client.drop(disk) == 11
-        assert client.disks(h1.name) == client.manifests(disk) == []
+        assert client.list_disks(h1.name) == client.list_manifests(disk) == []
     assert not list(h2.folder.glob("h1/*"))
     assert h2.kill(15) == 0
 
@@ -90,9 +93,9 @@ def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
         tries: list[Callable[[], object]] = [
             lambda: client.put(of(h1), CHUNKS),
             lambda: client.put_manifest(of(h1), MANIFEST),
-            lambda: client.keep(of(h1), object_names.Stay(object_names.ALL, NAMES[:1])),
+            lambda: client.retain_only(of(h1), object_names.Stay(object_names.ALL, NAMES[:1])),
             lambda: client.drop(of(h1)),
-            lambda: client.missing(of(h1), NAMES),
+            lambda: client.missing_chunks(of(h1), NAMES),
         ]
         for one in tries:
             with pytest.raises(errors.VaultRefused, match="not h3's to change"):
@@ -100,7 +103,7 @@ def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
     with h2.client(h2) as client, pytest.raises(errors.VaultRefused, match="h1"):
         client.drop(of(h1))  # nor does whoever keeps it
     with h1.client(h2) as client:
-        assert client.missing(of(h1), NAMES) == set()
+        assert client.missing_chunks(of(h1), NAMES) == set()
 
 
 def test_who_is_not_in_the_table_any_more_is_answered_no_more(start: Start) -> None:
@@ -110,8 +113,8 @@ def test_who_is_not_in_the_table_any_more_is_answered_no_more(start: Start) -> N
         h2.write_table("h1", "h2")
         time.sleep(authorized_hosts.LOOK_EVERY_S + 1.0)
         with pytest.raises(errors.SourceUnreachable):
-            other.chunk(of(h1), NAMES[0])
-        assert client.missing(of(h1), NAMES) == set()
+            other.fetch_chunk(of(h1), NAMES[0])
+        assert client.missing_chunks(of(h1), NAMES) == set()
 
 
 def test_who_is_of_another_authority_gets_no_answer(start: Start, tmp_path: pathlib.Path) -> None:
@@ -121,11 +124,11 @@ def test_who_is_of_another_authority_gets_no_answer(start: Start, tmp_path: path
     address = ("127.0.0.1", h2.port)
     client = vault_client.VaultClient(h2.name, address, stranger)
     with client, pytest.raises((errors.SourceUnreachable, errors.NotAuthenticated)):
-        client.disks(h2.name)
+        client.list_disks(h2.name)
     peer = vaults.credentials_of(tmp_path / "peer", "h1", protocol="secure")
     with vault_client.VaultClient(h2.name, address, peer) as client:  # an agent's connection
         with pytest.raises((errors.SourceUnreachable, errors.NotAuthenticated)):
-            client.disks(h2.name)
+            client.list_disks(h2.name)
 
 
 def test_another_host_is_not_taken_for_the_holder(start: Start) -> None:
@@ -146,9 +149,9 @@ def test_what_was_acknowledged_outlives_kill_9(start: Start) -> None:
         thread.join(30)
         h2.start()
         with h1.client(h2) as client:
-            assert client.missing(of(h1), told) == set()
-            for name in set(NAMES) - client.missing(of(h1), NAMES):  # no halves of others
-                SEAL.open(name, client.chunk(of(h1), name), 65536, "h2")
+            assert client.missing_chunks(of(h1), told) == set()
+            for name in set(NAMES) - client.missing_chunks(of(h1), NAMES):  # no halves of others
+                SEAL.open(name, client.fetch_chunk(of(h1), name), 65536, "h2")
             client.drop(of(h1))
         assert not [path for path in h2.folder.rglob(".incoming-*")]
         told.clear()
@@ -167,7 +170,7 @@ def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> 
     def slowly() -> Iterator[object_names.Sealed]:
         for round_ in range(200):
             plain = random.Random(1000 + round_).randbytes(65536)
-            name = SEAL.name(plain)
+            name = SEAL.chunk_name(plain)
             yield object_names.Sealed(name, SEAL.close(name, plain))
 
     def put() -> None:
@@ -184,7 +187,7 @@ def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> 
     assert not left
     with h1.client(h2) as client:
         client.put(of(h1), CHUNKS)
-        assert client.missing(of(h1), NAMES) == set()
+        assert client.missing_chunks(of(h1), NAMES) == set()
 
 
 def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
@@ -200,14 +203,14 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
         client.put(of(h1), CHUNKS[:15])
         with pytest.raises(errors.VaultFull, match="of one host"):
             client.put(of(h1), CHUNKS[15:])
-        assert client.missing(of(h1), NAMES) == set(NAMES[15:])  # nothing of the batch
+        assert client.missing_chunks(of(h1), NAMES) == set(NAMES[15:])  # nothing of the batch
         client.put(of(h1), CHUNKS[15:20])
     with h3.client(h2) as client:
         client.put(of(h3), CHUNKS[:10])
         with pytest.raises(errors.VaultFull, match="bytes is reached"):
             client.put(of(h3), CHUNKS[10:11])
     with h1.client(h2) as client:
-        assert client.keep(of(h1), object_names.Stay(object_names.ALL, NAMES[:5])) == 15
+        assert client.retain_only(of(h1), object_names.Stay(object_names.ALL, NAMES[:5])) == 15
         client.put(of(h1), CHUNKS[5:10])
     h2.kill()
     h2.start()  # counts what is there
@@ -225,13 +228,13 @@ def test_an_altered_chunk_is_not_given_and_can_be_put_again(start: Start) -> Non
             raw[20] ^= 1
             path.write_bytes(raw)
         with pytest.raises(errors.ChunkMissing, match="corrupt"):
-            client.chunk(of(h1), NAMES[7])
+            client.fetch_chunk(of(h1), NAMES[7])
         with pytest.raises(errors.ChunkMissing, match="corrupt"):
-            client.manifest(of(h1), name)
-        assert client.missing(of(h1), NAMES) == {NAMES[7]}
-        assert client.manifests(of(h1)) == []
+            client.fetch_manifest(of(h1), name)
+        assert client.missing_chunks(of(h1), NAMES) == {NAMES[7]}
+        assert client.list_manifests(of(h1)) == []
         client.put(of(h1), CHUNKS[7:8])
-        assert client.chunk(of(h1), NAMES[7]) == CHUNKS[7].data
+        assert client.fetch_chunk(of(h1), NAMES[7]) == CHUNKS[7].data
 
 
 SENSELESS = [
@@ -269,7 +272,7 @@ def test_requests_that_make_no_sense_change_nothing(start: Start) -> None:
             answer = _answer_to(said, h1, h2)
             assert not answer or answer.startswith(b"HTTP/1.1 4"), (said[:80], answer)
             assert sorted(h2.folder.rglob("*")) == before
-        assert client.missing(of(h1), NAMES[:3]) == set()
+        assert client.missing_chunks(of(h1), NAMES[:3]) == set()
     assert "Traceback" not in h2.log()
 
 
@@ -290,7 +293,7 @@ def test_a_host_has_no_more_connections_than_its_own(start: Start) -> None:
             stack.enter_context(h1.dial(h2)).sendall(begun.encode())
         runs.pause(time.monotonic() - 0.5)
         with h1.client(h2) as client, pytest.raises(errors.SourceUnreachable):
-            client.disks(h1.name)
+            client.list_disks(h1.name)
         with h3.client(h2) as client:
             client.put(of(h3), CHUNKS)
 
@@ -304,7 +307,7 @@ def test_who_sends_too_slowly_is_left(start: Start, monkeypatch: pytest.MonkeyPa
         client = vault_client.VaultClient(ids.HostId("h2"), address, h1.credentials)
         began = time.monotonic()
         with client, pytest.raises(errors.SourceUnreachable):
-            client.disks(h1.name)
+            client.list_disks(h1.name)
         assert time.monotonic() - began < 5
 
 
@@ -320,4 +323,4 @@ def test_new_certificates_are_taken_while_it_runs(start: Start, tmp_path: pathli
     next_h1 = vaults.credentials_of(tmp_path / "next", "h1", other)
     time.sleep(identity_files.LOOK_EVERY_S + 0.5)
     with vault_client.VaultClient(h2.name, ("127.0.0.1", h2.port), next_h1) as client:
-        assert client.missing(of(h1), NAMES) == set()
+        assert client.missing_chunks(of(h1), NAMES) == set()

@@ -72,7 +72,7 @@ class Places:
         self.avoided: list[str] = []
         self.costly: list[str] = []
 
-    def choose(
+    def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Any
     ) -> list[checkpoint_record.Holder]:
         order = sorted(self._vaults, key=lambda name: (name in self.avoided, name))
@@ -81,11 +81,11 @@ class Places:
             for name in order[:copies]
         ]
 
-    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
-    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+    def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
         self.avoided.append(holder)
         self.costly += [holder] * is_costly
 
@@ -125,7 +125,7 @@ class Host:
             ),
             self.domains,
             self.states,
-            agent_files.AgentFiles(self.folder, None).image,
+            agent_files.AgentFiles(self.folder, None).read_image,
             self.places,
             self.register,
             self.scratch,
@@ -157,7 +157,7 @@ class Host:
         found = []
         for holder in new.holders:
             with self.places.client(checkpoint_record.Holder(*holder)) as client:
-                sealed = client.manifest(disk, bytes.fromhex(new.manifest_name))
+                sealed = client.fetch_manifest(disk, bytes.fromhex(new.manifest_name))
                 plain = seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
                 manifest = checkpoint_manifest.Manifest.parse(plain, "it")
                 found.append(

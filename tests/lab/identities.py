@@ -41,7 +41,7 @@ def issue(
     issuer = issuer or authority()
     host, key = ids.parse_host_id(name), certificates.new_key()
     issued_s = (time.time() if now_s is None else now_s) - age_s
-    certificate = issuer.issue(certificates.request(host, key), host, issued_s, valid_s)
+    certificate = issuer.issue_certificate(certificates.request(host, key), host, issued_s, valid_s)
     return identity_files.Set(issuer.certificate_pem, certificate, key, signers)
 
 

@@ -73,11 +73,11 @@ class ImageFolder:
         of_image = self.map_of(image_id)
         cut = of_image.geometry
         own_scope = next(iter(of_image.scope_keys), None)
-        writer = boot_image.Writer(boot_image.Binding.of(of_image), revision, key=own_scope)
+        writer = boot_image.Writer(boot_image.Binding.from_map(of_image), revision, key=own_scope)
         for chunk_no in trace:
             start = cut.chunk_offset(chunk_no)
             writer.add(chunk_no, data[start : start + cut.chunk_length(chunk_no)])
-        raw = b"".join(writer.parts())
+        raw = b"".join(writer.iter_parts())
         self.boot_image_path(image_id).write_bytes(raw)
         return boot_image.parse_head(raw, "the boot image that was just written")
 

@@ -72,8 +72,8 @@ class RecoveredDomain:
 
     def look(self) -> None:
         """Look, and wait until what is off is done."""
-        self.pulling.look()
-        self.pulling.join()
+        self.pulling.start_due_pulls()
+        self.pulling.wait_for_pull()
 
     def know(self, key: str) -> None:
         """Let the agent have written down what is missing: with a key, something is."""
@@ -88,7 +88,7 @@ class RecoveredDomain:
         for run in runs_:
             part = bytes(CHUNK) if run.is_zero else random.Random(run.at).randbytes(CHUNK)
             self.data[run.at : run.at + CHUNK] = part
-        return b"".join(plan.parts(lambda run: [self.data[run.at : run.at + run.length]]))
+        return b"".join(plan.iter_parts(lambda run: [self.data[run.at : run.at + run.length]]))
 
     def _rebase(self, path: pathlib.Path) -> None:
         command = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", path]
@@ -126,4 +126,4 @@ class RecoveredDomain:
         with self.guest.path.open("rb") as file:
             local = local_file.LocalFile(file.fileno(), "disk")
             table = qcow2.Qcow2(local, may_have_backing=True)
-            return sum(length for _, length, _ in table.changes())
+            return sum(length for _, length, _ in table.iter_changes())

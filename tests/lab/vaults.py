@@ -37,7 +37,7 @@ def credentials_of(
         identity_files.write(folder, identities.issue(name, issuer))
     files = identity_files.IdentityFiles(ids.HostId(name), identity_files.files_in(folder))
     made = credentials.Credentials(files, protocol, certificates.GRACE_S)
-    made.look()
+    made.reload_files()
     return made
 
 
@@ -108,7 +108,7 @@ class Vault:
         assert self.process is not None and self.process.poll() is None, self.log()
         with self.client(self) as client:
             try:
-                client.disks(self.name)
+                client.list_disks(self.name)
             except errors.SourceUnreachable:
                 return False
         return True
@@ -124,7 +124,7 @@ class Vault:
     def dial(self, of: "Vault") -> ssl.SSLSocket:
         """Return a connection to the vault of a host, on which nothing was sent yet."""
         sock = socket.create_connection(("127.0.0.1", of.port), 10)
-        return self.credentials.context(is_server=False).wrap_socket(sock)
+        return self.credentials.tls_context(is_server=False).wrap_socket(sock)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         """End it with a signal; return its status."""

@@ -105,7 +105,7 @@ def _datagrams(sock: socket.socket) -> Iterator[tuple[int, ...]]:
 def _frames(sock: socket.socket) -> Iterator[tuple[int, ...]]:
     receiver = peer_wire.Receiver("a host", peer_wire.FROM_CLIENT)
     while data := sock.recv(BUFFER_BYTES):
-        for message in receiver.feed(data):
+        for message in receiver.feed_bytes(data):
             if isinstance(message, peer_wire.Advertise):
                 yield [name for name, _ in message.chunks]
 

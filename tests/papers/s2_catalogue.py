@@ -171,7 +171,7 @@ def _common(names: Sequence[str], say: harness.Say) -> experiment.Outcome:
 def _boot_cids(boot: s2_boot.Boot, name: str) -> set[bytes]:
     """Return the CIDs of what an image's boot image has."""
     image_map = chunk_map.ChunkMap.parse(boot.map_file(0).read_bytes(), name)
-    return {bytes(image_map.cid(number)) for number in boot.trace}
+    return {bytes(image_map.cid_of(number)) for number in boot.trace}
 
 
 def common(of_images: Sequence[set[bytes]]) -> dict[str, float]:

@@ -57,7 +57,7 @@ def _hits(policy: str, share: float, kind: str, turns: int, say: harness.Say) ->
         is_boot = not scanned or number % (scanned + 1) == 0
         is_hit = cache.lookup(cid) is not None
         if not is_hit:
-            cache.place(cid, boot_traces.CHUNK_BYTES, public_cache.KeepClass.BORROWED)
+            cache.allocate_slot(cid, boot_traces.CHUNK_BYTES, public_cache.KeepClass.BORROWED)
         if is_boot:
             reads, hits, first = reads + 1, hits + is_hit, first + (cid not in known)
             known.add(cid)

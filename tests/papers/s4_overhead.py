@@ -43,7 +43,7 @@ def _table(say: harness.Say) -> experiment.Outcome:
 def _looked_up_ms(image_map: chunk_map.ChunkMap, order: list[int]) -> float:
     began_s = time.perf_counter()
     for chunk_no in order:
-        ids.oid_of(image_map.cid(chunk_no))
+        ids.oid_of(image_map.cid_of(chunk_no))
     return 1e3 * (time.perf_counter() - began_s)
 
 

@@ -61,7 +61,7 @@ def outcome(say: harness.Say, policy: str) -> dict[str, Any]:
                     raise harness.CannotRun(f"wrong bytes at {at} of image {number}")
         read = agent.status()["read"]
         maps = [images.files.map_of(image_id) for image_id in images.ids]
-        trace = [maps[number].cid(n) for number in visits() for n in range(len(maps[number]))]
+        trace = [maps[number].cid_of(n) for number in visits() for n in range(len(maps[number]))]
     reads = sum(one["requests"] for one in read.values())
     hits = read["cache"]["requests"]
     found = {"reads": reads, "hits": hits, "foreseen_hits": core_hits(trace, policy.lower())}
@@ -78,7 +78,7 @@ def core_hits(trace: list[ids.Cid], policy: str) -> int:
             hits += 1
             continue
         try:
-            cache.place(cid, CHUNK, public_cache.KeepClass.HOME)
+            cache.allocate_slot(cid, CHUNK, public_cache.KeepClass.HOME)
         except errors.CacheFull:
             continue
     return hits

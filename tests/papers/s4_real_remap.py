@@ -187,8 +187,8 @@ def expected(
     for one in maps:
         offset_of = one.geometry.chunk_offset
         for number in range(len(one)):
-            cid = one.cid(number)
-            homes.append((names.oid(one.image_id, offset_of(number), cid), cid))
+            cid = one.cid_of(number)
+            homes.append((names.oid_of(one.image_id, offset_of(number), cid), cid))
     there = {(before.home_at(oid), oid if is_apart else cid) for oid, cid in homes}
     moved = [(oid, cid) for oid, cid in homes if before.home_at(oid) != after.home_at(oid)]
     needed = {(after.home_at(oid), oid if is_apart else cid) for oid, cid in moved}

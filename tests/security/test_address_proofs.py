@@ -115,12 +115,12 @@ def test_addresses_where_nobody_answers_take_their_time_and_no_more(
     with contextlib.ExitStack() as stack:
         mute = [stack.enter_context(listening()) for _ in range(MUTE)]
         at_h1 = stack.enter_context(showing(files))
-        prover.ask([*mute, at_h1, *mute])
+        prover.submit_addresses([*mute, at_h1, *mute])
         began = time.monotonic()
         prover.start(threading.Event())
         found: list[address_verifier.VerifyResult] = []
         while len(found) <= MUTE and time.monotonic() - began < WAIT_S:
-            found += prover.results()
+            found += prover.take_results()
             time.sleep(0.02)
         assert len(found) == MUTE + 1
         assert {proof.host for proof in found if proof.address == at_h1} == {"h1"}

@@ -360,6 +360,6 @@ def test_listener_says_so_when_it_starts_and_does_the_rest(tmp_path, monkeypatch
     monkeypatch.setattr(sandbox, "BUBBLEWRAP", "bubblewrap-that-is-missing")
     ways = build_modes.choose_modes(conf)
     assert ways == build_modes.BuildModes(builds=True, records=True)  # as it was told to
-    assert boot_image_maker.BootImageMaker(None, conf, ways).recorded() == []
+    assert boot_image_maker.BootImageMaker(None, conf, ways).list_recorded() == []
     conf.clear_override("boot_images", "acstor_glance")
     assert build_modes.choose_modes(conf) == build_modes.BuildModes(builds=False, records=True)

@@ -301,7 +301,12 @@ def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log
     )
     done: queue.Queue[int] = queue.Queue()
     server = bus_server.BusServer(
-        cfg.CONF, {trace_message.BOOT_TRACED: lambda sent: done.put(store.put(checks.trace(sent)))}
+        cfg.CONF,
+        {
+            trace_message.BOOT_TRACED: lambda sent: done.put(
+                store.add_trace(checks.verify_trace(sent))
+            )
+        },
     )
     server.start()
     topic = trace_message.TOPIC
@@ -331,7 +336,7 @@ def test_traces_that_prove_nothing_are_not_kept(bus, keys, tmp_path, watched_log
         ):
             bus.cast(topic, trace_message.BOOT_TRACED, forged)
         assert done.get(timeout=WAIT_S) == 1
-        assert [one.host for one in store.traces(ids.parse_image_id(image))] == ["h2"]
+        assert [one.host for one in store.list_traces(ids.parse_image_id(image))] == ["h2"]
     finally:
         server.stop()
     assert len(watched_log.messages) == 4

@@ -61,12 +61,12 @@ def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
     with hostile_holder.HostileHolder(tmp_path / "h0", "h0", answer) as hostile:
         lab.options.vaults["h0"] = hostile.port
         owner = checkpoints.Host(lab.options)
-        [server] = owner.domains.present()
-        record = owner.taker.take(server)
+        [server] = owner.domains.list_servers()
+        record = owner.taker.take_checkpoint(server)
         assert [holder.host for holder in record.holders] == ["h0", "h1"]
         assert record.slow_holder == "h0"
         assert owner.places.costly == ["h0"]
-        record = owner.taker.take(server)
+        record = owner.taker.take_checkpoint(server)
     assert [holder.host for holder in record.holders] == ["h1", "h2"] and not record.slow_holder
     assert len(owner.registered()) == 2
 

@@ -117,7 +117,7 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
 ) -> None:
     """All QEMUs are one user; where nothing else confines them, one can replace another's."""
     attacker, victim = guests
-    moment = libvirt_domains.Domain.moment
+    moment = libvirt_domains.Domain.export_snapshot
 
     @contextlib.contextmanager
     def replaced(
@@ -127,15 +127,15 @@ def test_socket_that_another_guest_puts_in_the_place_is_refused(
             os.rename(theirs.export.path, shown.export.path)
             yield shown
 
-    servers = {server.instance: server for server in owner.domains.present()}
-    of_attacker = owner.domains.domain(servers[attacker.instance])
-    with of_attacker.moment("acstor-0123456789ab", "", owner.sockets) as theirs:
-        monkeypatch.setattr(libvirt_domains.Domain, "moment", replaced)
+    servers = {server.instance: server for server in owner.domains.list_servers()}
+    of_attacker = owner.domains.find_domain(servers[attacker.instance])
+    with of_attacker.export_snapshot("acstor-0123456789ab", "", owner.sockets) as theirs:
+        monkeypatch.setattr(libvirt_domains.Domain, "export_snapshot", replaced)
         with pytest.raises(errors.Unusable, match=f"process {attacker.pid()} listens there"):
-            owner.taker.take(servers[victim.instance])
+            owner.taker.take_checkpoint(servers[victim.instance])
     monkeypatch.undo()
     assert owner.registered() == []
-    owner.taker.take(servers[victim.instance])
+    owner.taker.take_checkpoint(servers[victim.instance])
     assert taken(owner, victim)
 
 
@@ -169,16 +169,16 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
         put(*words)
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
-    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
     with pytest.raises(snapshot_window.PartTaken):
-        owner.taker.take(server)
+        owner.taker.take_checkpoint(server)
     assert 6 * MIB < max(most) < 14 * MIB and scratch_bytes(owner) == 0
     assert (most[-1] == 0) is is_stuck  # the job was ended while the holder took its time
     assert not guest.is_busy()
     assert ("the capture is ended: it has" in caplog.text) is is_stuck
     for _ in range(3):
         with contextlib.suppress(snapshot_window.PartTaken):
-            owner.taker.take(server)
+            owner.taker.take_checkpoint(server)
     assert taken(owner, guest)
 
 
@@ -203,12 +203,12 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
         put(*words)
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
-    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
     kinds = []
     for _ in range(3):
         is_busy.append(True)
         with pytest.raises(snapshot_window.PartTaken) as cut:
-            owner.taker.take(server)
+            owner.taker.take_checkpoint(server)
         kinds.append(type(cut.value))
     assert kinds == [
         snapshot_window.PartTaken,
@@ -216,7 +216,7 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
         snapshot_window.Overwritten,
     ]
     assert "scratch_limit_bytes" in str(cut.value)
-    owner.taker.take(server)
+    owner.taker.take_checkpoint(server)
     assert taken(owner, guest)
 
 
@@ -226,7 +226,7 @@ def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
 ) -> None:
     monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
     attacker, victim = guests
-    owner.domains.present()
+    owner.domains.list_servers()
     os.kill(attacker.pid(), signal.SIGSTOP)
     try:
         with working(owner.daemon()):
@@ -234,7 +234,7 @@ def test_qemu_that_does_not_answer_its_monitor_delays_no_other(
             time.sleep(3.0)
             assert not taken(owner, attacker)
             began_s = time.monotonic()
-            assert len(owner.domains.present()) == 2 and time.monotonic() - began_s < 2.0
+            assert len(owner.domains.list_servers()) == 2 and time.monotonic() - began_s < 2.0
             os.kill(attacker.pid(), signal.SIGCONT)
             runs.wait_for(lambda: taken(owner, attacker), 90.0, "the attacker's checkpoint", str)
     finally:
@@ -247,12 +247,12 @@ def test_job_that_begins_when_nobody_waits_for_it_any_more_is_ended(
     """Its scratch file would grow, and nobody would look at it."""
     monkeypatch.setattr(libvirt_domains, "CALL_S", 2.0)
     attacker, bitmap = guests[0], "acstor-0123456789ab"
-    server = next(s for s in owner.domains.present() if s.instance == attacker.instance)
-    domain = owner.domains.domain(server)
+    server = next(s for s in owner.domains.list_servers() if s.instance == attacker.instance)
+    domain = owner.domains.find_domain(server)
     os.kill(attacker.pid(), signal.SIGSTOP)
     try:
         with pytest.raises(errors.Unusable, match="does not answer within"):
-            with domain.moment(bitmap, "", owner.sockets):
+            with domain.export_snapshot(bitmap, "", owner.sockets):
                 pass
     finally:
         os.kill(attacker.pid(), signal.SIGCONT)
@@ -281,9 +281,9 @@ def test_scratch_file_is_watched_from_the_beginning_of_its_job(
         return export(domain, socket)
 
     monkeypatch.setattr(libvirt_domains.Domain, "_export", export_later)
-    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
     with pytest.raises(scratch_files.ScratchFull, match="at most"):
-        owner.taker.take(server)
+        owner.taker.take_checkpoint(server)
     assert 8 * MIB < max(most) < 14 * MIB and most[-1] == 0 and not guest.is_busy()
 
 
@@ -335,11 +335,11 @@ def test_full_disk(
         put(*words)
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
-    server = next(s for s in owner.domains.present() if s.instance == guest.instance)
+    server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
     with pytest.raises(scratch_files.ScratchFull, match="bytes are free beside it"):
-        owner.taker.take(server)
+        owner.taker.take_checkpoint(server)
     assert not guest.is_busy()
     subprocess.run([*guest.host.enter(), "umount", str(owner.sockets)], check=True)
     monkeypatch.undo()
-    record = owner.taker.take(server)
+    record = owner.taker.take_checkpoint(server)
     assert owner.rebuilt(record, BASE)[0] == (bytes([8]) * 15 * MIB).ljust(DISK_BYTES, b"\0")

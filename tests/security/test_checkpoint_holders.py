@@ -41,14 +41,14 @@ class Places:
         self._proof, self._holders = proof, holders
         self.avoided: list[tuple[str, bool]] = []
 
-    def others(self) -> tuple[checkpoint_record.Holder, ...]:
+    def other_hosts(self) -> tuple[checkpoint_record.Holder, ...]:
         return self._holders
 
-    def client(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
+    def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         address = addresses.parse(holder.address)
         return vault_client.VaultClient(holder.host, address, self._proof)
 
-    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+    def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
         self.avoided.append((holder, is_costly))
 
 
@@ -58,11 +58,11 @@ class NoServers:
     def __init__(self) -> None:
         self.failures = failures.Failures()
 
-    def here(self) -> set[ids.ImageId]:
+    def list_servers(self) -> set[ids.ImageId]:
         return set()
 
     @contextlib.contextmanager
-    def held(self, _instance: ids.ImageId) -> Iterator[bool]:
+    def hold_server(self, _instance: ids.ImageId) -> Iterator[bool]:
         yield True
 
 
@@ -85,7 +85,7 @@ def of(vault: vaults.Vault) -> checkpoint_record.Holder:
 
 def sealed(count: int) -> list[object_names.Sealed]:
     chunks = [number.to_bytes(8) * 8192 for number in range(1, count + 1)]
-    named = sorted((SEAL.name(plain), plain) for plain in chunks)
+    named = sorted((SEAL.chunk_name(plain), plain) for plain in chunks)
     return [object_names.Sealed(name, SEAL.close(name, plain)) for name, plain in named]
 
 
@@ -127,7 +127,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
         assert collection.collect()
         took_s = time.monotonic() - began_s
         with places.client(of(honest)) as client:
-            assert client.disks(ids.HostId("owner")) == []
+            assert client.list_disks(ids.HostId("owner")) == []
     asked = sum(line.startswith("DELETE") for line in hostile.asked)
     assert took_s < 3.0 + 4.0
     assert 1 <= asked <= garbage_collection.HOLDER_DISKS
@@ -170,22 +170,24 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
                 disk.put(sorted(chunks), chunks.__getitem__, 64 * 65536)
             assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
         with places.client(of(honest)) as client:  # it was asked at the same time
-            assert client.missing(object_names.Disk(ids.HostId("owner"), DISK), chunks) == set()
+            assert (
+                client.missing_chunks(object_names.Disk(ids.HostId("owner"), DISK), chunks) == set()
+            )
 
 
 class Denying(vault_store.VaultStore):
     """Keeps what it gets, and says of each chunk that it is not there."""
 
-    def missing(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
+    def missing_chunks(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
         return list(asked)
 
 
 class Slow(vault_store.VaultStore):
     """Keeps what it gets, a little slower than others."""
 
-    def begin(self, disk: object_names.Disk, connection: int) -> None:
+    def begin_connection(self, disk: object_names.Disk, connection: int) -> None:
         time.sleep(0.2)
-        super().begin(disk, connection)
+        super().begin_connection(disk, connection)
 
 
 @contextlib.contextmanager
@@ -216,14 +218,16 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
         holders = (hostile, of(honest))
         clients = [stack.enter_context(places.client(holder)) for holder in holders]
         first = holder_group.HolderGroup(disk, clients)
-        assert first.lacking(cids) == set(cids)  # a new one lacks all, whoever it is
+        assert first.missing_names(cids) == set(cids)  # a new one lacks all, whoever it is
         assert first.put(cids, chunks.__getitem__, 1) == 2 * sum(map(len, chunks.values()))
         acknowledged = [holder.host for holder in holders]
         with pytest.raises(
             holder_group.HolderLost, match="h2 keeps no checkpoint: it lacks 129 chunks"
         ):
-            holder_group.HolderGroup(disk, clients, acknowledged).lacking(cids)
-        assert holder_group.HolderGroup(disk, clients[1:], acknowledged).lacking(cids) == set()
+            holder_group.HolderGroup(disk, clients, acknowledged).missing_names(cids)
+        assert (
+            holder_group.HolderGroup(disk, clients[1:], acknowledged).missing_names(cids) == set()
+        )
 
 
 def test_holder_that_is_just_quick_enough_is_named(
@@ -252,7 +256,7 @@ def test_holder_that_answers_with_an_error_is_replaced(
         with Places(proof).client(hostile.holder) as client:
             disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
-                disk.put([SEAL.name(b"some")], bytes, 65536)
+                disk.put([SEAL.chunk_name(b"some")], bytes, 65536)
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.put_manifest(SEAL.close_manifest(b"a manifest"))
 
@@ -265,4 +269,4 @@ def test_holder_whose_answer_makes_no_sense_is_replaced(
         with Places(proof).client(hostile.holder) as client:
             disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
-                disk.keep([object_names.Stay(object_names.ALL, [bytes(32)])])
+                disk.retain_only([object_names.Stay(object_names.ALL, [bytes(32)])])

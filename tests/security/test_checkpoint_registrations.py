@@ -45,14 +45,14 @@ def test_names_that_ask_without_end_leave_places_for_others(asked: nova_client.N
     def flood(name: str) -> None:
         while not stopping.is_set():
             try:
-                asked.server(SERVER, name)
+                asked.get_server(SERVER, name)
             except nova_client.NovaBusy:
                 refused[0] += 1
                 time.sleep(0.01)
 
     def register(number: int) -> float:
         began_s = time.monotonic()
-        found = asked.server(SERVER, f"honest {number}")
+        found = asked.get_server(SERVER, f"honest {number}")
         assert found is not None and found.host == "h1"
         return time.monotonic() - began_s
 

@@ -136,7 +136,11 @@ def test_nothing_that_hosts_tell_each_other_is_of_two_projects(
         {
             name
             for number in range(len(found))
-            for name in (found.cid(number), ids.oid_of(found.cid(number)), found.cid(number)[:4])
+            for name in (
+                found.cid_of(number),
+                ids.oid_of(found.cid_of(number)),
+                found.cid_of(number)[:4],
+            )
         }
         for found in (cloud.maps[cloud.victim], cloud.maps[cloud.attacker])
     )

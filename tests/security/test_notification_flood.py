@@ -28,9 +28,9 @@ BOUND_S = 20.0
 
 
 class SlowImages(memory_images.MemoryImages):
-    def read(self, image_id):
+    def get_image(self, image_id):
         time.sleep(LOOK_S)
-        return super().read(image_id)
+        return super().get_image(image_id)
 
 
 @pytest.mark.allow_log("images that hosts need|whom to believe")
@@ -63,7 +63,7 @@ def test_ids_that_strangers_name_keep_no_image_of_a_tenant_waiting(tmp_path):
             assert time.monotonic() < began_s + BOUND_S
             time.sleep(0.05)
         assert flooding.wait(60)
-        assert sum(service._queue.sizes()) <= OWN
+        assert sum(service._queue.queue_sizes()) <= OWN
         assert len(service._hints._waiting) <= hint_queue.MOST_HINTS
     finally:
         service._queue.close()

@@ -29,15 +29,15 @@ class Attacker:
     """TLS with an agent, as a host that has a certificate."""
 
     def __init__(self, credentials, stream):
-        context = credentials.context(is_server=False)
+        context = credentials.tls_context(is_server=False)
         self.session, self.stream = tls_session.TlsSession(context, is_server=False), stream
 
     async def prove(self):
         """Do the handshake of TLS, and nothing else."""
-        while not self.session.handshake():
-            await self.stream.send_all(self.session.take())
+        while not self.session.continue_handshake():
+            await self.stream.send_all(self.session.take_outgoing())
             self.session.put(await self.stream.receive_some())
-        await self.stream.send_all(self.session.take())
+        await self.stream.send_all(self.session.take_outgoing())
 
     async def say(self, data):
         """Send something by TLS."""

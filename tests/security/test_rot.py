@@ -108,7 +108,7 @@ async def test_no_range_of_a_rotten_cache_differs_from_what_was_stored(tmp_path,
     stored = {ids.cid_of(chunk): chunk for chunk in chunks}
     cache = cache_files.CacheFiles.open(tmp_path, 8 * MIB, MIB)
     for cid, chunk in stored.items():
-        assert cache.store(cid, chunk)
+        assert cache.store_chunk(cid, chunk)
     await cache._behind.flush()
     seen_bad = 0
     for _ in range(400):
@@ -120,7 +120,7 @@ async def test_no_range_of_a_rotten_cache_differs_from_what_was_stored(tmp_path,
             bad = await cache.read(parts, buffer)
             seen_bad += len(bad)
             for cid in bad:
-                assert cid not in cache and cache.store(cid, stored[cid])
+                assert cid not in cache and cache.store_chunk(cid, stored[cid])
             if bad:
                 continue
             assert not bad

@@ -93,7 +93,7 @@ def put(client: vault_client.VaultClient) -> object:
 
 
 def ask(client: vault_client.VaultClient) -> object:
-    return [client.missing(DISK, [CHUNK.name]) for _ in range(10)]
+    return [client.missing_chunks(DISK, [CHUNK.name]) for _ in range(10)]
 
 
 def drop(client: vault_client.VaultClient) -> object:
@@ -102,7 +102,9 @@ def drop(client: vault_client.VaultClient) -> object:
 
 def drop_all(client: vault_client.VaultClient) -> object:
     """Do what a sweep does with all disks that a holder names."""
-    return [client.drop(object_names.Disk(DISK.owner, disk)) for disk in client.disks(DISK.owner)]
+    return [
+        client.drop(object_names.Disk(DISK.owner, disk)) for disk in client.list_disks(DISK.owner)
+    ]
 
 
 def many_disks(tls: ssl.SSLSocket, head: bytes) -> None:
@@ -190,7 +192,7 @@ def test_vault_far_away_is_asked_any_number_of_times(
     with hostile_vault.HostileVault(holder, answer) as far:
         with vault_client.VaultClient(ids.HostId("h2"), far.address, own) as client:
             for _ in range(25):
-                assert client.missing(DISK, [CHUNK.name]) == set()
+                assert client.missing_chunks(DISK, [CHUNK.name]) == set()
 
 
 def test_client_that_was_given_up_connects_no_more(tmp_path: pathlib.Path) -> None:
@@ -246,7 +248,7 @@ def test_descriptors_that_this_host_lacks_are_no_fault_of_a_holder(tmp_path: pat
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno() + 1, before[1]))
         with pytest.raises(vault_client.HostFault, match="Too many open files"):
-            holder_group.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
+            holder_group.call_all([client], lambda one: one.list_disks(DISK.owner), 5.0)
 
 
 def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: pathlib.Path) -> None:
@@ -254,7 +256,7 @@ def test_certificate_that_this_host_lacks_is_no_fault_of_a_holder(tmp_path: path
     own = credentials.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     client = vault_client.VaultClient(ids.HostId("h2"), ("127.0.0.1", 1), own)
     with pytest.raises(vault_client.HostFault, match="no certificate yet"):
-        holder_group.call_all([client], lambda one: one.disks(DISK.owner), 5.0)
+        holder_group.call_all([client], lambda one: one.list_disks(DISK.owner), 5.0)
 
 
 def test_vault_that_takes_bytes_slowly_is_left(

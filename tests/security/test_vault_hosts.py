@@ -67,7 +67,7 @@ def h1(tmp_path: pathlib.Path) -> vaults.Vault:
 
 def chunk(number: int) -> object_names.Sealed:
     plain = number.to_bytes(8, "big") * 8192
-    name = SEAL.name(plain)
+    name = SEAL.chunk_name(plain)
     return object_names.Sealed(name, SEAL.close(name, plain))
 
 
@@ -121,17 +121,17 @@ class Asking:
 
 
 def keep(client: vault_client.VaultClient, disk: object_names.Disk, stay: list[bytes]) -> None:
-    client.keep(disk, object_names.Stay(object_names.ALL, stay))
+    client.retain_only(disk, object_names.Stay(object_names.ALL, stay))
 
 
 def list_disks(
     client: vault_client.VaultClient, disk: object_names.Disk, _names: list[bytes]
 ) -> None:
     for _ in range(object_names.MAX_ASKED // lookup_rate.OF_REQUEST):
-        client.disks(disk.owner)
+        client.list_disks(disk.owner)
 
 
-@pytest.mark.parametrize("ask", [vault_client.VaultClient.missing, keep, list_disks])
+@pytest.mark.parametrize("ask", [vault_client.VaultClient.missing_chunks, keep, list_disks])
 def test_one_host_has_a_vault_look_up_no_more_names_than_its_rate(
     start: Start, h1: vaults.Vault, tmp_path: pathlib.Path, ask: Ask
 ) -> None:
@@ -165,7 +165,7 @@ def test_one_host_reads_no_more_from_a_vault_than_its_rate(
         with h1.client(h2) as client:
             while not ended.is_set():
                 with contextlib.suppress(errors.ChunkMissing):
-                    client.chunk(disk, chunk(1 if is_there else 2).name)
+                    client.fetch_chunk(disk, chunk(1 if is_there else 2).name)
                 took.append(1)
 
     threads = [threading.Thread(target=read) for _ in range(8)]
@@ -255,7 +255,7 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
         for disk_no in range(1, 7):
             disk, chunks = small_chunks(disk_no)
             client.put(disk, chunks)
-            client.keep(disk, object_names.Stay(object_names.ALL, [chunks[disk_no].name]))
+            client.retain_only(disk, object_names.Stay(object_names.ALL, [chunks[disk_no].name]))
         for disk_no in range(7, 40):
             client.put(*small_chunks(disk_no))
     mine = taken(h2.folder / "h1")
@@ -303,10 +303,11 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
             with contextlib.suppress(OSError), (h2.folder / "filler").open("wb", 0) as filler:
                 while filler.write(bytes(4096)):
                     pass
-            assert client.missing(disk, [one.name for one in chunks[:put]]) == set()
-            assert client.chunk(disk, chunks[0].name) == chunks[0].data
+            assert client.missing_chunks(disk, [one.name for one in chunks[:put]]) == set()
+            assert client.fetch_chunk(disk, chunks[0].name) == chunks[0].data
             assert (
-                client.keep(disk, object_names.Stay(object_names.ALL, [chunks[0].name])) == put - 1
+                client.retain_only(disk, object_names.Stay(object_names.ALL, [chunks[0].name]))
+                == put - 1
             )
             client.put(disk, chunks[1:3])
         assert "Traceback" not in h2.log()

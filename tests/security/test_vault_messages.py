@@ -25,7 +25,7 @@ from tests.security.test_vault_holders import ok
 
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 PLAIN = bytes(range(256)) * 4
-NAME = SEAL.name(PLAIN)
+NAME = SEAL.chunk_name(PLAIN)
 CHUNK = object_names.Sealed(NAME, SEAL.close(NAME, PLAIN))
 MANIFEST = SEAL.close_manifest(b"a manifest")
 MANIFEST_NAME = checkpoint_encryption.manifest_name(MANIFEST)
@@ -93,7 +93,7 @@ def test_damaged_requests_leave_nothing_behind(tmp_path: pathlib.Path) -> None:
             tls.sendall(REQUESTS["put chunks"])
             assert tls.recv(1000).startswith(b"HTTP/1.1 204")
         with h3.client(h2) as client:
-            assert client.chunk(H3, NAME) == CHUNK.data
+            assert client.fetch_chunk(H3, NAME) == CHUNK.data
 
 
 ANSWERS = {
@@ -104,7 +104,7 @@ ANSWERS = {
     "drop": (lambda c: c.drop(H1), ok(b"17")),
     "chunk": (lambda c: c.chunk(H1, NAME), ok(CHUNK.data)),
     "manifest": (lambda c: c.manifest(H1, MANIFEST_NAME), ok(MANIFEST)),
-    "manifests": (lambda c: c.manifests(H1), ok(MANIFEST_NAME)),
+    "manifests": (lambda c: c.list_manifests(H1), ok(MANIFEST_NAME)),
     "disks": (lambda c: c.disks(H1.owner), ok(f"{DISK}\n{DISK}".encode())),
 }
 

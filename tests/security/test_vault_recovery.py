@@ -113,16 +113,16 @@ class World:
         return trio.run(self._read, recovery)
 
     async def _read(self, recovery) -> tuple[float, float]:
-        link = checkpoint_client.Link(lambda: self.reader.context(is_server=False), DEADLINE_S)
+        link = checkpoint_client.Link(lambda: self.reader.tls_context(is_server=False), DEADLINE_S)
         of, began_s = checkpoint_client.CheckpointClient(link, recovery), trio.current_time()
         left = iter(self.kept.chunks)
 
         async def bring() -> None:
             for name in left:
-                assert await of.chunk(ids.Cid(name), CHUNK)
+                assert await of.fetch_chunk(ids.Cid(name), CHUNK)
 
         with trio.fail_after(DEADLINE_S):
-            assert await of.manifest() == self.kept.manifest
+            assert await of.fetch_manifest() == self.kept.manifest
             begun_s = trio.current_time()
             async with trio.open_nursery() as nursery:
                 for _ in range(checkpoint_restore.AT_ONCE):

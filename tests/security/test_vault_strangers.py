@@ -41,7 +41,7 @@ def sealed(number: int) -> list[object_names.Sealed]:
     made = []
     for part in range(4):
         plain = random.Random(4 * number + part).randbytes(65536)
-        name = SEAL.name(plain)
+        name = SEAL.chunk_name(plain)
         made.append(object_names.Sealed(name, SEAL.close(name, plain)))
     return made
 

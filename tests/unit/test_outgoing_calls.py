@@ -63,15 +63,15 @@ class Place(NamedTuple):
 
 
 def nova_asks_for_checkpoints(at: Place) -> object:
-    return nova_decision_client.DecisionClient(at.url, "", "token").newest(IMAGE)
+    return nova_decision_client.DecisionClient(at.url, "", "token").newest_checkpoints(IMAGE)
 
 
 def nova_asks_the_gateway(at: Place) -> object:
-    return gateway_client.GatewayClient(at.url, "").look()
+    return gateway_client.GatewayClient(at.url, "").check_gateway()
 
 
 def listener_asks_glance(at: Place) -> object:
-    return glance_client.connect(at.glance_conf()).read(IMAGE)
+    return glance_client.connect(at.glance_conf()).get_image(IMAGE)
 
 
 def listener_asks_the_decision_service(at: Place) -> object:
@@ -83,7 +83,7 @@ def decision_service_asks_prometheus(at: Place) -> object:
     decision_conf.register_opts(conf)
     conf([], project="acstor", default_config_files=[], default_config_dirs=[])
     conf.set_override("url", at.url, "switch_loads_prometheus")
-    return base.load("prometheus", conf).levels({})
+    return base.load("prometheus", conf).read_levels({})
 
 
 def command_asks_the_api(at: Place) -> object:
@@ -97,18 +97,18 @@ def own_credentials(at: Place) -> credentials.Credentials:
         ids.HostId("h1"), identity_files.files_in(at.folder / "identity")
     )
     own = credentials.Credentials(files, vault_paths.PROTOCOL, certificates.GRACE_S)
-    own.look()
+    own.reload_files()
     return own
 
 
 def checkpoint_daemon_asks_a_vault(at: Place) -> object:
     host, _, port = at.address.rpartition(":")
     asking = vault_client.VaultClient(ids.HostId("h2"), (host, int(port)), own_credentials(at))
-    return asking.disks(ids.HostId("h1"))
+    return asking.list_disks(ids.HostId("h1"))
 
 
 def agent_asks_a_vault(at: Place) -> object:
-    link = checkpoint_client.Link(lambda: own_credentials(at).context(is_server=False), 60.0)
+    link = checkpoint_client.Link(lambda: own_credentials(at).tls_context(is_server=False), 60.0)
     return trio.run(link.get, f"https://{at.address}/v1/h1", 1000)
 
 
@@ -118,7 +118,7 @@ def checkpoint_daemon_reads_a_disk(at: Place) -> object:
 
 def checkpoint_daemon_asks_libvirt(at: Place) -> object:
     uri = f"qemu+unix:///system?socket={at.path}"
-    return libvirt_domains.Domains(uri, lambda _: None).present()
+    return libvirt_domains.Domains(uri, lambda _: None).list_servers()
 
 
 CALLS: list[tuple[Callable[[Place], object], type[Exception], str]] = [

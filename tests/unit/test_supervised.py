@@ -64,15 +64,15 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExce
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_steady_run() -> None:
     again = restart_backoff.Restarts(most=None)
-    pauses = [again.failed(0.0) for _ in range(40)]
+    pauses = [again.next_pause(0.0) for _ in range(40)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
     assert set(pauses[7:]) == {restart_backoff.LONGEST_PAUSE_S}
-    assert again.failed(restart_backoff.STEADY_S) == restart_backoff.FIRST_PAUSE_S
+    assert again.next_pause(restart_backoff.STEADY_S) == restart_backoff.FIRST_PAUSE_S
 
 
 def test_loop_that_keeps_failing_is_given_up() -> None:
     again = restart_backoff.Restarts()
-    told = [again.failed(1.0) for _ in range(restart_backoff.MOST_FAILURES)]
+    told = [again.next_pause(1.0) for _ in range(restart_backoff.MOST_FAILURES)]
     assert None not in told[:-1] and told[-1] is None
 
 

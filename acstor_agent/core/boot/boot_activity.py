@@ -32,7 +32,7 @@ class BootActivity:
         self._active_s = self._begun_s = -math.inf
         self._since_s: float | None = None
 
-    def begun(self, begun_s: float) -> None:
+    def last_begin(self, begun_s: float) -> None:
         """Note when a guest was about to boot last; -inf if none was yet."""
         if begun_s == self._begun_s:
             return
@@ -40,7 +40,7 @@ class BootActivity:
             self._since_s = begun_s
         self._begun_s = begun_s
 
-    def fetched(self, count: int, *, is_waited_for: bool, now_s: float) -> None:
+    def note_fetches(self, count: int, *, is_waited_for: bool, now_s: float) -> None:
         """Note how many reads needed something from elsewhere so far, and whether one waits now."""
         if count != self._fetched or is_waited_for:
             self._fetched, self._active_s = count, now_s

@@ -55,7 +55,7 @@ class BootMemory:
         """What is taken now."""
         return sum(held.size_bytes for held in self._held.values())
 
-    def take(
+    def reserve(
         self, image_id: ids.ImageId, size_bytes: int, now_s: float
     ) -> list[ids.ImageId] | None:
         """Take room for a boot image; None if there is none.
@@ -83,16 +83,16 @@ class BootMemory:
             if now_s - held[image_id].used_s >= QUIET_S:
                 yield image_id
 
-    def free(self, image_id: ids.ImageId) -> None:
+    def release_bytes(self, image_id: ids.ImageId) -> None:
         """Give back what a boot image has taken, if it has."""
         self._held.pop(image_id, None)
 
-    def begun(self, image_id: ids.ImageId, now_s: float) -> None:
+    def note_boot(self, image_id: ids.ImageId, now_s: float) -> None:
         """Note that another guest begins to boot."""
         if image_id in self._held:
             self._held[image_id].begun_s = self._held[image_id].used_s = now_s
 
-    def used(self, image_id: ids.ImageId, now_s: float) -> None:
+    def note_use(self, image_id: ids.ImageId, now_s: float) -> None:
         """Note that a boot image was read."""
         if image_id in self._held:
             self._held[image_id].used_s = now_s

@@ -22,7 +22,7 @@ class LoadRecord:
         self.bytes: collections.Counter[counters.Origin] = collections.Counter()
         self._frames: set[ids.Cid] = set()
 
-    def came(self, frame: boot_image.Frame, origin: counters.Origin) -> None:
+    def frame_arrived(self, frame: boot_image.Frame, origin: counters.Origin) -> None:
         """Note a frame, once."""
         if frame.cid not in self._frames:
             self._frames.add(frame.cid)

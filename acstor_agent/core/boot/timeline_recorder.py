@@ -110,7 +110,7 @@ class TimelineRecorder:
         is_idle = not self._under_way and now_s - self.last_s >= idle_s
         return is_idle or now_s - self.opened_s >= longest_s
 
-    def begin(self, offset: int, length: int, now_s: float) -> Read:
+    def begin_read(self, offset: int, length: int, now_s: float) -> Read:
         """Note that a read begins."""
         self._go_on(now_s)
         read = Read(offset, length, now_s)
@@ -119,7 +119,7 @@ class TimelineRecorder:
         self.reads += 1
         return read
 
-    def end(self, read: Read, now_s: float) -> None:
+    def end_read(self, read: Read, now_s: float) -> None:
         """Note that a read has its answer, or has failed."""
         self._go_on(now_s)
         self._under_way.pop(read, None)
@@ -139,13 +139,13 @@ class TimelineRecorder:
         pending = {boot_timeline.PENDING: pending_s} if self._under_way else {}
         return {str(what): seconds for what, seconds in self._waited_s.items()} | pending
 
-    def slices(self) -> tuple[boot_timeline.Slice, ...]:
+    def time_slices(self) -> tuple[boot_timeline.Slice, ...]:
         """Return the slices of time from when it was opened."""
         return tuple(
             boot_timeline.Slice(one.reads, one.waited_s, _plain(one.bytes)) for one in self._slices
         )
 
-    def longest(self, zero_s: float) -> tuple[boot_timeline.LongRead, ...]:
+    def longest_reads(self, zero_s: float) -> tuple[boot_timeline.LongRead, ...]:
         """Return the reads that took longest, in the order of time.
 
         :param zero_s: the moment from which theirs count

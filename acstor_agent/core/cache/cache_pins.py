@@ -40,7 +40,7 @@ class Pins:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def count(self, cid: ids.Cid) -> int:
+    def pin_count(self, cid: ids.Cid) -> int:
         """Return how often a content is pinned."""
         return self._counts.get(cid, 0)
 
@@ -91,7 +91,10 @@ def lacking_bytes(slots: Mapping[int, int], limit_bytes: int, slab_bytes: int) -
     file_bytes, used_bytes, left_bytes = 0, 0.0, limit_bytes
     free = homeless = 0  # slots of larger sizes, and chunks for which there are none
     for slot_bytes in sorted((size for size, count in slots.items() if count), reverse=True):
-        layout, count = cache_slab.SlabLayout.within(slab_bytes, slot_bytes), slots[slot_bytes]
+        layout, count = (
+            cache_slab.SlabLayout.largest_within(slab_bytes, slot_bytes),
+            slots[slot_bytes],
+        )
         if not layout.slot_count:
             return slot_bytes * count  # no slab can have such a slot
         wanted = -(-count // layout.slot_count)

@@ -76,7 +76,7 @@ def _align(offset: int) -> int:
 class SlabLayout:
     """Where things lie in a slab file.
 
-    >>> layout = SlabLayout.within(1 << 20, slot_bytes=65536)
+    >>> layout = SlabLayout.largest_within(1 << 20, slot_bytes=65536)
     >>> layout.slot_count, layout.data_offset, layout.file_bytes
     (15, 8192, 991232)
     """
@@ -85,7 +85,7 @@ class SlabLayout:
     slot_count: int
 
     @classmethod
-    def within(cls, slab_bytes: int, slot_bytes: int) -> "SlabLayout":
+    def largest_within(cls, slab_bytes: int, slot_bytes: int) -> "SlabLayout":
         """Return the layout with the most slots whose file has at most ``slab_bytes``.
 
         It may have no slot at all, if not even one fits.

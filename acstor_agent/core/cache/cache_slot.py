@@ -135,13 +135,13 @@ class Order(abc.ABC):
             self.add(slot)
 
     @abc.abstractmethod
-    def touch(self, slot: Slot) -> None:
+    def note_use(self, slot: Slot) -> None:
         """Note a use; a parked slot is not in the order and that is no error."""
 
     def touch_all(self, slots: Iterable[Slot]) -> None:
         """Note a use of each of some slots."""
         for slot in slots:
-            self.touch(slot)
+            self.note_use(slot)
 
     @abc.abstractmethod
     def remove(self, slot: Slot) -> None:
@@ -156,7 +156,7 @@ class Order(abc.ABC):
         """Make a slot that is in the order the first to go, until it is used again."""
 
     @abc.abstractmethod
-    def first(self) -> Slot | None:
+    def next_victim(self) -> Slot | None:
         """Return the slot that makes room first."""
 
 
@@ -174,7 +174,7 @@ class LruOrder(Order):
         """Take in the newest slots."""
         self._slots.update(dict.fromkeys(slots))
 
-    def touch(self, slot: Slot) -> None:
+    def note_use(self, slot: Slot) -> None:
         """Make ``slot`` the last to go."""
         if not slot.is_parked:
             self._slots.move_to_end(slot)
@@ -198,7 +198,7 @@ class LruOrder(Order):
         """Make ``slot`` the next victim."""
         self._slots.move_to_end(slot, last=False)
 
-    def first(self) -> Slot | None:
+    def next_victim(self) -> Slot | None:
         """Return the slot that was used or stored longest ago."""
         return next(iter(self._slots), None)
 
@@ -213,7 +213,7 @@ class SizeGroup:
         self.with_free: dict[Slab, None] = {}
         self.evictions = 0
 
-    def victim(self, newcomer: int) -> Slot | None:
+    def next_victim(self, newcomer: int) -> Slot | None:
         """Return the slot that makes room next for a rank, parking held ones on the way.
 
         Cheaper chunks that are only held just now do not expose those dearer than the newcomer.
@@ -222,7 +222,7 @@ class SizeGroup:
         for keep_class, order in zip(CLASSES, self.orders, strict=True):
             if has_cheaper and keep_class > newcomer:
                 return None
-            while (slot := order.first()) is not None:
+            while (slot := order.next_victim()) is not None:
                 if not slot.holds:
                     return slot
                 order.remove(slot)

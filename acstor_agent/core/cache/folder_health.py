@@ -41,7 +41,7 @@ class FolderHealth:
         self._wait_s = FIRST_LOOK_S
         self._over_at_s = float("-inf")
 
-    def met(self, what: str, now_s: float, time_s: float) -> bool:
+    def record_fault(self, what: str, now_s: float, time_s: float) -> bool:
         """Note that something is wrong still, or again; say whether that is news.
 
         :param now_s: a clock that is never set; ``time_s``: the time of day

@@ -45,7 +45,7 @@ class PublicCache:
     :param limit_bytes: upper bound of the slab files' lengths, all together
     :param slab_bytes: upper bound of one slab file's length
     :param order: in which order chunks of one class are evicted
-    :param pins: what shall stay; only :meth:`pin` and :meth:`unpin` change it once it is here
+    :param pins: what shall stay; only :meth:`pin_chunk` and :meth:`unpin_chunk` change it once it is here
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PublicCache:
         slot = self._index.get(cid)
         if slot is not None:
             self._tick = slot.used_at = slot.slab.used_at = self._tick + 1
-            slot.order.touch(slot)
+            slot.order.note_use(slot)
         return slot
 
     def lookup_all(self, cids: Sequence[ids.Cid]) -> list[cache_slot.Slot | None]:
@@ -120,11 +120,11 @@ class PublicCache:
             order.touch_all(same)
         return found
 
-    def peek(self, cid: ids.Cid) -> cache_slot.Slot | None:
+    def slot_of(self, cid: ids.Cid) -> cache_slot.Slot | None:
         """Return the slot of ``cid``; this is not a use."""
         return self._index.get(cid)
 
-    def place(self, cid: ids.Cid, length: int, keep_class: KeepClass) -> Placement:
+    def allocate_slot(self, cid: ids.Cid, length: int, keep_class: KeepClass) -> Placement:
         """Give a chunk that is not in the cache a slot, making room if need be.
 
         :raises errors.CacheFull: everything that could make room is held
@@ -136,7 +136,7 @@ class PublicCache:
         if cid in self.pins:
             group, actions = self._room_for_pinned(slot_bytes)
         else:
-            group = self._slabs.group(slot_bytes)
+            group = self._slabs.size_group(slot_bytes)
             actions = [] if group.with_free else self._make_room(group, keep_class)
         slab = next(iter(group.with_free))
         slot_no = slab.free.pop()
@@ -154,7 +154,7 @@ class PublicCache:
 
         :return: their slots; none where a chunk is in the cache, twice among them, or pinned
         """
-        group = self._slabs.group(cache_slab.slot_bytes_for(length))
+        group = self._slabs.size_group(cache_slab.slot_bytes_for(length))
         if not group.with_free or len(set(cids)) < len(cids):
             return []
         if not self._index.keys().isdisjoint(cids):
@@ -187,17 +187,17 @@ class PublicCache:
         """
         larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
         for size in (slot_bytes, *larger):
-            group = self._slabs.group(size)
+            group = self._slabs.size_group(size)
             try:
                 return group, [] if group.with_free else self._make_room(group, cache_slot.PINNED)
             except errors.CacheFull as e:
                 full = e
-        group = self._slabs.group(slot_bytes)
+        group = self._slabs.size_group(slot_bytes)
         if self._slabs.grow_for_pinned(group.layout):
             return group, self._add_slab(group, [])
         raise full
 
-    def pin(self, cid: ids.Cid, length: int) -> None:
+    def pin_chunk(self, cid: ids.Cid, length: int) -> None:
         """Keep a chunk from making room for others, now and whenever it comes."""
         slot = self._index.get(cid)
         if slot is not None and cid not in self.pins:
@@ -207,8 +207,8 @@ class PublicCache:
         else:
             self.pins.add(cid, length)
 
-    def unpin(self, cid: ids.Cid, length: int) -> None:
-        """Take back one :meth:`pin`."""
+    def unpin_chunk(self, cid: ids.Cid, length: int) -> None:
+        """Take back one :meth:`pin_chunk`."""
         slot = self._index.get(cid)
         if slot is not None:
             self._leave_class(slot)
@@ -223,7 +223,7 @@ class PublicCache:
         slots = {size: self.pins.slots.get(size, 0) + more.get(size, 0) for size in sizes}
         return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slabs.slab_bytes)
 
-    def trim(self) -> list[SlabAction]:
+    def shrink_to_limit(self) -> list[SlabAction]:
         """Give up slabs, the cheapest first, as long as there is more than there may be."""
         actions: list[SlabAction] = []
         for slab in self._slabs.too_many():
@@ -231,7 +231,7 @@ class PublicCache:
             actions.append(RemoveSlab(slab))
         return actions
 
-    def promote(self, slot: cache_slot.Slot, keep_class: KeepClass) -> bool:
+    def promote_chunk(self, slot: cache_slot.Slot, keep_class: KeepClass) -> bool:
         """Raise the slot's class to ``keep_class``; say whether it was lower."""
         if slot.is_gone or slot.keep_class >= keep_class:
             return False
@@ -248,7 +248,7 @@ class PublicCache:
             while self.class_bytes[keep_class] > self.limit_bytes // part:
                 orders = (group.orders[keep_class] for group in self._slabs.groups.values())
                 first = min(
-                    filter(None, (order.first() for order in orders)),
+                    filter(None, (order.next_victim() for order in orders)),
                     key=operator.attrgetter("used_at"),
                     default=None,
                 )
@@ -256,7 +256,7 @@ class PublicCache:
                     break  # they are pinned, or were in use when room was needed
                 self._change_class(first, KeepClass.BORROWED)
 
-    def demote(self, slot: cache_slot.Slot) -> bool:
+    def demote_chunk(self, slot: cache_slot.Slot) -> bool:
         """Make a borrowed chunk the first to make room until it is used; say whether it is one.
 
         A chunk that this host keeps for others or for booting stays where it is.
@@ -267,7 +267,7 @@ class PublicCache:
             slot.order.demote(slot)
         return True
 
-    def hold(self, slot: cache_slot.Slot) -> None:
+    def hold_slot(self, slot: cache_slot.Slot) -> None:
         """Keep the slot's place from being handed out; may be called many times."""
         self.hold_all((slot,))
 
@@ -279,7 +279,7 @@ class PublicCache:
                 slot.slab.held += 1
 
     def release_all(self, slots: Iterable[cache_slot.Slot]) -> None:
-        """Undo one :meth:`hold` of each of some slots."""
+        """Undo one :meth:`hold_slot` of each of some slots."""
         for slot in slots:
             if slot.holds > 1 or slot.is_gone or slot.is_parked:
                 self.release(slot)
@@ -288,7 +288,7 @@ class PublicCache:
                 slot.slab.held -= 1
 
     def release(self, slot: cache_slot.Slot) -> None:
-        """Undo one :meth:`hold`."""
+        """Undo one :meth:`hold_slot`."""
         slot.holds -= 1
         if slot.holds:
             return
@@ -299,7 +299,7 @@ class PublicCache:
             slot.is_parked = False
             slot.order.put_back(slot)
 
-    def drop(self, slot: cache_slot.Slot, is_place_bad: bool = False) -> None:
+    def drop_chunk(self, slot: cache_slot.Slot, is_place_bad: bool = False) -> None:
         """Take a chunk out of the cache; its place is free once nobody holds it.
 
         :param is_place_bad: the disk does not take bytes there: it is not used again
@@ -323,7 +323,7 @@ class PublicCache:
         """Forget a slab whose file is gone, with all its chunks; nothing in it is held."""
         self._give_up(slab)
 
-    def slab(self, number: int) -> cache_slot.Slab | None:
+    def slab_by_number(self, number: int) -> cache_slot.Slab | None:
         """Return a slab by its number."""
         return self._slabs.get(number)
 
@@ -340,13 +340,13 @@ class PublicCache:
         self.__dict__.update(other.__dict__)
         self.gone, self.pinned_lost = gone, lost + 1  # what was here may not be there
 
-    def restore(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
+    def restore_slabs(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
         """Take over what a former run left; call it once, on an empty cache.
 
         Of two records with one CID the younger counts.  Slabs that no longer fit under the
         limit, the least valuable ones, are to be removed; those with pinned chunks stay.
         """
-        taken, left = self._slabs.restore(found)
+        taken, left = self._slabs.restore_slabs(found)
         entries = [(record, slab) for slab, records in taken for record in records]
         entries.sort(key=lambda entry: entry[0].sequence)
         for record, slab in entries:
@@ -422,16 +422,16 @@ class PublicCache:
             )
         if self._slabs.surplus_bytes(layout) <= 0:
             return self._add_slab(group, [])
-        victim = group.victim(newcomer)
+        victim = group.next_victim(newcomer)
         if victim is None or self._is_time_to_compare(group):
-            given_up = self._slabs.spare(layout)
+            given_up = self._slabs.slabs_to_give_up(layout)
             if given_up and given_up[-1].value < self._price(group, newcomer, victim):
                 return self._add_slab(group, given_up)
         if victim is None:
             raise errors.CacheFull(layout.slot_bytes, self.limit_bytes, "everything is in use")
         group.evictions += 1
         self.evictions += 1
-        self.drop(victim)
+        self.drop_chunk(victim)
         return []
 
     def _price(
@@ -466,5 +466,5 @@ class PublicCache:
         self._slabs.remove(slab)
         slots = [slot for slot in slab.slots if slot is not None]
         for slot in slots:
-            self.drop(slot)
+            self.drop_chunk(slot)
         return len(slots)

@@ -50,11 +50,11 @@ class Slabs:
         """Return a slab by its number."""
         return self._slabs.get(number)
 
-    def group(self, slot_bytes: int) -> cache_slot.SizeGroup:
+    def size_group(self, slot_bytes: int) -> cache_slot.SizeGroup:
         """Return the group of slots of one size, made now if there is none."""
         group = self.groups.get(slot_bytes)
         if group is None:
-            layout = cache_slab.SlabLayout.within(self.slab_bytes, slot_bytes)
+            layout = cache_slab.SlabLayout.largest_within(self.slab_bytes, slot_bytes)
             group = self.groups[slot_bytes] = cache_slot.SizeGroup(layout, self._policy)
         return group
 
@@ -108,7 +108,7 @@ class Slabs:
 
     # Which go first
 
-    def spare(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
+    def slabs_to_give_up(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
         """Return slabs of other sizes to give up for one of ``layout``, the cheapest first.
 
         The list is empty if they would not make enough room.
@@ -135,7 +135,7 @@ class Slabs:
 
     # What a former run left
 
-    def restore(
+    def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]
     ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.Record]]], list[cache_slot.Slab]]:
         """Take over slabs that were found, the most valuable ones; call it once, on none.
@@ -148,7 +148,7 @@ class Slabs:
         room_bytes, taken, left = self.room_bytes, [], []
         by_value = sorted(found, key=lambda one: (one.number in pinned, *_value(one)), reverse=True)
         for one in by_value:
-            slab = cache_slot.Slab(one.number, one.layout, self.group(one.layout.slot_bytes))
+            slab = cache_slot.Slab(one.number, one.layout, self.size_group(one.layout.slot_bytes))
             if one.layout.file_bytes > room_bytes and one.number not in pinned:
                 left.append(slab)
                 continue

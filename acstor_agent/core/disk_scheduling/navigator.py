@@ -115,19 +115,19 @@ class Navigator:
         self._sum = 0.0  # of the densities of 1 or more, as of ``_window``
         self._count = 0
 
-    def arrived(self, offset: int, now_s: float, was_awaited: bool = True) -> None:
+    def request_arrived(self, offset: int, now_s: float, was_awaited: bool = True) -> None:
         """Take note of a request; a time before the last one counts as the last one.
 
         :param was_awaited: nothing else of its zone is pending
         """
-        self.advance(now_s)
+        self.advance_time(now_s)
         zone = self._zones.get(offset // self.zone_bytes)
         if zone is not None and was_awaited:
             zone.add_interval(self._now_s - zone.last_s)
 
-    def answered(self, offset: int, now_s: float) -> None:
+    def request_answered(self, offset: int, now_s: float) -> None:
         """Take note of an answer: it makes its zone denser."""
-        self.advance(now_s)
+        self.advance_time(now_s)
         number = offset // self.zone_bytes
         zone = self._zones.pop(number, None)
         if zone is None:
@@ -141,7 +141,7 @@ class Navigator:
         if len(self._zones) > self._zone_limit:
             self._leave(*self._zones.popitem(last=False))
 
-    def advance(self, now_s: float) -> None:
+    def advance_time(self, now_s: float) -> None:
         """Let time pass."""
         self._now_s = max(self._now_s, now_s)
         window = int(self._now_s / self._window_s)
@@ -191,7 +191,7 @@ class Navigator:
         """The mean of the densities of 1 or more (equation 4); infinite if there is none."""
         return self._sum / self._count if self._count else math.inf
 
-    def density(self, offset: int) -> float:
+    def zone_density(self, offset: int) -> float:
         """Return the present density of the zone around ``offset``."""
         zone = self._zones.get(offset // self.zone_bytes)
         return self._density(zone) if zone else 0.0

@@ -43,18 +43,18 @@ class Policy(abc.ABC):
         """Give up a request that waits."""
 
     @abc.abstractmethod
-    def pick(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.Request | None:
         """Take out the request to serve now; None to keep the disk idle."""
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[requests.Request]:
         """Iterate over the requests that wait."""
 
-    def completed(self, request: requests.Request, now_s: float) -> None:  # noqa: B027 - may be left
+    def request_completed(self, request: requests.Request, now_s: float) -> None:  # noqa: B027 - may be left
         """Take note that a request which was picked has been served."""
 
     def next_timeout(self) -> float | None:
-        """Return when to ask again if :meth:`pick` said None and nothing else happens."""
+        """Return when to ask again if :meth:`pick_request` said None and nothing else happens."""
         return None
 
     def slice_s(self, stream: requests.Stream) -> float | None:
@@ -77,7 +77,7 @@ class Fifo(Policy):
         """Give up a request that waits."""
         del self._waiting[request]
 
-    def pick(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.Request | None:
         """Take out the first one."""
         first = next(iter(self._waiting), None)
         if first is not None:

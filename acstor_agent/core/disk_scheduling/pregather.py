@@ -127,7 +127,7 @@ class Pregather(policy.Policy):
         if habit is None:
             habit = self._new_stream(request.stream)
         served_s = self._served_s(habit, now_s)
-        habit.arrived(request, now_s, served_s)
+        habit.request_arrived(request, now_s, served_s)
         expire_s = request.expire_s
         habit.queue.add(request, served_s + expire_s)
         self._all[request.stream.klass].add(request, now_s + expire_s)
@@ -162,12 +162,12 @@ class Pregather(policy.Policy):
 
     # After a request: algorithm 1
 
-    def completed(self, request: requests.Request, now_s: float) -> None:
+    def request_completed(self, request: requests.Request, now_s: float) -> None:
         """Set a timer if the next request of the stream is worth waiting for."""
         habit = self._streams.get(request.stream)
         if habit is None:
             return
-        habit.completed(request, now_s, self._served_s(habit, now_s))
+        habit.request_completed(request, now_s, self._served_s(habit, now_s))
         if habit is not self._current:
             return
         if not habit.queue:
@@ -198,7 +198,7 @@ class Pregather(policy.Policy):
         """Return when the wait, the slice or the patience of a request ends."""
         return self._asks_again_s
 
-    def pick(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.Request | None:
         """Take out the request to serve now; None to wait for a better one."""
         self._asks_again_s = None
         if self._current is None or self._is_slice_over(now_s):
@@ -354,6 +354,6 @@ class Pregather(policy.Policy):
         """Yield the queue of the best class that has requests, and those with overdue ones."""
         is_first = True
         for queue in self._all.values():
-            if queue and (is_first or queue.overdue(now_s)):
+            if queue and (is_first or queue.first_overdue(now_s)):
                 yield queue
                 is_first = False

@@ -63,11 +63,11 @@ class RequestQueue:
         """Return the deadline with which a queued request came."""
         return self._waiting[request][1]
 
-    def oldest(self) -> requests.Request | None:
+    def earliest_deadline(self) -> requests.Request | None:
         """Return the request with the earliest deadline."""
         return self._deadlines[0][2] if self._deadlines else None
 
-    def overdue(self, now_s: float) -> requests.Request | None:
+    def first_overdue(self, now_s: float) -> requests.Request | None:
         """Return the request with the earliest deadline if that has passed."""
         if self._deadlines and self._deadlines[0][0] <= now_s:
             return self._deadlines[0][2]
@@ -78,7 +78,7 @@ class RequestQueue:
         at = bisect.bisect_left(self._places, (offset, -1))
         return self._places[at][2] if at < len(self._places) else None
 
-    def before(self, offset: int) -> requests.Request | None:
+    def last_before(self, offset: int) -> requests.Request | None:
         """Return the last request that begins before ``offset``."""
         at = bisect.bisect_left(self._places, (offset, -1))
         return self._places[at - 1][2] if at else None

@@ -65,7 +65,7 @@ class Account:
         self._head: int | None = None
         self._last: requests.Stream | None = None
 
-    def of(self, stream: requests.Stream) -> StreamCount:
+    def stream_account(self, stream: requests.Stream) -> StreamCount:
         """Return a stream's count; where there are too many the idlest one's goes to OTHERS'."""
         found = self.streams.get(stream)
         if found is None:
@@ -81,7 +81,7 @@ class Account:
         others.add(idlest)
         self.streams[OTHERS] = others
 
-    def dispatched(self, request: requests.Request) -> None:
+    def count_dispatch(self, request: requests.Request) -> None:
         """Count a seek, and a slice where the stream changes."""
         if self._head is not None:
             distance = abs(request.offset - self._head)
@@ -89,20 +89,20 @@ class Account:
             self.seeks[name] += 1
         self._head = request.stop
         if request.stream != self._last:
-            self.of(request.stream).slices += 1
+            self.stream_account(request.stream).slices += 1
             self._last = request.stream
 
-    def completed(self, request: requests.Request, now_s: float) -> None:
+    def count_completion(self, request: requests.Request, now_s: float) -> None:
         """Count a request that was served."""
-        count = self.of(request.stream)
+        count = self.stream_account(request.stream)
         count.requests += 1
         count.bytes += request.length
         count.latency.add(now_s - request.arrived_s)
 
-    def waited(self, policy: policies.Policy) -> None:
+    def count_waits(self, policy: policies.Policy) -> None:
         """Count the waits that have ended."""
         for stream, end in policy.take_waits():
-            self.of(stream).waits[end.value] += 1
+            self.stream_account(stream).waits[end.value] += 1
 
     @property
     def waits(self) -> dict[str, int]:
@@ -142,7 +142,7 @@ class Scheduler:
         self._now_s = max(self._now_s, now_s)
         return self._now_s
 
-    def submit(self, request: requests.Request, now_s: float) -> None:
+    def submit_request(self, request: requests.Request, now_s: float) -> None:
         """Take in a request.
 
         :raises BadRequest: it is empty, or not within the disk
@@ -178,26 +178,26 @@ class Scheduler:
             self.give_up(request)
         return gone
 
-    def pick(self, now_s: float) -> requests.Request | None:
+    def pick_request(self, now_s: float) -> requests.Request | None:
         """Take out the request to serve now; None to keep the disk idle.
 
         Ask again at :meth:`next_timeout`, and after every other call.
         """
-        found = self._policy.pick(self._at(now_s))
-        self.account.waited(self._policy)
+        found = self._policy.pick_request(self._at(now_s))
+        self.account.count_waits(self._policy)
         if found is not None:
             self._forget(found)
-            self.account.dispatched(found)
+            self.account.count_dispatch(found)
         return found
 
     def next_timeout(self) -> float | None:
         """Return when to ask again if nothing else happens before; None if it is no use."""
         return self._policy.next_timeout() if self._count else None
 
-    def completed(self, request: requests.Request, now_s: float) -> None:
+    def request_completed(self, request: requests.Request, now_s: float) -> None:
         """Take note that a request was served, or failed."""
-        self.account.completed(request, self._at(now_s))
-        self._policy.completed(request, self._now_s)
+        self.account.count_completion(request, self._at(now_s))
+        self._policy.request_completed(request, self._now_s)
 
     def change_policy(self, policy: policies.Policy) -> None:
         """Let another policy choose from now on, also among what waits already."""

@@ -47,7 +47,7 @@ class StreamHabit:
         self._was_idle = False
         self._next_detour_s = 0.0
 
-    def arrived(self, request: requests.Request, now_s: float, served_s: float) -> None:
+    def request_arrived(self, request: requests.Request, now_s: float, served_s: float) -> None:
         """Learn from a request.
 
         :param served_s: for how long the stream has had the disk until now
@@ -57,7 +57,7 @@ class StreamHabit:
         if self._arrived_stop is not None:
             self.distance.add(abs(request.offset - self._arrived_stop))
         self._arrived_stop = request.stop
-        self.navigator.arrived(request.offset, served_s, self._awaits(request.offset))
+        self.navigator.request_arrived(request.offset, served_s, self._awaits(request.offset))
 
     def _awaits(self, offset: int) -> bool:
         """Say whether nothing of this place's zone is pending."""
@@ -68,15 +68,15 @@ class StreamHabit:
             for other in (waiting, self.in_service)
         )
 
-    def completed(self, request: requests.Request, now_s: float, served_s: float) -> None:
+    def request_completed(self, request: requests.Request, now_s: float, served_s: float) -> None:
         """Take note of an answer."""
         self._answered_s = now_s
         self.in_service = None
-        self.navigator.answered(request.offset, served_s)
+        self.navigator.request_answered(request.offset, served_s)
 
     def overdue(self, served_s: float) -> requests.Request | None:
         """Return a request that has to go first now: one in READ_EXPIRE_S at most."""
-        return self.queue.overdue(served_s) if served_s >= self._next_detour_s else None
+        return self.queue.first_overdue(served_s) if served_s >= self._next_detour_s else None
 
     def dispatched(self, request: requests.Request, served_s: float) -> None:
         """Take out a request, and take note of where the head goes for this stream."""

@@ -74,7 +74,7 @@ def plan_read(
 ) -> list[Stretch]:
     """Return where the bytes of a read lie, in order; what is past the disk's end is left out."""
     stretches: list[Stretch] = []
-    for chunk_no, start, stop in cut.pieces(offset, length):
+    for chunk_no, start, stop in cut.split_range(offset, length):
         at = cut.chunk_offset(chunk_no)
         if is_on_disk(states, chunk_no):
             _join(stretches, Stretch(Origin.DISK, at + start, at + stop))
@@ -130,7 +130,7 @@ def note_written(states: chunk_state.ChunkStates, plan: WritePlan) -> None:
         if (plan.before and chunk_no == plan.chunks[0]) or (
             plan.after and chunk_no == plan.chunks[-1]
         ):
-            states.apply(chunk_no, _E.DEMAND_ARRIVED)
-            states.apply(chunk_no, _E.PART_WRITTEN)
+            states.apply_event(chunk_no, _E.DEMAND_ARRIVED)
+            states.apply_event(chunk_no, _E.PART_WRITTEN)
         else:
-            states.apply(chunk_no, _E.WHOLE_WRITTEN)
+            states.apply_event(chunk_no, _E.WHOLE_WRITTEN)

@@ -54,7 +54,7 @@ def images_to_evict(
             for cid, length in part.items():
                 taken[cid] += 1
                 found[image_id].add(cid)
-                if taken[cid] == pins.count(cid) and cid not in contents:
+                if taken[cid] == pins.pin_count(cid) and cid not in contents:
                     freed.add(cid)
                     slots[cache_slab.slot_bytes_for(length)] -= 1
     if lacking_bytes(slots) and not may_grow:

@@ -145,7 +145,7 @@ def _remote(count: int) -> bytearray | mmap.mmap:
 class ChunkStates:
     """The states of all chunks of one image: one byte a chunk, and counts derived from them.
 
-    The counts change in :meth:`apply` and :meth:`forgive` only, so they can be no others than a
+    The counts change in :meth:`apply_event` and :meth:`accept_unmatched` only, so they can be no others than a
     count over all chunks would give.  One event takes about 0.3 us.
 
     >>> states = ChunkStates(3)
@@ -173,7 +173,7 @@ class ChunkStates:
         return self._count
 
     def __iter__(self) -> Iterator[ChunkState]:
-        return map(self.state, range(self._count))
+        return map(self.state_of, range(self._count))
 
     @property
     def unmatched(self) -> int:
@@ -185,7 +185,7 @@ class ChunkStates:
         """Chunks that are in PREFETCH."""
         return self._counts[_PREFETCH]
 
-    def state(self, chunk_no: int) -> ChunkState:
+    def state_of(self, chunk_no: int) -> ChunkState:
         """Return the state of a chunk."""
         return _STATE_OF_CODE[self._codes[chunk_no]]
 
@@ -193,7 +193,7 @@ class ChunkStates:
         """Say whether ``event`` is legal in the chunk's state."""
         return _CODE_AFTER[event][self._codes[chunk_no]] is not None
 
-    def apply(self, chunk_no: int, event: ChunkEvent) -> ChunkState:
+    def apply_event(self, chunk_no: int, event: ChunkEvent) -> ChunkState:
         """Let ``event`` happen to a chunk and return its new state.
 
         :raises errors.IllegalTransition: it cannot happen in the chunk's state
@@ -209,7 +209,7 @@ class ChunkStates:
             self._judge(before, after, event)
         return _STATE_OF_CODE[after]
 
-    def forgive(self) -> None:
+    def accept_unmatched(self) -> None:
         """Stop counting the chunks that are LOCAL now as unmatched; they stay LOCAL."""
         at = -1
         for _ in range(self._counts[_LOCAL]):

@@ -40,15 +40,15 @@ class SpareBandwidth:
         self._others_bytes_s = 0.0
         self._own_bytes = 0
 
-    def came(self, count: int) -> None:
+    def count_bytes(self, count: int) -> None:
         """Note bytes of chunks that came for an image that becomes whole."""
         self._own_bytes += count
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin anew, after a pause in which nobody looked."""
         self._last, self._own_bytes = None, 0
 
-    def looked(self, look: interface_traffic.InterfaceSample) -> float:
+    def spare_bytes_s(self, look: interface_traffic.InterfaceSample) -> float:
         """Return the rate in bytes/s that others leave over; see :data:`SHARE`.
 
         What others take is believed at once when it grows, and by half when it falls.
@@ -169,11 +169,11 @@ class Speed:
         self._since_s: float | None = None
         self._count = 0
 
-    def came(self, count: int) -> None:
+    def count_bytes(self, count: int) -> None:
         """Note bytes."""
         self._count += count
 
-    def look(self, now_s: float) -> None:
+    def refresh(self, now_s: float) -> None:
         """Bring ``bytes_s`` up to date; call it each second or so."""
         since_s, self._since_s = self._since_s, now_s
         count, self._count = self._count, 0
@@ -217,12 +217,12 @@ class Backoff:
         self.failure: Failure | None = None
         self._pause_s = FIRST_PAUSE_S
 
-    def failed(self, why: str, now_s: float, deadline: Deadline | None = None) -> None:
+    def record_failure(self, why: str, now_s: float, deadline: Deadline | None = None) -> None:
         """Note a failure; with a deadline no pause is longer than a tenth of the time left."""
         self.failure = Failure(why, now_s + min(self._pause_s, _longest_pause_s(deadline, now_s)))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Note that it works."""
         self.failure = None
         self._pause_s = FIRST_PAUSE_S

@@ -74,11 +74,11 @@ class Openings:
     def __len__(self) -> int:
         return len(self._counts.keys() | self._settled)
 
-    def opened(self, image_id: ids.ImageId) -> None:
+    def image_opened(self, image_id: ids.ImageId) -> None:
         """Note that somebody has opened an image."""
         self._count(image_id, 1)
 
-    def closed(self, image_id: ids.ImageId) -> None:
+    def image_closed(self, image_id: ids.ImageId) -> None:
         """Note that somebody has closed an image, which may have been opened before the start."""
         self._count(image_id, -1)
 
@@ -110,7 +110,9 @@ class Openings:
             self._found |= self._changed
         self._changed = set()
 
-    def looked(self, found: Collection[ids.ImageId], attached: Collection[ids.ImageId]) -> None:
+    def note_open_files(
+        self, found: Collection[ids.ImageId], attached: Collection[ids.ImageId]
+    ) -> None:
         """Note which images processes had open, and forget what is not attached any more."""
         self._found = set(found)
         for image_id in attached:
@@ -157,7 +159,9 @@ class Touches:
     def __len__(self) -> int:
         return len(self._at_s)
 
-    def touched(self, image_id: ids.ImageId, at_s: float, *, is_by_nova: bool = False) -> None:
+    def image_touched(
+        self, image_id: ids.ImageId, at_s: float, *, is_by_nova: bool = False
+    ) -> None:
         """Note that an image was touched; an earlier time than that known says nothing."""
         if is_by_nova:
             self._nova_came(at_s)
@@ -165,7 +169,9 @@ class Touches:
         self._unseen.discard(image_id)
         self._for_others.discard(image_id)
 
-    def attached(self, image_id: ids.ImageId, at_s: float, *, is_for_others: bool = False) -> None:
+    def image_attached(
+        self, image_id: ids.ImageId, at_s: float, *, is_for_others: bool = False
+    ) -> None:
         """Note that an image was attached, which shows no use: it counts as at the start.
 
         :param is_for_others: because another host has asked for it
@@ -201,7 +207,7 @@ class Touches:
         """Say whether another host's wish is all that shows of an image; from any thread."""
         return image_id in self._for_others
 
-    def forget(self, image_id: ids.ImageId) -> None:
+    def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget an image; what is attached by that name from now on is another one."""
         self._at_s.pop(image_id, None)
         self._unseen.discard(image_id)
@@ -210,4 +216,4 @@ class Touches:
     def forget_others(self, attached: Collection[ids.ImageId]) -> None:
         """Forget what is not attached any more."""
         for image_id in self._at_s.keys() - set(attached):
-            self.forget(image_id)
+            self.forget_image(image_id)

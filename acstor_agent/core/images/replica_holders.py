@@ -83,7 +83,7 @@ class ReplicaHolders:
         """How often each host is told."""
         return max(EVERY_S, PER_HOST_S * len(self._due_s))
 
-    def follow(
+    def set_images(
         self, hosts: Iterable[ids.HostId], used: Iterable[ids.ImageId], now_s: float
     ) -> None:
         """Note who is to be told of which images: as many as one host may ask for.
@@ -106,7 +106,7 @@ class ReplicaHolders:
             for host in answers.keys() - due_s.keys():
                 del answers[host]
 
-    def moved(self, now_s: float) -> None:
+    def shares_changed(self, now_s: float) -> None:
         """Note that shares are other ones now: everybody is asked how far his are."""
         self._due_s = dict.fromkeys(self._due_s, now_s)
 
@@ -139,7 +139,9 @@ class ReplicaHolders:
                 found.append((host, replica_messages.ReplicaRequest(tuple(now[at : at + most]))))
         return found
 
-    def heard(self, host: ids.HostId, kept: replica_messages.ReplicaReport, now_s: float) -> None:
+    def record_report(
+        self, host: ids.HostId, kept: replica_messages.ReplicaReport, now_s: float
+    ) -> None:
         """Note what a host says of its shares; what it was not asked for is ignored."""
         if host not in self._due_s:
             return
@@ -148,7 +150,7 @@ class ReplicaHolders:
                 answers = self._answers.setdefault(share.image_id, {})
                 answers[host] = _Answer(kept.ring_epoch, share, now_s)
 
-    def report(
+    def report_shares(
         self, image_id: ids.ImageId, hosts: Collection[ids.HostId], ring_epoch: int, now_s: float
     ) -> Report:
         """Return how far the shares of other hosts are; may be called from any thread.

@@ -51,15 +51,15 @@ class Leases:
     def __len__(self) -> int:
         return len(self._until_s)
 
-    def images(self) -> list[ids.ImageId]:
+    def leased_images(self) -> list[ids.ImageId]:
         """Return the images that are leased, those asked for first before the others."""
         return list(self._until_s)
 
-    def hosts(self, image_id: ids.ImageId) -> list[ids.HostId]:
+    def hosts_of(self, image_id: ids.ImageId) -> list[ids.HostId]:
         """Return who asked for an image."""
         return list(self._until_s.get(image_id, ()))
 
-    def has(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
+    def has_lease(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
         """Say whether a host asked for an image."""
         return host in self._until_s.get(image_id, ())
 
@@ -67,7 +67,9 @@ class Leases:
         """Return when the last lease of an image ends."""
         return max(self._until_s.get(image_id, {}).values(), default=-math.inf)
 
-    def told(self, host: ids.HostId, image_id: ids.ImageId, lease_s: float, now_s: float) -> bool:
+    def grant_lease(
+        self, host: ids.HostId, image_id: ids.ImageId, lease_s: float, now_s: float
+    ) -> bool:
         """Note what a host has asked for; say whether there was room for it.
 
         :param lease_s: longer than LEASE_S counts as that; 0 takes back what was asked for
@@ -102,7 +104,7 @@ class Leases:
             if self._charges[heir] + 1 < self._charges[most]:
                 self._charge(newest, heir)
                 continue
-            for holder in self.hosts(newest):
+            for holder in self.hosts_of(newest):
                 self._end(holder, newest)
             return True
         return False
@@ -144,7 +146,7 @@ class Leases:
         elif self._charged_to[image_id] == host:
             self._charge(image_id, min(holders, key=lambda one: self._charges[one]))
 
-    def expire(self, now_s: float) -> None:
+    def end_expired(self, now_s: float) -> None:
         """End what is over."""
         over = [
             (host, image_id)

@@ -62,10 +62,10 @@ class Part(NamedTuple):
     total_bytes: int
     image_bytes: int
 
-    def contents(self) -> dict[ids.Cid, int]:
+    def list_contents(self) -> dict[ids.Cid, int]:
         """Return the contents, with their lengths; takes about 1 ms for 1,000 chunks."""
         length = self.map.geometry.chunk_length
-        return {self.map.cid(number): length(number) for number in self.numbers}
+        return {self.map.cid_of(number): length(number) for number in self.numbers}
 
 
 def _part(
@@ -119,7 +119,7 @@ class ReplicaPlacement:
         self._here, self._current_ring, self._oid_of = here, current_ring, oid_of
         self._is_by_place = is_by_place
 
-    def table(self) -> hash_ring.Ring | None:
+    def share_table(self) -> hash_ring.Ring | None:
         """Return the table by which this host has shares; None: it is not on it, and keeps all."""
         table = self._current_ring()
         return table if self._here in table else None
@@ -156,7 +156,7 @@ class ReplicaPlacement:
         """Yield ranges of contents, which are in the order of the ring, that are this host's."""
         first, contents = 0, image_map.tables.contents
         while first < contents:
-            oid = ids.oid_of(image_map.cid(image_map.first_chunk(first)))
+            oid = ids.oid_of(image_map.cid_of(image_map.first_chunk(first)))
             stop = max(first + 1, image_map.content_behind(group.last_alike(oid), first))
             if self._here in group.owners_at(oid, COPIES):
                 yield first, stop
@@ -172,7 +172,7 @@ class ReplicaPlacement:
         for number in range(len(image_map)):
             if number % _NAMED == 0:
                 pause()
-            cid = image_map.cid(number)
+            cid = image_map.cid_of(number)
             if has_last := cid != ids.ZERO_CID:
                 count += 1
                 oid = self._oid_of(image_map.image_id, offset_of(number), cid)
@@ -190,7 +190,7 @@ class ReplicaPlacement:
         for looked_at, first in enumerate(range(0, len(image_map), length)):
             if looked_at % _NAMED == 0:
                 pause()
-            cids = image_map.cids(first, min(first + length, len(image_map)))
+            cids = image_map.cids_between(first, min(first + length, len(image_map)))
             named = [number for number, cid in enumerate(cids, first) if cid != ids.ZERO_CID]
             has_last = bool(named) and named[-1] == len(image_map) - 1
             if not named:

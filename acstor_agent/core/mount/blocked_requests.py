@@ -68,7 +68,7 @@ class BlockedRequests:
     def __len__(self) -> int:
         return len(self._all)
 
-    def begin(self, guest: requests.Stream, now_s: float, token: Hashable) -> Wait:
+    def begin_request(self, guest: requests.Stream, now_s: float, token: Hashable) -> Wait:
         """Note that a request waits.
 
         :param now_s: of a clock that never goes back
@@ -77,15 +77,15 @@ class BlockedRequests:
         self._all[wait] = None
         return wait
 
-    def end(self, wait: Wait) -> None:
+    def end_request(self, wait: Wait) -> None:
         """Note that a request is answered."""
         self._all.pop(wait, None)
 
-    def of(self, guest: requests.Stream) -> list[Wait]:
+    def requests_of_guest(self, guest: requests.Stream) -> list[Wait]:
         """Return the requests of a guest."""
         return [wait for wait in self._all if wait.guest == guest]
 
-    def late(self, now_s: float, for_s: float) -> dict[requests.Stream, LateWaits]:
+    def late_guests(self, now_s: float, for_s: float) -> dict[requests.Stream, LateWaits]:
         """Return the guests with requests that have waited for so long; from any thread."""
         found: dict[requests.Stream, LateWaits] = {}
         for wait in self._all.copy():

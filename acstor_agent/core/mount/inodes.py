@@ -109,7 +109,7 @@ class Owner(NamedTuple):
 class Inodes:
     """The images and disks that are known by their numbers.
 
-    ``openings`` are those of images, by handle, as far as they were met (see :meth:`opening`).
+    ``openings`` are those of images, by handle, as far as they were met (see :meth:`opening_of`).
 
     >>> inodes = Inodes(keyed(bytes(KEY_BYTES)))
     >>> inode = inodes.know_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
@@ -158,7 +158,7 @@ class Inodes:
         self.disks[inode] = disk_id
         return inode
 
-    def detached(self, image_id: ids.ImageId) -> None:
+    def image_detached(self, image_id: ids.ImageId) -> None:
         """Note that an image is not attached any more; of DETACHED the first one is forgotten."""
         self._detached[image_id] = None
         self._detached.move_to_end(image_id)
@@ -215,7 +215,7 @@ class Inodes:
         self._images.pop(taken.number, None)
         self.disks.pop(taken.number, None)
 
-    def tag(self, pid: int, started: int) -> int:
+    def process_tag(self, pid: int, started: int) -> int:
         """Return the tag of a process, which is never 0.
 
         :param started: when it was started, as /proc says it
@@ -230,10 +230,10 @@ class Inodes:
         """
         opener = recorded_as or next(self._other_openers)
         handle = inode | opener << _OPENER_SHIFT | tag << _TAG_SHIFT
-        self.opening(handle)
+        self.opening_of(handle)
         return handle
 
-    def opening(self, handle: int) -> Opening | None:
+    def opening_of(self, handle: int) -> Opening | None:
         """Return what a handle or the inode of a mirror stands for, None for that of nobody."""
         found = self.openings.get(handle)
         if found is None:
@@ -246,21 +246,21 @@ class Inodes:
                 )
         return found
 
-    def closed(self, handle: int) -> None:
+    def handle_closed(self, handle: int) -> None:
         """Forget a handle that is closed: it can be understood again, if another one is like it."""
         self.openings.pop(handle, None)
 
-    def owner(self, guest: requests.Stream) -> Owner:
-        """Return whose file a guest reads: the opposite of :meth:`guest`."""
+    def owner_of(self, guest: requests.Stream) -> Owner:
+        """Return whose file a guest reads: the opposite of :meth:`guest_of`."""
         file_id, slash, opener = guest.name.partition("/")
         if not slash:
             return Owner(self.of_disk(disk_header.DiskId(file_id)), 0)
         tag = opener.partition(".")[2]
         return Owner(self.of_image(ids.ImageId(file_id)), int(tag, 16) if tag else 0)
 
-    def guest(self, handle: int) -> requests.Stream:
+    def guest_of(self, handle: int) -> requests.Stream:
         """Return the guest that reads or writes: its disk, or its opening."""
-        opening = self.opening(handle)
+        opening = self.opening_of(handle)
         if opening is not None:
             return opening.guest
         return guest_of_disk(self.disks.get(handle, disk_header.DiskId("")))

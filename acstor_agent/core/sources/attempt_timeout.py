@@ -49,11 +49,11 @@ class AttemptTimeout:
         least_s = self._base_s + length_bytes / SLOWEST_BYTES_PER_S
         return min(max(least_s, TIMES * max(self._latest_s, default=0.0)), self._most_s)
 
-    def answered(self, took_s: float) -> None:
+    def record_answer(self, took_s: float) -> None:
         """Note that an attempt was answered."""
         self._latest_s.append(took_s)
 
-    def missed(self, deadline_s: float) -> None:
+    def record_timeout(self, deadline_s: float) -> None:
         """Note that an attempt was given up after ``deadline_s``."""
         self.misses += 1
         self._latest_s.append(deadline_s)

@@ -47,17 +47,17 @@ class CircuitBreaker:
         self._is_tried = True
         return True
 
-    def asked(self, now_s: float) -> None:
+    def begin_wait(self, now_s: float) -> None:
         """Note that somebody waits for an answer."""
         if not self._waiting:
             self.silent_since_s = now_s
         self._waiting += 1
 
-    def left(self) -> None:
+    def end_wait(self) -> None:
         """Note that somebody does not wait any more, for whatever reason."""
         self._waiting -= 1
 
-    def answered(self, now_s: float) -> float:
+    def record_answer(self, now_s: float) -> float:
         """Note an answer; return how long the source was silent before it."""
         silent_s = now_s - self.silent_since_s
         self.silent_since_s = now_s
@@ -65,7 +65,7 @@ class CircuitBreaker:
         self._pause_s = self._first_pause_s
         return silent_s
 
-    def failed(self, now_s: float) -> bool:
+    def record_failure(self, now_s: float) -> bool:
         """Note that it does not answer; return whether that is news."""
         is_news = not self.is_down
         if self._is_tried:

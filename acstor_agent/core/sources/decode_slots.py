@@ -128,12 +128,12 @@ class DecodeSlots:
             return True
         return used_s >= job.allowed_s + decoded_bytes / FLOOR_BYTES_S
 
-    def leave(self, job: Job) -> None:
+    def leave_queue(self, job: Job) -> None:
         """Let a job wait no more."""
         if self._images[job.image_id].waiting.pop(job, job) is None:
             self._waiting -= 1
 
-    def begin(self, now_s: float) -> Job | None:
+    def begin_job(self, now_s: float) -> Job | None:
         """Give a job a slot and return it; None if nobody may begin."""
         if not self._free:
             return None
@@ -154,7 +154,7 @@ class DecodeSlots:
         is_last = image.running and image.running >= self._slots - 1
         return image.may_begin(now_s) and not (is_last and image.debt_s(now_s))
 
-    def end(self, job: Job, used_s: float, decoded_bytes: int, now_s: float) -> None:
+    def end_job(self, job: Job, used_s: float, decoded_bytes: int, now_s: float) -> None:
         """Take a job's slot back."""
         image = self._images[job.image_id]
         self._free += 1
@@ -164,7 +164,7 @@ class DecodeSlots:
             self._forget(now_s)
 
     def delay_s(self, now_s: float) -> float | None:
-        """Return when to try :meth:`begin` again though no job ends; None if that needs no try."""
+        """Return when to try :meth:`begin_job` again though no job ends; None if that needs no try."""
         if not self._free:
             return None
         waiting = [image for image in self._images.values() if image.waiting and not image.running]

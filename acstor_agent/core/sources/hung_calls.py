@@ -78,17 +78,17 @@ class Fence:
         self._most, self._most_of_one = most, most_of_one
         self._calls: set[Call] = set()
 
-    def begin(self, of: Hashable, now_s: float) -> Call:
+    def begin_call(self, of: Hashable, now_s: float) -> Call:
         """Note that a call has begun."""
         call = Call(of, now_s)
         self._calls.add(call)
         return call
 
-    def leave(self, call: Call) -> None:
+    def abandon_call(self, call: Call) -> None:
         """Note that nobody waits for a call any more."""
         call.is_left = True
 
-    def end(self, call: Call) -> None:
+    def end_call(self, call: Call) -> None:
         """Note that a call has come back."""
         self._calls.discard(call)
         for other in self._calls:
@@ -96,12 +96,12 @@ class Fence:
                 other.is_past = True
                 other.is_past_of_one |= other.of == call.of
 
-    def hanging(self, now_s: float) -> Hanging:
+    def count_hung(self, now_s: float) -> Hanging:
         """Return how many calls hang; may be called from another thread."""
         hang = self._hanging(now_s)
         return Hanging(len(hang), max((now_s - call.began_s for call in hang), default=0.0))
 
-    def refuses(self, of: Hashable, now_s: float) -> bool:
+    def is_refused(self, of: Hashable, now_s: float) -> bool:
         """Say whether no call about ``of`` may be begun now."""
         hang = self._hanging(now_s)
         if len(hang) >= 2 * self._most:

@@ -28,7 +28,7 @@ class Refusals:
             ids.ImageId, tuple[health_issues.HealthIssue, float]
         ] = collections.OrderedDict()
 
-    def note(self, image_id: ids.ImageId, why: str, now_s: float) -> bool:
+    def record_refusal(self, image_id: ids.ImageId, why: str, now_s: float) -> bool:
         """Note a refusal; return whether no image was refused for this reason before."""
         known = self._live(now_s)
         since_s = next((one.since_s for one in known if one.why == why), None)
@@ -42,11 +42,11 @@ class Refusals:
             self._known.popitem(last=False)
         return is_news
 
-    def given(self, image_id: ids.ImageId) -> None:
+    def clear_refusal(self, image_id: ids.ImageId) -> None:
         """Note that something of an image was given."""
         self._known.pop(image_id, None)
 
-    def trouble(self, now_s: float) -> health_issues.HealthIssue | None:
+    def last_refusal(self, now_s: float) -> health_issues.HealthIssue | None:
         """Return the refusal that was met last; may be called from any thread."""
         return next(reversed(self._live(now_s)), None)
 

@@ -99,7 +99,7 @@ class Tiles:
         self._starts = [start for start, _ in self.ranges]
         self._data: dict[int, memoryview] = {}
 
-    def of(self, run: tuple[int, int]) -> range:
+    def tiles_of_run(self, run: tuple[int, int]) -> range:
         """Return the numbers of the tiles that a run needs."""
         first = bisect.bisect_right(self._starts, run[0]) - 1
         return range(first, bisect.bisect_left(self._starts, run[1]))
@@ -115,7 +115,7 @@ class Tiles:
     def bytes_of(self, span: tuple[int, int]) -> bytes | memoryview:
         """Return what lies in a part of a run whose tiles are all here."""
         parts = []
-        for number in self.of(span):
+        for number in self.tiles_of_run(span):
             start, stop = self.ranges[number]
             view = self._data[number]
             parts.append(view[max(0, span[0] - start) : min(stop, span[1]) - start])

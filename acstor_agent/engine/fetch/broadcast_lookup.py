@@ -72,13 +72,13 @@ class BroadcastLookups:
         self._waiting: fair_queue.FairQueue[BroadcastLookup] = fair_queue.FairQueue()
         self._places = CHUNKS_AT_ONCE
 
-    def begin(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
+    def start_lookup(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
         """Ask all hosts, in its turn.
 
         :param want: in whose name, which the source has denied
         """
         search = transfer.search = BroadcastLookup(transfer, want)
-        self._waiting.put(GUEST, want.image_id, search)
+        self._waiting.put_item(GUEST, want.image_id, search)
         self._start()
 
     def place_free(self) -> None:
@@ -87,13 +87,13 @@ class BroadcastLookups:
         self._start()
 
     def _start(self) -> None:
-        while self._places and (search := self._waiting.take()) is not None:
+        while self._places and (search := self._waiting.take_next()) is not None:
             self._places -= 1
             search.has_place = True
             context, want = self._context, search.want
-            hosts = context.ring.others()
-            search.departed = self.absences.departed(hosts, context.now)
-            left = self._denials.left((want.cid, want.image_id), hosts, context.now)
+            hosts = context.ring.other_hosts()
+            search.departed = self.absences.departed_hosts(hosts, context.now)
+            left = self._denials.hosts_to_ask((want.cid, want.image_id), hosts, context.now)
             alone = context.peers.in_backoff(context.now)
             search.asked = len(left)
             search.silent = [host for host in left if host in alone]
@@ -106,7 +106,7 @@ class BroadcastLookups:
         while search.left and len(search.attempts) < HOSTS_AT_ONCE:
             refs = (search.want,)
             what = (search.transfer, search.left.pop(), mode, refs, track, context.now)
-            search.attempts.append(context.requests_out.ask(*what))
+            search.attempts.append(context.requests_out.send_when_credited(*what))
         if not search.attempts:
             self._end(search)
 
@@ -119,12 +119,12 @@ class BroadcastLookups:
         search.attempts.remove(attempt)
         if failure is Failure.MISSING:
             what = search.want.cid, search.want.image_id
-            self._denials.denied(what, attempt.host, self._context.now)
+            self._denials.record_denial(what, attempt.host, self._context.now)
         else:
             search.silent.append(attempt.host)
         self._go_on(search)
 
-    def forget(self, transfer: transfer_.Transfer) -> None:
+    def end_lookup(self, transfer: transfer_.Transfer) -> None:
         """End a search because the content came, or nobody wants it any more."""
         search: BroadcastLookup | None = transfer.search
         if search is None:
@@ -132,20 +132,20 @@ class BroadcastLookups:
         self._waiting.remove(GUEST, search.want.image_id, search)
         transfer.search = None
         for attempt in search.attempts:
-            self._context.requests_out.cancel(attempt, self._context.now)
+            self._context.requests_out.cancel_attempt(attempt, self._context.now)
         if search.has_place:
             self.place_free()
 
-    def holds(self, search: BroadcastLookup) -> bool:
+    def is_active(self, search: BroadcastLookup) -> bool:
         """Say whether a search asks somebody, or waits for its turn."""
-        is_next = self._waiting.holds(GUEST, search.want.image_id, search)
+        is_next = self._waiting.is_queued(GUEST, search.want.image_id, search)
         return bool(search.attempts) or is_next
 
-    def mend(self) -> None:
+    def recount_places(self) -> None:
         """Count the places anew: a fault may have left some taken for ever."""
         searches = [t.search for t in self._context.transfers.values() if t.search is not None]
         self._places = CHUNKS_AT_ONCE - sum(search.has_place for search in searches)
-        self._places -= self._context.timers.count(timers.Due.SEARCH)
+        self._places -= self._context.timers.count_entries(timers.Due.SEARCH)
         self._start()
 
     def _end(self, search: BroadcastLookup) -> None:
@@ -153,7 +153,7 @@ class BroadcastLookups:
         free_s = context.now + QUESTION_S * search.asked
         context.timers.put(free_s, timers.Due.SEARCH, None)
         transfer.search = None
-        more_s = self.absences.denied(search.want.image_id, context.now)
+        more_s = self.absences.record_denial(search.want.image_id, context.now)
         silent = [*search.silent, *search.departed]
         failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0
         if silent:

@@ -76,16 +76,16 @@ class Context:
 
         After a backoff the answer is the leave for one attempt.
         """
-        return self.ring.knows(host) and self.peers.is_usable(host, self.now)
+        return self.ring.is_reachable(host) and self.peers.is_usable(host, self.now)
 
-    def upstreams(
+    def upstreams_of(
         self, want: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return whom this host asks, acting as the home of a content, before the source."""
         given = self._given_as(want.image_id, want.offset)
         if given is placement.SourceAccess.WHOLE_HERE:
             return []
-        found = self.ring.upstreams(want.place, requester, is_moved)
+        found = self.ring.upstreams_of(want.place, requester, is_moved)
         is_whole = given is placement.SourceAccess.WHOLE
         return self.ring.with_image_homes(found, want.image_id) if is_whole else found
 
@@ -95,9 +95,9 @@ class Context:
             return False
         return self._given_as(want.image_id, want.offset) is not placement.SourceAccess.WHOLE_HERE
 
-    def givers(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
+    def reachable_holders(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the hosts that announced a chunk and can be asked for it instead of its home."""
-        return self._givers(want.place, self.locations.of(want))
+        return self._givers(want.place, self.locations.holders_of_chunk(want))
 
     def _givers(self, place: ids.Oid, holders: list[ids.HostId]) -> list[ids.HostId]:
         if not holders:
@@ -109,12 +109,12 @@ class Context:
             for host in holders
             if host not in spared
             and ring.is_giver(host)
-            and not self.peers.is_alone(host, self.now)
+            and not self.peers.is_in_backoff(host, self.now)
         ]
 
-    def given(self, want: chunk_ref.ChunkRef) -> int:
+    def holders_bitmap(self, want: chunk_ref.ChunkRef) -> int:
         """Return the bitmap of the chunks of a segment that have givers; ``want`` is one of it."""
-        bits_of = dict(self.locations.holders(want))
+        bits_of = dict(self.locations.holders_of_segment(want))
         bits = 0
         for host in self._givers(want.place, [*bits_of]):
             bits |= bits_of[host]

@@ -45,7 +45,7 @@ class NegativeCache:
         """Return how many images are remembered, IMAGES at most."""
         return len(self._denied)
 
-    def denied(self, image_id: ids.ImageId, now_s: float) -> float:
+    def record_denial(self, image_id: ids.ImageId, now_s: float) -> float:
         """Note that the source denies an image; return after how many seconds that is believed.
 
         What is believed stays so while the image is asked for every ``lost_after_s``.
@@ -63,11 +63,11 @@ class NegativeCache:
             self._denied.popitem(last=False)
         return max(0.0, first_s + self._lost_after_s - now_s)
 
-    def given(self, image_id: ids.ImageId) -> None:
+    def clear_denial(self, image_id: ids.ImageId) -> None:
         """Note that the source has given something of an image: it is not absent."""
         self._denied.pop(image_id, None)
 
-    def departed(self, hosts: Iterable[ids.HostId], now_s: float) -> list[ids.HostId]:
+    def departed_hosts(self, hosts: Iterable[ids.HostId], now_s: float) -> list[ids.HostId]:
         """Return the hosts that have left the table of late.
 
         Seen is what was in the table at the last calls.

@@ -45,10 +45,10 @@ KEPT = 1024
 class PeerWaiters(Protocol):
     """The peers who wait for contents."""
 
-    def came(self, transfer: Transfer, data: transfer_.Bytes) -> None:
+    def chunks_arrived(self, transfer: Transfer, data: transfer_.Bytes) -> None:
         """Answer them."""
 
-    def failed(self, transfer: Transfer, failure: Failure) -> None:
+    def requests_failed(self, transfer: Transfer, failure: Failure) -> None:
         """Refuse those who wait for what is not under way any more."""
 
 
@@ -70,7 +70,7 @@ class PendingReads:
 
     # Wishes
 
-    def wanted(
+    def request_chunks(
         self,
         batch: Sequence[chunk_ref.ChunkRef],
         priority: Priority,
@@ -95,7 +95,7 @@ class PendingReads:
         is_source_first = (
             is_guest
             and context.settings.may_ask_source_first
-            and self.selection.preference.decide(context.now)
+            and self.selection.preference.prefers_source(context.now)
         )
         self._note_step(batch, priority)
         index = 0
@@ -107,7 +107,7 @@ class PendingReads:
                 index += 1
                 continue
             refs = self._together(batch, index)
-            transfer = context.transfers.of(refs, priority)
+            transfer = context.transfers.get_or_create(refs, priority)
             if token is not None:
                 transfer.waiters.append((waiter, _positions(transfer, refs, index)))
             index += len(refs)
@@ -163,18 +163,18 @@ class PendingReads:
     ) -> None:
         search: broadcast_lookup.BroadcastLookup | None = transfer.search
         if search is not None and search.want.image_id != want.image_id:
-            self.lookups.forget(transfer)  # it is for those of another image, and may take long
+            self.lookups.end_lookup(transfer)  # it is for those of another image, and may take long
         if transfer.retry is not None:
-            self.retries.hurry(transfer, want.image_id)
+            self.retries.retry_now(transfer, want.image_id)
         elif transfer.search is not None:
             return
         elif not transfer.is_travelling:
-            self.prefetch_limits.leave(transfer)
+            self.prefetch_limits.remove_transfer(transfer)
             transfer.priority = GUEST
-            self.selection.begin(transfer, is_source_first)
+            self.selection.ask_first_place(transfer, is_source_first)
         elif transfer.priority is not GUEST:
             transfer.priority = GUEST
-            self.selection.hurry(transfer)
+            self.selection.raise_priority(transfer)
 
     def _begin_ahead(self, transfer: Transfer, priority: Priority) -> None:
         if transfer.retry is not None or transfer.search is not None:
@@ -182,12 +182,12 @@ class PendingReads:
         if transfer.is_travelling:
             if priority < transfer.priority or transfer.priority.asks_holders_only:
                 transfer.priority = priority
-                self.selection.hurry(transfer)
+                self.selection.raise_priority(transfer)
             return
         if transfer.lane is not None:
             if priority >= transfer.lane and not transfer.lane.asks_holders_only:
                 return
-            self.prefetch_limits.leave(transfer)
+            self.prefetch_limits.remove_transfer(transfer)
         transfer.priority = priority
         forgotten = self.prefetch_limits.put(transfer, priority)
         if forgotten is not None:
@@ -205,16 +205,18 @@ class PendingReads:
             and self._context.overlap.is_little
         )
 
-    def begin_more(self) -> None:
+    def start_queued(self) -> None:
         """Begin what has waited for its turn, as far as may be: to be called after each event."""
         if self.retries.due.length:
-            for transfer in self.retries.take(self._context.now):
+            for transfer in self.retries.take_due(self._context.now):
                 transfer.names = (*transfer.names[1:], transfer.names[0])
-                self.selection.begin(transfer)
+                self.selection.ask_first_place(transfer)
         if self.prefetch_limits.waiting.length and len(self._context.kept) < KEPT:
-            for transfer in self.prefetch_limits.take():
+            for transfer in self.prefetch_limits.start_queued():
                 if not transfer.is_travelling:
-                    self.selection.begin(transfer, self._is_source_first(transfer.priority))
+                    self.selection.ask_first_place(
+                        transfer, self._is_source_first(transfer.priority)
+                    )
         while self._context.transfers.unwanted and self._context.source_reads.is_full:
             transfer, _ = self._context.transfers.unwanted.popitem()
             if not transfer.is_wanted:  # nobody has joined it since
@@ -222,7 +224,7 @@ class PendingReads:
 
     # A content came
 
-    def came(
+    def chunks_arrived(
         self,
         transfer: Transfer,
         chunks: Sequence[transfer_.Bytes],
@@ -255,10 +257,10 @@ class PendingReads:
         context.kept.update(zip(transfer.keys, chunks, strict=True))
         self._give(transfer, chunks)
         if transfer.tries or transfer.retry is not None or transfer.search is not None:
-            self.retries.came()
+            self.retries.chunk_became_available()
         self._end(transfer)
         if askers:
-            self._askers.came(transfer, chunks[0])
+            self._askers.chunks_arrived(transfer, chunks[0])
 
     def _give(self, transfer: Transfer, chunks: Sequence[transfer_.Bytes]) -> None:
         for waiter, positions in transfer.take_waiters():
@@ -273,27 +275,27 @@ class PendingReads:
     def _end(self, transfer: Transfer) -> None:
         """Let go of all that is under way for a content."""
         context = self._context
-        context.transfers.forget(transfer)
+        context.transfers.forget_transfer(transfer)
         self._end_travel(transfer)
         if transfer.relay is not None:
-            context.requests_out.cancel(transfer.relay, context.now)
+            context.requests_out.cancel_attempt(transfer.relay, context.now)
             transfer.relay = None
         if transfer.read is not None:
-            context.source_reads.forget(transfer.read)
+            context.source_reads.drop_read(transfer.read)
             transfer.read = None
 
     def _end_travel(self, transfer: Transfer) -> None:
         for attempt in transfer.attempts:
             if not attempt.is_over:
-                self._context.requests_out.cancel(attempt, self._context.now)
+                self._context.requests_out.cancel_attempt(attempt, self._context.now)
         transfer.attempts.clear()
         transfer.is_travelling = False
         if transfer.retry is not None:
-            self.retries.forget(transfer)
+            self.retries.forget_transfer(transfer)
         if transfer.search is not None:
-            self.lookups.forget(transfer)
+            self.lookups.end_lookup(transfer)
         if transfer.lane is not None:
-            self.prefetch_limits.leave(transfer)
+            self.prefetch_limits.remove_transfer(transfer)
 
     # It did not come
 
@@ -301,17 +303,17 @@ class PendingReads:
         """Go on without the source, who waits here and who waits elsewhere."""
         self._context.transfers.uncharge(transfer)
         self.selection.source_failed(transfer, failure)
-        self._askers.failed(transfer, failure)
+        self._askers.requests_failed(transfer, failure)
         self._context.transfers.drop_if_done(transfer)
 
     def _in_vain(self, transfer: Transfer, failure: Failure) -> None:
         """Answer those who do not wait at any price; for guests it is tried again."""
-        self.prefetch_limits.leave(transfer)
+        self.prefetch_limits.remove_transfer(transfer)
         self._leave_to_patient(transfer, failure, transfer.why)
-        for single in self._context.transfers.singles(transfer) if transfer.waiters else ():
+        for single in self._context.transfers.split_transfer(transfer) if transfer.waiters else ():
             if self._context.transfers.get(single.key) is single:  # it may have ended with others
                 self._wait_on(single, failure)
-        self._askers.failed(transfer, Failure.MISSING)
+        self._askers.requests_failed(transfer, Failure.MISSING)
         self._context.transfers.drop_if_done(transfer)
 
     def _wait_on(self, transfer: Transfer, failure: Failure) -> None:
@@ -321,7 +323,7 @@ class PendingReads:
         names = (name[0] for name in transfer.names if name[0].image_id in wanted)
         denied = next((name for name in names if name.image_id in transfer.denied), None)
         if denied is not None:
-            self.lookups.begin(transfer, denied)
+            self.lookups.start_lookup(transfer, denied)
         else:
             self._pause(transfer, failure.name.lower())
         self._context.transfers.drop_if_done(transfer)
@@ -367,7 +369,7 @@ class PendingReads:
             if not waiter.is_done:
                 told = actions.Told(waiter.token, why, absent, lost_in_s)
                 self._context.out.others.append(told)
-        self.retries.pause(transfer, self._context.now)
+        self.retries.pause_transfer(transfer, self._context.now)
 
     def _fail(self, transfer: Transfer, failure: Failure, why: str) -> None:
         """Answer all who wait for a content with the reason why it does not come."""
@@ -376,7 +378,7 @@ class PendingReads:
         self._end_travel(transfer)
         self._context.transfers.drop_if_done(transfer)
 
-    def mend(self, is_whole: Callable[[Transfer], bool], why: str) -> None:
+    def recover_from_fault(self, is_whole: Callable[[Transfer], bool], why: str) -> None:
         """End what is half done, with all who wait for it: a fault of this program has left it so.
 
         :param is_whole: says of a transfer that it is not
@@ -398,8 +400,8 @@ class PendingReads:
             lacks = [n for n, data in enumerate(waiter.got) if data is None]
             if not lacks or any((waiter, n) not in coming for n in lacks):
                 self._complete(waiter, Failure.UNREACHABLE, why)
-        self.prefetch_limits.mend(dict.fromkeys(transfers.values()))
-        self.lookups.mend()
+        self.prefetch_limits.recount_running(dict.fromkeys(transfers.values()))
+        self.lookups.recount_places()
 
     # Who waits no more
 
@@ -410,7 +412,7 @@ class PendingReads:
             whys = (transfer.why for transfer in transfers if transfer is not None)
             self._complete(waiter, Failure.LATE, next(filter(None, whys), ""))
 
-    def cancelled(self, token: Hashable) -> None:
+    def cancel_reads(self, token: Hashable) -> None:
         """Note that nobody waits any more.
 
         What is under way goes on, for it is stored; what waits for its turn in a lane has none.
@@ -443,12 +445,12 @@ class PendingReads:
             ]
         )
         for transfer, chunks in left.items():
-            transfer.left(chunks // transfer.count)
+            transfer.remove_waiters(chunks // transfer.count)
             if not transfer.is_wanted:
                 if transfer.retry is not None or transfer.search is not None:
                     self._end_travel(transfer)
                 elif transfer.lane not in (None, SOON) and not transfer.is_travelling:
-                    self.prefetch_limits.leave(transfer)
+                    self.prefetch_limits.remove_transfer(transfer)
                 self._context.transfers.drop_if_done(transfer)
 
 

@@ -48,14 +48,14 @@ class PrefetchLimits:
         """Let a transfer wait in a lane; return the one that is forgotten, if there is one."""
         image_id = transfer.want.image_id
         transfer.lane, transfer.lane_of = lane, image_id
-        if self.waiting.put(lane, image_id, transfer) <= WISHES or lane not in GUESSES:
+        if self.waiting.put_item(lane, image_id, transfer) <= WISHES or lane not in GUESSES:
             return None
         oldest = self.waiting.take_of(lane, image_id)
         assert oldest is not None
         oldest.lane = None
         return oldest
 
-    def leave(self, transfer: Transfer) -> None:
+    def remove_transfer(self, transfer: Transfer) -> None:
         """Take a transfer out of its lane: it has ended, or does not need one any more."""
         lane = transfer.lane
         if lane is not None and not self.waiting.remove(lane, transfer.lane_of, transfer):
@@ -63,24 +63,24 @@ class PrefetchLimits:
             self.under_way -= transfer.count
         transfer.lane = None
 
-    def divide(self, transfer: Transfer, part: Transfer) -> None:
+    def divide_transfer(self, transfer: Transfer, part: Transfer) -> None:
         """Let a part of a transfer wait, if the other does."""
-        if transfer.lane is not None and self.holds(transfer):
-            self.waiting.put(transfer.lane, transfer.lane_of, part)
+        if transfer.lane is not None and self.is_queued(transfer):
+            self.waiting.put_item(transfer.lane, transfer.lane_of, part)
 
-    def holds(self, transfer: Transfer) -> bool:
+    def is_queued(self, transfer: Transfer) -> bool:
         """Say whether a transfer waits in its lane."""
         lane = transfer.lane
-        return lane is not None and self.waiting.holds(lane, transfer.lane_of, transfer)
+        return lane is not None and self.waiting.is_queued(lane, transfer.lane_of, transfer)
 
-    def mend(self, transfers: Iterable[Transfer]) -> None:
+    def recount_running(self, transfers: Iterable[Transfer]) -> None:
         """Count anew what has begun, among all that is under way: a fault has left it so."""
-        begun = [t for t in transfers if t.lane is not None and not self.holds(t)]
+        begun = [t for t in transfers if t.lane is not None and not self.is_queued(t)]
         for lane, limit in self._limits.items():
             self._left[lane] = limit - sum([t.count for t in begun if t.lane is lane])
         self.under_way = sum([t.count for t in begun])
 
-    def take(self) -> Iterator[Transfer]:
+    def start_queued(self) -> Iterator[Transfer]:
         """Yield the transfers that may begin now; each counts from then on."""
         for lane in LANES:
             while self.has_room and self._left[lane] > 0:

@@ -39,7 +39,7 @@ class ReadOverlap:
         self.share = 0.0
         self._seen = 0
 
-    def note(self, is_shared: bool, chunks: int = 1) -> None:
+    def record_overlap(self, is_shared: bool, chunks: int = 1) -> None:
         """Note of chunks whether anybody else reads them."""
         if chunks > 1 and WEIGHT * self._seen >= 1:
             self._seen += chunks

@@ -38,7 +38,7 @@ class ReadThrough:
     ) -> None:
         self._context, self._failed = context, failed
 
-    def begin(
+    def start_read(
         self,
         transfer: Transfer,
         priority: Priority,
@@ -51,10 +51,10 @@ class ReadThrough:
         :param is_moved: by the peer's table this host is the home, and was not by the one before
         """
         if transfer.read is not None or transfer.relay is not None:
-            self.hurry(transfer, priority, requester)
+            self.raise_priority(transfer, priority, requester)
             return
         context = self._context
-        found = context.upstreams(transfer.want, requester, is_moved)
+        found = context.upstreams_of(transfer.want, requester, is_moved)
         transfer.upstreams = [h for h in found if context.is_usable(h)]
         if transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
@@ -66,7 +66,7 @@ class ReadThrough:
     ) -> None:
         """Have a content read from the source; a read that is under way is joined."""
         if transfer.read is not None:
-            self.hurry(transfer, priority, requester)
+            self.raise_priority(transfer, priority, requester)
             return
         transfer.denied = ()
         self._read(transfer, transfer.refs, priority, requester)
@@ -82,20 +82,22 @@ class ReadThrough:
         opener = None if requester else transfer.opener
         transfer.read = self._context.source_reads.read(refs, priority, who, now, opener)
 
-    def hurry(
+    def raise_priority(
         self, transfer: Transfer, priority: Priority, requester: ids.HostId | None = None
     ) -> None:
         """Let what is under way be as urgent as one more who waits for it."""
         if transfer.read is not None:
             who = requester or transfer.want.image_id
             opener = None if requester else transfer.opener
-            self._context.source_reads.hurry(transfer.read, priority, who, opener)
+            self._context.source_reads.raise_priority(transfer.read, priority, who, opener)
         if transfer.relay is not None:
-            self._context.requests_out.hurry(transfer.relay, priority)
+            self._context.requests_out.raise_priority(transfer.relay, priority)
 
     def _relay(self, transfer: Transfer, host: ids.HostId, refs: transfer_.Refs) -> None:
         mode, track, now = peer_request.Mode.RELAYED, transfer_.Track.RELAY, self._context.now
-        transfer.relay = self._context.requests_out.ask(transfer, host, mode, refs, track, now)
+        transfer.relay = self._context.requests_out.send_when_credited(
+            transfer, host, mode, refs, track, now
+        )
 
     def relay_is_late(self, relay: transfer_.Attempt) -> None:
         """Read the source beside a relay that is late, where a guest waits: in the hedges' budget.
@@ -106,7 +108,7 @@ class ReadThrough:
         book, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
             return
-        for single in self._context.transfers.singles(relay.transfer)[:-1]:
+        for single in self._context.transfers.split_transfer(relay.transfer)[:-1]:
             if single.relay is not None:
                 self.relay_is_late(single.relay)
         if not book.take_hedge(relay.host) and now < relay.at_s + peer_state.LATEST_S:
@@ -120,7 +122,7 @@ class ReadThrough:
         transfer.relay = None
         assert attempt.host is not None
         if failure in _GIVES_UP:
-            self._context.ring.give_up(attempt.host)
+            self._context.ring.drop_departed_host(attempt.host)
         name = transfer.next_name(attempt.want.image_id) if failure in DENIALS_OF_IMAGE else None
         if name is not None:
             self._relay(transfer, attempt.host, name)

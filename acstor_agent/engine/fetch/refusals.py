@@ -44,13 +44,15 @@ class Refusals(Generic[What]):
         """Return how many answers are remembered."""
         return self._count
 
-    def left(self, what: What, hosts: Iterable[ids.HostId], now_s: float) -> list[ids.HostId]:
+    def hosts_to_ask(
+        self, what: What, hosts: Iterable[ids.HostId], now_s: float
+    ) -> list[ids.HostId]:
         """Return those of ``hosts`` that have not denied a chunk of late: none if it is nowhere."""
         denied = self._denied.get(what, {})
         since_s = now_s - REMEMBER_S
         return [host for host in hosts if denied.get(host, since_s) <= since_s]
 
-    def denied(self, what: What, host: ids.HostId, now_s: float) -> None:
+    def record_denial(self, what: What, host: ids.HostId, now_s: float) -> None:
         """Note that a host has not got a chunk."""
         found = self._denied.setdefault(what, {})
         self._count += host not in found

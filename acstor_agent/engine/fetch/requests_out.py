@@ -62,7 +62,7 @@ class RequestsOut:
         self.split: Callable[[Attempt, list[int]], Attempt] = divide_alone
         self._new: dict[Attempt, None] = {}
 
-    def ask(
+    def send_when_credited(
         self,
         transfer: transfer.Transfer,
         host: ids.HostId,
@@ -72,63 +72,63 @@ class RequestsOut:
         now: float,
     ) -> Attempt:
         """Ask a peer, as soon as it owes this host less than its credit."""
-        peer = self._book.of(host)
+        peer = self._book.get_or_create(host)
         numbers = self._book.new_numbers(peer, len(refs))
         attempt = Attempt(numbers, transfer, host, mode, refs, track, now)
         peer.asks.update(dict.fromkeys(numbers, attempt))
-        attempt.watch(self._new)
+        attempt.watch_with(self._new)
         under_bytes = peer.under_bytes + attempt.length
         if not peer.line.length and under_bytes <= peer_state.CREDIT_BYTES:
-            self._out.ask(host, attempt)
+            self._out.add_ask(host, attempt)
             attempt.sent_s, peer.under_bytes = now, under_bytes
         else:
-            peer.line.put(attempt.priority, attempt.want.image_id, attempt)
+            peer.line.put_item(attempt.priority, attempt.want.image_id, attempt)
             self._send_more(peer, now)
         return attempt
 
-    def divide(self, attempt: Attempt, part: Attempt) -> None:
+    def divide_attempt(self, attempt: Attempt, part: Attempt) -> None:
         """Note that some chunks of an attempt are another attempt now."""
         if attempt.host is None or attempt.is_over:
             return
-        peer = self._book.of(attempt.host)
+        peer = self._book.get_or_create(attempt.host)
         peer.asks.update(dict.fromkeys(part.numbers, part))
         if part.sent_s is None:
-            peer.line.put(part.priority, part.want.image_id, part)
+            peer.line.put_item(part.priority, part.want.image_id, part)
         else:
-            self._out.divide(attempt, part)
+            self._out.add_division(attempt, part)
 
     def at_source(self, transfer: transfer.Transfer, now: float) -> Attempt:
         """Return an attempt at the source, which is looked at as others are."""
         mode = peer_request.Mode.HOME
         numbers = (0,) * transfer.count
         attempt = Attempt(numbers, transfer, None, mode, transfer.refs, Track.TRAVEL, now)
-        attempt.watch(self._new)
+        attempt.watch_with(self._new)
         return attempt
 
     def _send(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
-        self._out.ask(peer.host, attempt)
+        self._out.add_ask(peer.host, attempt)
         attempt.sent_s = now
         peer.under_bytes += attempt.length
 
-    def hurry(self, attempt: Attempt, priority: priority.Priority) -> None:
+    def raise_priority(self, attempt: Attempt, priority: priority.Priority) -> None:
         """Let an attempt be as urgent as its transfer has become."""
         before, attempt.priority = attempt.priority, min(priority, attempt.priority)
         if attempt.is_over or attempt.priority is before:
             return
         if attempt.priority <= PEER < before:
-            attempt.watch(self._new)  # from now on it may be late
+            attempt.watch_with(self._new)  # from now on it may be late
         if attempt.host is None:
             return
         if attempt.sent_s is None:
-            line, who = self._book.of(attempt.host).line, attempt.want.image_id
+            line, who = self._book.get_or_create(attempt.host).line, attempt.want.image_id
             line.remove(before, who, attempt)
-            line.put(priority, who, attempt)
+            line.put_item(priority, who, attempt)
         elif attempt.priority.at_peer is PEER is not before.at_peer:
-            self._out.hurry(attempt.host, attempt.numbers)
+            self._out.add_hurry(attempt.host, attempt.numbers)
 
     # Ends
 
-    def take(
+    def end_answered(
         self,
         host: ids.HostId,
         answers: Sequence[tuple[int, T]],
@@ -200,20 +200,20 @@ class RequestsOut:
         return attempt, [left.pop(number) for number in attempt.numbers]
 
     def _over(self, peer: peer_state.Peer, attempt: Attempt) -> None:
-        attempt.end()
+        attempt.end_attempt()
         for number in attempt.numbers:
             del peer.asks[number]
 
-    def cancel(self, attempt: Attempt, now: float) -> None:
+    def cancel_attempt(self, attempt: Attempt, now: float) -> None:
         """End an attempt because nobody waits for it."""
         if attempt.is_over:
             return
         if attempt.host is None:
-            attempt.end()
+            attempt.end_attempt()
             return
         if attempt.sent_s is not None:
-            self._out.cancel(attempt.host, attempt.numbers)
-        self._end(self._book.of(attempt.host), attempt, now)
+            self._out.add_cancel(attempt.host, attempt.numbers)
+        self._end(self._book.get_or_create(attempt.host), attempt, now)
 
     def take_lost(self, host: ids.HostId, connection: Hashable, now: float) -> list[Attempt]:
         """End the attempts at a host that were sent on a connection; the others go on."""
@@ -228,9 +228,9 @@ class RequestsOut:
 
     def take_line(self, host: ids.HostId) -> list[Attempt]:
         """End the attempts that wait here for a host that is left alone from now on."""
-        peer = self._book.of(host)
+        peer = self._book.get_or_create(host)
         waiting = []
-        while (attempt := peer.line.take()) is not None:
+        while (attempt := peer.line.take_next()) is not None:
             self._over(peer, attempt)
             waiting.append(attempt)
         return waiting
@@ -247,25 +247,25 @@ class RequestsOut:
         while peer.line.length:
             if peer.under_bytes >= peer_state.CREDIT_BYTES:
                 return
-            attempt = peer.line.take()
+            attempt = peer.line.take_next()
             assert attempt is not None
             self._send(peer, attempt, now)
 
-    def mend(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:
+    def recount_credits(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:
         """Count anew what peers owe, and end what nobody waits for: a fault has left it so."""
-        for peer in self._book.all():
+        for peer in self._book.list_peers():
             attempts = list(dict.fromkeys(peer.asks.values()))
             asks = [a for a in attempts if not a.is_over]
             peer.asks = {number: a for a in asks for number in a.numbers}
             peer.under_bytes = sum(a.length for a in asks if a.sent_s is not None)
             peer.line = fair_queue.FairQueue()
             for attempt in asks:
-                attempt.watch(self._new)
+                attempt.watch_with(self._new)
                 if attempt.sent_s is None:
-                    peer.line.put(attempt.priority, attempt.want.image_id, attempt)
+                    peer.line.put_item(attempt.priority, attempt.want.image_id, attempt)
             for attempt in attempts:
                 if not is_awaited(attempt):
-                    self.cancel(attempt, now)
+                    self.cancel_attempt(attempt, now)
             self._send_more(peer, now)
 
     # Time
@@ -281,7 +281,7 @@ class RequestsOut:
     def _silent_since_s(self, attempt: Attempt, never_s: float) -> float:
         sent_s, host = attempt.sent_s, attempt.host
         if host is not None:
-            return never_s if sent_s is None else max(sent_s, self._book.of(host).gave_s)
+            return never_s if sent_s is None else max(sent_s, self._book.get_or_create(host).gave_s)
         read: source_reads.SourceRead | None = attempt.transfer.read
         if read is None or not read.number:
             return never_s
@@ -300,7 +300,7 @@ class RequestsOut:
         over_s = attempt.sent_s + self.timeout_s
         if attempt.track is Track.RELAY:
             return over_s  # a home that shows life is no better than the source
-        heard_s = self._book.of(attempt.host).heard_s
+        heard_s = self._book.get_or_create(attempt.host).heard_s
         longest_s = attempt.sent_s + LONGEST_TIMES * self.timeout_s
         return min(max(over_s, heard_s + self.timeout_s), longest_s)
 
@@ -320,7 +320,7 @@ class RequestsOut:
         """Have attempts looked at when the first of them may be late, or over."""
         batch: dict[Attempt, None] = {}
         for attempt in attempts:
-            attempt.watch(batch)
+            attempt.watch_with(batch)
         soonest_s = min(map(self._look_s, attempts))
         if soonest_s == float("inf"):
             soonest_s = now + self.timeout_s

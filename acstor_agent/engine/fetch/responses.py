@@ -50,13 +50,13 @@ class Responses:
 
     # Peers
 
-    def gave(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
+    def chunks_received(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
         """Take what a peer gave, by the numbers of attempts."""
         context, now = self._context, self._context.now
-        given = context.requests_out.take(host, chunks, now)
+        given = context.requests_out.end_answered(host, chunks, now)
         if not given:
             return  # nobody asked, or nobody waits any more
-        took_s = context.peers.gave(host, [attempt for attempt, _ in given], now)
+        took_s = context.peers.record_chunks(host, [attempt for attempt, _ in given], now)
         if took_s:
             self._judge(host, Failure.UNREACHABLE, f"it took {took_s:.2f} s")
         guests = [a.at_s for a, _ in given if a.priority is priority.Priority.GUEST]
@@ -68,24 +68,24 @@ class Responses:
             if attempt.track is not Track.TRIAL:
                 self._came(attempt.transfer, chunks, attempt)
 
-    def refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
+    def peer_refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
         """Take what a peer does not give."""
-        taken = self._context.requests_out.take(host, failed, self._context.now, _itself)
-        self.ended([(attempt, whys[0]) for attempt, whys in taken])
+        taken = self._context.requests_out.end_answered(host, failed, self._context.now, _itself)
+        self.judge_peer([(attempt, whys[0]) for attempt, whys in taken])
 
-    def referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
+    def peer_referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask those whom a peer names, if it may name others."""
-        for attempt, named in self._context.requests_out.take(
+        for attempt, named in self._context.requests_out.end_answered(
             host, ((number, hosts),), self._context.now
         ):
             if not attempt.mode.may_refer:
-                self.ended([(attempt, Failure.INVALID)])
+                self.judge_peer([(attempt, Failure.INVALID)])
                 return
-            self._context.peers.succeeded(host, self._context.now)
+            self._context.peers.record_success(host, self._context.now)
             if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
-                self._pending.selection.referred(attempt, named[0])
+                self._pending.selection.peer_referred(attempt, named[0])
 
-    def ended(self, ends: list[tuple[Attempt, Failure]]) -> None:
+    def judge_peer(self, ends: list[tuple[Attempt, Failure]]) -> None:
         """Judge a peer by the worst of what it did, and go on with each content."""
         if not ends:
             return
@@ -108,8 +108,10 @@ class Responses:
         context, transfer = self._context, attempt.transfer
         assert attempt.host is not None
         for ref in attempt.refs if failure in _HAS_IT_NOT else ():
-            if context.locations.denied(attempt.host, ref) and failure is not Failure.BUSY:
-                context.peers.listening.fine(attempt.host, peer_state.DENIAL_COST, context.now)
+            if context.locations.record_denial(attempt.host, ref) and failure is not Failure.BUSY:
+                context.peers.listening.penalize_peer(
+                    attempt.host, peer_state.DENIAL_COST, context.now
+                )
                 self.denied += 1
         if attempt in transfer.attempts:
             self._pending.selection.attempt_failed(attempt, failure)
@@ -121,9 +123,9 @@ class Responses:
     def _judge(self, host: ids.HostId, failure: Failure, why: str) -> None:
         """Hold a failure against a peer; who is left alone is not asked what waits here for it."""
         context = self._context
-        for_s = context.peers.failed(host, failure, context.now)
+        for_s = context.peers.record_failure(host, failure, context.now)
         if for_s:
-            context.host_keys.forget(host)
+            context.host_keys.forget_host(host)
             context.out.others.append(actions.LeftAlone(host, for_s, why))
             for attempt in context.requests_out.take_line(host):
                 self._failed(attempt, Failure.UNREACHABLE)
@@ -133,11 +135,11 @@ class Responses:
     def source_told(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
         """Take what the source tells of a read, by index."""
         context = self._context
-        self._source_told(context.source_reads.take(number, told, _failure))
+        self._source_told(context.source_reads.end_answered(number, told, _failure))
 
     def source_ended(self, number: int, why: Failure) -> None:
         """Take it that the source tells no more of a read."""
-        self._source_told([(read, [why]) for read in self._context.source_reads.ended(number)])
+        self._source_told([(read, [why]) for read in self._context.source_reads.end_range(number)])
 
     def _source_told(
         self, told: Sequence[tuple[source_reads.SourceRead, Sequence[Bytes | Failure]]]
@@ -160,12 +162,12 @@ class Responses:
         """Note how long the source took, by the oldest of what it gave."""
         context, now = self._context, self._context.now
         for image_id in {read.want.image_id for read in reads}:
-            self._pending.lookups.absences.given(image_id)
+            self._pending.lookups.absences.clear_denial(image_id)
         oldest = min(reads, key=lambda read: read.begun_s)
         silent_s = now - max(oldest.begun_s, context.peers.source_gave_s)
         context.peers.source_gave_s = now
-        context.peers.took(peer_state.SOURCE, None, silent_s)
-        context.peers.answered(sum([len(read.refs) for read in reads]))
+        context.peers.record_latency(peer_state.SOURCE, None, silent_s)
+        context.peers.record_answers(sum([len(read.refs) for read in reads]))
         self._pending.selection.preference.source_took(now - oldest.wanted_s, now)
 
     # Both
@@ -179,7 +181,7 @@ class Responses:
         relay = transfer.relay
         if relay is not None and relay.is_late and relay is not winner:
             self._overtaken(relay)
-        self._pending.came(transfer, chunks, winner)
+        self._pending.chunks_arrived(transfer, chunks, winner)
 
     def _overtaken(self, attempt: Attempt) -> None:
         """Hold it against a peer that another one was faster, unless it had no time yet."""
@@ -194,10 +196,10 @@ class Responses:
             return
         silent_s, kind = context.requests_out.silent_s(attempt, now), peer_state.kind_of(attempt)
         if silent_s >= context.peers.late_s(kind):
-            context.peers.took(kind, attempt.host, silent_s)
+            context.peers.record_latency(kind, attempt.host, silent_s)
             self._judge(attempt.host, Failure.UNREACHABLE, "another one was faster")
 
-    def look_at(self, batch: dict[Attempt, None]) -> None:
+    def check_timeouts(self, batch: dict[Attempt, None]) -> None:
         """See which attempts are late, and which have not been answered in time."""
         context, now = self._context, self._context.now
         silent: dict[ids.HostId, list[Attempt]] = {}
@@ -216,7 +218,7 @@ class Responses:
                 self._read_through.relay_is_late(attempt)
         for host, unanswered in silent.items():
             for attempt in unanswered:
-                context.requests_out.cancel(attempt, now)
+                context.requests_out.cancel_attempt(attempt, now)
             self._judge(host, Failure.UNREACHABLE, "it does not answer")
             for attempt in unanswered:
                 self._failed(attempt, Failure.UNREACHABLE)

@@ -54,7 +54,7 @@ class Retries:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def pause(self, transfer: transfer.Transfer, now: float) -> None:
+    def pause_transfer(self, transfer: transfer.Transfer, now: float) -> None:
         """Let a transfer wait until it is tried again."""
         pause = Pause(transfer)
         self._deadlines.put(now + backoff.pause_s(transfer.tries), timers.Due.RETRY, pause)
@@ -66,7 +66,7 @@ class Retries:
         if pause is not None and pause in self._waiting and pause.line is None:
             self._put(pause, AGAIN, pause.who)
 
-    def hurry(self, transfer: transfer.Transfer, image_id: ids.ImageId) -> None:
+    def retry_now(self, transfer: transfer.Transfer, image_id: ids.ImageId) -> None:
         """Let a transfer have its turn because a guest has just come, who waits for no pause."""
         pause: Pause = transfer.retry
         if pause.line is not GUEST:
@@ -75,14 +75,14 @@ class Retries:
             self._put(pause, GUEST, image_id)
 
     def _put(self, pause: Pause, line: priority.Priority, who: ids.ImageId) -> None:
-        self.due.put(line, who, pause)
+        self.due.put_item(line, who, pause)
         pause.line, pause.who = line, who
 
-    def take(self, now: float) -> Iterator[transfer.Transfer]:
+    def take_due(self, now: float) -> Iterator[transfer.Transfer]:
         """Yield what is to be tried again now; say when to come back for the rest."""
         self._next_s = max(self._next_s, now - AT_ONCE / PER_S)
         while self.due and self._next_s <= now:
-            pause = self.due.take()
+            pause = self.due.take_next()
             assert pause is not None
             self._next_s += 1 / PER_S
             del self._waiting[pause]
@@ -93,7 +93,7 @@ class Retries:
             self._called_s = self._next_s
             self._deadlines.put(self._next_s, timers.Due.RETRY, None)
 
-    def forget(self, transfer: transfer.Transfer) -> None:
+    def forget_transfer(self, transfer: transfer.Transfer) -> None:
         """Let a transfer wait no more: it came, or nobody wants it."""
         pause: Pause = transfer.retry
         if pause.line is not None:
@@ -101,11 +101,11 @@ class Retries:
         transfer.retry = None
         self._waiting.pop(pause, None)
 
-    def holds(self, pause: Pause) -> bool:
+    def is_waiting(self, pause: Pause) -> bool:
         """Say whether a transfer will have its turn again."""
         return pause in self._waiting
 
-    def came(self) -> None:
+    def chunk_became_available(self) -> None:
         """Note that something has come that could not be had before."""
         for pause in list(self._waiting)[:WOKEN]:
             self._waiting.move_to_end(pause)

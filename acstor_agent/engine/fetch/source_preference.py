@@ -72,7 +72,7 @@ class SourcePreference:
         """Note that a guest waited so long for the source."""
         self._source.note(seconds, now)
 
-    def decide(self, now: float) -> bool:
+    def prefers_source(self, now: float) -> bool:
         """Say whether the guest who asks now goes to the source first."""
         self._decisions += 1
         peers_s, source_s = self._peers.known_s(now), self._source.known_s(now)

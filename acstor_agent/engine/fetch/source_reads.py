@@ -154,7 +154,7 @@ class SourceReads:
             self._wait(part)
         return part
 
-    def hurry(
+    def raise_priority(
         self, read: SourceRead, priority: priority.Priority, who: Hashable, opener: Hashable = None
     ) -> None:
         """Let a read that waits become more urgent."""
@@ -162,18 +162,18 @@ class SourceReads:
             read.priority, read.who, read.opener = priority, who, opener
             self._wait(read)
 
-    def forget(self, read: SourceRead) -> None:
+    def drop_read(self, read: SourceRead) -> None:
         """Note that nobody wants a read any more."""
         if not read.number:
             self._leave(read)
         elif self._over(read) and read.number not in self._ranges:
             self._out.others.append(actions.CancelRead(read.number))
 
-    def start(self, now: float) -> None:
+    def start_queued_reads(self, now: float) -> None:
         """Begin what may begin now, each range as one action."""
         while self._queue.length and len(self._ranges) < self._places:
             is_urgent = self._held_by_others >= self._most
-            read = self._queue.take(is_urgent, self._full)
+            read = self._queue.take_next(is_urgent, self._full)
             if read is None:
                 return
             self._forget_ends(read)
@@ -223,7 +223,7 @@ class SourceReads:
             return None
         return one
 
-    def take(
+    def end_answered(
         self,
         number: int,
         told: Iterable[tuple[int, T]],
@@ -252,20 +252,20 @@ class SourceReads:
             taken.append((read, [some[index] for index in read.indices]))
         return taken
 
-    def ended(self, number: int) -> list[SourceRead]:
+    def end_range(self, number: int) -> list[SourceRead]:
         """Note that the source tells no more of a read; return what it has not told of."""
         under_way = self._ranges.get(number)
         reads = list(dict.fromkeys(under_way.reads.values())) if under_way is not None else []
         return [read for read in reads if self._over(read)]
 
-    def holds(self, read: SourceRead) -> bool:
+    def is_active(self, read: SourceRead) -> bool:
         """Say whether the source is still to tell of a read, or to be asked."""
         if read.number:
             under_way = self._ranges.get(read.number)
             return under_way is not None and under_way.reads.get(read.indices[0]) is read
-        return self._queue.holds(read.priority, read.who, read, read.opener)
+        return self._queue.is_queued(read.priority, read.who, read, read.opener)
 
-    def mend(self) -> None:
+    def recount_reads(self) -> None:
         """Count anew what waits and what is under way: a fault has left it so."""
         self._held_by_others = 0
         self._held.clear()
@@ -281,7 +281,7 @@ class SourceReads:
     # What waits
 
     def _wait(self, read: SourceRead) -> None:
-        self._queue.put(read.priority, read.who, read, read.opener)
+        self._queue.put_item(read.priority, read.who, read, read.opener)
         self._note_ends(read)
 
     def _leave(self, read: SourceRead) -> bool:

@@ -67,7 +67,7 @@ class SourceSelection:
         self.preference = source_preference.SourcePreference()
         self.fallbacks = self.source_firsts = 0
 
-    def begin(self, transfer: Transfer, is_source_first: bool = False) -> None:
+    def ask_first_place(self, transfer: Transfer, is_source_first: bool = False) -> None:
         """Ask the first place.
 
         :param is_source_first: a guest is better off at the source
@@ -77,10 +77,12 @@ class SourceSelection:
         transfer.asked.clear()
         transfer.front.clear()
         if transfer.priority <= SOON:  # all chunks of a transfer have the same holders
-            context.overlap.note(bool(context.locations.of(transfer.want)), transfer.count)
+            context.overlap.record_overlap(
+                bool(context.locations.holders_of_chunk(transfer.want)), transfer.count
+            )
         if is_source_first or transfer.priority.asks_holders_only:
             self._think(transfer, is_source_first)
-            self.next(transfer)
+            self.ask_next_place(transfer)
             return
         want = transfer.want
         home, mode = context.ring.home(want.place), Mode.HOME
@@ -88,7 +90,7 @@ class SourceSelection:
             home = None
         elif home is not None:
             mode = context.ring.home_mode(home, want.place)
-        holders = context.locations.of(want)
+        holders = context.locations.holders_of_chunk(want)
         if (holders and holders != [home]) or len(context.lockstep):
             is_simple = False
         else:
@@ -98,20 +100,20 @@ class SourceSelection:
             self._go(transfer, home, mode, transfer.refs)
         else:
             self._think(transfer)
-            self.next(transfer)
+            self.ask_next_place(transfer)
 
-    def hurry(self, transfer: Transfer) -> None:
+    def raise_priority(self, transfer: Transfer) -> None:
         """Go on for a more urgent reason: all may be asked now, not holders alone."""
         context = self._context
         for attempt in transfer.attempts.copy():
-            context.requests_out.hurry(attempt, transfer.priority)
+            context.requests_out.raise_priority(attempt, transfer.priority)
             if transfer.priority is GUEST:
                 self._doubt(attempt)
         if not self._is_active(transfer):
-            self.next(transfer)
-        self._read_through.hurry(transfer, transfer.priority)
+            self.ask_next_place(transfer)
+        self._read_through.raise_priority(transfer, transfer.priority)
 
-    def next(self, transfer: Transfer) -> None:
+    def ask_next_place(self, transfer: Transfer) -> None:
         """Ask the next place, unless nobody is left."""
         place = self._next_place(transfer)
         if place is not None:
@@ -134,9 +136,11 @@ class SourceSelection:
         transfer.asked.append((host, mode.reads_source))
         if host is None:
             transfer.attempts.append(context.requests_out.at_source(transfer, context.now))
-            self._read_through.begin(transfer, transfer.priority)
+            self._read_through.start_read(transfer, transfer.priority)
             return
-        attempt = context.requests_out.ask(transfer, host, mode, refs, Track.TRAVEL, context.now)
+        attempt = context.requests_out.send_when_credited(
+            transfer, host, mode, refs, Track.TRAVEL, context.now
+        )
         transfer.attempts.append(attempt)
         if attempt.priority is GUEST:
             self._doubt(attempt)
@@ -201,8 +205,8 @@ class SourceSelection:
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
         """Return the hosts that say they have it and are to be asked, the best first."""
         context = self._context
-        hosts = context.givers(transfer.want)
-        pending = context.peers.pending
+        hosts = context.reachable_holders(transfer.want)
+        pending = context.peers.pending_attempts
         is_holders_only = transfer.priority.asks_holders_only
         if home is not None and home != context.ring.here and not is_holders_only:
             most = pending(home)
@@ -214,7 +218,7 @@ class SourceSelection:
         """Yield who reads it through for everybody, as far as this host does not do so itself."""
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
-        for host in ring.owners(want.place, placement.OWNERS_ASKED):
+        for host in ring.owners_of(want.place, placement.OWNERS_ASKED):
             homes = {host for host, as_home in asked if as_home and host is not None}
             if host == ring.here or len(homes) >= ACTING_HOMES:
                 return
@@ -224,12 +228,12 @@ class SourceSelection:
     def _behind(self, transfer: Transfer) -> Iterator[Place]:
         """Yield who may happen to have it."""
         context, want, refs = self._context, transfer.want, transfer.refs
-        owners = context.ring.owners(want.place, placement.OWNERS_ASKED)
+        owners = context.ring.owners_of(want.place, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
         for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
             yield Place(host, Mode.HELD, refs)
         if transfer.priority is GUEST:  # who could not read the source may have it
-            alone = [host for host in owners if context.peers.is_alone(host, context.now)]
+            alone = [host for host in owners if context.peers.is_in_backoff(host, context.now)]
             for host in alone[:LAST_RESORTS]:
                 if (host, False) not in transfer.asked:
                     yield Place(host, Mode.HELD_ONLY, refs)
@@ -255,17 +259,17 @@ class SourceSelection:
         """Go on after the source, if the travel has come to it."""
         for attempt in transfer.attempts:
             if attempt.host is None:
-                attempt.end()
+                attempt.end_attempt()
                 transfer.attempts.remove(attempt)
                 self._failed(transfer, failure)
                 return
 
     def _failed(self, transfer: Transfer, failure: Failure) -> None:
-        transfer.failed(failure)
+        transfer.record_failure(failure)
         if not self._is_active(transfer):
-            self.next(transfer)
+            self.ask_next_place(transfer)
 
-    def referred(self, attempt: transfer.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
+    def peer_referred(self, attempt: transfer.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask those whom a peer names, then the peer again, which may not name others then."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
@@ -281,7 +285,7 @@ class SourceSelection:
         again = Place(attempt.host, attempt.mode.plain, attempt.refs)
         transfer.front[:0] = (*places, again)
         if not self._is_active(transfer):
-            self.next(transfer)
+            self.ask_next_place(transfer)
 
     # Lateness
 

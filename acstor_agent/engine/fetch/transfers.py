@@ -28,7 +28,9 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         self._out, self._reads, self._limits = out, reads, limits
         out.split, reads.divide = self.split_attempt, self.split_read
 
-    def of(self, refs: transfer_.Refs, priority: priority.Priority) -> transfer_.Transfer:
+    def get_or_create(
+        self, refs: transfer_.Refs, priority: priority.Priority
+    ) -> transfer_.Transfer:
         """Return a transfer of these chunks alone; where there is none it begins to be.
 
         :param refs: of one image, distinct, and all or none of them under way, in one transfer
@@ -43,19 +45,19 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
             transfer = self.split(transfer, [transfer.keys.index(key) for key in keys])
         if transfer.refs[0] is not refs[0]:
             by_key = dict(zip(keys, refs, strict=True))
-            transfer.join(tuple([by_key[key] for key in transfer.keys]))
+            transfer.add_reference(tuple([by_key[key] for key in transfer.keys]))
         if self.unwanted:
             self.unwanted.pop(transfer, None)
         return transfer
 
-    def single(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
+    def single_transfer(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
         """Return the transfer of one chunk and no others, if the chunk is under way."""
         transfer = self.get(key)
         if transfer is not None and transfer.count > 1:
             transfer = self.split(transfer, [transfer.keys.index(key)])
         return transfer
 
-    def singles(self, transfer: transfer_.Transfer) -> list[transfer_.Transfer]:
+    def split_transfer(self, transfer: transfer_.Transfer) -> list[transfer_.Transfer]:
         """Let each chunk of a transfer go on by itself; the last one keeps the transfer."""
         return [*(self.split(transfer, [0]) for _ in range(transfer.count - 1)), transfer]
 
@@ -65,12 +67,12 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         part = transfer.split(some)
         self.update(dict.fromkeys(part.keys, part))
         for attempt, half in zip(transfer.attempts, part.attempts, strict=True):
-            self._out.divide(attempt, half)
+            self._out.divide_attempt(attempt, half)
         if transfer.relay is not None and part.relay is not None:
-            self._out.divide(transfer.relay, part.relay)
+            self._out.divide_attempt(transfer.relay, part.relay)
         if transfer.read is not None:
             part.read = self._reads.split(transfer.read, some)
-        self._limits.divide(transfer, part)
+        self._limits.divide_transfer(transfer, part)
         if transfer in self.unwanted:
             self.unwanted[part] = None
         return part
@@ -86,7 +88,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
             at = transfer.attempts.index(attempt)
             return self.split(transfer, some).attempts[at]
         part = requests_out.divide_alone(attempt, some)
-        self._out.divide(attempt, part)
+        self._out.divide_attempt(attempt, part)
         return part
 
     def split_read(self, read: source_reads.SourceRead, some: list[int]) -> source_reads.SourceRead:
@@ -102,11 +104,11 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         if transfer.is_wanted:
             return
         if transfer.is_idle:
-            self.forget(transfer)
+            self.forget_transfer(transfer)
         elif transfer.read is not None:
             self.unwanted[transfer] = None
 
-    def forget(self, transfer: transfer_.Transfer) -> None:
+    def forget_transfer(self, transfer: transfer_.Transfer) -> None:
         """Forget a transfer."""
         if self.get(transfer.key) is transfer:
             for key in transfer.keys:

@@ -104,7 +104,7 @@ class Announcements:
 
     # What is heard
 
-    def heard(
+    def process_announcement(
         self,
         host: ids.HostId,
         here: _Chunks,
@@ -119,14 +119,14 @@ class Announcements:
         """
         self._again_s.pop(host, None)
         is_alike = segment_chunks == self._segment_chunks
-        if not (is_alike and self._tables.is_near(host)) or self._book.is_alone(host, now):
+        if not (is_alike and self._tables.is_near(host)) or self._book.is_in_backoff(host, now):
             self.ignored_chunks += sum(map(segments.count, (here, gone, evictable)))
             return
         known: _Chunks = ()
         if self._topology is not None:
-            self._holders.taken_back(host, self._listen(host, gone, 1, now))
+            self._holders.remove_holder(host, self._listen(host, gone, 1, now))
             known = self._listen(host, here, self._lookups(), now)
-            self._holders.told(host, known)
+            self._holders.add_holder(host, known)
             if host in self._neighbours:
                 self._need_not_tell(host, known)
         evictable = self._listen(host, evictable, self._lookups(), now)
@@ -136,7 +136,7 @@ class Announcements:
     def _listen(self, host: ids.HostId, told: _Chunks, lookups: int, now: float) -> _Chunks:
         """Return what of it the host's allowance covers."""
         count = segments.count(told)
-        heard = self._book.listening.take(host, count, now, lookups) if count else 0
+        heard = self._book.listening.admit_chunks(host, count, now, lookups) if count else 0
         self.heard_chunks += heard
         self.ignored_chunks += count - heard
         return told if heard == count else segments.first(told, heard)
@@ -160,7 +160,7 @@ class Announcements:
         self._flush(now)
         near, before = self._tables.near, self._neighbours
         hosts = [ids.HostId(host.host) for host in near.hosts]
-        where = near.locations()
+        where = near.host_locations()
         self._neighbours = dict.fromkeys(self._topology(hosts, self._tables.here, where))
         known = self._again_s.items()
         self._again_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
@@ -178,7 +178,7 @@ class Announcements:
             batch = [(oid, self._told.get(oid)) for oid in last[at : at + BATCH_CHUNKS]]
             self._send({oid: told for oid, told in batch if told is not None}, {}, hosts, now)
 
-    def unheard(self, host: ids.HostId, now: float) -> None:
+    def announcement_lost(self, host: ids.HostId, now: float) -> None:
         """Have a neighbour told again, in a while: it is not sure that it got what it was told."""
         if host in self._neighbours and host not in self._unheard:
             self._unheard.add(host)
@@ -192,7 +192,7 @@ class Announcements:
         if host in self._neighbours:
             self._tell_last([host], now)
 
-    def have(
+    def announce_chunks(
         self, refs: Iterable[chunk_ref.ChunkRef], giver: ids.HostId | None, now: float
     ) -> None:
         """Tell of chunks that are here now.
@@ -225,10 +225,10 @@ class Announcements:
         return former is not None
 
     def _neighbours_among(self, giver: ids.HostId | None, keys: bytes) -> _Untold:
-        hosts = (giver, *self._holders.named(keys))
+        hosts = (giver, *self._holders.hosts_of_keys(keys))
         return tuple({host: None for host in hosts if host in self._neighbours})
 
-    def gone(self, oid: ids.Oid, now: float) -> None:
+    def withdraw_chunk(self, oid: ids.Oid, now: float) -> None:
         """Take back what was told of a chunk that is not here any more."""
         told = self._told.pop(oid)
         if told is not None and self._here.pop(oid, None) is None and self._neighbours:
@@ -276,11 +276,11 @@ class Announcements:
             self._out.others.append(tell)
 
     def _is_good(self, host: ids.HostId, now: float) -> bool:
-        return host in self._tables.table and not self._book.is_alone(host, now)
+        return host in self._tables.table and not self._book.is_in_backoff(host, now)
 
     # Copies that may go
 
-    def hint(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
+    def hint_eviction(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
         """Have a host told that it may let a chunk go first."""
         if host not in self.hints and len(self.hints) >= HINTS:
             self.hints.popitem(last=False)
@@ -289,7 +289,7 @@ class Announcements:
         if len(waiting) > HINTS:
             del waiting[next(iter(waiting))]
 
-    def unhint(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
+    def withdraw_hint(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
         """Note that a host has use for a chunk again."""
         waiting = self.hints.get(host, {})
         bits = waiting.get(ref.place, 0)

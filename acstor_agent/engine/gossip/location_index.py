@@ -50,9 +50,9 @@ class LocationIndex:
         """Return of how many segments holders are known."""
         return len(self._told)
 
-    def told(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
+    def add_holder(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
         """Note that a host announced chunks of segments."""
-        key = self._keys.of(host)
+        key = self._keys.key_of(host)
         if len(self._alike) > MOST_ALIKE:
             self._alike.clear()
         made: dict[int, bytes] = {}  # entries of one message are mostly alike
@@ -76,12 +76,12 @@ class LocationIndex:
                 others.append(entry)
         return b"".join((*others[1 - HOLDERS :], key, bits.to_bytes(2, "big")))
 
-    def taken_back(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
+    def remove_holder(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
         """Note that a host announced that chunks of segments are gone from it."""
         for segment, bits in chunks:
             self._take(host, segment, bits)
 
-    def denied(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> bool:
+    def record_denial(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> bool:
         """Note that a host has not got a chunk; say whether it had announced it."""
         return self._take(host, ref.place, ref.bit)
 
@@ -102,16 +102,16 @@ class LocationIndex:
                 return True
         return False
 
-    def of(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
+    def holders_of_chunk(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the hosts that announced a chunk, in the order in which they did."""
         keys = self.all_keys((ref,))[0]
-        return self.named(keys) if keys else []
+        return self.hosts_of_keys(keys) if keys else []
 
-    def holders(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
+    def holders_of_segment(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
         """Return the hosts that announced chunks of a chunk's segment, each with the bitmap."""
         found = []
         for entry in _split(self._told.get(ref.place) or b""):
-            if (host := self._keys.host(entry[:_KEY])) is not None:
+            if (host := self._keys.host_of(entry[:_KEY])) is not None:
                 found.append((host, _bits(entry)))
         return found
 
@@ -128,15 +128,15 @@ class LocationIndex:
             found.append(b"".join(its))
         return found
 
-    def named(self, keys: bytes) -> list[ids.HostId]:
+    def hosts_of_keys(self, keys: bytes) -> list[ids.HostId]:
         """Return whose keys these are, without those who are forgotten."""
         if len(keys) <= _KEY:  # nearly always
-            one = self._keys.host(keys)
+            one = self._keys.host_of(keys)
             return [one] if one is not None else []
         split = (keys[at : at + _KEY] for at in range(0, len(keys), _KEY))
-        return [host for key in split if (host := self._keys.host(key)) is not None]
+        return [host for key in split if (host := self._keys.host_of(key)) is not None]
 
-    def known(self) -> list[segments.Chunks]:
+    def list_known(self) -> list[segments.Chunks]:
         """Return all chunks that others announced, for an image that is attached later."""
         found = []
         for segment, known in self._told.items():

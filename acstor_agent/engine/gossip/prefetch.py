@@ -107,7 +107,7 @@ class Prefetcher:
         evicted = self._states.evicted_unread - self._evicted_before
         return self._states.unmatched + self._states.under_way + evicted
 
-    def advertised(self, chunk_no: int) -> None:
+    def chunk_advertised(self, chunk_no: int) -> None:
         """Note that a neighbour has a chunk; :meth:`take` says when to fetch it."""
         if self._limit == 0 or not self._states.can_happen(chunk_no, _E.PREFETCH_SENT):
             return
@@ -129,7 +129,7 @@ class Prefetcher:
         if self._limit is not None and self._demanded - self._demanded_before >= self._limit:
             self._reactivate()
 
-    def take(self, room: int) -> list[int]:
+    def take_candidates(self, room: int) -> list[int]:
         """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then.
 
         To be called after every event that may have made room: an advertisement, a guest's read
@@ -142,7 +142,7 @@ class Prefetcher:
         return take(self._states, self._held, room)
 
     def _reactivate(self) -> None:
-        self._states.forgive()
+        self._states.accept_unmatched()
         self._demanded_before = self._demanded
         self._evicted_before = self._states.evicted_unread
         self.reactivations += 1
@@ -161,6 +161,6 @@ def take(
     while chunks and len(taken) < room:
         chunk_no, _ = chunks.popitem(last=False)
         if states.can_happen(chunk_no, _E.PREFETCH_SENT):  # it may have come since
-            states.apply(chunk_no, _E.PREFETCH_SENT)
+            states.apply_event(chunk_no, _E.PREFETCH_SENT)
             taken.append(chunk_no)
     return taken

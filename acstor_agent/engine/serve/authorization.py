@@ -39,19 +39,19 @@ class ChunkMaps(abc.ABC):
     """What the chunk maps of images say, as far as they are known here."""
 
     @abc.abstractmethod
-    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
 
-    def contents(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
+    def contents_of(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
         """Return the contents of the chunks of a request; None if they must be looked up.
 
         Fewer than it has: the image has no such chunks.
         """
-        found = [self.content(request.image_id, *place) for place in request.places()]
+        found = [self.content_at(request.image_id, *place) for place in request.iter_ranges()]
         known = [content for content in found if content is not None]
         return known if len(known) == len(found) else None
 
-    def segments(self, request: chunk_ref.Request) -> Segments | None:
+    def segments_of(self, request: chunk_ref.Request) -> Segments | None:
         """Return the segments that a request touches, of whose chunks the contents are known.
 
         None: each chunk is one, or the map is not known any more.
@@ -95,7 +95,7 @@ class Authorization:
 
         :param contents: what was found to lie there; None: nobody looked
         """
-        if contents is None and (contents := self._maps.contents(request)) is None:
+        if contents is None and (contents := self._maps.contents_of(request)) is None:
             return None
         cids = [content.cid for content in contents]
         if len(cids) != request.chunks or ids.ZERO_CID in cids:
@@ -105,8 +105,8 @@ class Authorization:
         if not hmac.compare_digest(proof, request.proof):
             self.refused += len(request.numbers)
             return "it does not prove that it knows the CIDs"
-        image_id, places, keys = request.image_id, [*request.places()], contents[0].keys
-        oids = self.names.oids(image_id, [offset for offset, _ in places], cids)
+        image_id, places, keys = request.image_id, [*request.iter_ranges()], contents[0].keys
+        oids = self.names.oids_of(image_id, [offset for offset, _ in places], cids)
         segment_of = self._segment_of(request, cids)
         return [
             chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys, *segment)
@@ -122,7 +122,7 @@ class Authorization:
 
         After a look-up the map may be another one than that which named what is asked for.
         """
-        found = self._maps.segments(request)
+        found = self._maps.segments_of(request)
         if found is None:
             return [(None, 1)] * len(asked)
         cids, skipped, size, length = found
@@ -131,7 +131,7 @@ class Authorization:
             return [(None, 1)] * len(asked)
         begin = request.offset - skipped * size
         offsets = range(begin, begin + len(cids) * size, size)
-        oids = self.names.oids(request.image_id, offsets, cids)
+        oids = self.names.oids_of(request.image_id, offsets, cids)
         return segments.names_and_bits(cids, oids, length)[skipped:end]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:

@@ -72,7 +72,7 @@ class PeerRequests:
 
     # A request comes
 
-    def asked(
+    def take_requests(
         self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
     ) -> None:
         """Take requests of a peer, which are not authorized yet."""
@@ -147,7 +147,7 @@ class PeerRequests:
             for asker in askers:
                 self._go_on(asker, wants[asker.number - request.number])
 
-    def holds(self, asker: PendingRequest) -> bool:
+    def is_waiting(self, asker: PendingRequest) -> bool:
         """Say whether a request waits still, on a connection that there is."""
         link = self._links.get(asker.link.connection)
         return link is asker.link and link.askers.get(asker.number) is asker
@@ -190,20 +190,20 @@ class PeerRequests:
         """Give a run as one answer; no chunk of it waits for anything."""
         context, host, priority = self._context, link.receiver.host, request.priority
         if priority is not LATER:
-            context.overlap.note(True, len(wants))
+            context.overlap.record_overlap(True, len(wants))
         if request.mode is not RELAYED and self._is_named(host):
-            known = self.referrals.gave(wants, host, priority)
+            known = self.referrals.record_served(wants, host, priority)
             self._note_copies(host, wants, known)
         self.given += len(wants)
-        context.out.reply(link.connection, actions.GivenRun(request.number, wants, priority))
+        context.out.add_reply(link.connection, actions.GivenRun(request.number, wants, priority))
         given = requester.ServedRequest(request.number, request, wants, priority, deadline_s)
         link.given.update(dict.fromkeys(request.numbers, given))
-        self.uploads.sent(link, wants, context.now)
+        self.uploads.chunks_sent(link, wants, context.now)
 
     def _go_on(self, asker: PendingRequest, want: chunk_ref.ChunkRef) -> None:
         asker.want = want
         if asker.priority is not LATER:
-            self._context.overlap.note(self._is_shared(want))
+            self._context.overlap.record_overlap(self._is_shared(want))
         if self._is_referred(asker):
             return
         if self._is_here(asker):
@@ -232,7 +232,7 @@ class PeerRequests:
             asker.data = kept
             self._give(asker)
             return
-        transfer = context.transfers.single(asker.want.key)
+        transfer = context.transfers.single_transfer(asker.want.key)
         is_left = mode is RELAYED and context.is_left_to(asker.want, asker.host)
         if not mode.reads_source or is_left:
             self._join(asker, transfer)
@@ -241,7 +241,7 @@ class PeerRequests:
         if is_new and receiver.begun >= TRANSFERS_OF_A_PEER:
             self._refuse(asker, Failure.BUSY)
             return
-        transfer = context.transfers.of((asker.want,), asker.priority)
+        transfer = context.transfers.get_or_create((asker.want,), asker.priority)
         if is_new and transfer.charged is None:
             transfer.charged = receiver
             receiver.begun += 1
@@ -249,7 +249,7 @@ class PeerRequests:
         if mode is RELAYED:
             self._read_through.read(transfer, asker.priority, asker.host)
         else:
-            self._read_through.begin(transfer, asker.priority, asker.host, mode.is_moved)
+            self._read_through.start_read(transfer, asker.priority, asker.host, mode.is_moved)
 
     def _join(self, asker: PendingRequest, transfer: transfer.Transfer | None) -> None:
         """Let a peer wait for what is on its way, not for long, and not for the peer itself."""
@@ -261,11 +261,11 @@ class PeerRequests:
         if not wait_s:
             self._refuse(asker, Failure.MISSING)
             return
-        transfer = transfer or self._context.transfers.of((asker.want,), asker.priority)
+        transfer = transfer or self._context.transfers.get_or_create((asker.want,), asker.priority)
         asker.deadline_s = min(asker.deadline_s, self._context.now + wait_s)
         transfer.askers[asker] = None
 
-    def came(self, transfer: transfer.Transfer, data: transfer.Bytes) -> None:
+    def chunks_arrived(self, transfer: transfer.Transfer, data: transfer.Bytes) -> None:
         """Answer all who wait for a content."""
         askers, transfer.askers = transfer.askers, {}
         for asker in askers:
@@ -273,7 +273,7 @@ class PeerRequests:
             if not self._is_referred(asker):
                 self._give(asker)
 
-    def failed(self, transfer: transfer.Transfer, failure: Failure) -> None:
+    def requests_failed(self, transfer: transfer.Transfer, failure: Failure) -> None:
         """Refuse those who wait for what is not under way any more."""
         if transfer.read is not None:
             return
@@ -304,7 +304,7 @@ class PeerRequests:
             return
         if asker.mode is not RELAYED and self._is_named(asker.host):
             wants = (asker.want,)
-            known = self.referrals.gave(wants, asker.host, asker.priority)
+            known = self.referrals.record_served(wants, asker.host, asker.priority)
             self._note_copies(asker.host, wants, known)
         if self.uploads.has_place(asker.link.receiver, (asker.want,)):
             self._answer(asker)
@@ -324,7 +324,7 @@ class PeerRequests:
     def _is_named(self, host: ids.HostId) -> bool:
         """Say whether others may be sent to a host."""
         context = self._context
-        return context.ring.is_giver(host) and not context.peers.is_alone(host, context.now)
+        return context.ring.is_giver(host) and not context.peers.is_in_backoff(host, context.now)
 
     def _referral(self, asker: PendingRequest) -> tuple[ids.HostId, ...]:
         """Return whom a peer is to ask instead, the best first; empty: nobody."""
@@ -335,7 +335,7 @@ class PeerRequests:
             return ()
         hosts = context.lockstep.refer(asker, self._is_named) if learns_ring else None
         if hosts is None and is_tree:
-            hosts = self.referrals.refer(asker.want, asker.host, asker.priority)
+            hosts = self.referrals.referrals_for(asker.want, asker.host, asker.priority)
             if len(hosts) == 1 and learns_ring:
                 hosts += (context.ring.here,)  # alone it would be the next one in step
         return hosts or ()
@@ -365,16 +365,16 @@ class PeerRequests:
             if not context.ring.is_home(want.place):
                 continue
             if is_hinted:
-                news.unhint(host, want)
+                news.withdraw_hint(host, want)
             if want.oid in known and (
                 (holder := self.referrals.take_surplus(want, limit)) is not None
             ):
-                news.hint(holder, want)
+                news.hint_eviction(holder, want)
 
     def _answer(self, asker: PendingRequest) -> None:
         self.given += 1
         link, want = asker.link, asker.want
-        self.uploads.sent(link, (want,), self._context.now)
+        self.uploads.chunks_sent(link, (want,), self._context.now)
         if asker.data is None:
             how = asker.priority, asker.deadline_s
             what = asker.number, asker.request, (want,)
@@ -383,23 +383,23 @@ class PeerRequests:
 
     def _send_more(self) -> None:
         """Answer those whose turn it is; what they want may have left the cache meanwhile."""
-        while (asker := self.uploads.take()) is not None:
+        while (asker := self.uploads.take_next_host()) is not None:
             if asker.data is not None or self._is_here(asker):
                 self._answer(asker)
             else:
                 self._bring(asker)
             self.uploads.unpark(asker.link.receiver)
 
-    def delivered(self, connection: Hashable, late_s: float) -> None:
+    def answers_delivered(self, connection: Hashable, late_s: float) -> None:
         """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
         if (link := self._links.get(connection)) is not None:
             link.given.clear()
-            self.uploads.delivered(link, self._context.now, late_s)
+            self.uploads.answers_delivered(link, self._context.now, late_s)
             self._send_more()
 
     def out_of_patience(self, link: requester.RequesterLink) -> None:
         """Let others have the places of a connection if it keeps them too long."""
-        self.uploads.out_of_patience(link, self._context.now)
+        self.uploads.reclaim_places(link, self._context.now)
         self._send_more()
 
     def _refuse(self, asker: PendingRequest, failure: Failure, why: str = "") -> None:
@@ -415,7 +415,7 @@ class PeerRequests:
     def _end(self, asker: PendingRequest, answer: actions.Answer | None = None) -> None:
         """Note that a request is answered, or needs no answer."""
         if answer is not None:
-            self._context.out.reply(asker.link.connection, answer)
+            self._context.out.add_reply(asker.link.connection, answer)
         asker.data = None
         if asker.link.askers.pop(asker.number, None) is not None:
             asker.link.receiver.requests -= 1
@@ -426,7 +426,7 @@ class PeerRequests:
         self._context.timers.put(self._context.now + LOOK_S, timers.Due.REQUESTS, None)
         self._is_looked_at = True
 
-    def look(self) -> None:
+    def check_deadlines(self) -> None:
         """Refuse those whose time is over; tell the others that they are not forgotten."""
         context, alive = self._context, []
         for link in self._links.values():
@@ -443,13 +443,13 @@ class PeerRequests:
         if len(self):
             self._look_later()
 
-    def cancelled(self, connection: Hashable, numbers: Iterable[int]) -> None:
+    def cancel_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Note that a peer does not wait any more."""
         for asker in self._waiting(connection, numbers):
             self._part(asker)
             self._end(asker)
 
-    def left(self, connection: Hashable) -> None:
+    def connection_ended(self, connection: Hashable) -> None:
         """Note that a connection has ended: nobody waits for its answers."""
         link = self._links.pop(connection, None)
         if link is not None:
@@ -457,23 +457,23 @@ class PeerRequests:
             for asker in list(link.askers.values()):
                 self._part(asker)
                 self._end(asker)
-            self.uploads.forget(link, self._context.now)
+            self.uploads.forget_connection(link, self._context.now)
             self._send_more()
 
-    def mend(self) -> None:
+    def recover_from_fault(self) -> None:
         """Refuse who waits for nothing any more, and count anew: a fault has left it so."""
         links, transfers = list(self._links.values()), self._context.transfers.values()
-        self.uploads.mend(links, self._context.now)
+        self.uploads.recount_uploads(links, self._context.now)
         charged = collections.Counter(transfer.charged for transfer in transfers)
         for receiver in self.receivers.values():
             receiver.begun, receiver.requests = charged[receiver], 0
         for link in links:
             link.receiver.requests += len(link.askers)
         for asker in [asker for link in links for asker in link.askers.values()]:
-            if asker.want and not (self._transfer_of(asker) or self.uploads.holds(asker)):
+            if asker.want and not (self._transfer_of(asker) or self.uploads.is_waiting(asker)):
                 self._refuse(asker, Failure.UNREACHABLE)
 
-    def hurried(self, connection: Hashable, numbers: Iterable[int]) -> None:
+    def raise_priority(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Let requests that wait here be as urgent as those of guests."""
         for asker in self._waiting(connection, numbers):
             if asker.priority <= PEER:
@@ -484,7 +484,7 @@ class PeerRequests:
             if is_in_line:
                 self.uploads.put(asker, self._context.now)
             elif transfer is not None and asker.mode.reads_source:
-                self._read_through.hurry(transfer, PEER, asker.host)
+                self._read_through.raise_priority(transfer, PEER, asker.host)
 
     def follow_table(self) -> None:
         """Forget who is not to be asked by the table in force, and who does not ask any more."""
@@ -492,9 +492,9 @@ class PeerRequests:
         if length != self._segment_chunks:
             self._segment_chunks = length
             self.referrals.clear()
-        for host in self._context.host_keys.known():
+        for host in self._context.host_keys.list_hosts():
             if not self._is_named(host):
-                self._context.host_keys.forget(host)
+                self._context.host_keys.forget_host(host)
         for receiver in list(self.receivers.values()):
             if not (receiver.links or receiver.begun):
                 del self.receivers[receiver.host]

@@ -156,14 +156,14 @@ class Referrals:
         """Forget all requesters: segments have another length, and so other names."""
         self._known.clear()
 
-    def gave(
+    def record_served(
         self, refs: Sequence[chunk_ref.ChunkRef], host: ids.HostId, priority: priority.Priority
     ) -> list[ids.Oid]:
         """Note that a host is given chunks; return those that anybody was given before.
 
         :param priority: of its request: it gets a chunk no sooner than that lets it
         """
-        key, bits_of = self._keys.of(host), dict[ids.Oid, int]()
+        key, bits_of = self._keys.key_of(host), dict[ids.Oid, int]()
         for ref in refs:
             bits_of[ref.place] = bits_of.get(ref.place, 0) | ref.bit
         before: dict[ids.Oid, int] = {}
@@ -227,9 +227,9 @@ class Referrals:
             told += 1
         _HEAD.pack_into(changed, 0, full, told)
         self._known.put(ref.place, bytes(changed))
-        return self._keys.host(known[first : first + _KEY])
+        return self._keys.host_of(known[first : first + _KEY])
 
-    def refer(
+    def referrals_for(
         self, ref: chunk_ref.ChunkRef, host: ids.HostId, priority: priority.Priority
     ) -> tuple[ids.HostId, ...]:
         """Return whom ``host`` is to ask instead of this one, the best first; empty: nobody.
@@ -237,7 +237,7 @@ class Referrals:
         Who was sent few lately, and is near to the root of the tree, goes first.  Nobody is sent
         to one who asked with less urgency.  Who comes again was let down, and is sent to nobody.
         """
-        known, key = self._known.get(ref.place), self._keys.of(host)
+        known, key = self._known.get(ref.place), self._keys.key_of(host)
         if known is None or self._has(known, key, ref.bit):
             return ()
         full, told = _HEAD.unpack_from(known)
@@ -254,7 +254,7 @@ class Referrals:
         self._add(ref.place, bytes(changed), key, child)
         keys = [known[at : at + _KEY] for at in ranked]
         self._charge(keys[0])
-        named = map(self._keys.host, keys)
+        named = map(self._keys.host_of, keys)
         return tuple(host for host in named if host is not None)
 
     @staticmethod

@@ -79,9 +79,9 @@ class BootRecording:
             )
         self._ask(image_id, self._sent.get(image_id, 0) + boots)
 
-    def forget(self, image_id: ids.ImageId) -> None:
+    def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget an image that is not attached any more, but not what operators still ask for."""
-        left = self.left(image_id) if image_id in self._asked else 0
+        left = self.boots_left(image_id) if image_id in self._asked else 0
         self._open.pop(image_id, None)
         self._sent.pop(image_id, None)
         self._asked.pop(image_id, None)
@@ -94,7 +94,7 @@ class BootRecording:
         if len(self._asked) > MOST_ASKED:
             self._asked.popitem(last=False)
 
-    def left(self, image_id: ids.ImageId) -> int:
+    def boots_left(self, image_id: ids.ImageId) -> int:
         """Return how many boots of an image are still to be recorded."""
         wanted = self._asked.get(image_id, self._limits.boots)
         return max(0, wanted - self._sent.get(image_id, 0))
@@ -102,7 +102,7 @@ class BootRecording:
     def open(self, image: mirror.Mirror) -> int:
         """Note that a guest has opened an image; return its number, 0 if it is not recorded."""
         image_id = image.map.image_id
-        if not self._limits.longest_s or not self.left(image_id):
+        if not self._limits.longest_s or not self.boots_left(image_id):
             return 0
         if image.recorder is None:
             window = boot_trace.Window(

@@ -92,7 +92,7 @@ class Timelines:
 
     # What happens
 
-    def ensured(self, image_id: ids.ImageId, from_s: float) -> None:
+    def image_ensured(self, image_id: ids.ImageId, from_s: float) -> None:
         """Note that an image was made ready for a guest, from a moment until now."""
         known = self._ensured.setdefault(image_id, collections.deque(maxlen=ENSURES))
         known.append((from_s, self._clock()))
@@ -100,13 +100,13 @@ class Timelines:
         if len(self._ensured) > IMAGES:
             self._ensured.popitem(last=False)
 
-    def opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
+    def image_opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
         """Note that somebody has opened an image.
 
         :param guest: whose his reads are
         :param thread: of the process that he is
         """
-        self.closed(guest)  # a number that is used again
+        self.image_closed(guest)  # a number that is used again
         if len(self._boots) >= AT_ONCE:
             return
         now_s = self._clock()
@@ -132,7 +132,7 @@ class Timelines:
     def _ensured_of(self, image: mirror.Mirror) -> collections.deque[tuple[float, float]]:
         return self._ensured.get(image.map.image_id, collections.deque())
 
-    def closed(self, guest: requests.Stream) -> None:
+    def image_closed(self, guest: requests.Stream) -> None:
         """Note that somebody has closed an image."""
         boot = self._boots.pop(guest, None)
         if boot is None:
@@ -156,16 +156,16 @@ class Timelines:
                     )
                 if boot.recorder.is_over(self._clock(), IDLE_S, LONGEST_S):
                     if self._boots.get(boot.guest) is boot:
-                        self.closed(boot.guest)
+                        self.image_closed(boot.guest)
 
     # What is told
 
-    def of(self, wanted_id: str = "") -> list[boot_timeline.Timeline]:
+    def timelines_of(self, wanted_id: str = "") -> list[boot_timeline.Timeline]:
         """Return the timelines of an instance or of an image, or all, the last one last."""
         found = [*self._over, *(self._told(boot) for boot in self._going_on())]
         return [one for one in found if wanted_id in ("", one.instance_id, one.image_id)]
 
-    def news(self) -> tuple[boot_timeline.Timeline, ...]:
+    def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
         """Return what is new of boots of instances, some at a time; each is told again and again.
 
         It is told every TELL_EVERY_S while it goes on, and when it is over.
@@ -197,8 +197,8 @@ class Timelines:
             waited_s=recorder.waited_s(now_s),
             bytes={str(via): count for via, count in recorder.bytes.items()},
             slice_s=recorder.slice_s,
-            slices=recorder.slices(),
-            longest=recorder.longest(zero_s),
+            slices=recorder.time_slices(),
+            longest=recorder.longest_reads(zero_s),
         )
 
 

@@ -41,21 +41,21 @@ class ChunkLookup(authorization.ChunkMaps):
         """Say whether this host mirrors an image."""
         return self._images.get_nowait(image_id) is not None
 
-    def content(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """See :meth:`authorization.ChunkMaps.content`."""
-        found = self._images.named(image_id, offset, length)
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """See :meth:`authorization.ChunkMaps.content_at`."""
+        found = self._images.content_at(image_id, offset, length)
         if found is None and self.others.is_known(image_id, offset):
             return self.others.content_at(image_id, offset, length)
         return found
 
-    def contents(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
-        """See :meth:`authorization.ChunkMaps.contents`."""
+    def contents_of(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
+        """See :meth:`authorization.ChunkMaps.contents_of`."""
         if (image := self._images.get_nowait(request.image_id)) is not None:
-            return image.contents(request)
-        return super().contents(request)
+            return image.contents_of(request)
+        return super().contents_of(request)
 
-    def segments(self, request: chunk_ref.Request) -> authorization.Segments | None:
-        """See :meth:`authorization.ChunkMaps.segments`."""
+    def segments_of(self, request: chunk_ref.Request) -> authorization.Segments | None:
+        """See :meth:`authorization.ChunkMaps.segments_of`."""
         length = self._segment_chunks()
         if length == 1 or request.offset >= base.AT_BOOT_IMAGE:
             return None
@@ -67,7 +67,7 @@ class ChunkLookup(authorization.ChunkMaps):
         stop = asked + request.chunks
         first, stop = segments.covering(asked, stop, length, cut.chunk_count)
         if image is not None:
-            cids: list[ids.Cid] | None = image.map.cids(first, stop)
+            cids: list[ids.Cid] | None = image.map.cids_between(first, stop)
         else:
             cids = self.others.cids_of(request.image_id, first, stop)
         if cids is None:
@@ -82,7 +82,7 @@ class ChunkLookup(authorization.ChunkMaps):
             return part.map.layout
         return self.others.layout_of(image_id)
 
-    async def learn(
+    async def read_map_for_peer(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
     ) -> ids.Content:
         """Return what lies there; read the map from the source for a peer if need be.
@@ -92,11 +92,11 @@ class ChunkLookup(authorization.ChunkMaps):
         :raises errors.SourceUnreachable: the source does not answer, or peers ask for too much
         """
         for _ in range(TRIES):  # requests of others may evict the page at once
-            if (found := self.content(image_id, offset, length)) is not None:
+            if (found := self.content_at(image_id, offset, length)) is not None:
                 return found
             if not await self._images.open_attached(image_id):
-                await self.others.learn(host, image_id, offset)
-        if (found := self.content(image_id, offset, length)) is None:
+                await self.others.read_from_source(host, image_id, offset)
+        if (found := self.content_at(image_id, offset, length)) is None:
             what = f"image {image_id}"
             raise errors.SourceUnreachable(what, "this host", "too many are asked for")
         return found

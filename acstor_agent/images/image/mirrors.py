@@ -71,7 +71,7 @@ class Mirrors:
         self._coming_bytes = 0  # of maps that are being taken from the source
         self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of those that are not open
 
-    def attached(self) -> list[ids.ImageId]:
+    def list_attached(self) -> list[ids.ImageId]:
         """Return the images that this host mirrors, whether read since the start or not.
 
         May be called from any thread.
@@ -152,12 +152,12 @@ class Mirrors:
         """Say whether this host mirrors an image, whether read since the start or not."""
         return image_id in self._attached
 
-    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Say what an image names, if it is attached; see :meth:`mirror.Mirror.named`."""
+    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+        """Say what an image names, if it is attached; see :meth:`mirror.Mirror.content_at`."""
         image = self._mirrors.get(image_id)
-        return None if image is None else image.named(offset, length)
+        return None if image is None else image.content_at(offset, length)
 
-    def cids(self, image_id: ids.ImageId) -> Iterator[ids.Cid]:
+    def cids_of(self, image_id: ids.ImageId) -> Iterator[ids.Cid]:
         """Yield the contents of an image, none if it is not attached or its map is damaged.
 
         For a thread: it leaves the interpreter to others every 0.5 ms.  It does not open the image.
@@ -167,10 +167,10 @@ class Mirrors:
             found = opened.map if opened else open_map(self._path(image_id), image_id)
         except (OSError, errors.ChunkMapFormatError):
             return
-        for cids, _pages in found.blocks(mirror.pause):
+        for cids, _pages in found.iter_blocks(mirror.pause):
             yield from (cid for cid in cids if cid != ids.ZERO_CID)
 
-    async def attach(
+    async def attach_image(
         self, image_id: ids.ImageId, max_map_bytes: int = MAX_MAP_BYTES
     ) -> mirror.Mirror:
         """Return the mirror of an image, attached now if it is not yet.
@@ -218,7 +218,7 @@ class Mirrors:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._attaching.pop(image_id, None)
 
-    def detach(self, image_id: ids.ImageId) -> None:
+    def detach_image(self, image_id: ids.ImageId) -> None:
         """Forget an image; its chunks stay in the cache until others need the room.
 
         :raises errors.Unusable: it is not attached, or is being attached now
@@ -242,7 +242,7 @@ class Mirrors:
         except FileNotFoundError:
             return 0
 
-    def touch(self, image_id: ids.ImageId, mtime_ns: int) -> None:
+    def save_time_stamp(self, image_id: ids.ImageId, mtime_ns: int) -> None:
         """Remember the mirror's time stamp."""
         os.utime(self._path(image_id), ns=(mtime_ns, mtime_ns))
 

@@ -39,7 +39,7 @@ class Reattach:
         self._images, self._reads, self._deadline_s = images, reads, deadline_s
         self._absences = negative_cache.NegativeCache(lost_after_s)
 
-    async def mirror(self, image_id: ids.ImageId, guest: requests.Stream) -> mirror.Mirror:
+    async def get_mirror(self, image_id: ids.ImageId, guest: requests.Stream) -> mirror.Mirror:
         """Return the mirror of an image.
 
         :raises errors.ChunkMissing: the source has not got its chunk map, and has not for long
@@ -51,19 +51,19 @@ class Reattach:
         if found is not None:
             return found
         why = ""
-        with self._reads.known(guest), disk_io.use_stream(guest):
+        with self._reads.track_request(guest), disk_io.use_stream(guest):
             with trio.move_on_after(self._deadline_s):
                 for tries in itertools.count():
                     try:
-                        found = await self._images.attach(image_id)
+                        found = await self._images.attach_image(image_id)
                     except (errors.ChunkRefused, errors.SourceUnreachable) as e:
                         why = str(e)
                     except (errors.ChunkMissing, errors.ChunkMapFormatError) as e:
-                        if not self._absences.denied(image_id, trio.current_time()):
+                        if not self._absences.record_denial(image_id, trio.current_time()):
                             raise
                         why = str(e)
                     else:
-                        self._absences.given(image_id)
+                        self._absences.clear_denial(image_id)
                         return found
                     read_admission.note_wait(why)
                     await trio.sleep(backoff.pause_s(tries))

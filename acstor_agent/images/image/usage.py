@@ -67,7 +67,7 @@ class ImageUsage:
         self._is_for_others = is_for_others
         self._look_for_open, self._look_for_bases = look_for_open, look_for_bases
         self._openings = image_usage.Openings()
-        attached = images.attached()
+        attached = images.list_attached()
         self._touches = image_usage.Touches(clock(), attached)
         self._bases: frozenset[ids.ImageId] = frozenset()
         self._has_looked = False
@@ -76,31 +76,31 @@ class ImageUsage:
 
     # What is seen
 
-    def opened(self, image_id: ids.ImageId) -> None:
+    def image_opened(self, image_id: ids.ImageId) -> None:
         """Note that somebody has opened an image."""
-        self._openings.opened(image_id)
-        self.touched(image_id)
+        self._openings.image_opened(image_id)
+        self.image_touched(image_id)
 
-    def closed(self, image_id: ids.ImageId) -> None:
+    def image_closed(self, image_id: ids.ImageId) -> None:
         """Note that somebody has closed an image."""
-        self._openings.closed(image_id)
-        self.touched(image_id)
+        self._openings.image_closed(image_id)
+        self.image_touched(image_id)
 
-    def touched(self, image_id: ids.ImageId, *, is_by_nova: bool = False) -> None:
+    def image_touched(self, image_id: ids.ImageId, *, is_by_nova: bool = False) -> None:
         """Note that somebody is about to use an image; it need not be attached yet.
 
         :param is_by_nova: Nova has touched it, so Nova is there
         """
-        self._touches.touched(image_id, self._clock(), is_by_nova=is_by_nova)
+        self._touches.image_touched(image_id, self._clock(), is_by_nova=is_by_nova)
 
-    def detached(self, image_id: ids.ImageId) -> None:
+    def image_detached(self, image_id: ids.ImageId) -> None:
         """Note that an image was detached: its last touch says nothing if it comes back."""
-        self._touches.forget(image_id)
+        self._touches.forget_image(image_id)
         self._seen.pop(image_id, None)
 
     # What is told
 
-    def of(self, image_id: ids.ImageId) -> image_usage.UsageEvidence:
+    def usage_of(self, image_id: ids.ImageId) -> image_usage.UsageEvidence:
         """Return what shows that an image is in use; may be asked from any thread."""
         return image_usage.UsageEvidence(
             is_open=not self._has_looked or self._openings.is_open(image_id),
@@ -113,7 +113,7 @@ class ImageUsage:
 
         :param within_s: how long a touch or a read counts, two LOOK_S at least
         """
-        return self.of(image_id).is_used(within_s)
+        return self.usage_of(image_id).is_used(within_s)
 
     def is_seen(self, image_id: ids.ImageId) -> bool:
         """Say whether an image is used, and something has shown that since the worker's start."""
@@ -125,17 +125,17 @@ class ImageUsage:
         """Say whether an image was attached for other hosts, and nothing shows a use here."""
         return self._touches.is_for_others(image_id) and not self.is_seen(image_id)
 
-    def bases(self) -> frozenset[ids.ImageId]:
+    def base_images(self) -> frozenset[ids.ImageId]:
         """Return the images that disks of this host began as, attached or not; from any thread."""
         return self._bases
 
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:
-            await self.look()
+            await self.scan_processes()
             await trio.sleep(LOOK_S)
 
-    async def look(self) -> None:
+    async def scan_processes(self) -> None:
         """Look for what cannot be counted.
 
         :raises OSError: processes or disks cannot be listed; nothing counts as looked at then
@@ -146,7 +146,7 @@ class ImageUsage:
         if self._openings.must_look(attached):
             self._openings.begin_look()
             found = await trio.to_thread.run_sync(self._look_for_open)
-            self._openings.looked(found, attached)
+            self._openings.note_open_files(found, attached)
         self._bases, self._has_looked = frozenset(bases), True
         self._forget_others()
 
@@ -164,10 +164,12 @@ class ImageUsage:
             is_for_others = self._is_for_others(image_id)
             shows_none = is_for_others or self._images.was_found(image_id)
             if seen is None and shows_none and not reads:
-                self._touches.attached(image_id, self._clock(), is_for_others=is_for_others)
+                self._touches.image_attached(image_id, self._clock(), is_for_others=is_for_others)
             elif seen != (stamp_ns, reads):
                 is_stamped = seen is not None and seen[0] != stamp_ns
-                self.touched(image_id, is_by_nova=is_stamped)  # a new map has a stamp by itself
+                self.image_touched(
+                    image_id, is_by_nova=is_stamped
+                )  # a new map has a stamp by itself
             self._seen[image_id] = stamp_ns, reads
 
     def _forget_others(self) -> None:

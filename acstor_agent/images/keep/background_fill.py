@@ -93,16 +93,18 @@ class _Slice:
         self.came = self.failures = 0
         self.why = ""
 
-    def length(self, number: int) -> int:
+    def chunk_length(self, number: int) -> int:
         """Return the length of a chunk."""
         return self.map.geometry.chunk_length(number)
 
     def has_come(self, number: int) -> None:
         """Note that a chunk is here."""
         self.came += 1
-        self.progress.left_bytes = max(0, (self.progress.left_bytes or 0) - self.length(number))
+        self.progress.left_bytes = max(
+            0, (self.progress.left_bytes or 0) - self.chunk_length(number)
+        )
 
-    def failed(self, number: int, why: str) -> None:
+    def chunk_failed(self, number: int, why: str) -> None:
         """Note that a chunk did not come, or did not stay: it has another turn."""
         self.failures += 1
         self.why = why
@@ -140,11 +142,11 @@ class BackgroundFill:
         self._first_chunk, self._clock = first_chunk, clock
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
 
-    def pause(self) -> None:
+    def pause_fill(self) -> None:
         """Note that nothing is filled for a while."""
-        self._spare.forget()
+        self._spare.reset()
 
-    async def count(self, part: replica_placement.Part, progress: Progress) -> None:
+    async def count_missing(self, part: replica_placement.Part, progress: Progress) -> None:
         """Look which chunks are missing."""
         progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
         lengths = part.map.geometry.chunk_length
@@ -160,7 +162,7 @@ class BackgroundFill:
         """Look how much of what is here was not on disk, and is not yet."""
         if (part := progress.part) is None:
             return
-        is_written, cid = self._cache.is_written, part.map.cid
+        is_written, cid = self._cache.is_written, part.map.cid_of
         progress.unwritten = [one for one in progress.unwritten if not is_written(cid(one))]
         progress.unwritten_bytes = sum(map(part.map.geometry.chunk_length, progress.unwritten))
 
@@ -174,18 +176,18 @@ class BackgroundFill:
         """
         missing, homes = [], bytearray()
         for looked_at, number in enumerate(numbers, 1):
-            if image_map.cid(number) not in self._cache:
-                is_home = self._chunks.is_home_of(self._chunks.want(image_map, number))
+            if image_map.cid_of(number) not in self._cache:
+                is_home = self._chunks.is_home_of(self._chunks.chunk_ref_of(image_map, number))
                 missing.append(number)
                 homes.append(is_home)
-            elif not self._cache.is_written(image_map.cid(number)):
+            elif not self._cache.is_written(image_map.cid_of(number)):
                 unwritten.append(number)
             if looked_at % pre_seed.LOOKS_IN_A_ROW == 0:
                 await trio.lowlevel.checkpoint()
         order = pre_seed.chunks_in_order(homes, self._first_chunk)
         return [missing[at] for at in order]
 
-    async def fill(
+    async def fill_slice(
         self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress] = ()
     ) -> str:
         """Fetch some of what is missing, for SLICE_S; return why nothing came, if that failed.
@@ -195,17 +197,17 @@ class BackgroundFill:
         filling = _Slice(part.map, progress, self._clock() + SLICE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
-            with self._chunks.ahead(exchange.Priority.WHOLE) as ahead:
+            with self._chunks.background_fetch(exchange.Priority.WHOLE) as ahead:
                 with trio.move_on_after(SLICE_S + FETCH_S):
                     await self._fetch_some(filling, ahead)
-                for number in ahead.left():
-                    what = read_request.in_words(self._chunks.want(part.map, number))
-                    filling.failed(number, f"{what} did not come in {FETCH_S:.0f} s")
+                for number in ahead.missing_items():
+                    what = read_request.in_words(self._chunks.chunk_ref_of(part.map, number))
+                    filling.chunk_failed(number, f"{what} did not come in {FETCH_S:.0f} s")
             nursery.cancel_scope.cancel()
         if progress.to_do or not filling.came:
             return "" if filling.came else filling.why
         await self._cache.wait_for_room()
-        await self.count(part, progress)  # all that was fetched should have stayed
+        await self.count_missing(part, progress)  # all that was fetched should have stayed
         return self._why_refused() if progress.to_do else ""
 
     def _why_refused(self) -> str:
@@ -218,7 +220,7 @@ class BackgroundFill:
         """Fetch what is missing until the slice ends, and all that was asked for has come."""
         while (wait_s := await self._ask_some(filling, ahead)) is not None or ahead:
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
-                for number, outcome in await ahead.came():
+                for number, outcome in await ahead.wait_for_arrivals():
                     self._take(filling, number, outcome)
 
     async def _ask_some(
@@ -239,7 +241,7 @@ class BackgroundFill:
             return CALM_S / 10
         numbers = self._next_of(filling, room, math.inf if is_hurry else self._pacer.bytes_s)
         if not is_hurry:
-            wait_s = self._pacer.wait_s(sum(map(filling.length, numbers)), self._clock())
+            wait_s = self._pacer.wait_s(sum(map(filling.chunk_length, numbers)), self._clock())
             if wait_s:
                 return min(wait_s, MEASURE_S)  # the rate may be another one then
         for _ in numbers:
@@ -254,7 +256,7 @@ class BackgroundFill:
         numbers: list[int] = []
         left_bytes = TOGETHER_S * bytes_s
         for number in itertools.islice(filling.progress.to_do, room):
-            left_bytes -= filling.length(number)
+            left_bytes -= filling.chunk_length(number)
             if numbers and left_bytes < 0:
                 break
             numbers.append(number)
@@ -266,7 +268,7 @@ class BackgroundFill:
         """Ask for those chunks that are not here, and not in a frame that is here."""
         wants: list[tuple[int, chunk_ref.ChunkRef]] = []
         for number in numbers:
-            want = self._chunks.want(filling.map, number)
+            want = self._chunks.chunk_ref_of(filling.map, number)
             try:
                 # a guest wanted it, or it came with a frame of the boot image
                 if want.cid in self._cache or await self._unpack(want.image_id, want.cid):
@@ -274,27 +276,27 @@ class BackgroundFill:
                 else:
                     wants.append((number, want))
             except errors.AcstorError as e:
-                filling.failed(number, str(e))
-        ahead.ask(wants)
+                filling.chunk_failed(number, str(e))
+        ahead.request_chunks(wants)
 
     def _take(self, filling: _Slice, number: int, outcome: background_fetch.Outcome) -> None:
         """Note what became of a chunk that was asked for."""
         if isinstance(outcome, errors.AcstorError):
-            filling.failed(number, str(outcome))
+            filling.chunk_failed(number, str(outcome))
             return
-        filling.progress.speed.came(filling.length(number))
-        self._spare.came(filling.length(number))
-        if filling.map.cid(number) in self._cache:
+        filling.progress.speed.count_bytes(filling.chunk_length(number))
+        self._spare.count_bytes(filling.chunk_length(number))
+        if filling.map.cid_of(number) in self._cache:
             filling.has_come(number)
         else:
-            filling.failed(number, self._why_refused())
+            filling.chunk_failed(number, self._why_refused())
 
     async def _unpack(self, image_id: ids.ImageId, cid: ids.Cid) -> bool:
         """Take a chunk from a frame of the boot image that is here; say whether it has it."""
         image = self._images.get_nowait(image_id)
         if image is None or image.boots.state is boot_session.State.LOADING:
             return False
-        if not image.boots.may_bring(cid) or await image.boots.bring(cid) is None:
+        if not image.boots.may_bring(cid) or await image.boots.load_chunk(cid) is None:
             return False
         return cid in self._cache
 
@@ -322,14 +324,14 @@ class BackgroundFill:
         """Look at the link again and again, until cancelled."""
         while True:
             try:
-                spare_bytes_s = self._spare.looked(await trio.to_thread.run_sync(self._look))
+                spare_bytes_s = self._spare.spare_bytes_s(await trio.to_thread.run_sync(self._look))
             except errors.Unusable:  # the decision service is told
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
             if self._is_boot() or not self._is_calm():
                 spare_bytes_s *= fill_rate.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
             self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
-            progress.speed.look(self._clock())
+            progress.speed.refresh(self._clock())
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(MEASURE_S)

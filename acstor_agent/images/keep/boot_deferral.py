@@ -34,7 +34,7 @@ class BootDeferral:
         self._idle_s, self._longest_s = idle_s, longest_s
         self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
 
-    def note(self, image_id: ids.ImageId) -> None:
+    def note_reads(self, image_id: ids.ImageId) -> None:
         """Look what guests have needed of an image since the last look."""
         image = self._images.get_nowait(image_id)
         if image is None:
@@ -42,18 +42,18 @@ class BootDeferral:
         boot = self._boots.get(image_id)
         if boot is None:
             boot = self._boots[image_id] = boot_activity.BootActivity(self._idle_s, self._longest_s)
-        boot.begun(image.boots.begun_s)
+        boot.last_begin(image.boots.begun_s)
         requests = image.counters.read.requests
         fetched = sum(count for origin, count in requests.items() if origin not in _HERE)
         is_waited_for = bool(image.counters.in_flight)
-        boot.fetched(fetched, is_waited_for=is_waited_for, now_s=self._clock())
+        boot.note_fetches(fetched, is_waited_for=is_waited_for, now_s=self._clock())
 
     def is_on(self, image_id: ids.ImageId) -> bool:
         """Say whether an image is being booted; from any thread."""
         image, boot = self._images.get_nowait(image_id), self._boots.get(image_id)
         if image is None or boot is None:
             return False
-        boot.begun(image.boots.begun_s)
+        boot.last_begin(image.boots.begun_s)
         is_expected = image.boots.state in (boot_session.State.LOADING, boot_session.State.READY)
         return boot.is_on(self._clock(), is_expected=is_expected)
 

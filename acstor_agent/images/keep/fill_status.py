@@ -53,7 +53,7 @@ class FillStatus:
 
     # To other hosts
 
-    def used(self) -> list[ids.ImageId]:
+    def images_in_use(self) -> list[ids.ImageId]:
         """Return the images that instances of this host use."""
         return [image_id for image_id, known in self._known.items() if known.is_used]
 
@@ -83,12 +83,12 @@ class FillStatus:
             return False
         return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
 
-    def all(self) -> dict[ids.ImageId, dict[str, Any]]:
+    def list_status(self) -> dict[ids.ImageId, dict[str, Any]]:
         """Return how far all images are that are to become whole here."""
-        shown = ((image_id, self.of(image_id)) for image_id in list(self._known))
+        shown = ((image_id, self.status_of(image_id)) for image_id in list(self._known))
         return {image_id: one for image_id, one in shown if one is not None}
 
-    def of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
+    def status_of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return how far an image is; None if it need not become whole here."""
         known, promised = self._known.get(image_id), self._promises.get(image_id)
         if known is None or self.is_for_others(image_id):
@@ -143,8 +143,8 @@ class FillStatus:
         part = known.part
         if self._sharing is None or part is None or part.table is None:
             return None
-        report = self._sharing.report(part.map.image_id)
-        copies = self._sharing.copies()
+        report = self._sharing.report_shares(part.map.image_id)
+        copies = self._sharing.count_copies()
         return replica_holders.cloud_progress(
             report, copies, part.image_bytes, known.total_bytes, known.to_come_bytes
         )
@@ -156,8 +156,8 @@ class FillStatus:
             return False
         before, known.cloud_left_bytes = known.cloud_left_bytes, cloud.left_bytes
         if before is not None:
-            known.cloud_speed.came(max(0, before - cloud.left_bytes))
-        known.cloud_speed.look(self._clock())
+            known.cloud_speed.count_bytes(max(0, before - cloud.left_bytes))
+        known.cloud_speed.refresh(self._clock())
         return True
 
 
@@ -188,7 +188,7 @@ def fill_report(
             state=State.EVICTABLE, is_used=False, why="its share is kept for other hosts"
         )
     is_used = uses.is_used(image_id)
-    shown = whole.of(image_id) if whole is not None else None
+    shown = whole.status_of(image_id) if whole is not None else None
     if shown is None:
         why = "keep_images is none" if whole is None else "nothing has shown yet that it is used"
         return fill_progress.FillStatus(
@@ -201,6 +201,6 @@ def fill_report(
 def local_images(telling: Callable[[], FillStatus | None]) -> replication.LocalImages:
     """Return what other hosts are told of the images of this one; nothing before it is known."""
     return replication.LocalImages(
-        lambda: found.used() if (found := telling()) else [],
+        lambda: found.images_in_use() if (found := telling()) else [],
         lambda image_id: found.share_of(image_id) if (found := telling()) else None,
     )

@@ -125,7 +125,7 @@ class Hydration:
     async def run(self) -> None:
         """Keep promises, for ever."""
         if self._sharing is not None and not self._has_begun:
-            for promised_id, one in self._promises.all().items():
+            for promised_id, one in self._promises.list_pins().items():
                 if one.is_for_others or one.leased_until_s:
                     self._sharing.was_leased(promised_id, one.leased_until_s)
         self._has_begun = True
@@ -135,7 +135,7 @@ class Hydration:
             if image_id is not None:
                 await self._fill(image_id)
                 continue
-            self._filler.pause()
+            self._filler.pause_fill()
             self._changed = trio.Event()
             with trio.move_on_after(TICK_S):
                 await self._changed.wait()
@@ -144,10 +144,10 @@ class Hydration:
 
     async def _settle(self) -> None:
         """Promise what is used, give up what is not, and count what is missing."""
-        promised = self._promises.all()
+        promised = self._promises.list_pins()
         await self._promises.release_former(self._cache)
         self._attach_by_s = self._clock() + ATTACHING_S
-        every = {**promised, **dict.fromkeys(self._images.attached())}
+        every = {**promised, **dict.fromkeys(self._images.list_attached())}
         for image_id in every:
             one = promised.get(image_id)
             is_used, is_asked = self._is_used(image_id, one), one is not None and one.is_asked
@@ -159,7 +159,7 @@ class Hydration:
                 await self._keep(image_id, is_for_others=not (is_used or is_asked))
             elif one is not None:
                 LOG.info("image %s: no longer used; it need not stay whole", image_id)
-                await self.forget(image_id)
+                await self.forget_image(image_id)
             else:
                 self._known.pop(image_id, None)
         for image_id in self._known.keys() - every:
@@ -183,7 +183,7 @@ class Hydration:
 
     async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         known = self._known.setdefault(image_id, background_fill.Progress())
-        self._boots.note(image_id)
+        self._boots.note_reads(image_id)
         self._filler.look_at_unwritten(known)
         await self._look_at_deadline(image_id, known)
         is_due = self._clock() - known.counted_s >= RECOUNT_S
@@ -191,7 +191,7 @@ class Hydration:
         if is_for_others and not self._promises.has_share:
             return  # what is pinned stays: others fetch it from here
         await self._note_leases(image_id, is_for_others=is_for_others)
-        if self._promises.pinned(image_id) is None:
+        if self._promises.pinned_of(image_id) is None:
             if known.part is not None:  # it made room
                 known.part = known.left_bytes = None
                 known.to_do.clear()
@@ -203,19 +203,19 @@ class Hydration:
             return
         if is_due or not known.is_behind:
             # None lack where an operator asked for it when there was room.
-            known.lacking_bytes = await self._promises.follow(image_id, self._cache)
+            known.lacking_bytes = await self._promises.follow_table(image_id, self._cache)
             known.is_behind = bool(known.lacking_bytes)
             known.counted_s = self._clock() if known.is_behind else known.counted_s
-        part = self._promises.pinned(image_id)
+        part = self._promises.pinned_of(image_id)
         if part is not None and known.part is not part:
-            await self._filler.count(part, known)
+            await self._filler.count_missing(part, known)
         elif part is not None and known.left_bytes and not self._cache.pinned_missing:
-            await self._filler.count(part, known)  # the last came by itself
+            await self._filler.count_missing(part, known)  # the last came by itself
         elif not self._cache.pinned_missing:
             known.left_bytes, known.lost_then = 0, lost
             known.to_do.clear()
         elif part is not None and not known.to_do and self._must_count(known, lost, is_due):
-            await self._filler.count(part, known)
+            await self._filler.count_missing(part, known)
 
     async def _note_leases(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         """Write down for whom an image is kept, if that has changed."""
@@ -224,7 +224,7 @@ class Hydration:
         until_s = self._sharing.leased_until_s(image_id) if self._sharing else 0.0
         if one is not None and abs(until_s - one.leased_until_s) > replica_leases.LEASE_S / 4:
             changes["leased_until_s"] = until_s
-        await self._promises.change(image_id, **changes)
+        await self._promises.change_pin(image_id, **changes)
 
     def _must_count(self, known: background_fill.Progress, lost: int, is_due: bool) -> bool:
         return lost != known.lost_then or (is_due and bool(known.left_bytes))
@@ -240,14 +240,14 @@ class Hydration:
         try:
             with trio.fail_after(ATTACH_S):
                 max_map_bytes = replication.MAP_BYTES if is_for_others else mirrors.MAX_MAP_BYTES
-                image = await self._images.attach(image_id, max_map_bytes)
+                image = await self._images.attach_image(image_id, max_map_bytes)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
             why = f"its chunk map cannot be had: {e}"
-            known.backoff.failed(why, self._clock(), known.deadline)
+            known.backoff.record_failure(why, self._clock(), known.deadline)
             return
-        known.backoff.succeeded()
+        known.backoff.record_success()
         changes = self._promises.changes
-        lacking_bytes = await self._promises.make(
+        lacking_bytes = await self._promises.pin_image(
             image_id, image.map, self._cache, is_for_others=is_for_others
         )
         known.changes_then = changes if lacking_bytes else -1
@@ -280,7 +280,7 @@ class Hydration:
         if known.left_bytes == 0:
             LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
             known.deadline = None
-            await self._promises.change(image_id, deadline_s=0.0, due_at_s=0.0)
+            await self._promises.change_pin(image_id, deadline_s=0.0, due_at_s=0.0)
         elif left_s <= 0 and is_known and not known.is_miss_told:
             known.is_miss_told = True
             left = "all of it" if known.left_bytes is None else f"{known.left_bytes} bytes"
@@ -298,7 +298,7 @@ class Hydration:
 
         Those in a hurry come first, which are due first of them; then in the order of promises.
         """
-        promised = self._promises.all()
+        promised = self._promises.list_pins()
         hurried = [image_id for image_id, one in promised.items() if one.mode is FillMode.URGENT]
         usual = [image_id for image_id, one in promised.items() if one.mode is FillMode.NORMAL]
         usual.sort(key=lambda image_id: promised[image_id].is_for_others)
@@ -306,7 +306,7 @@ class Hydration:
             known = self._known.get(image_id)
             if known is None or not known.to_do or not known.backoff.may_try(self._clock()):
                 continue
-            if known.part is not self._promises.pinned(image_id):
+            if known.part is not self._promises.pinned_of(image_id):
                 continue  # what is missing of it is counted first
             if promised[image_id].mode is FillMode.URGENT or not self._boots.is_on(image_id):
                 return image_id
@@ -323,31 +323,33 @@ class Hydration:
         return [one for one in due if one.backoff.may_try(now_s)]
 
     async def _fill(self, image_id: ids.ImageId) -> None:
-        part, known = self._promises.pinned(image_id), self._known[image_id]
+        part, known = self._promises.pinned_of(image_id), self._known[image_id]
         if part is None:
             return
         self.telling.current, before = image_id, len(known.to_do)
         try:
-            why = await self._filler.fill(part, known, self._due_besides(known))
+            why = await self._filler.fill_slice(part, known, self._due_besides(known))
         finally:
             self.telling.current = None
         if why:
             LOG.info("image %s: does not become whole: %s", image_id, why)
-            known.backoff.failed(why, self._clock(), known.deadline)
+            known.backoff.record_failure(why, self._clock(), known.deadline)
         elif len(known.to_do) < before:
-            known.backoff.succeeded()
+            known.backoff.record_success()
             if not known.to_do:
                 LOG.info("image %s: is whole", image_id)
 
     # What operators do
 
-    async def ask(self, image: mirror.Mirror) -> None:
-        """Keep an image whole until :meth:`unask`, whether it is used or not.
+    async def request_hydration(self, image: mirror.Mirror) -> None:
+        """Keep an image whole until :meth:`withdraw_request`, whether it is used or not.
 
         :raises errors.Unusable: there is no room for it
         """
         image_id = image.map.image_id
-        lacking_bytes = await self._promises.make(image_id, image.map, self._cache, is_asked=True)
+        lacking_bytes = await self._promises.pin_image(
+            image_id, image.map, self._cache, is_asked=True
+        )
         if lacking_bytes:
             raise errors.Unusable(
                 f"image {image_id}",
@@ -356,13 +358,13 @@ class Hydration:
             )
         self._changed.set()
 
-    async def unask(self, image_id: ids.ImageId) -> None:
+    async def withdraw_request(self, image_id: ids.ImageId) -> None:
         """Keep an image only as long as it is used.
 
         :raises errors.Unusable: it is not kept here
         """
         self._check_promised(image_id)
-        await self._promises.change(image_id, is_asked=False)
+        await self._promises.change_pin(image_id, is_asked=False)
         self._changed.set()
 
     async def set_fill_mode(
@@ -379,9 +381,11 @@ class Hydration:
             )
         self._check_promised(image_id)
         due_at_s = self._wall_clock() + deadline_s if deadline_s else 0.0
-        await self._promises.change(image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s)
+        await self._promises.change_pin(
+            image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s
+        )
         if (known := self._known.get(image_id)) is not None:
-            known.backoff.succeeded()
+            known.backoff.record_success()
             known.deadline = None  # an earlier one
             await self._look_at_deadline(image_id, known)
         self._changed.set()
@@ -392,7 +396,7 @@ class Hydration:
             lacks = f": the cache lacks {known.lacking_bytes} bytes" if known else ""
             raise errors.Unusable(f"image {image_id}", f"cannot be cached completely here{lacks}")
 
-    async def forget(self, image_id: ids.ImageId) -> None:
+    async def forget_image(self, image_id: ids.ImageId) -> None:
         """Let go of an image that is not used any more, or not mirrored."""
         await self._promises.take_back(image_id, self._cache)
         self._known.pop(image_id, None)

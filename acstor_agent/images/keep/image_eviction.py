@@ -88,45 +88,45 @@ class ImageEviction:
 
     async def run(self) -> None:
         """Look for what nobody uses, and for maps that were not seen yet, for ever."""
-        self._boots.forget_others(self._images.attached())
+        self._boots.forget_others(self._images.list_attached())
         while True:
             await trio.sleep(min(LOOK_EVERY_S, self._unused_s / 4 or LOOK_EVERY_S))
             await self._images.look_again()
             if self._unused_s:
-                await self.look()
+                await self.evict_unused()
 
-    async def look(self) -> None:
+    async def evict_unused(self) -> None:
         """Take away what nobody uses; what cannot be deleted stays attached and is tried again."""
         fault = ""
-        attached = self._images.attached()
+        attached = self._images.list_attached()
         for image_id in attached:
             if self._is_unused(image_id) and not self._stays(image_id):
                 try:
                     await self._take_away(image_id)
                 except OSError as e:
                     fault = f"image {image_id} cannot be detached: {e.strerror}"
-        self._fault.say(fault)
+        self._fault.log_warning(fault)
         for image_id in self._stay_until_s.keys() - set(attached):
             del self._stay_until_s[image_id]
         for image_id in list(self._counted.fetched):
             if not self._images.is_attached(image_id):  # a chunk was on its way still
-                self._counted.forget(image_id)
+                self._counted.forget_image(image_id)
 
-    def detach(self, image_id: ids.ImageId) -> None:
+    def detach_image(self, image_id: ids.ImageId) -> None:
         """Forget an image, whoever uses it; its chunks stay in the cache.
 
         :raises errors.Unusable: it is not attached, or is being attached now
         :raises OSError: its chunk map cannot be deleted; then it stays
         """
-        self._images.detach(image_id)
-        self._boots.forget(image_id)
-        self._counted.forget(image_id)
-        self._uses.detached(image_id)
+        self._images.detach_image(image_id)
+        self._boots.forget_image(image_id)
+        self._counted.forget_image(image_id)
+        self._uses.image_detached(image_id)
         for other in self._others:
             other(image_id)
 
     def _is_unused(self, image_id: ids.ImageId) -> bool:
-        use = self._uses.of(image_id)
+        use = self._uses.usage_of(image_id)
         is_new = math.isinf(use.idle_s)  # attached since the last look at it
         if is_new or self._is_kept(image_id):
             return False
@@ -148,7 +148,7 @@ class ImageEviction:
         if not self._is_unused(image_id):
             return
         try:
-            self.detach(image_id)
+            self.detach_image(image_id)
         except errors.Unusable as e:  # somebody wants it again, or was faster
             LOG.debug("%s", e)
             return
@@ -177,16 +177,16 @@ class ImageEviction:
 
     def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:
         """Return the chunks in the cache that no attached image but this one has; in a thread."""
-        every = itertools.chain(self._images.cids(image_id), self._boots.frame_cids(image_id))
+        every = itertools.chain(self._images.cids_of(image_id), self._boots.frame_cids(image_id))
         found = {cid for cid in every if cid in self._cache}
-        for other in self._images.attached():
+        for other in self._images.list_attached():
             if found and other != image_id:
-                found.difference_update(self._images.cids(other))
+                found.difference_update(self._images.cids_of(other))
         return found
 
     async def _purge(self, image_id: ids.ImageId, garbage: Collection[ids.Cid]) -> None:
         for number, cid in enumerate(garbage, 1):
-            self.purged_chunks += self._cache.drop(cid)
+            self.purged_chunks += self._cache.drop_chunk(cid)
             if number % DROPS_IN_A_ROW == 0:
                 await trio.lowlevel.checkpoint()
         if garbage:

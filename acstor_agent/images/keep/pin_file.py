@@ -47,7 +47,7 @@ class PinFile:
         """
         _write(self._path, pin_record.encode(promised.values()))
 
-    def derived(self) -> Promises:
+    def derive_pins(self) -> Promises:
         """Return promises of all attached images, those touched last first."""
         stamps = {}
         for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):

@@ -93,7 +93,7 @@ class ImagePins:
         A promise whose chunk map is lost pins nothing before its image is attached again.
         """
         kept = self._file.read()
-        promised = self._file.derived() if kept is None else kept
+        promised = self._file.derive_pins() if kept is None else kept
         # What others use must not take the room of what is used here.
         for image_id, one in sorted(promised.items(), key=lambda item: item[1].is_for_others):
             image_map = self._file.map_of(image_id)
@@ -108,7 +108,7 @@ class ImagePins:
             part = self._part_of(image_map, self._table_for(one))
             if kept is None and not self.may_grow and self._beyond_bytes(part):
                 continue
-            contents = part.contents()
+            contents = part.list_contents()
             lacking_bytes = self._lacking_bytes(capacity.slots_of(contents, self.pins))
             if kept is None and lacking_bytes:
                 continue
@@ -157,7 +157,7 @@ class ImagePins:
 
     # What is promised
 
-    def all(self) -> dict[ids.ImageId, ImagePin]:
+    def list_pins(self) -> dict[ids.ImageId, ImagePin]:
         """Return the promises, in the order in which they were made; from any thread."""
         return self._kept.copy()
 
@@ -165,24 +165,24 @@ class ImagePins:
         """Return the promise of an image; from any thread."""
         return self._kept.get(image_id)
 
-    def pinned(self, image_id: ids.ImageId) -> replica_placement.Part | None:
+    def pinned_of(self, image_id: ids.ImageId) -> replica_placement.Part | None:
         """Return what is pinned of an image, None if it is not; from any thread."""
         return self._pinned.get(image_id)
 
     def for_others(self) -> tuple[int, int]:
         """Return how many images are kept for other hosts only, and how many bytes of them."""
-        images = [one.image_id for one in self.all().values() if one.is_for_others]
+        images = [one.image_id for one in self.list_pins().values() if one.is_for_others]
         parts = [part for one in images if (part := self._pinned.get(ids.ImageId(one)))]
         return len(images), sum(part.total_bytes for part in parts)
 
     @property
     def has_share(self) -> bool:
         """Say whether this host has shares of images: it is on the v-node table."""
-        return self._shares is not None and self._shares.table() is not None
+        return self._shares is not None and self._shares.share_table() is not None
 
     def _table_for(self, promised: ImagePin) -> hash_ring.Ring | None:
         """Return the table by which an image is pinned; None: all of it is."""
-        return None if self._shares is None or promised.is_asked else self._shares.table()
+        return None if self._shares is None or promised.is_asked else self._shares.share_table()
 
     def _part_of(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None
@@ -193,7 +193,7 @@ class ImagePins:
 
     # What changes it
 
-    async def make(
+    async def pin_image(
         self,
         image_id: ids.ImageId,
         image_map: chunk_map.ChunkMap,
@@ -222,7 +222,7 @@ class ImagePins:
             await self._set(now)
             return 0
 
-    async def follow(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> int:
+    async def follow_table(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> int:
         """Pin what belongs to the promise of an image by the v-node table in force.
 
         :return: how many bytes the cache lacks; if it lacks any, what is pinned stays as it was
@@ -255,12 +255,12 @@ class ImagePins:
             if len(self._found) > FOUND:
                 del self._found[next(iter(self._found))]
             return lacking_bytes
-        contents = await trio.to_thread.run_sync(part.contents)
+        contents = await trio.to_thread.run_sync(part.list_contents)
         if self.may_grow:  # before the first pinned chunk needs it
             cache.may_grow(lacking_bytes)
         self._pinned[image_id] = part
         self.changes += 1
-        await _for_each(contents, cache.pin)
+        await _for_each(contents, cache.pin_chunk)
         if before is not None:
             formers = self._former.setdefault(image_id, [])
             formers.append((self._clock() + FORMER_S, before))
@@ -270,7 +270,7 @@ class ImagePins:
 
     def _is_pinned(self, part: replica_placement.Part) -> bool:
         """Say whether all that belongs to a part of an image is pinned already."""
-        return all(part.map.cid(number) in self.pins for number in part.numbers)
+        return all(part.map.cid_of(number) in self.pins for number in part.numbers)
 
     async def _make_room(
         self, promised: ImagePin, part: replica_placement.Part, cache: cache_files.CacheFiles
@@ -282,7 +282,7 @@ class ImagePins:
         if must_fit and (beyond_bytes := self._beyond_bytes(part)):
             return beyond_bytes
         image_id = ids.ImageId(promised.image_id)
-        contents = await trio.to_thread.run_sync(part.contents)
+        contents = await trio.to_thread.run_sync(part.list_contents)
         slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
         gives_way = any(one.is_for_others for one in self._kept.values())
         if gives_way and cache.lacking_bytes(slots) and not promised.is_for_others:
@@ -302,10 +302,12 @@ class ImagePins:
         (_, oldest), (until_s, older) = formers[:2]
         merged = await trio.to_thread.run_sync(replica_placement.union_of_parts, oldest, older)
         with trio.CancelScope(shield=True):  # what is listed is pinned, and nothing else
-            await _for_each(await trio.to_thread.run_sync(merged.contents), cache.pin)
+            await _for_each(await trio.to_thread.run_sync(merged.list_contents), cache.pin_chunk)
             formers[:2] = [(until_s, merged)]
             for part in (oldest, older):
-                await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
+                await _for_each(
+                    await trio.to_thread.run_sync(part.list_contents), cache.unpin_chunk
+                )
 
     def _in_the_way(self, wanted: ids.ImageId, contents: Contents) -> list[ids.ImageId]:
         """Return which images kept for other hosts give way to one used here, newest first."""
@@ -316,9 +318,12 @@ class ImagePins:
         kept = (
             (
                 image_id,
-                (part.contents() for part in (self._pinned[image_id], *self._formers(image_id))),
+                (
+                    part.list_contents()
+                    for part in (self._pinned[image_id], *self._formers(image_id))
+                ),
             )
-            for image_id, one in reversed(self.all().items())
+            for image_id, one in reversed(self.list_pins().items())
             if one.is_for_others and image_id != wanted and image_id in self._pinned
         )
         return capacity.images_to_evict(
@@ -356,7 +361,9 @@ class ImagePins:
             self._former.pop(image_id, None)
         for part in over:
             with trio.CancelScope(shield=True):
-                await _for_each(await trio.to_thread.run_sync(part.contents), cache.unpin)
+                await _for_each(
+                    await trio.to_thread.run_sync(part.list_contents), cache.unpin_chunk
+                )
             self.changes += 1
 
     async def take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
@@ -371,9 +378,9 @@ class ImagePins:
         self._found.pop(image_id, None)
         part = self._pinned.get(image_id)
         if part is not None:
-            contents = await trio.to_thread.run_sync(part.contents)
+            contents = await trio.to_thread.run_sync(part.list_contents)
             del self._pinned[image_id]
-            await _for_each(contents, cache.unpin)
+            await _for_each(contents, cache.unpin_chunk)
             self.changes += 1
             cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
 
@@ -382,7 +389,7 @@ class ImagePins:
         for image_id in [one for one in self._found if one not in kept]:
             del self._found[image_id]
 
-    async def change(self, image_id: ids.ImageId, **changes: object) -> None:
+    async def change_pin(self, image_id: ids.ImageId, **changes: object) -> None:
         """Change what is wished for an image, if it is promised."""
         async with self._changing:
             if (before := self._kept.get(image_id)) is not None:
@@ -397,7 +404,7 @@ class ImagePins:
     async def _save(self) -> None:
         """Write the file; a disk that does not take it is told of, and guests go on."""
         try:
-            await trio.to_thread.run_sync(self._file.write, self.all())
+            await trio.to_thread.run_sync(self._file.write, self.list_pins())
         except OSError as e:
             self.tell(f"cannot be written: {e.strerror}; a restart would not know of all promises")
         else:

@@ -139,9 +139,9 @@ class Replication:
         :param until_s: by the wall clock; whatever that says, it ends within a day, and not at once
         """
         left_s = max(GRACE_S, until_s - self._wall_clock())
-        self._leases.told(replica_leases.FORMER, image_id, left_s, self._clock())
+        self._leases.grant_lease(replica_leases.FORMER, image_id, left_s, self._clock())
 
-    def heard(self, host: ids.HostId, news: peer_wire.News) -> None:
+    def report_received(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Take what a peer tells without being asked."""
         table = self._current_ring()
         if host == self._here or self._here not in table or host not in table.group_of(self._here):
@@ -152,17 +152,17 @@ class Replication:
                 for lease in leases:
                     self._take(host, lease)
             case peer_wire.ReplicaReport():
-                self._keepers.heard(host, news, self._clock())
+                self._keepers.record_report(host, news, self._clock())
 
     def _take(self, host: ids.HostId, lease: replica_messages.Lease) -> None:
         now_s = self._clock()
-        is_new = lease.lease_s and not self._leases.has(host, lease.image_id)
-        if is_new and self._new.level(host, now_s) < 1:
+        is_new = lease.lease_s and not self._leases.has_lease(host, lease.image_id)
+        if is_new and self._new.tokens_left(host, now_s) < 1:
             self.refused += 1
-        elif not self._leases.told(host, lease.image_id, lease.lease_s, now_s):
+        elif not self._leases.grant_lease(host, lease.image_id, lease.lease_s, now_s):
             self.refused += 1
         elif is_new:
-            self._new.take(host, 1, now_s)
+            self._new.charge_tokens(host, 1, now_s)
         if lease.lease_s:
             owed = self._owed.setdefault(host, {})
             if len(owed) < replica_leases.IMAGES_OF_HOST:
@@ -170,10 +170,12 @@ class Replication:
 
     # What others keep
 
-    def report(self, image_id: ids.ImageId) -> replica_holders.Report:
+    def report_shares(self, image_id: ids.ImageId) -> replica_holders.Report:
         """Return how far the shares of the other hosts are; from any thread."""
         table = self._current_ring()
-        return self._keepers.report(image_id, self._others(table), table.epoch, self._clock())
+        return self._keepers.report_shares(
+            image_id, self._others(table), table.epoch, self._clock()
+        )
 
     def _others(self, table: hash_ring.Ring) -> list[ids.HostId]:
         """Return the other hosts that have shares; none where this one is not on the table."""
@@ -185,11 +187,11 @@ class Replication:
             if host != self._here
         ]
 
-    def copies(self) -> int:
+    def count_copies(self) -> int:
         """Return how many copies there are to be of each chunk; from any thread."""
         return replica_placement.copy_count(self._current_ring(), self._here)
 
-    def counts(self) -> dict[str, int]:
+    def report_counts(self) -> dict[str, int]:
         """Return what is remembered, and what was not; from any thread."""
         return {
             "leased_images": len(self._leases),
@@ -204,40 +206,40 @@ class Replication:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._attach_for_ever)
             while True:
-                self.look()
+                self.report_due()
                 await trio.sleep(TICK_S)
 
-    def look(self) -> None:
+    def report_due(self) -> None:
         """Tell others what is due."""
         now_s, table = self._clock(), self._current_ring()
         used, is_moved = list(self._own.used()), table is not self._table
         if is_moved or used != self._used:
             self._table, self._used = table, used
-            self._keepers.follow(self._others(table), used, now_s)
+            self._keepers.set_images(self._others(table), used, now_s)
         if is_moved:
-            self._keepers.moved(now_s)
+            self._keepers.shares_changed(now_s)
         for host, keep in self._keepers.take_due(now_s):
             self._tell(host, keep)
-        self._leases.expire(now_s)
+        self._leases.end_expired(now_s)
         self._note_changes(now_s)
         self._answer(table)
 
     def _note_changes(self, now_s: float) -> None:
         """Owe an answer to all who asked for what has changed."""
-        for image_id in self._leases.images():
+        for image_id in self._leases.leased_images():
             share = self._own.share_of(image_id) or self._state_without_share(image_id)
             if share is None:
                 continue  # it will be known soon
             last, at_s = self._last.get(image_id, (None, 0.0))
             is_soon = isinstance(share, Share) and share.left_bytes and isinstance(last, Share)
-            hosts = self._leases.hosts(image_id)
+            hosts = self._leases.hosts_of(image_id)
             every_s = max(TELL_EVERY_S, replica_holders.PER_HOST_S * len(hosts))
             if share == last or (is_soon and now_s < at_s + every_s):
                 continue
             self._last[image_id] = share, now_s
             for host in hosts:
                 self._owed.setdefault(host, {})[image_id] = None
-        for image_id in self._last.keys() - set(self._leases.images()):
+        for image_id in self._last.keys() - set(self._leases.leased_images()):
             del self._last[image_id]
 
     def _state_without_share(self, image_id: ids.ImageId) -> State | None:
@@ -264,7 +266,7 @@ class Replication:
 
         :param epoch: of the table in force; what is whole here is so by any
         """
-        if not self._leases.has(host, image_id):
+        if not self._leases.has_lease(host, image_id):
             return epoch, replica_messages.Share(image_id, State.CROWDED, 0, 0)
         share = self._own.share_of(image_id)
         if share is not None:
@@ -286,7 +288,7 @@ class Replication:
     def _next_to_attach(self) -> ids.ImageId | None:
         """Return what to attach now; those that never failed first, so that others hold up none."""
         again = None
-        for image_id in self._leases.images():
+        for image_id in self._leases.leased_images():
             if self._images.get_nowait(image_id) is not None:
                 continue
             failed = self._failed.get(image_id)
@@ -302,11 +304,11 @@ class Replication:
         backoff = before.backoff if before else fill_rate.Backoff()
         try:
             with trio.fail_after(ATTACH_S):
-                await self._images.attach(image_id, self._room_for_map(image_id))
+                await self._images.attach_image(image_id, self._room_for_map(image_id))
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
             if before is None:
                 LOG.info("image %s: cannot be kept for other hosts now: %s", image_id, e)
-            backoff.failed(str(e), self._clock())
+            backoff.record_failure(str(e), self._clock())
             self._failed[image_id] = _Failed(_state_after(e), backoff)
             if len(self._failed) > REMEMBERED:
                 self._failed.popitem(last=False)
@@ -322,8 +324,8 @@ class Replication:
             if other not in used:
                 map_bytes = image.map.size_bytes
                 total_bytes += map_bytes
-                bytes_of.update(dict.fromkeys(self._leases.hosts(other)[:1], map_bytes))
-        least = min((bytes_of[host] for host in self._leases.hosts(image_id)), default=0)
+                bytes_of.update(dict.fromkeys(self._leases.hosts_of(other)[:1], map_bytes))
+        least = min((bytes_of[host] for host in self._leases.hosts_of(image_id)), default=0)
         return max(0, min(MAP_BYTES, MAPS_BYTES_OF_HOST - least, MAPS_BYTES - total_bytes))
 
 

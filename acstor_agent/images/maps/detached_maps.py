@@ -152,7 +152,7 @@ class DetachedMaps:
             page = self._pages.get((image_id, number // map_page.PAGE_CIDS))
             if page is None:
                 return None
-            found.append(page.cid(number % map_page.PAGE_CIDS))
+            found.append(page.cid_at(number % map_page.PAGE_CIDS))
         return found
 
     def _cid_at(self, image: _Image, offset: int, length: int) -> ids.Cid:
@@ -168,7 +168,7 @@ class DetachedMaps:
         self._pages.move_to_end((image_id, page_no))
         if chunk_no is None:
             return ids.ZERO_CID
-        return self._pages[image_id, page_no].cid(chunk_no % map_page.PAGE_CIDS)
+        return self._pages[image_id, page_no].cid_at(chunk_no % map_page.PAGE_CIDS)
 
     def layout_of(self, image_id: ids.ImageId) -> map_page.PagedLayout | None:
         """Return where the bytes of an image are, as far as its pages are here."""
@@ -183,7 +183,7 @@ class DetachedMaps:
         cut = image.subject.geometry
         return offset // cut.chunk_bytes // map_page.PAGE_CIDS if offset < cut.size_bytes else None
 
-    async def learn(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
+    async def read_from_source(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
         """Ask the source until :meth:`is_known` holds, for a peer.
 
         :raises errors.ChunkMissing: there is no such image
@@ -206,7 +206,7 @@ class DetachedMaps:
 
     def _check_looks(self, host: ids.HostId, image_id: ids.ImageId) -> None:
         now = self._clock()
-        if self._looks.level(host, now) >= 1 and self._all_looks.level(None, now) >= 1:
+        if self._looks.tokens_left(host, now) >= 1 and self._all_looks.tokens_left(None, now) >= 1:
             return
         self.refused += 1
         if (untold := self._said.left_out(host, now)) is not None:
@@ -221,8 +221,8 @@ class DetachedMaps:
         raise errors.SourceUnreachable(what, self._source.where, "it is asked too often already")
 
     def _charge(self, host: ids.HostId, looks: int) -> None:
-        self._looks.take(host, looks, self._clock())
-        self._all_looks.take(None, looks, self._clock())
+        self._looks.charge_tokens(host, looks, self._clock())
+        self._all_looks.charge_tokens(None, looks, self._clock())
 
     def _check_missing(self, image_id: ids.ImageId) -> None:
         until_s, kind = self._missing.get(image_id, (0.0, errors.ChunkMissing))
@@ -294,7 +294,7 @@ class DetachedMaps:
                 ended()
             else:
                 self._charge(host, 1)
-                self._loads.begin(what, work, ended)
+                self._loads.begin_flight(what, work, ended)
         await self._loads.wait(what)
 
     def _forget_idle(self, host: ids.HostId) -> None:
@@ -310,14 +310,16 @@ class DetachedMaps:
         self._check_missing(image_id)
         try:
             # First: what is read after it is as new at least, or the next look finds it changed.
-            stamp = (await self._source.look(base.Blob(image_id, base.BlobKind.CHUNK_MAP))).stamp
+            stamp = (
+                await self._source.find_blob(base.Blob(image_id, base.BlobKind.CHUNK_MAP))
+            ).stamp
             is_same = image is not None and image.stamp == stamp
             if image is not None and is_same:
                 subject, tables = image.subject, image.tables
             else:
                 subject, tables = await self._read_head(image_id)
             blob = base.stored_blob(image_id, subject.stored.disk_format)
-            size_bytes = (await self._source.look(blob)).size_bytes
+            size_bytes = (await self._source.find_blob(blob)).size_bytes
             if size_bytes != subject.stored.size_bytes:
                 what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
                 raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
@@ -375,7 +377,7 @@ class DetachedMaps:
     async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
         blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
         what = f"{blob.name} from {self._source.where}"
-        await self._source.look(blob)  # so that it is the one that is there now
+        await self._source.find_blob(blob)  # so that it is the one that is there now
         raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
         header = boot_image.parse_header(raw, what)
         boot_image.check_binding(header, boot_image.Binding(*subject[:3]), what)

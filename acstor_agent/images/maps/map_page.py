@@ -39,7 +39,7 @@ class Page(NamedTuple):
         """What it takes of memory."""
         return len(self.cids) + len(self.entries)
 
-    def cid(self, number: int) -> ids.Cid:
+    def cid_at(self, number: int) -> ids.Cid:
         """Return a CID by its number in the page."""
         return ids.Cid(self.cids[number * ids.CID_BYTES : (number + 1) * ids.CID_BYTES])
 
@@ -67,7 +67,7 @@ class PagedLayout:
                 why = "its layout has made room for those of others"
                 raise errors.SourceOverloaded(what, "this host", why)
             count = len(page.entries) // layout.ENTRY_BYTES
-            found += layout.Table(page.entries, 0, count).between(start, stop, 0, count)
+            found += layout.Table(page.entries, 0, count).extents_between(start, stop, 0, count)
         return found
 
 

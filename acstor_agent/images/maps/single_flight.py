@@ -39,7 +39,7 @@ class SingleFlight:
     def __contains__(self, what: Hashable) -> bool:
         return what in self._under_way
 
-    def begin(
+    def begin_flight(
         self, what: Hashable, work: Callable[[], Awaitable[None]], ended: Callable[[], None]
     ) -> None:
         """Begin a piece of work that is not under way.
@@ -72,7 +72,7 @@ class SingleFlight:
         except errors.AcstorError as e:
             flight.failure = e
         except Exception as e:
-            why = self._faults.note("what was on its way", e)
+            why = self._faults.record_fault("what was on its way", e)
             flight.failure = errors.SourceUnreachable("something", "this host", why)
         finally:
             del self._under_way[what]

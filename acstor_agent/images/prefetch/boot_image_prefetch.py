@@ -114,7 +114,7 @@ class BootAhead:
         """
         return self._place * prefetch_policy.spread_s(self._hosts())
 
-    async def bring(
+    async def prefetch_boot_image(
         self, task: decision_messages.ImageTask, report: bulk_fetch.Report
     ) -> dict[str, int]:
         """Have an image's boot image in the cache; return what it came to in bytes.
@@ -129,7 +129,7 @@ class BootAhead:
         begun_s = self._clock()
         wants = self._in_order(await self._look_up(image_id, task))
         total_bytes = sum(want.length for want in wants)
-        missing = [want for want in wants if not self._chunks.has(want.cid)]
+        missing = [want for want in wants if not self._chunks.has_chunk(want.cid)]
         self._take_room(image_id, total_bytes, sum(want.length for want in missing))
         for want in wants:
             self._cache.keep_ahead(want.cid)
@@ -162,8 +162,8 @@ class BootAhead:
         cut = subject.geometry
         for chunk_no in frame.chunk_nos:
             place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
-            found = await self._names.learn(self._here, subject.image_id, *place)
-            if not self._chunks.has(found.cid):
+            found = await self._names.read_map_for_peer(self._here, subject.image_id, *place)
+            if not self._chunks.has_chunk(found.cid):
                 return False
         return True
 
@@ -178,7 +178,7 @@ class BootAhead:
         if total_bytes > (limit_bytes := self._cache.ahead_limit_bytes):
             why = f"has {total_bytes} bytes, and {limit_bytes} are kept before they are needed"
             raise errors.Unusable(what, why)
-        if not self._daily.takes(None, missing_bytes, self._clock()):
+        if not self._daily.try_take(None, missing_bytes, self._clock()):
             raise errors.Unusable(what, "exceeds the daily limit of prefetches")
 
     async def _fetch(
@@ -187,15 +187,15 @@ class BootAhead:
         """Have what is not here brought and kept; return how many bytes came."""
         left, came_bytes = collections.deque(missing), 0
         here_bytes = total_bytes - sum(want.length for want in missing)
-        with self._chunks.ahead(exchange.Priority.WHOLE) as ahead:
+        with self._chunks.background_fetch(exchange.Priority.WHOLE) as ahead:
             while left or ahead:
                 if left and len(ahead) < UNDER_WAY:
                     want = left.popleft()
                     await self._wait_for_turn(want.length)
-                    ahead.ask([(want, want)])
+                    ahead.request_chunks([(want, want)])
                     continue
                 with trio.move_on_after(FETCH_S) as waiting:
-                    for want, outcome in await ahead.came():
+                    for want, outcome in await ahead.wait_for_arrivals():
                         if isinstance(outcome, errors.AcstorError):
                             raise outcome
                         came_bytes += self._keep(want)

@@ -40,7 +40,7 @@ class BulkResult(Generic[_T]):
     failed_bytes: int = 0
     failures: list[tuple[_T, Exception]] = dataclasses.field(default_factory=list)
 
-    def note(self, thing: _T, length: int, became: _Became) -> None:
+    def record_result(self, thing: _T, length: int, became: _Became) -> None:
         """Note what became of a thing; None: it was here."""
         self.done_bytes += length
         if isinstance(became, Exception):
@@ -49,7 +49,7 @@ class BulkResult(Generic[_T]):
         elif became is not None:
             self.fetched_bytes += length
 
-    def tally(self) -> dict[str, int]:
+    def byte_totals(self) -> dict[str, int]:
         """Return the bytes, as clients are told."""
         return {
             name: getattr(self, name) for name in ("done_bytes", "fetched_bytes", "failed_bytes")
@@ -86,7 +86,7 @@ async def fetch_all(
                 await keep(thing, became)
             except (errors.AcstorError, OSError) as e:
                 failure = e
-        came.note(thing, want.length, failure or became)
+        came.record_result(thing, want.length, failure or became)
 
     async with trio.open_nursery() as reporting:
         reporting.start_soon(tell)
@@ -94,7 +94,7 @@ async def fetch_all(
             async for some in _some_of(things, ahead, is_here):
                 if keep is None:
                     for (thing, want), became in some:
-                        came.note(thing, want.length, became)
+                        came.record_result(thing, want.length, became)
                     continue
                 async with trio.open_nursery() as nursery:
                     for one, became in some:
@@ -112,7 +112,7 @@ async def _some_of(
     rest, is_more = iter(things), True
     while is_more or ahead:
         if not is_more or len(ahead) > BATCH:
-            yield await ahead.came()
+            yield await ahead.wait_for_arrivals()
             continue
         await trio.lowlevel.checkpoint()
         some = list(itertools.islice(rest, BATCH))
@@ -121,5 +121,5 @@ async def _some_of(
         missing: list[_Thing[_T]] = []
         for one in some:
             (here if is_here(one[1]) else missing).append(one)
-        ahead.ask((one, one[1]) for one in missing)
+        ahead.request_chunks((one, one[1]) for one in missing)
         yield [(one, None) for one in here]

@@ -66,17 +66,17 @@ async def pre_seed(
     cut = image.map.geometry
     homes = bytearray()
     for chunk_no in range(cut.chunk_count):
-        homes.append(is_home(image.want(chunk_no)))
+        homes.append(is_home(image.chunk_ref_of(chunk_no)))
         if chunk_no % LOOKS_IN_A_ROW == 0:
             await trio.lowlevel.checkpoint()
     order = chunks_in_order(homes, first_chunk)
     came = await bulk_fetch.fetch_all(
-        ((chunk_no, image.want(chunk_no)) for chunk_no in order),
-        chunks.ahead(exchange.Priority.SEED),
-        lambda want: want.cid == ids.ZERO_CID or chunks.has(want.cid),
+        ((chunk_no, image.chunk_ref_of(chunk_no)) for chunk_no in order),
+        chunks.background_fetch(exchange.Priority.SEED),
+        lambda want: want.cid == ids.ZERO_CID or chunks.has_chunk(want.cid),
         report,
         total_bytes=cut.size_bytes,
     )
     if came.failures:
         raise came.failures[0][1]
-    return came.tally()
+    return came.byte_totals()

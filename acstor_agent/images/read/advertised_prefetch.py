@@ -58,7 +58,7 @@ class AdvertisedPrefetch:
         self._next: list[int] = []
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
-    def advertised(self, told: Iterable[segments.Chunks]) -> None:
+    def chunks_advertised(self, told: Iterable[segments.Chunks]) -> None:
         """Note what neighbours have; fetch what is of use here.
 
         A prefetch never asks the home, so chunks that only their home announced are skipped.
@@ -72,15 +72,15 @@ class AdvertisedPrefetch:
         self._fetch_some()
 
     def _is_here(self, cid: ids.Cid) -> bool:
-        return self._chunks.has(cid) or self._is_covered(cid)
+        return self._chunks.has_chunk(cid) or self._is_covered(cid)
 
     def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
         """Note that neighbours have chunks of one segment."""
         wants = [one for one in chunks if not self._is_here(one[1].cid)]
-        given = self._chunks.given(wants[0][1]) if wants else 0
+        given = self._chunks.holders_bitmap(wants[0][1]) if wants else 0
         for chunk_no, want in wants:
             if want.bit & given:
-                self.prefetcher.advertised(self._index.parent(chunk_no))
+                self.prefetcher.advertised(self._index.first_same(chunk_no))
 
     def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return chunks of a segment, by number; none if this image has no such segment.
@@ -95,7 +95,7 @@ class AdvertisedPrefetch:
         self, named: int, segment: ids.Oid, bits: int
     ) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return chunks of a segment whose name is the OID of the chunk ``named``."""
-        first, refs = self._chunks.segment(self._map, named)
+        first, refs = self._chunks.segment_of(self._map, named)
         if refs[0].place != segment:
             return []
         return [
@@ -104,18 +104,18 @@ class AdvertisedPrefetch:
             if ref.bit & bits and ref.cid != ids.ZERO_CID
         ]
 
-    def gone(self, names: Iterable[ids.Oid]) -> None:
+    def chunk_evicted(self, names: Iterable[ids.Oid]) -> None:
         """Note that the cache has let a chunk go."""
         for oid in names:
             chunk_no = self._index.find(ids.Oid(oid))
             if chunk_no is not None:
-                self.states.apply(chunk_no, _E.EVICTED)
+                self.states.apply_event(chunk_no, _E.EVICTED)
 
     def waited_for(self, numbers: Iterable[int]) -> None:
         """Note that a guest has to wait for chunks."""
         if self._is_on and self.prefetcher.has_candidates:
             for chunk_no in numbers:
-                self.prefetcher.fetched_on_demand(self._index.parent(chunk_no))
+                self.prefetcher.fetched_on_demand(self._index.first_same(chunk_no))
 
     def read(self, offset: int, length: int) -> None:
         """Note that a guest was given a range: prefetches of it have proved right.
@@ -129,7 +129,7 @@ class AdvertisedPrefetch:
         matched = self.states.matched
         for chunk_no in range(first, last + 1):
             if not self._map.is_zero(chunk_no):
-                self.states.apply(self._index.parent(chunk_no), _E.DEMAND_ARRIVED)
+                self.states.apply_event(self._index.first_same(chunk_no), _E.DEMAND_ARRIVED)
         if self.states.matched != matched:
             self._fetch_some()
 
@@ -138,10 +138,10 @@ class AdvertisedPrefetch:
         if not self._next:
             return
         if self._ahead is None:
-            self._ahead = self._chunks.ahead(exchange.Priority.ADVERTISED)
+            self._ahead = self._chunks.background_fetch(exchange.Priority.ADVERTISED)
             self._nursery.start_soon(self._fetch, self._ahead)
         else:
-            self._ahead.wake()  # one that hangs keeps no other back
+            self._ahead.wake_waiter()  # one that hangs keeps no other back
 
     async def _fetch(self, ahead: background_fetch.BackgroundFetch[int]) -> None:
         """Have chunks brought as long as there are any, and note what comes of each."""
@@ -151,25 +151,25 @@ class AdvertisedPrefetch:
                 while self._next or ahead:
                     asked = self._not_here()
                     left.update(chunk_no for chunk_no, _ in asked)
-                    ahead.ask(asked)
-                    for chunk_no, outcome in await ahead.came() if ahead else ():
+                    ahead.request_chunks(asked)
+                    for chunk_no, outcome in await ahead.wait_for_arrivals() if ahead else ():
                         left.discard(chunk_no)
                         is_here = not isinstance(outcome, errors.AcstorError)
                         event = _E.PREFETCH_ARRIVED if is_here else _E.PREFETCH_FAILED
-                        self.states.apply(chunk_no, event)
+                        self.states.apply_event(chunk_no, event)
                     self._fetch_some()
         finally:
             self._ahead = None
             for chunk_no in left:  # a guest that needs one asks again and is told
-                self.states.apply(chunk_no, _E.PREFETCH_FAILED)
+                self.states.apply_event(chunk_no, _E.PREFETCH_FAILED)
 
     def _not_here(self) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return what of the next is to be fetched."""
         found = []
         for chunk_no in self._next:
-            want = self._chunks.want(self._map, chunk_no)
-            if self._chunks.has(want.cid):
-                self.states.apply(chunk_no, _E.PREFETCH_ARRIVED)
+            want = self._chunks.chunk_ref_of(self._map, chunk_no)
+            if self._chunks.has_chunk(want.cid):
+                self.states.apply_event(chunk_no, _E.PREFETCH_ARRIVED)
             else:
                 found.append((chunk_no, want))
         self._next = []

@@ -39,7 +39,7 @@ class BootHead:
         self._map, self._source, self._what = image_map, source, what
         self._extents: dict[detached_maps.Extent, ids.Cid] = {}
 
-    def named(self, offset: int, length: int) -> ids.Content | None:
+    def content_at(self, offset: int, length: int) -> ids.Content | None:
         """Return what a frame is, by where hosts place it in the image; None if not known here.
 
         Another revision of the boot image may have a frame there.
@@ -65,9 +65,9 @@ class BootHead:
             header = await self._read_header()
             if self.head is not None and header.revision > self.head.header.revision:
                 LOG.info("%s: revision %d is there", self._what, header.revision)
-                self.forget()
+                self.forget_head()
 
-    def forget(self) -> None:
+    def forget_head(self) -> None:
         """Let the next boot take the head from the source."""
         self.head = None
         unlink(self.path)
@@ -93,7 +93,7 @@ class BootHead:
         return await self._source.read(blob, offset, length)
 
     def _check(self, header: boot_image.Header) -> None:
-        boot_image.check_binding(header, boot_image.Binding.of(self._map), self._what)
+        boot_image.check_binding(header, boot_image.Binding.from_map(self._map), self._what)
 
     async def _take(self, raw: bytes, what: str) -> None:
         head, self.frames = await trio.to_thread.run_sync(self._parse, raw, what)
@@ -104,7 +104,7 @@ class BootHead:
     ) -> tuple[boot_image.Head, dict[ids.Cid, boot_image.Frame]]:
         head = boot_image.parse_head(raw, what)
         self._check(head.header)
-        cid_of = self._map.cid
+        cid_of = self._map.cid_of
         frames = {cid_of(number): frame for frame in head.frames for number in frame.chunk_nos}
         return head, frames
 

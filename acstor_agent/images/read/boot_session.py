@@ -110,23 +110,23 @@ class BootSessions:
         self._images: dict[ids.ImageId, BootSession] = {}
         atomic_file.remove_leftovers(folder)
 
-    def booting(self, image_map: chunk_map.ChunkMap) -> "BootSession":
+    def boots_of(self, image_map: chunk_map.ChunkMap) -> "BootSession":
         """Return the boots of an image that is attached now."""
         made = self._images[image_map.image_id] = BootSession(image_map, self)
         return made
 
     def make_room(self, image_id: ids.ImageId, size_bytes: int) -> bool:
         """Take memory for a boot image; say whether there is room."""
-        dropped = self.memory.take(image_id, size_bytes, self.clock())
+        dropped = self.memory.reserve(image_id, size_bytes, self.clock())
         for other in dropped or ():
             self._images[other].drop()
         return dropped is not None
 
-    def forget(self, image_id: ids.ImageId) -> None:
+    def forget_image(self, image_id: ids.ImageId) -> None:
         """Let go of an image that was dropped from this host, whether it was used or not."""
         gone = self._images.pop(image_id, None)
         if gone is not None:
-            gone.forget()
+            gone.end_session()
         else:
             boot_head.unlink(self.path_of(image_id))
 
@@ -153,7 +153,7 @@ class BootSessions:
             now_s = self.clock()
             for image_id, image in self._images.items():
                 if image.was_read():
-                    self.memory.used(image_id, now_s)
+                    self.memory.note_use(image_id, now_s)
             for image_id in self.memory.take_due(now_s):
                 self._images[image_id].drop()
 
@@ -186,21 +186,21 @@ class BootSession:
         """Return the head of the boot image, if it is known here."""
         return self._head.head
 
-    def named(self, offset: int, length: int) -> ids.Content | None:
-        """Return what a frame is; see :meth:`boot_head.BootHead.named`."""
-        return self._head.named(offset, length)
+    def content_at(self, offset: int, length: int) -> ids.Content | None:
+        """Return what a frame is; see :meth:`boot_head.BootHead.content_at`."""
+        return self._head.content_at(offset, length)
 
-    def watch(self, tally: counters.Tally) -> None:
+    def watch_reads(self, tally: counters.Tally) -> None:
         """Let the reads that ``tally`` counts show whether the boot image is of use."""
         self._tally = tally
 
     # What guests do
 
-    def begin(self) -> None:
+    def begin_boot(self) -> None:
         """Note that a guest is about to boot: have the boot image in memory."""
         host = self._host
         self.begun_s = host.clock()
-        host.memory.begun(self._map.image_id, self.begun_s)
+        host.memory.note_boot(self._map.image_id, self.begun_s)
         if self.state in (State.LOADING, State.READY) or host.clock() < self._look_again_s:
             return
         if not host.memory.limit_bytes:
@@ -213,23 +213,23 @@ class BootSession:
         with disk_io.use_stream(guest):  # who boots waits for the head
             host.nursery.start_soon(self._load, self._scope)
 
-    def covers(self, cid: ids.Cid) -> bool:
+    def covers_chunk(self, cid: ids.Cid) -> bool:
         """Say whether a chunk is in memory or comes with a frame that is being loaded."""
         return cid in self.in_memory or (self.state is State.LOADING and cid in self._head.frames)
 
     @property
     def covers_nothing(self) -> bool:
-        """Say that :meth:`covers` says no of each chunk."""
+        """Say that :meth:`covers_chunk` says no of each chunk."""
         return not self.in_memory and self.state is not State.LOADING
 
     def may_bring(self, cid: ids.Cid) -> bool:
-        """Say whether :meth:`bring` is worth a call."""
+        """Say whether :meth:`load_chunk` is worth a call."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             return True
         frame = self._head.frames.get(cid)
         return frame is not None and (self.state is State.LOADING or self._is_local(frame))
 
-    async def bring(self, cid: ids.Cid) -> read_request.FetchedChunk | None:
+    async def load_chunk(self, cid: ids.Cid) -> read_request.FetchedChunk | None:
         """Return a chunk that a guest waits for if the boot image has it; None if it has not."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             with trio.move_on_after(HEAD_PATIENCE_S):
@@ -261,7 +261,7 @@ class BootSession:
         self._host.counters.dropped += 1
         LOG.info("%s: dropped from memory", self._what)
 
-    def forget(self) -> None:
+    def end_session(self) -> None:
         """Stop everything; the image is not mirrored here any more."""
         self._scope.cancel()
         self._end(State.NONE)
@@ -272,7 +272,7 @@ class BootSession:
         self._loaded(state)
         self.in_memory = {}
         self._is_head_known.set()
-        self._host.memory.free(self._map.image_id)
+        self._host.memory.release_bytes(self._map.image_id)
 
     # Loading
 
@@ -291,11 +291,11 @@ class BootSession:
             except errors.BootImageFormatError as e:
                 self._ignore(e)
             except errors.ChunkMissing as e:
-                self._head.forget()
+                self._head.forget_head()
                 self._give_up(State.NONE, e)
             except UNAVAILABLE as e:
                 if isinstance(e, errors.ChunkInvalid):  # another one has taken its place
-                    self._head.forget()
+                    self._head.forget_head()
                 self._host.counters.failed += 1
                 self._give_up(State.FAILED, e)
 
@@ -314,7 +314,7 @@ class BootSession:
         self._end(State.IGNORED)
         self._look_again_s = self._host.clock() + LOOK_AGAIN_S
         self._head.frames = {}
-        self._head.forget()
+        self._head.forget_head()
 
     async def _load_head(self) -> None:
         await self._head.load()
@@ -360,13 +360,13 @@ class BootSession:
 
     def _is_needed(self, frame: boot_image.Frame) -> bool:
         """Say whether a frame has something that cannot be read here without it."""
-        cids = [self._map.cid(chunk_no) for chunk_no in frame.chunk_nos]
+        cids = [self._map.cid_of(chunk_no) for chunk_no in frame.chunk_nos]
         if all(cid in self.in_memory for cid in cids):
             return False
-        return self._is_local(frame) or not all(map(self._host.chunks.has, cids))
+        return self._is_local(frame) or not all(map(self._host.chunks.has_chunk, cids))
 
     def _is_local(self, frame: boot_image.Frame) -> bool:
-        return self._host.chunks.has(frame.cid)
+        return self._host.chunks.has_chunk(frame.cid)
 
     async def _unpacked(
         self, frame: boot_image.Frame, priority: read_request.Priority
@@ -377,8 +377,8 @@ class BootSession:
         want = chunks.want_at(*of, offset, frame.stored_bytes, frame.cid)
         patience_s = self._host.frame_patience_s
         under_way = self.loading
-        fetched = await chunks.fetch(want, priority, patience_s, is_patient=False)
-        under_way.came(frame, fetched.origin)
+        fetched = await chunks.fetch_chunk(want, priority, patience_s, is_patient=False)
+        under_way.frame_arrived(frame, fetched.origin)
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what
         )
@@ -392,4 +392,4 @@ class BootSession:
             self.in_memory.update(chunks)
             return
         for cid, data in chunks.items():
-            self._host.cache.store(cid, bytes(data))
+            self._host.cache.store_chunk(cid, bytes(data))

@@ -105,7 +105,7 @@ class Mirror:
         self.attached_s = (-math.inf, -math.inf)
         """When its chunk map was looked for and when it was there, by the monotonic clock."""
         self.counters = counters.ReadCounters(total)
-        boots.watch(self.counters.read)
+        boots.watch_reads(self.counters.read)
         self._cache = cache
         self._chunks = chunks
         self._deadline_s = deadline_s
@@ -118,10 +118,10 @@ class Mirror:
         self._count_again_s = 0.0
 
     def cached_bytes(self) -> int:
-        """Count what of the image lies in the cache; as :meth:`held`."""
-        return self.held().cached_bytes
+        """Count what of the image lies in the cache; as :meth:`count_cached`."""
+        return self.count_cached().cached_bytes
 
-    def held(self) -> CachedBytes:
+    def count_cached(self) -> CachedBytes:
         """Count what of the image lies in the cache, and what does not; call it in a thread.
 
         A million chunks in distinct blocks take 0.2 s and as long in pauses.  An answer that took
@@ -137,7 +137,7 @@ class Mirror:
 
     def _count_held(self) -> CachedBytes:
         here = missing = 0
-        for cids, pages in self.map.blocks(pause):
+        for cids, pages in self.map.iter_blocks(pause):
             named = [cid for cid in cids if cid != ids.ZERO_CID]
             of_block = sum(cid in self._cache for cid in named)
             here += of_block * pages
@@ -146,29 +146,29 @@ class Mirror:
         missing_bytes = min(missing * self._chunk_bytes, self.size_bytes - cached_bytes)
         return CachedBytes(cached_bytes, missing_bytes)
 
-    def want(self, chunk_no: int) -> chunk_ref.ChunkRef:
+    def chunk_ref_of(self, chunk_no: int) -> chunk_ref.ChunkRef:
         """Return what to ask for to have a chunk of this image."""
-        return self._chunks.want(self.map, chunk_no)
+        return self._chunks.chunk_ref_of(self.map, chunk_no)
 
-    def named(self, offset: int, length: int) -> ids.Content | None:
+    def content_at(self, offset: int, length: int) -> ids.Content | None:
         """Return what lies there, exactly, in the image or its boot image.
 
         :returns: ZERO_CID if nothing does, None if that is not known here
         """
         if offset >= base.AT_BOOT_IMAGE:
-            return self.boots.named(offset, length)
+            return self.boots.content_at(offset, length)
         chunk_no = self.map.geometry.chunk_at(offset, length)
-        return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content(chunk_no)
+        return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content_of(chunk_no)
 
-    def contents(self, request: chunk_ref.Request) -> list[ids.Content] | None:
-        """Return the contents of the chunks that a peer asks for, as :meth:`named` knows them.
+    def contents_of(self, request: chunk_ref.Request) -> list[ids.Content] | None:
+        """Return the contents of the chunks that a peer asks for, as :meth:`content_at` knows them.
 
         :returns: None if they must be looked up; fewer than asked for where the image has no such
             chunks
         """
         size = request.chunk_bytes
         if size != self._chunk_bytes:
-            found = [self.named(offset, length) for offset, length in request.places()]
+            found = [self.content_at(offset, length) for offset, length in request.iter_ranges()]
             named = [content for content in found if content is not None]
             return named if len(named) == len(found) else None
         first, start = divmod(request.offset, size)
@@ -176,7 +176,7 @@ class Mirror:
         if start or end > self.size_bytes or (end % size and end != self.size_bytes):
             return []
         keys = self.map.scope_keys
-        return [ids.Content(cid, keys) for cid in self.map.cids(first, -(-end // size))]
+        return [ids.Content(cid, keys) for cid in self.map.cids_between(first, -(-end // size))]
 
     async def read(
         self, offset: int, length: int, guest: requests.Stream | None = None
@@ -200,12 +200,14 @@ class Mirror:
             if data is None:
                 data = await self._read(offset, length, guest, steps)
         self.prefetch.read(offset, length)
-        self.counters.took(time.perf_counter() - began_s)
+        self.counters.count_read(time.perf_counter() - began_s)
         return data
 
     def _plan(self, offset: int, length: int) -> list[_Step]:
         size = self._chunk_bytes
-        cids = self.map.cids(offset // size, -(-(offset + length) // size)) if length else []
+        cids = (
+            self.map.cids_between(offset // size, -(-(offset + length) // size)) if length else []
+        )
         in_memory = self.boots.in_memory
         return read_plan.plan(offset, length, size, cids, self._cache.lookup_all(cids), in_memory)
 
@@ -214,7 +216,7 @@ class Mirror:
         chunk_no, start = divmod(offset, self._chunk_bytes)
         if not 0 < length <= self._chunk_bytes - start or self.boots.in_memory:
             return None
-        slot, view = self._cache.lookup(self.map.cid(chunk_no)), _SCRATCH[:length]
+        slot, view = self._cache.lookup(self.map.cid_of(chunk_no)), _SCRATCH[:length]
         if slot is None or not self._cache.read_nowait([(slot, start, start + length)], view):
             return None
         self._count(counters.Origin.CACHE, length)
@@ -255,21 +257,21 @@ class Mirror:
         self, offset: int, length: int, guest: requests.Stream | None, steps: list[_Step]
     ) -> memoryview:
         """Wait for what is not here, or not in memory."""
-        self.counters.waits(1)
+        self.counters.count_waiting(1)
         try:
             if guest is None:
                 return await self._filled(offset, length, steps)
             is_here = not _is_missing(steps)
-            return await self._waiting.turn(
+            return await self._waiting.run_admitted(
                 guest, self._filled, offset, length, steps, is_here=is_here
             )
         except errors.ReaderKilled:
             raise
         except errors.AcstorError as e:
-            self.counters.failed(isinstance(e, errors.ChunkLost))
+            self.counters.count_failed(isinstance(e, errors.ChunkLost))
             raise
         finally:
-            self.counters.waits(-1)
+            self.counters.count_waiting(-1)
 
     async def _filled(self, offset: int, length: int, steps: list[_Step]) -> memoryview:
         if length <= geometry.DEFAULT_CHUNK_BYTES:
@@ -308,12 +310,16 @@ class Mirror:
     def _has_come(self, steps: list[_Step]) -> bool:
         """Say whether anything is here of what was to be fetched."""
         cids = [cid for step in steps if step.cids is not None for cid in step.cids]
-        return any(map(self._chunks.has, cids)) or any(map(self.boots.in_memory.__contains__, cids))
+        return any(map(self._chunks.has_chunk, cids)) or any(
+            map(self.boots.in_memory.__contains__, cids)
+        )
 
     def _wish(self, numbers: list[int]) -> read_request.ReadRequest:
         self.prefetch.waited_for(numbers)
-        wants, guest = self._chunks.wants(self.map, numbers), read_request.Priority.GUEST
-        return self._chunks.wish(wants, guest, self._deadline_s, read_admission.wait_noter())
+        wants, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
+        return self._chunks.request_chunks(
+            wants, guest, self._deadline_s, read_admission.wait_noter()
+        )
 
     def _put_all(
         self,
@@ -355,7 +361,7 @@ class Mirror:
             for chunk_no, cid in step.fetches():
                 if chunk_no in missing:
                     continue
-                fetched = await self.boots.bring(cid)
+                fetched = await self.boots.load_chunk(cid)
                 if fetched is None:
                     left.append(chunk_no)
                 else:
@@ -378,7 +384,7 @@ class Mirror:
         missing: list[int] = []
         here: list[int] = []
         for chunk_no in numbers:
-            is_here = self._chunks.has(self.map.cid(chunk_no))
+            is_here = self._chunks.has_chunk(self.map.cid_of(chunk_no))
             (here if is_here else missing).append(chunk_no)
         with self._wish(missing) if missing else contextlib.nullcontext() as wish:
             for chunk_no in here:
@@ -399,9 +405,9 @@ class Mirror:
             for chunk_no in range(start // size, -(-min(stop, self.size_bytes) // size))
             if chunk_no not in waited_for
         ]
-        wants = [w for w in self._chunks.wants(self.map, numbers) if w.cid != ids.ZERO_CID]
+        wants = [w for w in self._chunks.chunk_refs_of(self.map, numbers) if w.cid != ids.ZERO_CID]
         if not self.boots.covers_nothing:
-            wants = [want for want in wants if not self.boots.covers(want.cid)]
+            wants = [want for want in wants if not self.boots.covers_chunk(want.cid)]
         self._chunks.bring_soon(wants)
 
 

@@ -103,7 +103,7 @@ class ReadAdmission:
         """Say whether one more may wait without anybody being refused."""
         return self._queue.total + REQUEST_BYTES + more_bytes <= self._queue.limit
 
-    async def turn(
+    async def run_admitted(
         self,
         guest: requests.Stream,
         work: Callable[..., Awaitable[T]],
@@ -121,7 +121,7 @@ class ReadAdmission:
         """
         self._elsewhere += not is_here
         try:
-            with self.known(guest, more_bytes), disk_io.use_stream(guest):
+            with self.track_request(guest, more_bytes), disk_io.use_stream(guest):
                 line = self._lines.get((guest, is_here))
                 if line is None:
                     line = self._lines[guest, is_here] = _Line(self._at_once)
@@ -146,28 +146,28 @@ class ReadAdmission:
             return
         raise errors.DeadlineExceeded(f"the turn of {guest}", self._deadline_s)
 
-    def known(self, guest: requests.Stream, more_bytes: int = 0) -> "_Known":
+    def track_request(self, guest: requests.Stream, more_bytes: int = 0) -> "_Known":
         """Have a request known within a block as one that waits, and so ended when it must.
 
         One that is known already is not known twice.
 
-        :raises errors.QueueFull: see :meth:`turn`
-        :raises errors.ReaderKilled: see :meth:`turn`
+        :raises errors.QueueFull: see :meth:`run_admitted`
+        :raises errors.ReaderKilled: see :meth:`run_admitted`
         """
         return _Known(self, guest, REQUEST_BYTES + more_bytes)
 
-    def begin(
+    def begin_request(
         self, known: "_Known", guest: requests.Stream, count_bytes: int
     ) -> blocked_requests.Wait:
         """Let a request be known; of too many those that must go are told."""
-        for loser in self._queue.enter(guest, known, count_bytes):
+        for loser in self._queue.add_waiter(guest, known, count_bytes):
             loser.end(errors.QueueFull(str(guest)))
-        return self.table.begin(guest, time.monotonic(), known)
+        return self.table.begin_request(guest, time.monotonic(), known)
 
-    def finish(self, known: "_Known", wait: blocked_requests.Wait) -> None:
+    def end_request(self, known: "_Known", wait: blocked_requests.Wait) -> None:
         """Forget a request."""
-        self.table.end(wait)
-        self._queue.leave(wait.guest, known)
+        self.table.end_request(wait)
+        self._queue.remove_waiter(wait.guest, known)
         if isinstance(known.why, errors.QueueFull):
             self._tell(wait.guest)
 
@@ -212,7 +212,7 @@ class _Known:
         if _wait.get() is None:
             self._scope = trio.CancelScope()
             self._scope.__enter__()
-            self._wait = self._waiting.begin(self, self._guest, self._bytes)
+            self._wait = self._waiting.begin_request(self, self._guest, self._bytes)
             self._former = _wait.set(self._wait)
 
     def __exit__(
@@ -224,7 +224,7 @@ class _Known:
         if self._scope is None:
             return
         _wait.reset(self._former)
-        self._waiting.finish(self, self._wait)
+        self._waiting.end_request(self, self._wait)
         if self._scope.__exit__(kind, error, traceback) and self.why is not None:
             raise self.why from None
 
@@ -242,7 +242,7 @@ def fail_requests(
 
     :param until_s: when it was looked at: of requests that are newer nobody knows whose they are
     """
-    ended = [wait for wait in table.of(guest) if wait.since_s <= until_s]
+    ended = [wait for wait in table.requests_of_guest(guest) if wait.since_s <= until_s]
     for wait in ended:
         assert isinstance(wait.token, _Known)
         wait.token.end(errors.ReaderKilled(str(guest)))

@@ -42,11 +42,11 @@ class Timing:
     ) -> None:
         self.recorder, self._clock = recorder, clock
 
-    async def timed(
+    async def run_timed(
         self, work: Callable[..., Awaitable[T]], offset: int, length: int, *args: object
     ) -> T:
         """Return what ``work(offset, length, *args)`` does, which is a read of the boot."""
-        read = self.recorder.begin(offset, length, self._clock())
+        read = self.recorder.begin_read(offset, length, self._clock())
         former = _read.set(read)
         try:
             return await work(offset, length, *args)
@@ -55,4 +55,4 @@ class Timing:
             raise
         finally:
             _read.reset(former)
-            self.recorder.end(read, self._clock())
+            self.recorder.end_read(read, self._clock())

@@ -90,16 +90,16 @@ class DemandGate:
         self._last_move = -math.inf
         self._cleared = trio.Event()
 
-    def begin(self) -> None:
+    def outbox_filled(self) -> None:
         """Note that a demand connection has something in its outbox."""
         self._waiting += 1
-        self.move()
+        self.outbox_sent()
 
-    def move(self) -> None:
+    def outbox_sent(self) -> None:
         """Note that some of it was sent."""
         self._last_move = trio.current_time()
 
-    def end(self) -> None:
+    def outbox_emptied(self) -> None:
         """Note that its outbox is empty or given up."""
         self._waiting -= 1
         if not self._waiting:
@@ -154,7 +154,7 @@ class Connection(abc.ABC):
         self._share = share
         self._sharer = host, klass  # what is in bulk leaves room for what is urgent
         self._is_useful = False  # it told news, may have a chunk, or is asked by this host
-        link.turn, link.is_brief = functools.partial(share.turn, self._sharer), True
+        link.turn, link.is_brief = functools.partial(share.reserve_turn, self._sharer), True
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
         self._run: list[peer_wire.Chunk] = []  # chunks that are put in frames when they are sent
@@ -189,7 +189,7 @@ class Connection(abc.ABC):
     def _gather(self) -> None:  # noqa: B027  likewise
         """Post what has waited for its like; called by the writing task, each time it goes on."""
 
-    def post(self, *messages: peer_wire.Message) -> None:
+    def send_messages(self, *messages: peer_wire.Message) -> None:
         """Send ``messages``, or put them in the outbox if the socket is full; never waits."""
         if self.is_closed or not messages:
             return
@@ -222,7 +222,7 @@ class Connection(abc.ABC):
             if self._outbox:
                 self._is_writing = True
                 if self.klass is peer_wire.Klass.DEMAND:
-                    self._gate.begin()
+                    self._gate.outbox_filled()
                 self._has_outbox.set()
         self._outbox_changed()
 
@@ -237,11 +237,11 @@ class Connection(abc.ABC):
         if not self._compression.try_next():
             return (answer,)
         made: list[peer_wire.Chunk] = []
-        for chunk in answer.each():
+        for chunk in answer.iter_chunks():
             began_s, length = time.perf_counter(), len(chunk.data)
             data = peer_compression.compress(chunk.data)
             took_s = time.perf_counter() - began_s
-            if self._compression.tried(length, len(data), took_s):
+            if self._compression.record_trial(length, len(data), took_s):
                 chunk = peer_wire.Chunk(chunk.request_id, data, raw_bytes=length)
             elif not made:
                 return (answer,)
@@ -289,7 +289,7 @@ class Connection(abc.ABC):
             self.close()
             self.link.close()
             if self._is_writing and self.klass is peer_wire.Klass.DEMAND:
-                self._gate.end()
+                self._gate.outbox_emptied()
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
@@ -297,13 +297,15 @@ class Connection(abc.ABC):
         try:
             yield
         except peer_link.LINK_ERRORS as error:
-            self.fail(errors.SourceUnreachable("the answer", self.peer, peer_link.reason(error)))
+            self.fail_connection(
+                errors.SourceUnreachable("the answer", self.peer, peer_link.reason(error))
+            )
         except errors.RemoteProtocolError as error:  # whoever runs this says so
-            self.fail(error)
+            self.fail_connection(error)
         finally:
             self.close()
 
-    def fail(self, failure: errors.AcstorError) -> None:
+    def fail_connection(self, failure: errors.AcstorError) -> None:
         """End the connection because of ``failure``; the first one counts."""
         self.failure = self.failure or failure
         self.close()
@@ -367,11 +369,11 @@ class Connection(abc.ABC):
                 self._note_sent(await self.link.send_some(self._next_buffers()))
                 self.last_progress = trio.current_time()
                 if self.klass is peer_wire.Klass.DEMAND:
-                    self._gate.move()
+                    self._gate.outbox_sent()
                 if not self._outbox:
                     self._is_writing = False
                     if self.klass is peer_wire.Klass.DEMAND:
-                        self._gate.end()
+                        self._gate.outbox_emptied()
                 self._outbox_changed()
                 self._has_changed.set()
                 if not self._outbox:
@@ -393,7 +395,7 @@ class Connection(abc.ABC):
         """Have the other side pay for small messages; note whether it was of use beside them."""
         self._is_useful |= is_useful
         if small:
-            self._share.charge(self._sharer, small)
+            self._share.charge_tokens(self._sharer, small)
         if small or self.link.is_brief:
             self.link.is_brief = not (self._is_useful and self._share.sends_few(self._sharer))
 

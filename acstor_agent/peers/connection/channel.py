@@ -58,40 +58,42 @@ class Channel:
         has_gone = connection is None or connection.failure is not None or connection.is_left
         return self._has_told and has_gone
 
-    def tell(self, news: peer_wire.News) -> None:
+    def send_announcement(self, news: peer_wire.News) -> None:
         """Send news, now or when there is a connection."""
         self._has_told = True
         if self.connection:
-            self.connection.tell(news)
+            self.connection.send_announcement(news)
         elif len(self._news) < EARLY_MESSAGES:
             self._news.append(news)
 
-    def ask(self, requests: Sequence[peer_wire.Request], hear: client_connection.Hear) -> None:
+    def send_requests(
+        self, requests: Sequence[peer_wire.Request], hear: client_connection.Hear
+    ) -> None:
         """Send requests, now or when there is a connection; see
-        :meth:`client_connection.ClientConnection.ask`.
+        :meth:`client_connection.ClientConnection.send_requests`.
         """
         if self.connection is not None and self.is_open:
-            self.connection.ask(requests, hear)
+            self.connection.send_requests(requests, hear)
             return
         used = self.connection.used_numbers if self.connection is not None else ()
         client_connection.check_numbers(requests, self._requests, *used)
         for one in requests:
             self._requests.update(dict.fromkeys(one.numbers, (one, hear)))
         if self.is_decided.is_set():
-            next_turn(self.end)
+            next_turn(self.connection_ended)
 
-    def cancel(self, request_ids: Sequence[int]) -> None:
-        """See :meth:`client_connection.ClientConnection.cancel`."""
+    def cancel_requests(self, request_ids: Sequence[int]) -> None:
+        """See :meth:`client_connection.ClientConnection.cancel_requests`."""
         if self.connection is not None:
-            self.connection.cancel(request_ids)
+            self.connection.cancel_requests(request_ids)
         for request_id in request_ids:
             self._requests.pop(request_id, None)
             self._hurried.discard(request_id)
 
-    def hurry(self, request_ids: Sequence[int]) -> None:
-        """See :meth:`client_connection.ClientConnection.hurry`."""
+    def hurry_requests(self, request_ids: Sequence[int]) -> None:
+        """See :meth:`client_connection.ClientConnection.hurry_requests`."""
         if self.connection is not None:
-            self.connection.hurry(request_ids)
+            self.connection.hurry_requests(request_ids)
         self._hurried.update(one for one in request_ids if one in self._requests)
 
     def open(self, connection: client_connection.ClientConnection) -> None:
@@ -99,19 +101,19 @@ class Channel:
         self.connection = connection
         self.is_decided.set()
         for news in self._news:
-            connection.tell(news)
+            connection.send_announcement(news)
         asked: dict[client_connection.Hear, dict[peer_wire.Request, None]] = {}
         for request, hear in self._requests.values():
             asked.setdefault(hear, {})[request] = None
         wanted, self._requests = self._requests, {}
         for hear, requests in asked.items():
-            connection.ask([*requests], hear)
+            connection.send_requests([*requests], hear)
             numbers = [number for request in requests for number in request.numbers]
-            connection.cancel([number for number in numbers if number not in wanted])
-        connection.hurry(self._hurried)
+            connection.cancel_requests([number for number in numbers if number not in wanted])
+        connection.hurry_requests(self._hurried)
         self._hurried = set()
 
-    def end(self) -> None:
+    def connection_ended(self) -> None:
         """Note that there is no connection, or no more; tell the requesters that wait for one."""
         self.is_decided.set()
         failure = self.failure or (self.connection.failure if self.connection else None)
@@ -123,7 +125,7 @@ class Channel:
         try:
             client_connection.deliver_answers(heard)
         except Exception as error:  # a bug of a requester
-            self._faults.note("an answer of a peer", error)
+            self._faults.record_fault("an answer of a peer", error)
 
 
 def next_turn(do: Callable[[], None]) -> None:

@@ -102,7 +102,7 @@ class ClientConnection(base_connection.Connection):
         """Tables with the numbers of requests whose answers may still come."""
         return self._waiting, self._given_up
 
-    def ask(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
+    def send_requests(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
         """Send requests, in as few messages as may be.  The connection is open.
 
         While the socket is full they wait here, and leave with others that do.
@@ -118,14 +118,14 @@ class ClientConnection(base_connection.Connection):
             self._waiting.update(dict.fromkeys(request.numbers, (request, hear)))
             self._chunk_bytes = max(self._chunk_bytes, request.chunk_bytes or request.length)
         if self._is_writing:
-            self._soon.ask(requests)
+            self._soon.queue_requests(requests)
             return
         try:
-            self.post(*peer_wire.batches(requests))
+            self.send_messages(*peer_wire.batches(requests))
         except errors.LocalProtocolError as error:  # a bug of who asks
-            self.fail(error)
+            self.fail_connection(error)
 
-    def hurry(self, request_ids: Iterable[int]) -> None:
+    def hurry_requests(self, request_ids: Iterable[int]) -> None:
         """Tell the peer that guests wait for the answers to these requests, if they still may come.
 
         It is told after the requests.  Those were asked for in bulk: what is asked on other
@@ -134,27 +134,27 @@ class ClientConnection(base_connection.Connection):
         for request_id in request_ids:
             if request_id in self._waiting:
                 self._hurried[request_id] = None
-                self._soon.hurry(request_id)
+                self._soon.raise_priority(request_id)
         if not self._is_writing:
             self._gather()
 
     def _gather(self) -> None:
         if not (self._soon or self._hurried):
             return
-        while self.outbox_bytes < NEXT_BYTES and (some := self._soon.take()) is not None:
+        while self.outbox_bytes < NEXT_BYTES and (some := self._soon.pop_next()) is not None:
             if not isinstance(some, list):
-                self.post(some)
+                self.send_messages(some)
                 continue
-            self.post(*peer_wire.batches(some))
+            self.send_messages(*peer_wire.batches(some))
             numbers = [number for request in some for number in request.numbers]
             gone = [number for number in numbers if number not in self._waiting]
-            self.post(*map(peer_wire.Cancel, _in_messages(gone)))
+            self.send_messages(*map(peer_wire.Cancel, _in_messages(gone)))
         hurried = [one for one in self._hurried if one in self._waiting]
         self._hurried = dict.fromkeys(one for one in hurried if one in self._soon)
         sent = [one for one in hurried if one not in self._soon]
-        self.post(*map(peer_wire.Hurry, _in_messages(sent)))
+        self.send_messages(*map(peer_wire.Hurry, _in_messages(sent)))
 
-    def cancel(self, request_ids: Iterable[int]) -> None:
+    def cancel_requests(self, request_ids: Iterable[int]) -> None:
         """Want no answer to these requests any more, and tell the peer; nobody hears of them."""
         sent: list[int] = []
         for request_id in request_ids:
@@ -164,20 +164,20 @@ class ClientConnection(base_connection.Connection):
             is_sent = request_id not in self._soon
             if is_sent:
                 sent.append(request_id)
-            if is_sent or not self._soon.drop(request_id):
+            if is_sent or not self._soon.drop_request(request_id):
                 self._given_up[request_id] = waiting[0].length_of(request_id)
         while len(self._given_up) > GIVEN_UP:
             self._given_up.popitem(last=False)
-        self.post(*map(peer_wire.Cancel, _in_messages(sent)))
+        self.send_messages(*map(peer_wire.Cancel, _in_messages(sent)))
 
-    def tell(self, message: peer_wire.News | peer_wire.Pong) -> None:
+    def send_announcement(self, message: peer_wire.News | peer_wire.Pong) -> None:
         """Send what nobody waits for, unless too much waits already: then it is left out."""
         if self.outbox_bytes >= UNTOLD_BYTES or self._soon.news >= UNTOLD_NEWS:
             return
         if self._is_writing and not isinstance(message, peer_wire.Pong):
-            self._soon.tell(message)
+            self._soon.queue_announcements(message)
         else:
-            self.post(message)
+            self.send_messages(message)
 
     def _parts(self, messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
         """Take the chunks, which were looked at before they came; return what else there is.
@@ -203,7 +203,7 @@ class ClientConnection(base_connection.Connection):
                     raise self._rude("Refer where none was allowed")
                 self._answer(part)
             case peer_wire.Ping(token):
-                self.tell(peer_wire.Pong(token))
+                self.send_announcement(peer_wire.Pong(token))
                 self._has_shown_life = True
 
     def _awaited_bytes(self) -> int:
@@ -257,7 +257,7 @@ class ClientConnection(base_connection.Connection):
         numbers = answer.numbers
         waiting = self._waiting_for(answer.request_id, len(numbers))
         if waiting is None:
-            for chunk in answer.each():
+            for chunk in answer.iter_chunks():
                 self._answer(chunk)
             return
         for number in numbers:

@@ -30,9 +30,13 @@ async def sweep(
                 continue
             if connection.is_too_slow(now, limits.serve_s):
                 why = f"what waits for it was not taken in {limits.serve_s:g} s"
-                connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
+                connection.fail_connection(
+                    errors.SourceUnreachable("the rest", connection.peer, why)
+                )
             elif connection.is_stuck(now, limits.silence_s):
                 why = f"nothing moved for {limits.silence_s:g} s"
-                connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
+                connection.fail_connection(
+                    errors.SourceUnreachable("the rest", connection.peer, why)
+                )
             elif connection.is_idle and now - connection.last_progress > idle_s:
                 connection.close()

@@ -51,7 +51,7 @@ class LoopShare:
         self._few, self._many = trio.Lock(), trio.Lock()  # queues; their holders are next
         self._many_at_s = -math.inf  # when the next one of those may go on
 
-    async def turn(self, sharer: Hashable) -> None:
+    async def reserve_turn(self, sharer: Hashable) -> None:
         """Return when work for a host and class may begin: at once where the turn is young."""
         if self._few.locked() or self._turn_s() >= TURN_S or not self.sends_few(sharer):
             await self.next_turn(sharer)
@@ -65,17 +65,17 @@ class LoopShare:
             await trio.sleep_until(self._many_at_s)
             self._many_at_s = trio.current_time() + MANY_EVERY_S
 
-    def charge(self, sharer: Hashable, count: float) -> None:
+    def charge_tokens(self, sharer: Hashable, count: float) -> None:
         """Take tokens for messages of a host and class; it may owe a burst."""
-        self._small.take(sharer, count, trio.current_time())
+        self._small.charge_tokens(sharer, count, trio.current_time())
 
     def sends_few(self, sharer: Hashable) -> bool:
         """Say that a host and class has sent few small messages lately."""
-        return self._small.level(sharer, trio.current_time()) >= SMALL_MESSAGES.burst - FEW
+        return self._small.tokens_left(sharer, trio.current_time()) >= SMALL_MESSAGES.burst - FEW
 
     def wait_s(self, sharer: Hashable) -> float:
         """Return for how long nothing may be read of a host and class."""
-        missing = 1.0 - self._small.level(sharer, trio.current_time())
+        missing = 1.0 - self._small.tokens_left(sharer, trio.current_time())
         return max(0.0, missing / SMALL_MESSAGES.per_s)
 
 

@@ -40,12 +40,14 @@ class Reauthorization:
         self._may_speak = may_speak
         self._credentials = credentials
 
-    async def watch(self, connections: Callable[[], Sequence[base_connection.Connection]]) -> None:
+    async def watch_files(
+        self, connections: Callable[[], Sequence[base_connection.Connection]]
+    ) -> None:
         """Look for new files and check all connections, again and again."""
         while True:
             await trio.sleep(LOOK_EVERY_S)
             if self._credentials is not None:
-                await trio.to_thread.run_sync(self._credentials.look)
+                await trio.to_thread.run_sync(self._credentials.reload_files)
             await self._look(connections())
 
     async def _look(self, connections: Sequence[base_connection.Connection]) -> None:
@@ -59,7 +61,9 @@ class Reauthorization:
             before = len(checked)
             if not connection.is_closed and (why := self._why_silent(connection, checked)):
                 LOG.warning("Connection with %s dropped: %s", connection.peer, why)
-                connection.fail(errors.SourceUnreachable("the rest", connection.peer, why))
+                connection.fail_connection(
+                    errors.SourceUnreachable("the rest", connection.peer, why)
+                )
             work += 1 + CHECK * (len(checked) - before)
 
     def _why_silent(self, connection: base_connection.Connection, checked: dict[bytes, str]) -> str:

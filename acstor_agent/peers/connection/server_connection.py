@@ -46,26 +46,28 @@ counted where it is listened to; this bounds the work of reading what is not."""
 class RequestHandler(Protocol):
     """Who answers requests; no method waits, or fails because of a peer."""
 
-    def asked(
+    def requests_received(
         self, connection: "ServerConnection", requests: Sequence[peer_wire.Request], came_s: float
     ) -> None:
         """Take requests that came together; none of their numbers is of one not answered yet.
 
-        Each gets one :meth:`ServerConnection.reply`, unless it is cancelled before.
+        Each gets one :meth:`ServerConnection.send_answers`, unless it is cancelled before.
 
         :param came_s: when, by trio's clock; the time that they leave begins there
         """
 
-    def cancelled(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
+    def requests_cancelled(
+        self, connection: "ServerConnection", request_ids: Sequence[int]
+    ) -> None:
         """Note that nobody waits for these answers, of requests not answered yet, any more."""
 
-    def hurried(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
+    def requests_hurried(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
         """Note that guests wait for these answers, of requests not answered yet, from now on."""
 
-    def drained(self, connection: "ServerConnection") -> None:
+    def answers_drained(self, connection: "ServerConnection") -> None:
         """Note that the socket has taken answers that had to wait for it."""
 
-    def ended(self, connection: "ServerConnection") -> None:
+    def connection_ended(self, connection: "ServerConnection") -> None:
         """Note that there will be nothing more on a connection, and that nothing can be sent."""
 
 
@@ -143,7 +145,7 @@ class ServerConnection(base_connection.Connection):
             case peer_wire.Cancel():
                 return True
             case _ if isinstance(part, peer_wire.News):
-                return budgets.news.level(sharer, trio.current_time()) >= 1
+                return budgets.news.tokens_left(sharer, trio.current_time()) >= 1
         return budgets.bytes.may_take(sharer, MESSAGE_BYTES)
 
     def _outbox_changed(self) -> None:
@@ -155,11 +157,11 @@ class ServerConnection(base_connection.Connection):
 
     def _drained(self) -> None:
         """See :meth:`base_connection.Connection._drained`."""
-        self._giver.drained(self)
+        self._giver.answers_drained(self)
 
     def _charge(self, held_bytes: int) -> None:
         if held_bytes != self._charged_bytes:
-            self._budgets.bytes.take(self._sharer, held_bytes - self._charged_bytes)
+            self._budgets.bytes.charge(self._sharer, held_bytes - self._charged_bytes)
             self._charged_bytes = held_bytes
 
     async def run(self, early: list[peer_wire.Message]) -> None:
@@ -169,20 +171,20 @@ class ServerConnection(base_connection.Connection):
         try:
             await super().run(early)
         finally:
-            self._giver.ended(self)
+            self._giver.connection_ended(self)
             self._charge(0)
-            self._budgets.requests.take(self._sharer, -self._works)
+            self._budgets.requests.charge(self._sharer, -self._works)
             self._works = 0
 
     def show_life(self, now: float, after_s: float) -> None:
         """Send a Ping where answers take long: to work on them is not to be dead."""
         if self._works and now - self._last_post > after_s:
-            self.post(peer_wire.Ping(0))
+            self.send_messages(peer_wire.Ping(0))
 
-    def post(self, *messages: peer_wire.Message) -> None:
+    def send_messages(self, *messages: peer_wire.Message) -> None:
         """Send ``messages`` as soon as the socket takes them."""
         self._last_post = trio.current_time()
-        super().post(*messages)
+        super().send_messages(*messages)
 
     def _handle(self, part: base_connection.Part) -> None:
         match part:
@@ -194,18 +196,18 @@ class ServerConnection(base_connection.Connection):
                 self._settle()  # the giver must know what is cancelled
                 known = [number for number in request_ids if number in self._open]
                 if known:
-                    self._giver.cancelled(self, known)
+                    self._giver.requests_cancelled(self, known)
                     self._release([self._open.pop(number) for number in known])
                     self._outbox_changed()
             case peer_wire.Hurry(request_ids):
                 self._settle()
                 known = [number for number in request_ids if number in self._open]
                 if known:
-                    self._giver.hurried(self, known)
+                    self._giver.requests_hurried(self, known)
             case peer_wire.Ping(token):
-                self.post(peer_wire.Pong(token))
+                self.send_messages(peer_wire.Pong(token))
             case _ if isinstance(part, peer_wire.News):
-                self._budgets.news.take(self._sharer, 1, trio.current_time())
+                self._budgets.news.charge_tokens(self._sharer, 1, trio.current_time())
                 self._heard(self.host, part)
 
     def _take(self, requests: Sequence[peer_wire.Request]) -> None:
@@ -217,11 +219,11 @@ class ServerConnection(base_connection.Connection):
             raise errors.RemoteProtocolError(self.peer, f"request id {min(twice)} twice")
         if self._is_over(requests[0]):
             for number in asked:
-                self.post(peer_wire.Refuse(number, peer_wire.RefuseCode.UNREACHABLE))
+                self.send_messages(peer_wire.Refuse(number, peer_wire.RefuseCode.UNREACHABLE))
             return
         self._open.update(asked)
         self._works += len(asked)
-        self._budgets.requests.take(self._sharer, len(asked))
+        self._budgets.requests.charge(self._sharer, len(asked))
         self._answering_bytes += sum(asked.values())
         self._outbox_changed()
         self._asked += requests
@@ -230,9 +232,9 @@ class ServerConnection(base_connection.Connection):
         """Tell the giver what came."""
         if self._asked:
             asked, self._asked = self._asked, []
-            self._giver.asked(self, asked, self._came_s)
+            self._giver.requests_received(self, asked, self._came_s)
 
-    def reply(self, answers: Iterable[Answer]) -> None:
+    def send_answers(self, answers: Iterable[Answer]) -> None:
         """Answer requests that wait for it, together as far as may be."""
         is_useful, refused = False, 0
         awaited: list[Answer] = []
@@ -253,7 +255,7 @@ class ServerConnection(base_connection.Connection):
                 is_useful = True
         if awaited:
             self._release(lengths)
-            self.post(*awaited)
+            self.send_messages(*awaited)
         self._account(refused * loop_share.REFUSAL_PRICE, is_useful=is_useful)
 
     def _awaited(self, answers: Iterable[Answer]) -> Iterator[Answer]:
@@ -264,7 +266,7 @@ class ServerConnection(base_connection.Connection):
                 if all([number in known for number in answer.numbers]):
                     yield answer
                 else:
-                    yield from (one for one in answer.each() if one.request_id in known)
+                    yield from (one for one in answer.iter_chunks() if one.request_id in known)
             elif answer.request_id in known:
                 yield answer
 
@@ -272,7 +274,7 @@ class ServerConnection(base_connection.Connection):
         """Note that requests for so many bytes each are not worked on any more."""
         if self._works:  # none when the connection has ended: all was given back
             self._works -= len(lengths)
-            self._budgets.requests.take(self._sharer, -len(lengths))
+            self._budgets.requests.charge(self._sharer, -len(lengths))
             self._answering_bytes -= sum(lengths)
         self._has_changed.set()
 

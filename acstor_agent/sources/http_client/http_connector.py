@@ -40,7 +40,7 @@ class HttpConnector:
         """The calls of the resolver that hang now; may be looked at from any thread."""
         return self._threads.hanging
 
-    async def dial(self, host: str, port: int) -> socket.socket:
+    async def connect_socket(self, host: str, port: int) -> socket.socket:
         """Return a non-blocking socket that is connected to a server.
 
         :raises OSError: nobody is reached there, or there is no such name

@@ -146,39 +146,39 @@ class HttpPool:
 
         :raises errors.ChunkUnavailable: it does not, or the size cannot be had
         """
-        async with self.answer(asked, headers) as answer:
+        async with self.send_request(asked, headers) as answer:
             if http_range.is_of_empty_blob(answer.status, answer.headers):
                 return 0
             size = http_range.check_answer(asked, answer.status, answer.headers)
-            if len(await answer.body(1)) < 1:
-                raise asked.unreachable("the body ended after 0 of 1 bytes")
+            if len(await answer.read_body(1)) < 1:
+                raise asked.transient_error("the body ended after 0 of 1 bytes")
         return await self._size_by_head(asked, headers) if size is None else size
 
     async def _size_by_head(
         self, asked: http_range.RangeRequest, headers: Mapping[str, str]
     ) -> int:
         asked = dataclasses.replace(asked, length=0)
-        async with self.answer(asked, headers, "HEAD") as answer:
-            await answer.body(0)
+        async with self.send_request(asked, headers, "HEAD") as answer:
+            await answer.read_body(0)
             return http_range.check_head(asked, answer.status, answer.headers)
 
-    async def fill(
+    async def fill_run(
         self, run: driver.Run, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
     ) -> None:
         """Fill a run with the range that is asked for.
 
         :raises errors.ChunkUnavailable: it cannot be had, or not all of it
         """
-        async with self.answer(asked, headers) as answer:
+        async with self.send_request(asked, headers) as answer:
             try:
                 http_range.check_answer(asked, answer.status, answer.headers)
             except http_range.Ended as end:
                 if end.length >= len(run.buffers[0]):  # else there is nothing whole in it
-                    await answer.fill(run, end.length)
+                    await answer.fill_run(run, end.length)
                 raise
-            await answer.fill(run, run.length)
+            await answer.fill_run(run, run.length)
 
-    async def pour(
+    async def download_blob(
         self,
         asked: http_range.RangeRequest,
         headers: Mapping[str, str],
@@ -189,12 +189,12 @@ class HttpPool:
 
         :raises errors.ChunkUnavailable: it cannot be had, or not all of it, or is of another length
         """
-        async with self.answer(asked, headers) as answer:
+        async with self.send_request(asked, headers) as answer:
             http_range.check_whole(asked, answer.status, answer.headers, size_bytes)
-            count_bytes = await answer.pour(size_bytes, take)
+            count_bytes = await answer.stream_body(size_bytes, take)
             if count_bytes < size_bytes:
                 why = f"the body ended after {count_bytes} of {size_bytes} bytes"
-                raise asked.unreachable(why)
+                raise asked.transient_error(why)
 
     async def aclose(self) -> None:
         """Close the connections; those in use are closed by who uses them."""
@@ -204,7 +204,7 @@ class HttpPool:
             stream.close()
 
     @contextlib.asynccontextmanager
-    async def answer(
+    async def send_request(
         self,
         asked: http_range.RangeRequest,
         headers: Mapping[str, str] = _NOTHING,
@@ -226,14 +226,14 @@ class HttpPool:
                 if followed:
                     http_range.check_redirected(asked, url, stream.peer, first_peer)
                 answer = HttpResponse(asked, stream)
-                await answer.begin(request)
+                await answer.send_request(request)
                 if pause_s := http_range.pause_s(answer.headers):
                     self._not_before = trio.current_time() + pause_s
                 if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
                     break
                 url = http_range.redirected(asked, url, answer.headers, followed)
                 followed, first_peer = followed + 1, first_peer or stream.peer
-                await answer.skip()
+                await answer.drain_body()
                 self._put_back(server, stream, answer.is_over)
                 stream = None
                 server, request = _request_of(asked, method, url, credentials)
@@ -241,7 +241,7 @@ class HttpPool:
             is_clean = answer.is_over
         except (OSError, h11.ProtocolError) as error:
             via = f", after a redirect to {server.authority}" if followed else ""
-            raise asked.unreachable(_reason(error) + via) from error
+            raise asked.transient_error(_reason(error) + via) from error
         finally:
             if stream is not None:
                 self._put_back(server, stream, is_clean)
@@ -304,7 +304,7 @@ class HttpResponse:
         self._part_bytes = HEAD_BYTES
         self._events = 0
 
-    async def begin(self, request: h11.Request) -> None:
+    async def send_request(self, request: h11.Request) -> None:
         """Send the request, and receive the head of its answer."""
         sent = self._http.send(request)
         assert sent is not None  # it is for events that end the connection
@@ -314,16 +314,20 @@ class HttpResponse:
         for _ in range(1 + MOST_HINTS):
             event = await self._next_event()
             if event is None:
-                raise self._asked.unreachable("the server closed the connection without an answer")
+                raise self._asked.transient_error(
+                    "the server closed the connection without an answer"
+                )
             if isinstance(event, h11.Response):
                 break
         else:
-            raise self._asked.unreachable(f"more than {MOST_HINTS} answers of 1xx came before one")
+            raise self._asked.transient_error(
+                f"more than {MOST_HINTS} answers of 1xx came before one"
+            )
         self.status, self.headers = event.status_code, http_range.Headers(event.headers)
         tokens = self.headers.get("Connection").lower()
         self._is_kept = event.http_version != b"1.0" and "close" not in tokens
 
-    async def fill(self, run: driver.Run, length: int) -> None:
+    async def fill_run(self, run: driver.Run, length: int) -> None:
         """Read the body, of ``length`` bytes, into the buffers of a run.
 
         :raises errors.SourceUnreachable: the body is shorter or longer
@@ -340,12 +344,14 @@ class HttpResponse:
             got = await self._stream.receive_into(left)
             if not got:
                 why = f"the body ended after {count_bytes} of {length} bytes"
-                raise self._asked.unreachable(why)
+                raise self._asked.transient_error(why)
             count_bytes += got
-            run.filled(min(count_bytes, length))  # the buffers may have room for more than the body
+            run.pieces_filled(
+                min(count_bytes, length)
+            )  # the buffers may have room for more than the body
         self.is_over = self._is_kept and max(len(early), count_bytes) <= length
 
-    async def body(self, limit_bytes: int) -> bytes:
+    async def read_body(self, limit_bytes: int) -> bytes:
         """Return the whole body.
 
         :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
@@ -355,10 +361,10 @@ class HttpResponse:
         async def take(part: bytes) -> None:
             body.extend(part)
 
-        await self.pour(limit_bytes, take)
+        await self.stream_body(limit_bytes, take)
         return bytes(body)
 
-    async def pour(self, limit_bytes: int, take: Take) -> int:
+    async def stream_body(self, limit_bytes: int, take: Take) -> int:
         """Give ``take`` the whole body, part by part; return how long it was.
 
         :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
@@ -368,20 +374,22 @@ class HttpResponse:
             if isinstance(event, h11.Data):
                 count_bytes += len(event.data)
                 if count_bytes > limit_bytes:
-                    raise self._asked.unreachable(f"the body is longer than {limit_bytes} bytes")
+                    raise self._asked.transient_error(
+                        f"the body is longer than {limit_bytes} bytes"
+                    )
                 await take(bytes(event.data))
         self.is_over = self._is_kept and not self._http.trailing_data[0]
         return count_bytes
 
-    async def skip(self) -> None:
+    async def drain_body(self) -> None:
         """Read a body that is of no use, if it is short, so that the connection can be used."""
         if int(self.headers.get("Content-Length", str(HEAD_BYTES + 1))) <= HEAD_BYTES:
-            await self.body(HEAD_BYTES)
+            await self.read_body(HEAD_BYTES)
 
     async def _exactly(self, length: int) -> bytes:
-        body = await self.body(length)
+        body = await self.read_body(length)
         if len(body) < length:
-            raise self._asked.unreachable(f"the body ended after {len(body)} of {length} bytes")
+            raise self._asked.transient_error(f"the body ended after {len(body)} of {length} bytes")
         return body
 
     async def _next_event(self) -> h11.Event | None:
@@ -411,13 +419,13 @@ def _request_of(
         server, target = http_endpoint.endpoint_of(url)
         is_first = server == http_endpoint.endpoint_of(asked.where)[0]
     except ValueError as error:
-        raise asked.unreachable(str(error)) from error
+        raise asked.transient_error(str(error)) from error
     head = ("Host", server.authority), *_HEADERS, *(credentials.items() if is_first else ())
     try:
         return server, _request(method, target, head)
     except (h11.LocalProtocolError, UnicodeEncodeError):  # their words have the values in them
         why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
-        raise asked.unreachable(f"no request can be made of it: {why}") from None
+        raise asked.transient_error(f"no request can be made of it: {why}") from None
 
 
 @functools.lru_cache(http_endpoint.URLS_REMEMBERED)

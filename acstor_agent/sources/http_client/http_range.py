@@ -57,11 +57,11 @@ class RangeRequest:
         """Value of the Range header."""
         return f"bytes={self.offset}-{self.offset + self.length - 1}"
 
-    def missing(self, why: str) -> errors.ChunkMissing:
+    def permanent_error(self, why: str) -> errors.ChunkMissing:
         """Return the error for what asking again does not change."""
         return errors.ChunkMissing(self.what, self.where, why)
 
-    def unreachable(self, why: str) -> errors.SourceUnreachable:
+    def transient_error(self, why: str) -> errors.SourceUnreachable:
         """Return the error for what may pass."""
         return errors.SourceUnreachable(self.what, self.where, why)
 
@@ -134,7 +134,7 @@ def check_answer(asked: RangeRequest, status: int, headers: HasHeaders) -> int |
     announced = headers.get("Content-Length", str(asked.length))
     size_bytes = _check_content_range(asked, headers.get("Content-Range", ""), announced)
     if announced != str(asked.length):
-        raise asked.unreachable(f"Content-Length is {announced[:40]!r}, not {asked.length}")
+        raise asked.transient_error(f"Content-Length is {announced[:40]!r}, not {asked.length}")
     return size_bytes
 
 
@@ -262,7 +262,7 @@ def pause_s(headers: HasHeaders) -> float:
 def refusal(asked: RangeRequest, status: int) -> errors.ChunkUnavailable:
     """Return the error for an answer that is no success."""
     if status in _PASSING:
-        return asked.unreachable(f"the server answered {status}")
+        return asked.transient_error(f"the server answered {status}")
     return (RangeRefused if status in _CERTAIN else Withheld)(asked, status)
 
 
@@ -279,7 +279,7 @@ def _check_encoding(asked: RangeRequest, headers: HasHeaders) -> None:
 def _check_content_range(asked: RangeRequest, text: str, announced: str) -> int | None:
     match = _CONTENT_RANGE.fullmatch(text)
     if match is None:
-        raise asked.unreachable(f"the answer's Content-Range makes no sense: {text[:80]!r}")
+        raise asked.transient_error(f"the answer's Content-Range makes no sense: {text[:80]!r}")
     first, last = int(match[1]), int(match[2])
     size_bytes = None if match[3] == "*" else int(match[3])
     asked_last = asked.offset + asked.length - 1
@@ -289,5 +289,5 @@ def _check_content_range(asked: RangeRequest, text: str, announced: str) -> int 
     if (first, last) != (asked.offset, asked_last) or (
         size_bytes is not None and size_bytes <= last
     ):
-        raise asked.unreachable(f"asked for {asked.header}, the answer is {text!r}")
+        raise asked.transient_error(f"asked for {asked.header}, the answer is {text!r}")
     return size_bytes

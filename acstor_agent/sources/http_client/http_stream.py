@@ -112,8 +112,8 @@ class TlsStream(Stream):
         :raises OSError: the connection is lost, or the server is not who it should be
         """
         try:
-            while not self._session.handshake():
-                await super().send(self._session.take())
+            while not self._session.continue_handshake():
+                await super().send(self._session.take_outgoing())
                 await trio.lowlevel.checkpoint()  # all of it may be what TLS ignores
                 await self._receive_records()
                 if self._session.is_over:
@@ -121,8 +121,8 @@ class TlsStream(Stream):
         except ssl.SSLError:
             self._say_why()
             raise
-        await super().send(self._session.take())
-        self._session.put(self._session.unread())
+        await super().send(self._session.take_outgoing())
+        self._session.put(self._session.take_undecrypted())
 
     def is_idle(self) -> bool:
         """See :meth:`Stream.is_idle`."""
@@ -154,12 +154,12 @@ class TlsStream(Stream):
         if records:
             self._session.put(records)
         else:
-            self._session.end()
+            self._session.receive_eof()
 
     def _say_why(self) -> None:
         """Tell the server what was wrong with its TLS, if that can be done at once."""
         try:
-            self._sock.send(self._session.take())
+            self._sock.send(self._session.take_outgoing())
         except OSError:
             return
 
@@ -175,10 +175,10 @@ async def connect(
 
     :param context: None for clear text
     :raises OSError: it cannot be reached in ``silence_s``, or is not who it should be
-    :raises errors.SourceUnreachable: see :meth:`http_connector.HttpConnector.dial`
+    :raises errors.SourceUnreachable: see :meth:`http_connector.HttpConnector.connect_socket`
     """
     with trio.move_on_after(silence_s):
-        sock = await dialler.dial(host, port)
+        sock = await dialler.connect_socket(host, port)
         if context is None:
             return Stream(sock, silence_s)
         stream = None

@@ -29,11 +29,11 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
 
 def show(call: operation.Call) -> Authority:
     """Answer with the authority."""
-    trust, now_s = call.authority.trust(), call.wall()
+    trust, now_s = call.authority.load_trust_state(), call.wall()
     return Authority(
         ca=trust.ca.decode(),
         signers=trust.signers.decode(),
-        revoked=trust.revoked(now_s),
+        revoked=trust.list_revoked(now_s),
         enrolment=call.authority.enrolment,
         certificate_lifetime_s=call.authority.certificate_lifetime_s,
         now=datetime.datetime.fromtimestamp(now_s, datetime.UTC),

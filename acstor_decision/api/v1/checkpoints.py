@@ -145,7 +145,7 @@ def every(call: operation.Call) -> Checkpoints:
     page = call.query
     if page.instance:
         operation.server_id(page.instance)
-    rows = call.store.checkpoints(page.marker, page.limit, page.instance.lower(), page.host)
+    rows = call.store.list_checkpoints(page.marker, page.limit, page.instance.lower(), page.host)
     return Checkpoints([_shown(row) for row in rows])
 
 
@@ -178,14 +178,14 @@ def create(call: operation.Call) -> AcceptedCheckpoint:
     instance_id = ids.ImageId(operation.server_id(call.body.instance_id))
     if call.nova is None:
         raise nova_client.NovaUnreachable("this service has no access to Nova")
-    server = call.nova.server(instance_id)
+    server = call.nova.get_server(instance_id)
     if server is None:
         raise operation.not_found(f"server {instance_id}")
     if not server.host:
         why = f"server {instance_id} is on no host"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
     request = random.getrandbits(image_actions.REQUEST_BITS)
-    latest = call.store.checkpoints("", 1, instance_id, "")
+    latest = call.store.list_checkpoints("", 1, instance_id, "")
     heard = _heard(call, instance_id, server.host, request)
     if heard.why:
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, f"{server.host}: {heard.why}")
@@ -203,15 +203,15 @@ def _heard(
 ) -> checkpoint_messages.CheckpointReply:
     """Ask the daemon of a host; return its answer after checking its signature."""
     try:
-        signed = call.bus.want_checkpoint(instance_id, host, request)
+        signed = call.bus.request_checkpoint(instance_id, host, request)
         if signed is None:
             why = f"acstor-checkpointd of {host} does not answer: see its log there"
             raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
-        trust = call.authority.trust()
+        trust = call.authority.load_trust_state()
         certificate, heard = signed_messages.verify_from_host(
             signed, signing.CHECKPOINT_HEARD, trust.ca, checkpoint_messages.CheckpointReply
         )
-        fault = trust.fault(certificate, call.wall())
+        fault = trust.why_untrusted(certificate, call.wall())
         if not fault and (certificate.host, heard.host, heard.request) != (host, host, request):
             fault = "it belongs to another request or another host"
     except (errors.NotAuthenticated, errors.RemoteProtocolError) as e:
@@ -240,7 +240,7 @@ def delete(call: operation.Call) -> DeletedCheckpoint:
 
 def _row(call: operation.Call) -> models.Checkpoint:
     checkpoint_id = _id(call)
-    row = call.store.checkpoint(checkpoint_id)
+    row = call.store.get_checkpoint(checkpoint_id)
     if row is None:
         raise _unknown(checkpoint_id)
     return row

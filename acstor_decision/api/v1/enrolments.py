@@ -81,7 +81,7 @@ def issue(call: operation.Call) -> Certificate:
     host = operation.host_id(call.path["host"])
     try:
         _check_name(host, call.limits)
-        issued = call.authority.enrol(
+        issued = call.authority.enrol_host(
             host, call.user_id, call.address, call.body.csr.encode(), call.body.proof
         )
     except enrolment_rules.EnrolmentRefused as e:
@@ -123,13 +123,13 @@ def allow(call: operation.Call) -> hosts.HostDetail:
     """Allow a host to enrol once, for the first time or with another user or key."""
     wanted: AllowRequest = call.body
     host = operation.host_id(call.path["host"])
-    call.authority.allow(host, wanted.fingerprint, wanted.user_id)
+    call.authority.allow_host(host, wanted.fingerprint, wanted.user_id)
     return _told(call, "allowed to enrol")
 
 
 def revoke(call: operation.Call) -> hosts.HostDetail:
     """Revoke a host's certificates; the next v-node table omits the host."""
-    call.authority.revoke(operation.host_id(call.path["host"]))
+    call.authority.revoke_host(operation.host_id(call.path["host"]))
     return _told(call, "revoked")
 
 
@@ -137,7 +137,7 @@ def forget(call: operation.Call) -> ForgottenHost:
     """Delete the record of a host that is gone, so its name is free again."""
     host = operation.host_id(call.path["host"])
     try:
-        is_known = call.authority.forget(host)
+        is_known = call.authority.delete_host(host)
     except enrolment_rules.EnrolmentRefused as e:
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, str(e)) from e
     if not is_known:

@@ -184,9 +184,9 @@ def _is_wanted(host: Host, page: HostPage) -> bool:
 def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
     """Yield the hosts whose ids come behind one, in their order."""
     enrolled = {
-        row.host: row for row in call.store.enrolments() if not enrolment_records.is_free(row)
+        row.host: row for row in call.store.list_enrolments() if not enrolment_records.is_free(row)
     }
-    known = {row.host: row for row in call.store.hosts()}
+    known = {row.host: row for row in call.store.list_hosts()}
     owners = _owners(call)
     for name in sorted(name for name in {*enrolled, *known} if name > marker):
         row = known.get(name) or _unheard(name)
@@ -196,7 +196,7 @@ def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
 def one(call: operation.Call) -> HostDetail:
     """Answer with one host."""
     name = operation.host_id(call.path["host"])
-    row, enrolled = call.store.host(name), call.store.enrolment(name)
+    row, enrolled = call.store.get_host(name), call.store.get_enrolment(name)
     if enrolment_records.is_free(enrolled):
         enrolled = None
     if row is None and enrolled is None:
@@ -236,7 +236,7 @@ def _set_drained(call: operation.Call, is_drained: bool) -> HostDetail:
 
 
 def _owners(call: operation.Call) -> dict[str, rings.Owner]:
-    newest = call.store.rings(limit=1, with_tables=True)
+    newest = call.store.list_rings(limit=1, with_tables=True)
     return rings.owners(newest[0].epoch, newest[0].table or "") if newest else {}
 
 

@@ -134,7 +134,7 @@ def prepare(call: operation.Call) -> images.Image:
         )
     has_failed = artefacts.state_of(record) is artefacts.State.FAILED if record else False
     wanted = decision_messages.ImageWanted(image_id, call.body.force or has_failed)
-    call.bus.want(wanted, random.getrandbits(REQUEST_BITS))
+    call.bus.request_preparation(wanted, random.getrandbits(REQUEST_BITS))
     return images.one(call) if record else images.unknown(image_id)
 
 
@@ -177,7 +177,7 @@ def prefetch_boot_image(call: operation.Call) -> BroadcastTask:
         previous_images=tuple(map(operation.image_id, call.body.previous_images)),
         is_public=call.body.is_public,
     )
-    call.bus.give(task, None)
+    call.bus.send_task(task, None)
     return BroadcastTask(image_id, task.request)
 
 
@@ -244,7 +244,7 @@ def _task(
 def _give(
     call: operation.Call, task: decision_messages.ImageTask, chosen: list[str], *, is_for_all: bool
 ) -> AcceptedTask:
-    call.bus.give(task, None if is_for_all else chosen)
+    call.bus.send_task(task, None if is_for_all else chosen)
     call.store.note_given(chosen, task, call.wall())
     return AcceptedTask(task.image_id, task.request, chosen)
 
@@ -256,7 +256,7 @@ def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Record
     """
     if call.auth is None:
         return None
-    found = call.images.records([image_id], call.auth).get(image_id)
+    found = call.images.get_images([image_id], call.auth).get(image_id)
     if found is None:
         raise operation.not_found(f"image {image_id}")
     return found
@@ -283,7 +283,7 @@ def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
 
     :raises operation.RequestRefused: one that was named is not up
     """
-    up = [row for row in call.store.hosts() if hosts.is_up(call, row)]
+    up = [row for row in call.store.list_hosts() if hosts.is_up(call, row)]
     up.sort(key=lambda row: (max(row.received_bytes_s, row.sent_bytes_s), row.host))
     names = [row.host for row in up]
     if missing := sorted(set(wanted).difference(names)):

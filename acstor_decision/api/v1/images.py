@@ -160,7 +160,7 @@ def every(call: operation.Call) -> Images:
     found: list[Image] = []
     marker, limit = call.query.marker, call.query.limit
     while len(found) < limit:
-        rows = call.store.images(marker, limit, operation.since_s(call))
+        rows = call.store.list_images(marker, limit, operation.since_s(call))
         if not rows:
             break
         marker = rows[-1].image_id
@@ -177,7 +177,7 @@ def one(call: operation.Call) -> ImageDetail:
     """Answer with one image."""
     image_id = operation.image_id(call.path["image_id"])
     shown = records(call, [image_id]).get(image_id)
-    held = call.store.image(image_id, operation.since_s(call))
+    held = call.store.get_image(image_id, operation.since_s(call))
     if shown is None and not (call.sees_all and held):
         raise operation.not_found(f"image {image_id}")
     found = _image(held, shown) if held else unknown(image_id, shown)
@@ -220,7 +220,7 @@ def records(call: operation.Call, wanted: list[str]) -> glance_client.Records:
     :raises glance_client.GlanceUnreachable: it is away, and the client does not see all hosts
     """
     try:
-        return call.images.records(wanted, call.auth)
+        return call.images.get_images(wanted, call.auth)
     except glance_client.GlanceUnreachable as e:
         if not call.sees_all:
             raise

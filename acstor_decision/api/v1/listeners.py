@@ -45,7 +45,7 @@ class Listeners(msgspec.Struct, frozen=True):
 
 def every(call: operation.Call) -> Listeners:
     """Answer with the listeners."""
-    return Listeners([_shown(row, call.wall()) for row in call.store.listeners()])
+    return Listeners([_shown(row, call.wall()) for row in call.store.list_listeners()])
 
 
 def report(call: operation.Call) -> Listeners:

@@ -82,7 +82,7 @@ class RingPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def current(call: operation.Call) -> Ring:
     """Answer with the table in force."""
-    newest = call.store.rings(limit=1, with_tables=True)
+    newest = call.store.list_rings(limit=1, with_tables=True)
     if not newest:
         raise operation.not_found("a v-node table: no agent has sent a sample yet, so it")
     return _shown(newest[0])
@@ -93,7 +93,7 @@ def one(call: operation.Call) -> Ring:
     text = call.path["epoch"]
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, f"{text[:64]!r} is no epoch")
-    found = call.store.ring(int(text))
+    found = call.store.get_ring(int(text))
     if found is None:
         raise operation.not_found(f"epoch {text}")
     return _shown(found)
@@ -102,7 +102,7 @@ def one(call: operation.Call) -> Ring:
 def history(call: operation.Call) -> Rings:
     """Answer with the tables that were published."""
     at_most = call.query.before - 1 if call.query.before else None
-    return Rings([_told(row) for row in call.store.rings(call.query.limit, at_most)])
+    return Rings([_told(row) for row in call.store.list_rings(call.query.limit, at_most)])
 
 
 @functools.lru_cache(maxsize=4)

@@ -141,8 +141,8 @@ def show(call: operation.Call) -> Status:
     seen_hosts = [_host(call, *pair) for pair in _known(call)]
     listed, why_unlisted = _listed(call)
     images = None if listed is None else [_image(one, now_s) for one in listed.images]
-    published = next(iter(call.store.rings(limit=1)), None)
-    uses = call.store.uses(operation.since_s(call), MAX_UNFINISHED)
+    published = next(iter(call.store.list_rings(limit=1)), None)
+    uses = call.store.count_uses(operation.since_s(call), MAX_UNFINISHED)
     newest = call.store.newest_checkpoints()
     seen = health_checks.CloudState(
         now_s=now_s,
@@ -154,7 +154,7 @@ def show(call: operation.Call) -> Status:
         instance=published.instance if published else "",
         listeners=[
             health_checks.Listener(name=one.listener, reported_ago_s=now_s - one.reported_s)
-            for one in call.store.listeners()
+            for one in call.store.list_listeners()
         ],
         unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
         checkpoints=[
@@ -184,8 +184,8 @@ def show(call: operation.Call) -> Status:
 
 def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | None]]:
     """Return the hosts that are or were heard, enrolled, or wait; not those that are shut out."""
-    enrolled = {row.host: row for row in call.store.enrolments()}
-    heard = {row.host: row for row in call.store.hosts()}
+    enrolled = {row.host: row for row in call.store.list_enrolments()}
+    heard = {row.host: row for row in call.store.list_hosts()}
     asked = {name for name, row in enrolled.items() if row.state in _ASKED}
     gone = {name for name, row in enrolled.items() if row.state in _OUT}
     names = sorted({*heard, *asked} - gone)
@@ -231,7 +231,7 @@ def _left_share(row: models.Enrolment | None, now_s: float) -> float | None:
 def _listed(call: operation.Call) -> tuple[glance_client.ImageListing | None, str]:
     """Return the images of Glance, or why they are not known."""
     try:
-        return call.images.every(call.auth), ""
+        return call.images.list_images(call.auth), ""
     except glance_client.GlanceUnreachable as e:
         return None, e.detail
 

@@ -47,9 +47,9 @@ def window(call: operation.Call) -> TrafficRecords:
     """Answer with the traffic of a period."""
     wanted = [call.query.host] if call.query.host else []
     if call.query.last_s:
-        rows = call.store.traffic(call.wall() - call.query.last_s, wanted)
+        rows = call.store.list_traffic(call.wall() - call.query.last_s, wanted)
         return TrafficRecords([_shown(row, row.collected_s) for row in rows])
-    known = [row for row in call.store.hosts() if not wanted or row.host in wanted]
+    known = [row for row in call.store.list_hosts() if not wanted or row.host in wanted]
     return TrafficRecords([_shown(row, row.seen_s) for row in known if row.seen_s is not None])
 
 

@@ -60,7 +60,7 @@ class AddressBook:
         """Say whether a host but this one is at another address than the loopback's."""
         return any(not _is_loopback(ip) and self.others_at(ip, host) > 0 for ip in self._at_ip)
 
-    def put(self, host: ids.HostId, address: Address) -> None:
+    def set_address(self, host: ids.HostId, address: Address) -> None:
         """Put a host at an address: it leaves its own, and whoever was there has none."""
         if self._at.get(host) == address:
             return
@@ -80,7 +80,7 @@ class AddressBook:
         if not self._at_ip[address.ip]:
             del self._at_ip[address.ip]
 
-    def keep(self, hosts: Container[ids.HostId]) -> None:
+    def retain_hosts(self, hosts: Container[ids.HostId]) -> None:
         """Remove all hosts but these."""
         for host in [host for host in self._at if host not in hosts]:
             self.remove(host)

@@ -41,13 +41,13 @@ class AddressProofs:
         """Say whether a host proved to be at an address, and no other one since."""
         return self._proven.get(host) == address
 
-    def prove(self, host: ids.HostId, address: address_book.Address) -> None:
+    def record_proof(self, host: ids.HostId, address: address_book.Address) -> None:
         """Note that a host is at an address, and nobody else."""
         if self._proven.get(host) != address:
             self._proven = {h: at for h, at in self._proven.items() if at != address}
             self._proven[host] = address
 
-    def due(
+    def next_addresses(
         self, wanted: Iterable[address_book.Address], now_s: float
     ) -> list[address_book.Address]:
         """Return which of the addresses to connect to now: first those that were not tried yet."""
@@ -82,7 +82,9 @@ class AddressProofs:
         last = self._attempts.get(address)
         return last is not None and last.at_s >= since_s and last.found != host
 
-    def keep(self, hosts: Container[ids.HostId], claimed: Container[address_book.Address]) -> None:
+    def retain_hosts(
+        self, hosts: Container[ids.HostId], claimed: Container[address_book.Address]
+    ) -> None:
         """Forget what is of no other hosts and addresses."""
         self._proven = {host: at for host, at in self._proven.items() if host in hosts}
         self._attempts = {at: one for at, one in self._attempts.items() if at in claimed}

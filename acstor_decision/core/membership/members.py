@@ -125,11 +125,11 @@ class Members:
     def __contains__(self, host: ids.HostId) -> bool:
         return host in self._members
 
-    def hosts(self) -> list[ids.HostId]:
+    def list_hosts(self) -> list[ids.HostId]:
         """Return all hosts that are known, living or not, sorted."""
         return sorted(self._members)
 
-    def expect(self, host: ids.HostId, address: str, place: str, now_s: float) -> None:
+    def restore_member(self, host: ids.HostId, address: str, place: str, now_s: float) -> None:
         """Take a host for living that is on the ring already, as if it had been heard now."""
         unknown = decision_messages.Sample(
             host=host,
@@ -146,11 +146,13 @@ class Members:
         if host not in self._members:
             self._members[host] = Member(unknown, now_s)
             self._members[host].samples = SAMPLES_TO_JOIN
-            self._addresses.put(host, address_book.parse(address))
+            self._addresses.set_address(host, address_book.parse(address))
         if self._claim(host) == address_book.parse(address):
-            self._proofs.prove(host, self._claim(host))
+            self._proofs.record_proof(host, self._claim(host))
 
-    def hear(self, sample: decision_messages.Sample, now_s: float, wall_s: float) -> Refusal | None:
+    def accept_sample(
+        self, sample: decision_messages.Sample, now_s: float, wall_s: float
+    ) -> Refusal | None:
         """Take a sample; return why it is refused, if it is.
 
         :param now_s: of a clock that never goes back
@@ -166,10 +168,10 @@ class Members:
         self._take_address(host, address_book.parse(sample.address))
         self._count(self._members[host], sample)
         self._members[host].heard_s = now_s
-        self._order.note(host, sample, now_s)
+        self._order.record_newest(host, sample, now_s)
         return None
 
-    def living(self, now_s: float) -> list[ids.HostId]:
+    def list_live(self, now_s: float) -> list[ids.HostId]:
         """Return the hosts that the ring should have, sorted."""
         settled = [
             host
@@ -181,11 +183,13 @@ class Members:
             return sorted(settled)
         return sorted(set(settled).difference(silent))
 
-    def overloaded(self, now_s: float) -> list[ids.HostId]:
+    def list_overloaded(self, now_s: float) -> list[ids.HostId]:
         """Return the living hosts that have been overloaded for long enough, sorted."""
         needed = self.limits.overload_collections
         return [
-            host for host in self.living(now_s) if self._members[host].overloaded_in_a_row >= needed
+            host
+            for host in self.list_live(now_s)
+            if self._members[host].overloaded_in_a_row >= needed
         ]
 
     def traffic_cv(self, now_s: float) -> float:
@@ -193,15 +197,15 @@ class Members:
 
         It is the standard deviation by the mean; 0 if nobody carries anything.
         """
-        carried = [total_bytes_s(self._members[host].last) for host in self.living(now_s)]
+        carried = [total_bytes_s(self._members[host].last) for host in self.list_live(now_s)]
         mean = statistics.fmean(carried) if carried else 0.0
         return statistics.pstdev(carried, mean) / mean if mean else 0.0
 
-    def expel(self, hosts: Iterable[str]) -> None:
+    def remove_hosts(self, hosts: Iterable[str]) -> None:
         """Forget hosts at once, silent or not: they are not to be believed any more."""
         for host in hosts:
             self._members.pop(ids.HostId(host), None)
-        self._addresses.keep(self._members)
+        self._addresses.retain_hosts(self._members)
 
     def to_prove(self, now_s: float) -> list[address_book.Address]:
         """Return the addresses to connect to now: those not proven yet, and those of the silent."""
@@ -214,7 +218,7 @@ class Members:
             if not self._is_proven(host, address)
             or (self._is_silent(host, now_s) and not _is_loopback(address.ip))
         ]
-        return self._proofs.due(wanted, now_s)
+        return self._proofs.next_addresses(wanted, now_s)
 
     def note_proof(self, address: address_book.Address, found: str, now_s: float) -> None:
         """Note which host proved to be at an address.
@@ -225,8 +229,8 @@ class Members:
         has_failed = host not in self._members or self._claim(host) != address
         self._proofs.note_attempt(address, found, now_s, has_failed=has_failed)
         if not has_failed:
-            self._proofs.prove(host, address)
-            self._addresses.put(host, address)
+            self._proofs.record_proof(host, address)
+            self._addresses.set_address(host, address)
 
     def forget_overloads(self) -> None:
         """Count overloads from 0 again: what was seen has been answered."""
@@ -235,12 +239,12 @@ class Members:
 
     def forget_dead(self, now_s: float) -> None:
         """Forget hosts that are gone, so that strangers' names do not pile up."""
-        living = set(self.living(now_s))
+        living = set(self.list_live(now_s))
         dead = [h for h in self._members if h not in living and self._is_silent(h, now_s)]
         for host in dead:
             del self._members[host]
-        self._proofs.keep(self._members, {self._claim(host) for host in self._members})
-        self._addresses.keep(self._members)
+        self._proofs.retain_hosts(self._members, {self._claim(host) for host in self._members})
+        self._addresses.retain_hosts(self._members)
         self._order.forget_late(now_s)
 
     def _is_at_home(self, host: ids.HostId) -> bool:
@@ -261,7 +265,7 @@ class Members:
         other = self._addresses.host_at(address) or host
         must_prove = self.limits.verify_addresses and not _is_loopback(address.ip)
         if other == host or not (must_prove and self._proofs.is_proven(other, address)):
-            self._addresses.put(host, address)
+            self._addresses.set_address(host, address)
         elif self._addresses.address_of(host) != address:
             self._addresses.remove(host)
 
@@ -298,7 +302,7 @@ class Members:
     ) -> Refusal | None:
         if not may_join(sample.host, self.limits):
             return Refusal.NOT_ALLOWED
-        if stale := self._order.refusal(ids.HostId(sample.host), sample, now_s, wall_s):
+        if stale := self._order.why_refused(ids.HostId(sample.host), sample, now_s, wall_s):
             return stale
         if sample.host not in self._members and len(self._members) >= hash_ring.MAX_HOSTS:
             return Refusal.FULL

@@ -53,7 +53,7 @@ class ReplayFilter(Generic[Who]):
         self._silent_s = silent_s
         self._newest: dict[Who, _Newest] = {}
 
-    def refusal(
+    def why_refused(
         self, who: Who, sample: decision_messages.Sample, now_s: float, wall_s: float
     ) -> Refusal | None:
         """Return why a sample is not the newest of its sender; None if it is.
@@ -76,7 +76,7 @@ class ReplayFilter(Generic[Who]):
             return Refusal.DOUBLED
         return Refusal.OUT_OF_ORDER if sample.number < newest.number else None
 
-    def note(self, who: Who, sample: decision_messages.Sample, now_s: float) -> None:
+    def record_newest(self, who: Who, sample: decision_messages.Sample, now_s: float) -> None:
         """Note the newest sample of a sender."""
         self._newest[who] = _Newest(
             sample.session, sample.started_s, sample.number, sample.sent_s, now_s

@@ -49,7 +49,7 @@ class SampleInbox:
     def __len__(self) -> int:
         return self._count
 
-    def put(self, received: Received, wall_s: float) -> replay_filter.Refusal | None:
+    def add_sample(self, received: Received, wall_s: float) -> replay_filter.Refusal | None:
         """Take a sample, unless a newer one was here; return why it is refused, if it is.
 
         Where there is no place, the oldest sample of its identity is dropped, or else the sample.
@@ -58,11 +58,11 @@ class SampleInbox:
         """
         heard_s, certificate, sample = received
         who = certificate.host, certificates.fingerprint(certificate.public_key)
-        refusal = self._order.refusal(who, sample, heard_s, wall_s)
+        refusal = self._order.why_refused(who, sample, heard_s, wall_s)
         if refusal is not None:
             self.refused[refusal] += 1
             return refusal
-        self._order.note(who, sample, heard_s)
+        self._order.record_newest(who, sample, heard_s)
         waiting = self._waiting[who]
         waiting.append(received)
         self._count += 1
@@ -72,7 +72,7 @@ class SampleInbox:
             self.dropped += 1
         return None
 
-    def take(self, now_s: float) -> list[Received]:
+    def drain_samples(self, now_s: float) -> list[Received]:
         """Return all samples in the order of their receipt, and make all places free."""
         found = [received for waiting in self._waiting.values() for received in waiting]
         self._waiting.clear()

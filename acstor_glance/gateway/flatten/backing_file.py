@@ -59,7 +59,7 @@ class BackingFile:
             view[done : done + len(part)] = part
             done += len(part)
 
-    def part(self, offset: int, length: int) -> bytes:
+    def read_part(self, offset: int, length: int) -> bytes:
         """Return bytes of the file; may be called by several threads.
 
         :raises http_errors.FlattenAborted: the store does not give them
@@ -73,7 +73,7 @@ class BackingFile:
                     words = f"the base: {error.message}"
                     raise http_errors.FlattenAborted(error.status, words, "base") from error
             else:
-                self._watch.moved()
+                self._watch.note_progress()
                 self.read_bytes += length
                 return data
             self._watch.check()
@@ -83,7 +83,7 @@ class BackingFile:
         page = self._pages.get(number)
         if page is None:
             start = number * PAGE_BYTES
-            page = self.part(start, min(PAGE_BYTES, self.size_bytes - start))
+            page = self.read_part(start, min(PAGE_BYTES, self.size_bytes - start))
             self._pages[number] = page
             if len(self._pages) > PAGES:
                 self._pages.popitem(last=False)

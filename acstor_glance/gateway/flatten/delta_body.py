@@ -58,17 +58,17 @@ class DeltaBody:
         self.is_waiting = False
         """Whether bytes of the client are waited for."""
 
-    def front(self) -> tuple[disk_delta.Head, disk_delta.Table]:
+    def read_header(self) -> tuple[disk_delta.Head, disk_delta.Table]:
         """Read and check what stands before the bytes.
 
         :raises http_errors.FlattenAborted: these are no changes, or they do not come
         """
         with _translated():
-            head = self._reader.head(self._take(disk_delta.HEADER_BYTES))
+            head = self._reader.read_head(self._take(disk_delta.HEADER_BYTES))
             if head.stream_bytes != self._length_bytes:
                 words = f"it has {self._length_bytes} bytes, and its changes {head.stream_bytes}"
                 raise _broken(f"the body is not what its header says: {words}")
-            table = self._reader.table(self._take(head.table_bytes))
+            table = self._reader.read_table(self._take(head.table_bytes))
             self._left_bytes = head.data_bytes
             self._end_if_read()
         return head, table
@@ -87,7 +87,7 @@ class DeltaBody:
                 self._end_if_read()
             yield data
 
-    def break_off(self) -> None:
+    def abort_read(self) -> None:
         """End a read that waits for the client, if the WSGI server tells where from."""
         find: Callable[[], int] | None = getattr(self._stream, "fileno", None)
         with contextlib.suppress(OSError, ValueError):
@@ -113,7 +113,7 @@ class DeltaBody:
             parts.append(part)
             missing -= len(part)
             self.read_bytes += len(part)
-            self._watch.moved()
+            self._watch.note_progress()
             self._check_rate()
         return b"".join(parts)
 

@@ -71,10 +71,10 @@ class BackingImage(NamedTuple):
     file: backing_file.BackingFile
     disk: qcow2.Qcow2 | None
 
-    def extents(self) -> Iterable[layout.Extent]:
+    def iter_extents(self) -> Iterable[layout.Extent]:
         """Return where its disk's bytes lie."""
         if self.disk is not None:
-            return self.disk.extents()
+            return self.disk.iter_extents()
         size = self.file.size_bytes
         return [layout.Extent(0, size, layout.Codec.STORED, 0, size)]
 
@@ -136,21 +136,23 @@ class FlattenJob:
         :raises http_errors.HttpError: it is not to be, or did not succeed
         """
         order = self._order
-        self._filling.check(order.image_id, order.caller, order.disk_format)
-        head, table = self._body.front()
+        self._filling.check_target(order.image_id, order.caller, order.disk_format)
+        head, table = self._body.read_header()
         image = self._base_image(head)
         pool = futures.ThreadPoolExecutor(READS_AHEAD, thread_name_prefix="base")
         try:
             self._data = self._composed(self._opened(image), head, table, pool)
-            self._filling.fill(order.image_id, order.caller, self._data, timeout_s)
+            self._filling.upload_image(order.image_id, order.caller, self._data, timeout_s)
         finally:
-            self._watch.end(_conflict("the composition is over"))  # to reads that are under way
+            self._watch.stop_work(
+                _conflict("the composition is over")
+            )  # to reads that are under way
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _base_image(self, head: disk_delta.Head) -> image_lookup.Image:
         """Return the base as Glance has it for the caller."""
         try:
-            image = self._catalogue.image(head.base, self._order.caller)
+            image = self._catalogue.get_image(head.base, self._order.caller)
         except http_errors.HttpError as error:
             words = f"the base {head.base}: {error.message}"
             raise http_errors.HttpError(error.status, words) from error
@@ -163,7 +165,7 @@ class FlattenJob:
 
     def _opened(self, image: image_lookup.Image) -> BackingImage:
         def read(asked: byte_range.ByteRange) -> bytes:
-            return self._service.part(image, asked)
+            return self._service.read_part(image, asked)
 
         name = f"the base {image.image_id}"
         self._file = backing_file.BackingFile(name, image.size_bytes, read, self._watch)
@@ -189,10 +191,10 @@ class FlattenJob:
         bounds = flatten_limits.limits_for(
             base.file.size_bytes, base.disk_bytes, head.stream_bytes, self._ratio
         )
-        self._watch.end_in(bounds.longest_s)
+        self._watch.set_deadline(bounds.longest_s)
 
         def disk() -> Iterator[merge_plan.Piece]:
-            pieces = merge_plan.pieces(table, base.extents(), size)
+            pieces = merge_plan.pieces(table, base.iter_extents(), size)
             for piece in flatten_limits.bounded_pieces(pieces, bounds):
                 self._watch.check()
                 yield piece
@@ -217,7 +219,7 @@ class FlattenJob:
         flatten_limits.check_file(plan.file_bytes, bounds, quota_bytes)
         pieces = (piece for one in stretches() for piece in one.pieces)
         source = self._bytes_of(base.file, pieces, pool)
-        parts = plan.parts(lambda run: _next_bytes(source, run))
+        parts = plan.iter_parts(lambda run: _next_bytes(source, run))
         return image_upload.UploadBody(self._sent(parts), plan.file_bytes)
 
     def _sent(self, parts: Iterable[codecs.Buffer]) -> Iterator[codecs.Buffer]:
@@ -227,12 +229,12 @@ class FlattenJob:
             for part in parts:
                 if not held and len(part) >= SEND_BYTES:
                     yield part
-                    self._watch.moved()
+                    self._watch.note_progress()
                     continue
                 held += part
                 if len(held) >= SEND_BYTES:
                     yield bytes(held)
-                    self._watch.moved()
+                    self._watch.note_progress()
                     held.clear()
         except (qcow2_header.Refused, errors.Unusable) as error:
             raise http_errors.FlattenAborted(
@@ -251,7 +253,7 @@ class FlattenJob:
             collections.deque()
         )
         for batch in merge_plan.batches(pieces, READ_BYTES):
-            job = pool.submit(file.part, batch.offset, batch.length) if batch.length else None
+            job = pool.submit(file.read_part, batch.offset, batch.length) if batch.length else None
             under_way.append((batch, job))
             if len(under_way) > READS_AHEAD:
                 yield from self._bytes_of_batch(*under_way.popleft())
@@ -295,7 +297,7 @@ class FlattenJob:
         except codecs.CodecError as error:
             words = f"the base: the cluster at {extent.at} of the disk: {error}"
             raise http_errors.FlattenAborted(http.HTTPStatus.CONFLICT, words, "base") from error
-        self._budget.decoded(len(decoded), time.thread_time() - began_s)
+        self._budget.charge_decoded(len(decoded), time.thread_time() - began_s)
         return decoded
 
 

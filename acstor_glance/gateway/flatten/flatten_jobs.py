@@ -62,7 +62,7 @@ class FlattenJobs:
         self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
         counted.compositions_limit.set(own.max_compositions)
 
-    def begin(
+    def start_job(
         self, order: flatten_job.FlattenRequest, project_id: str, stream: Any, length_bytes: int
     ) -> Iterator[bytes]:
         """Compose an image; return the lines of the answer when the body has come whole.
@@ -78,9 +78,9 @@ class FlattenJobs:
         )
         place = contextlib.ExitStack()
         try:
-            place.enter_context(self._places.taken(project_id))
+            place.enter_context(self._places.acquire_slot(project_id))
         except http_errors.HttpError:
-            self._counted.composed("busy")
+            self._counted.count_job("busy")
             raise
         self._counted.compositions_in_flight.inc()
         job = self._threads.submit(self._run, order, work, body, place)
@@ -103,17 +103,19 @@ class FlattenJobs:
 
         Glance and stores have their time-outs; this is for a client, and for tables without end.
         """
-        if not watched.is_still:
+        if not watched.is_stalled:
             return
         if body.is_waiting:
             words = f"no changes came for {self._still_s:g} s"
-            watched.end(
+            watched.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
             )
-            body.break_off()
+            body.abort_read()
         else:
             words = f"nothing moved for {self._still_s:g} s"
-            watched.end(http_errors.FlattenAborted(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base"))
+            watched.stop_work(
+                http_errors.FlattenAborted(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base")
+            )
 
     def _lines(
         self,
@@ -131,7 +133,9 @@ class FlattenJobs:
             yield _line(_outcome(job.exception(), work, body))
         finally:  # also when the client is gone
             words = "the client did not wait for it"
-            watched.end(http_errors.FlattenAborted(http.HTTPStatus.BAD_REQUEST, words, "client"))
+            watched.stop_work(
+                http_errors.FlattenAborted(http.HTTPStatus.BAD_REQUEST, words, "client")
+            )
 
     def _run(
         self,
@@ -159,7 +163,7 @@ class FlattenJobs:
             raise http_errors.HttpError(http.HTTPStatus.INTERNAL_SERVER_ERROR, words) from error
         finally:
             self._counted.compositions_in_flight.dec()
-            self._counted.composed(
+            self._counted.count_job(
                 outcome, base=work.base_bytes, changes=body.read_bytes, image=work.sent_bytes
             )
             bytes_of = f"{work.sent_bytes} bytes of {work.base_bytes} and {body.read_bytes}"

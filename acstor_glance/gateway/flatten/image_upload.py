@@ -76,12 +76,14 @@ class ImageUploader:
         self._glance, self._known = image_lookup.adapter_of(conf), known
         self._is_sized = default_driver not in UNSIZED
 
-    def check(self, image_id: ids.ImageId, caller: image_lookup.Caller, disk_format: str) -> None:
+    def check_target(
+        self, image_id: ids.ImageId, caller: image_lookup.Caller, disk_format: str
+    ) -> None:
         """Check that an image waits for its bytes, and that they are to be of this format.
 
         :raises http_errors.HttpError: it is not so, or he may not see it
         """
-        record = self._known.record(image_id, caller)
+        record = self._known.fetch_record(image_id, caller)
         if (status := image_record.text_of(record, "status")) != image_record.QUEUED:
             words = f"the image's status is {status or 'unknown'}, not {image_record.QUEUED}"
             raise http_errors.HttpError(http.HTTPStatus.CONFLICT, words)
@@ -92,7 +94,7 @@ class ImageUploader:
             )
             raise http_errors.HttpError(http.HTTPStatus.CONFLICT, words)
 
-    def fill(
+    def upload_image(
         self, image_id: ids.ImageId, caller: image_lookup.Caller, data: UploadBody, timeout_s: float
     ) -> None:
         """Send the bytes of an image; returns when it is active.
@@ -137,7 +139,7 @@ class ImageUploader:
 
     def _verify(self, image_id: ids.ImageId, caller: image_lookup.Caller, data: UploadBody) -> None:
         """Compare what Glance says that it has with what was sent."""
-        record = self._known.record(image_id, caller)
+        record = self._known.fetch_record(image_id, caller)
         status, size = image_record.text_of(record, "status"), image_record.size_bytes_of(record)
         if status != image_record.ACTIVE or size != data.length:
             words = f"of {data.length} bytes Glance has {size}, and the image is {status}"
@@ -149,7 +151,7 @@ class ImageUploader:
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             try:
-                record = self._known.record(image_id, caller, SETTLE_S)
+                record = self._known.fetch_record(image_id, caller, SETTLE_S)
             except http_errors.HttpError:  # it is gone, or Glance is
                 return
             if image_record.text_of(record, "status") != image_record.SAVING:

@@ -28,7 +28,7 @@ class JobSlots:
         self._taken: collections.Counter[str] = collections.Counter()
 
     @contextlib.contextmanager
-    def taken(self, project_id: str) -> Iterator[None]:
+    def acquire_slot(self, project_id: str) -> Iterator[None]:
         """Have a place while the block runs.
 
         :raises http_errors.HttpError: there is none

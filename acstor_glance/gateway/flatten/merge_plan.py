@@ -51,7 +51,7 @@ class Piece(NamedTuple):
         """Where they end on the disk."""
         return self.at + self.length
 
-    def cut(self, start: int, stop: int) -> "Piece":
+    def slice_between(self, start: int, stop: int) -> "Piece":
         """Return what it has between two places of the disk."""
         return self._replace(at=start, length=stop - start)
 
@@ -152,14 +152,14 @@ def _clusters(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[list[Piece]
         at = piece.at
         if held:
             at = min(piece.stop, held[0].at + cluster_bytes)
-            held.append(piece.cut(piece.at, at))
+            held.append(piece.slice_between(piece.at, at))
             if at < held[0].at + cluster_bytes:
                 continue
             yield held
         stop = piece.stop - (piece.stop - at) % cluster_bytes
         if stop > at:
-            yield [piece.cut(at, stop)]
-        held = [piece.cut(stop, piece.stop)] if piece.stop > stop else []
+            yield [piece.slice_between(at, stop)]
+        held = [piece.slice_between(stop, piece.stop)] if piece.stop > stop else []
     if held:
         yield held
 
@@ -211,4 +211,4 @@ def _short(parts: Iterable[Piece], most_bytes: int) -> Iterator[Piece]:
             yield piece
             continue
         for at in range(piece.at, piece.stop, most_bytes):
-            yield piece.cut(at, min(at + most_bytes, piece.stop))
+            yield piece.slice_between(at, min(at + most_bytes, piece.stop))

@@ -26,12 +26,12 @@ class Watchdog:
         self._why: http_errors.HttpError | None = None
         self._ends_s, self._deadline_s = math.inf, math.inf
 
-    def end_in(self, deadline_s: float) -> None:
+    def set_deadline(self, deadline_s: float) -> None:
         """Let what works end when so much time has passed, though something moves."""
         self._ends_s, self._deadline_s = self._clock() + deadline_s, deadline_s
 
     @property
-    def is_still(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether nothing has moved for too long."""
         return self._clock() - self._moved_s > self.longest_s
 
@@ -40,7 +40,7 @@ class Watchdog:
         """How long it may go on without a move."""
         return max(0.0, self._moved_s + self.longest_s - self._clock())
 
-    def moved(self) -> None:
+    def note_progress(self) -> None:
         """Note that something has come or gone.
 
         :raises http_errors.HttpError: it has been ended
@@ -48,7 +48,7 @@ class Watchdog:
         self.check()
         self._moved_s = self._clock()
 
-    def end(self, why: http_errors.HttpError) -> None:
+    def stop_work(self, why: http_errors.HttpError) -> None:
         """Let what works end at its next move; the first reason counts."""
         self._why = self._why or why
 
@@ -59,6 +59,8 @@ class Watchdog:
         """
         if self._clock() > self._ends_s:
             words = f"it was not done in {self._deadline_s:.0f} s"
-            self.end(http_errors.FlattenAborted(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base"))
+            self.stop_work(
+                http_errors.FlattenAborted(http.HTTPStatus.GATEWAY_TIMEOUT, words, "base")
+            )
         if self._why is not None:
             raise self._why

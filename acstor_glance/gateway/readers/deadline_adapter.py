@@ -68,7 +68,7 @@ class ReadDeadline:
         """How much of it is left."""
         return max(0.0, self._until_s - time.monotonic())
 
-    def covers(self, connection: socket.socket) -> None:
+    def cover_connection(self, connection: socket.socket) -> None:
         """Let a connection be shut when the time is over.
 
         :raises TimeoutError: it is
@@ -135,7 +135,7 @@ class _Ended:
                 continue
             connection = socket.socket(family, kind, protocol)
             try:
-                bounds.covers(connection)
+                bounds.cover_connection(connection)
                 connection.settimeout(max(LEAST_S, bounds.left_s))
                 connection.connect(address)
             except OSError as error:
@@ -154,7 +154,7 @@ class _Ended:
     def request(self: Any, *arguments: Any, **more: Any) -> None:
         """Send a request; a connection that was kept has a new deadline now."""
         if self.sock is not None:
-            _bounds().covers(self.sock)
+            _bounds().cover_connection(self.sock)
         super().request(*arguments, **more)  # type: ignore[misc]
 
 

@@ -44,7 +44,7 @@ class Disk:
 
     @property
     def table(self) -> disk_delta.Table:
-        return disk_delta.Table.of(self.found, self.size)
+        return disk_delta.Table.from_runs(self.found, self.size)
 
     @property
     def data(self) -> bytes:

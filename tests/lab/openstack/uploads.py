@@ -69,8 +69,8 @@ def check_names(found: chunk_map.ChunkMap, data: bytes, is_keyed: bool) -> None:
     assert len(found) == len(chunks)
     for number, chunk in enumerate(chunks):
         if any(chunk):
-            assert found.content(number).matches(chunk)
-            assert ids.is_keyed(found.cid(number)) is is_keyed
+            assert found.content_of(number).matches_data(chunk)
+            assert ids.is_keyed(found.cid_of(number)) is is_keyed
         else:
             assert found.is_zero(number)
 

@@ -22,7 +22,7 @@ FOUND = [
 
 
 def _stream(found: list[disk_delta.Extent]) -> bytes:
-    table = disk_delta.Table.of(found, DISK_BYTES)
+    table = disk_delta.Table.from_runs(found, DISK_BYTES)
     writer = disk_delta.Writer(DISK_BYTES, stored.IMAGE, stored.OS_HASH, table)
     data = b"x" * table.data_bytes
     writer.feed(data)
@@ -31,8 +31,8 @@ def _stream(found: list[disk_delta.Extent]) -> bytes:
 
 def _received(data: bytes) -> tuple[disk_delta.Head, disk_delta.Table]:
     reader, at = disk_delta.Reader("stream", stored.QCOW2_LIMIT), disk_delta.HEADER_BYTES
-    head = reader.head(data[:at])
-    table = reader.table(data[at : at + head.table_bytes])
+    head = reader.read_head(data[:at])
+    table = reader.read_table(data[at : at + head.table_bytes])
     at += head.table_bytes
     stop = max(at, len(data) - disk_delta.TRAILER_BYTES)
     reader.feed(data[at:stop])
@@ -69,7 +69,7 @@ def _changes_of(data: bytes) -> disk_delta.Table:
     """Return what an overlay has, which always fits into a table, and read all of it."""
     source = qcow2_files.Bytes(data)
     overlay = qcow2.Qcow2(source, stored.QCOW2_LIMIT, may_have_backing=True)
-    table = disk_delta.Table.of(overlay.changes(), overlay.virtual_size)
+    table = disk_delta.Table.from_runs(overlay.iter_changes(), overlay.virtual_size)
     window = memoryview(bytearray(1 << 21))
     for change in table:
         for at in range(change.at, change.stop if change.kind is DATA else 0, len(window)):
@@ -118,7 +118,7 @@ def _check_composed(file: bytes | None, _data: bytes) -> None:
     if file is not None:
         disk = qcow2.Qcow2(qcow2_files.Bytes(file))
         assert disk.virtual_size == DISK_BYTES
-        assert all(extent.length for extent in disk.extents())
+        assert all(extent.length for extent in disk.iter_extents())
 
 
 COMPOSED = Target(

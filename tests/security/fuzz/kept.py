@@ -18,7 +18,7 @@ from tests.security.fuzz.target import Target
 
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 CHUNK = b"what a guest wrote " * 30
-NAME = SEAL.name(CHUNK)
+NAME = SEAL.chunk_name(CHUNK)
 SUBJECT = checkpoint_manifest.Subject(
     *(stored.IMAGE, stored.IMAGE, "a project", stored.IMAGE, stored.OS_HASH),
     geometry.Geometry(10 * 65536, 65536),
@@ -86,7 +86,7 @@ def _ask(data: bytes) -> tuple[int, bytes]:
         )
         try:
             body = vault_api.RequestBody(len(said), iter([said]))
-            with vault_api.VaultApi(vault).answered(HOST, method, target, body) as answer:
+            with vault_api.VaultApi(vault).answer_request(HOST, method, target, body) as answer:
                 taken = answer.status, b"".join(answer.pieces)
         finally:
             vault.close()

@@ -45,17 +45,19 @@ def _capture(data: bytes) -> Taken:
         taking = disk_capture.DiskCapture(disk, CHUNK, kept.SEAL, holder, free)
         seen = disk_capture.ChangedRanges(
             manifest,
-            lambda: (extent[:2] for extent in disk.extents() if extent.flags & nbd_client.DIRTY),
+            lambda: (
+                extent[:2] for extent in disk.iter_extents() if extent.flags & nbd_client.DIRTY
+            ),
             lambda: (),
         )
-        return list(taking.entries(seen)), holder, taking
+        return list(taking.iter_entries(seen)), holder, taking
 
 
 def _check(taken: Taken, _data: bytes) -> None:
     """See that a manifest can be made of it, and that the holder has each chunk that is named."""
     entries, holder, taking = taken
     manifest = checkpoint_manifest.build(SUBJECT, entries)
-    names = checkpoint_manifest.Manifest.parse(manifest, "it").names()
+    names = checkpoint_manifest.Manifest.parse(manifest, "it").iter_names()
     assert not holder.lacking(sorted(set(names)))
     assert taking.read_bytes == taking.changed_bytes <= DISK_BYTES
 

@@ -37,14 +37,14 @@ def _received(data: bytes, split: random.Random) -> list[Any]:
         assert space.nbytes and to.wanted_bytes >= 1
         length = min(len(data), len(space), split.choice((1, 7, 100, 9000)))
         space[:length] = data[:length]
-        messages += to.received(length)
+        messages += to.bytes_received(length)
         data = data[length:]
     return messages
 
 
 def _parse_frames(data: bytes) -> list[Any]:
     to = peer_wire.Receiver("peer-1", ACCEPTS)
-    return to.feed(data)
+    return to.feed_bytes(data)
 
 
 def _check_frames(taken: list[Any], data: bytes) -> None:

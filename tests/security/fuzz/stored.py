@@ -67,7 +67,7 @@ def _map_seeds() -> list[bytes]:
 
 def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
     header = chunk_map.header_bytes(taken.subject, taken.tables)
-    cids = {taken.cid(number) for number in range(len(taken))}
+    cids = {taken.cid_of(number) for number in range(len(taken))}
     assert all(cid in data for cid in cids)
     assert all(0 <= taken.first_chunk(n) < len(taken) for n in range(taken.tables.contents))
     again = chunk_map.ChunkMap.parse(
@@ -75,8 +75,8 @@ def _check_map(taken: chunk_map.ChunkMap, data: bytes) -> None:
     )  # what is reserved is not kept
     assert again.subject == taken.subject
     for number in range(len(taken)):
-        taken.content(number).matches(b"bytes")
-    assert len(taken.zeros()) == -(-len(taken) // 8)
+        taken.content_of(number).matches_data(b"bytes")
+    assert len(taken.zero_bitmap()) == -(-len(taken) // 8)
     _check_layout(taken)
 
 
@@ -115,7 +115,7 @@ def _boot_seeds() -> list[bytes]:
             length = CUT.chunk_length(number)
             data = rng.randbytes(length) if number == 1 else bytes([number]) * length
             writer.add(number, data)
-        seeds.append(b"".join(writer.parts()))
+        seeds.append(b"".join(writer.iter_parts()))
     return seeds
 
 
@@ -231,8 +231,8 @@ def _read_qcow2(data: bytes) -> tuple[qcow2.Qcow2, list[layout.Extent], bytes]:
     digest = blake3.blake3()
     for start in range(0, disk.virtual_size, len(window)):
         view = memoryview(window)[: disk.virtual_size - start]
-        part = disk.part(start, start + len(view), cut)
-        if part.fill(view, start):
+        part = disk.part_reader(start, start + len(view), cut)
+        if part.fill_buffer(view, start):
             digest.update(view)
         extents += part.extents
     return disk, extents, digest.digest()
@@ -245,7 +245,7 @@ def _check_qcow2(taken: tuple[qcow2.Qcow2, list[layout.Extent], bytes], data: by
     stored = layout.Stored(layout.DiskFormat.QCOW2, len(data), len(extents))
     entries, index = b"".join(map(layout.pack, extents)), layout.Index(cut)
     index.feed(entries)
-    assert layout.why_invalid(entries, index.slots(), cut, stored) is None
+    assert layout.why_invalid(entries, index.index_slots(), cut, stored) is None
 
 
 def _qcow2_seeds() -> list[bytes]:

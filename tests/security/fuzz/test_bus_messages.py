@@ -140,11 +140,11 @@ class Decision:
             give_to=lambda _host, _task: True,
             wall=lambda: NOW_S,
         )
-        self.service.prepare()
+        self.service.load_trust()
         self.kept = checkpoint_registry.CheckpointRegistry(
             self.store,
             nova,  # type: ignore[arg-type]
-            self.service.trust,
+            self.service.trust_state,
             interval_lookup.IntervalLookup(nova, 300, clock),  # type: ignore[arg-type]
             kept=KEPT,
             kept_after_s=100.0,
@@ -153,7 +153,10 @@ class Decision:
         )
         self.refused: list[str] = []
         self.endpoint = rpc._Endpoint(
-            self.service.hear, self.service.current_ring, self.refused.append, self.kept.answers()
+            self.service.accept_sample,
+            self.service.current_ring,
+            self.refused.append,
+            self.kept.rpc_methods(),
         )
 
     def call(self, method: str, payload: Any) -> Any:
@@ -171,7 +174,7 @@ class Decision:
 
     def concealed(self, sent_s: float) -> Sign:
         """Return what signs as host h1 that only the service can read a text."""
-        public = sealed_box.public_key(self.service.trust().signer)
+        public = sealed_box.public_key(self.service.trust_state().signer)
         sign = self.signer(signing.CHECKPOINT)
 
         def conceal(text: str) -> dict[str, Any]:
@@ -184,7 +187,7 @@ class Decision:
         return conceal
 
     def opened(self, answer: Any, purpose: str, kind: type[Any]) -> Any:
-        signers = signing.read_public_keys(self.hosts.keeper.signers())
+        signers = signing.read_public_keys(self.hosts.keeper.signer_keys())
         signed = decision_messages.decode(answer, decision_messages.Signed)
         return signed_messages.verify_from_service(signed, purpose, signers, kind)
 
@@ -256,7 +259,7 @@ def test_checkpoints_of_other_servers_are_registered_by_none(decision: Decision)
         answer = decision.opened(said, signing.CHECKPOINT_ANSWER, messages.CheckpointResponse)
         assert not answer.may_pass
         registered += not answer.why
-        rows = store.checkpoints("", 100, "", "")
+        rows = store.list_checkpoints("", 100, "", "")
         assert len(rows) <= KEPT
         assert {(row.instance_id, row.host) for row in rows} <= {(checkpoint_hosts.SERVER, "h1")}
     print(f"{registered} of {CASES} registered")
@@ -275,7 +278,7 @@ def test_samples_are_taken_or_refused(decision: Decision) -> None:
         assert decision.call(decision_messages.SAMPLE_COLLECTED, payload) is None
         assert len(decision.service._inbox) <= service.WAITING_OF_A_HOST
         if number % 20 == 0:  # whose failure would be logged
-            decision.service.round()
+            decision.service.run_round()
     assert decision.service._heard > CASES // 100
     assert_nothing_leaked(decision)
     assert (
@@ -289,7 +292,7 @@ def assert_nothing_leaked(decision: Decision) -> None:
     assert not decision.kept._asking
     assert decision.kept._freshness.keys() | decision.kept._noted_s.keys() <= {"h1"}
     assert decision.store.checkpoint_failures(NOW_S).keys() <= {"h1"}
-    assert {row.host for row in decision.store.hosts()} <= {"h1"}
+    assert {row.host for row in decision.store.list_hosts()} <= {"h1"}
     assert len(decision.endpoint._unsigned) <= rpc.MAX_NAMED
 
 
@@ -356,7 +359,7 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
             request=number, instance_id=checkpoint_hosts.SERVER, host="h1", given_s=NOW_S
         )
         payload = changed(wanted, sign, rng)
-        heard += refused(lambda said: daemon.want(said, ask), payload) is not None
+        heard += refused(lambda said: daemon.request_checkpoint(said, ask), payload) is not None
     print(f"{heard} of {CASES} heeded")
     assert CASES // 40 < heard == len(asked) < CASES
     assert len(daemon._freshness._seen) <= CASES
@@ -454,19 +457,19 @@ def tidying(folder: pathlib.Path, asks: Callable[[registration.Registration], An
     def tidy(daemon: registration.Registration) -> None:
         names = set(asks(daemon))
         assert all(len(bytes.fromhex(name)) == 32 for name in names)
-        states.keep(instance, names)
+        states.retain_only(instance, names)
         with contextlib.suppress(errors.Unusable):  # none of them is here
-            list(states.needed(instance, state, names))
+            list(states.iter_needed(instance, state, names))
 
     return tidy
 
 
 def register(daemon: registration.Registration) -> set[str]:
-    return daemon.register(checkpoint_hosts.record())
+    return daemon.register_checkpoint(checkpoint_hosts.record())
 
 
 def kept(daemon: registration.Registration) -> set[str]:
-    found = daemon.kept()
+    found = daemon.list_kept()
     assert all(ids.parse_image_id(disk) == disk for disk in found)
     return {name for names in found.values() for name in names}
 

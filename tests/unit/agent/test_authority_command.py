@@ -35,7 +35,7 @@ def test_hosts_get_what_enrolment_would_give_them_and_nobody_else_reads_it(run, 
         files = identity_files.IdentityFiles(
             ids.HostId(host), identity_files.files_in(tmp_path / host)
         )
-        found = files.current().certificate
+        found = files.current_credentials().certificate
         assert found is not None and found.host == host
         assert certificates.read_host_certificate(found.pem, ca) == found
         assert found.not_after_s - found.not_before_s == 7 * 86400 + certificates.BACKDATE_S

@@ -43,7 +43,7 @@ def ahead(core):
 
 
 def ask(ahead, numbers, image=one_machine.IMAGE):
-    ahead.ask((n, one_machine.chunk(n, image)) for n in numbers)
+    ahead.request_chunks((n, one_machine.chunk(n, image)) for n in numbers)
 
 
 def fetched(number):
@@ -62,12 +62,12 @@ def fetched(number):
 )
 def test_chunks_that_lie_side_by_side_are_wanted_together(core, ahead, numbers, runs):
     ask(ahead, numbers)
-    assert core.numbers() == runs and len(ahead) == len(numbers) == len(ahead.left())
+    assert core.numbers() == runs and len(ahead) == len(numbers) == len(ahead.missing_items())
 
 
 def test_chunks_of_two_images_are_no_run(core, ahead):
     wants = [one_machine.chunk(0), one_machine.chunk(1, one_machine.OTHER)]
-    ahead.ask(enumerate(wants))
+    ahead.request_chunks(enumerate(wants))
     assert core.numbers() == [[0], [1]]
 
 
@@ -75,8 +75,8 @@ async def test_each_chunk_of_a_run_that_came_is_told_of(core, ahead):
     ask(ahead, range(4))
     (run,) = core.runs
     run.complete(actions.Complete(run, [*map(fetched, range(4))], None, ""))
-    assert await ahead.came() == [(n, fetched(n)) for n in range(4)]
-    assert not len(ahead) and not ahead.left()
+    assert await ahead.wait_for_arrivals() == [(n, fetched(n)) for n in range(4)]
+    assert not len(ahead) and not ahead.missing_items()
 
 
 async def test_what_fails_of_a_run_is_asked_for_again_each_by_itself(core, ahead):
@@ -85,12 +85,12 @@ async def test_what_fails_of_a_run_is_asked_for_again_each_by_itself(core, ahead
     core.numbers()
     some = [fetched(0), None, fetched(2), None]
     run.complete(actions.Complete(run, some, GONE, "gone"))
-    assert await ahead.came() == [(0, fetched(0)), (2, fetched(2))] and len(ahead) == 2
+    assert await ahead.wait_for_arrivals() == [(0, fetched(0)), (2, fetched(2))] and len(ahead) == 2
     one, three = core.runs
     assert core.numbers() == [[1], [3]]
     one.complete(actions.Complete(one, [fetched(1)], None, ""))
     three.complete(actions.Complete(three, [None], GONE, "gone"))
-    (good, bad) = await ahead.came()
+    (good, bad) = await ahead.wait_for_arrivals()
     assert good == (1, fetched(1)) and bad[0] == 3 and isinstance(bad[1], errors.AcstorError)
     assert not core.runs and not len(ahead)
 
@@ -108,6 +108,6 @@ async def test_who_leaves_gives_up_the_runs_that_are_left(core, ahead):
 async def test_run_that_cannot_be_asked_for_fails_as_a_whole(core, ahead):
     core.why = "a fault"
     ask(ahead, range(3))
-    outcomes = await ahead.came()
+    outcomes = await ahead.wait_for_arrivals()
     assert [thing for thing, _ in outcomes] == [0, 1, 2] and not len(ahead)
     assert all("a fault" in str(outcome) for _, outcome in outcomes)

@@ -84,7 +84,9 @@ class Parts:
         writer = boot_image.Writer(boot_image.Binding(image_id, cut), 1, 2 * CHUNK, key=key)
         for chunk_no in TRACE:
             writer.add(chunk_no, DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK])
-        self.host.blobs[base.Blob(image_id, base.BlobKind.BOOT_IMAGE)] = b"".join(writer.parts())
+        self.host.blobs[base.Blob(image_id, base.BlobKind.BOOT_IMAGE)] = b"".join(
+            writer.iter_parts()
+        )
 
     @property
     def frames_bytes(self):
@@ -106,10 +108,10 @@ async def parts(tmp_path):
 
 async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewhere(parts):
     host = parts.host
-    await host.mirrors.attach(FORMER)
+    await host.mirrors.attach_image(FORMER)
     ahead = parts.ahead()
     assert ahead.is_for(task(FORMER))
-    came = await ahead.bring(task(FORMER), parts.report)
+    came = await ahead.prefetch_boot_image(task(FORMER), parts.report)
     assert came == {"done_bytes": parts.frames_bytes}
     assert parts.progress[-1] == (parts.frames_bytes, parts.frames_bytes)
     assert (parts.kept["ahead"], parts.kept["boot"]) == (parts.frames_bytes, 0)
@@ -117,8 +119,8 @@ async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewh
     counted = host.boots.counters
     assert (counted.ahead, counted.ahead_bytes) == (1, parts.frames_bytes)
     host.source.reads.clear()
-    image = await host.mirrors.attach(NEW)
-    image.boots.begin()
+    image = await host.mirrors.attach_image(NEW)
+    image.boots.begin_boot()
     with trio.fail_after(30):
         while image.boots.state is not boot_session.State.READY:  # noqa: ASYNC110
             await trio.sleep(0.001)
@@ -134,11 +136,13 @@ async def test_boot_of_a_new_version_reads_nothing_of_its_boot_image_from_elsewh
 
 
 async def test_what_is_here_already_is_kept_and_does_not_come_again(parts):
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     ahead = parts.ahead()
-    await ahead.bring(task(FORMER), report)
+    await ahead.prefetch_boot_image(task(FORMER), report)
     parts.host.source.reads.clear()
-    assert await ahead.bring(task(FORMER), report) == {"done_bytes": parts.frames_bytes}
+    assert await ahead.prefetch_boot_image(task(FORMER), report) == {
+        "done_bytes": parts.frames_bytes
+    }
     assert parts.host.boots.counters.ahead_bytes == parts.frames_bytes
     assert all(length <= 1024 for _, length in parts.host.source.reads)
 
@@ -155,20 +159,20 @@ async def test_names_of_chunks_are_looked_up_only_where_a_predecessor_is(parts):
     parts.host.blobs[blob] = parts.host.blobs[blob][: chunk_map.HEADER_BYTES]
     came = await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
     assert came == {"done_bytes": parts.frames_bytes}
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     with pytest.raises(errors.ChunkMissing):
         await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
 
 
 async def test_image_that_is_here_for_other_hosts_alone_is_no_predecessor(parts):
     parts.for_others.add(FORMER)
-    await parts.host.mirrors.attach(FORMER)
-    await parts.uses.look()
+    await parts.host.mirrors.attach_image(FORMER)
+    await parts.uses.scan_processes()
     assert not parts.ahead().is_for(task(FORMER))
 
 
 async def test_nothing_comes_where_boot_images_are_not_used(parts):
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     parts.host.memory.limit_bytes = 0
     assert not parts.ahead(Mode.ALL).is_for(task(FORMER, is_public=True))
 
@@ -182,25 +186,25 @@ async def test_private_image_comes_only_where_its_project_has_the_one_before(
     parts.name_by(NEW, KEY)
     if former_key is not None:
         parts.name_by(FORMER, former_key)
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     ahead = parts.ahead(Mode.ALL)
     if is_served:
-        await ahead.bring(task(FORMER), report)
+        await ahead.prefetch_boot_image(task(FORMER), report)
         assert parts.kept["ahead"] > 0
         return
     with pytest.raises(errors.Unusable, match="project"):  # though the decision service says so
-        await ahead.bring(task(FORMER, is_public=True), report)
+        await ahead.prefetch_boot_image(task(FORMER, is_public=True), report)
     assert parts.kept["ahead"] == 0
 
 
 async def test_image_that_guests_of_this_host_use_needs_nothing_more(parts):
     for image_id in (FORMER, NEW):
-        await parts.host.mirrors.attach(image_id)
+        await parts.host.mirrors.attach_image(image_id)
     assert await parts.ahead().bring(task(FORMER), report) == {"done_bytes": 0}
 
 
 async def test_image_that_was_deleted_is_not_brought(parts):
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     for kind in base.BlobKind:
         parts.host.blobs.pop(base.Blob(NEW, kind), None)
     with pytest.raises(errors.ChunkMissing):
@@ -208,7 +212,7 @@ async def test_image_that_was_deleted_is_not_brought(parts):
 
 
 async def test_boot_image_that_was_taken_away_or_damaged_is_not_brought(parts):
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     parts.host.blobs[BOOT_BLOB] = b"#!/bin/sh\n" * 100
     with pytest.raises(errors.BootImageFormatError):
         await parts.ahead().bring(task(FORMER), report)
@@ -219,7 +223,7 @@ async def test_boot_image_that_was_taken_away_or_damaged_is_not_brought(parts):
 
 
 async def test_parts_whose_chunks_the_version_before_has_brought_already_do_not_come(parts):
-    former = await parts.host.mirrors.attach(FORMER)
+    former = await parts.host.mirrors.attach_image(FORMER)
     for chunk_no in (*TRACE[2:6], TRACE[6]):  # two frames, and half of one
         await former.read(chunk_no * CHUNK, CHUNK)
     came = await parts.ahead().bring(task(FORMER), report)
@@ -232,22 +236,22 @@ async def test_parts_whose_chunks_the_version_before_has_brought_already_do_not_
 
 
 async def test_newer_boot_image_is_brought_though_the_one_before_was_looked_at_just_now(parts):
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     ahead = parts.ahead()
-    await ahead.bring(task(FORMER), report)
+    await ahead.prefetch_boot_image(task(FORMER), report)
     newer = parts.host.add_boot_image(DATA, [15, 14, 13], revision=2)
-    await ahead.bring(task(FORMER), report)
+    await ahead.prefetch_boot_image(task(FORMER), report)
     for frame in boot_image.parse_head(newer, "newer").frames:
         assert frame.cid in parts.host.cache
 
 
 async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(parts, monkeypatch):
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     limit = parts.frames_bytes - 1
     monkeypatch.setattr(cache_files.CacheFiles, "ahead_limit_bytes", property(lambda cache: limit))
     ahead = parts.ahead()
     with pytest.raises(errors.Unusable, match="are kept before they are needed"):
-        await ahead.bring(task(FORMER), report)
+        await ahead.prefetch_boot_image(task(FORMER), report)
     limit += 1
     now_s = 0.0
     monkeypatch.setattr(
@@ -255,12 +259,12 @@ async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(pa
     )
     ahead = parts.ahead(clock=lambda: now_s)
     now_s = 1000.0
-    await ahead.bring(task(FORMER), report)
+    await ahead.prefetch_boot_image(task(FORMER), report)
     parts.host.add_boot_image(DATA, [15], revision=2)
     with pytest.raises(errors.Unusable, match="daily limit"):
-        await ahead.bring(task(FORMER), report)
+        await ahead.prefetch_boot_image(task(FORMER), report)
     now_s += parts.frames_bytes
-    await ahead.bring(task(FORMER), report)
+    await ahead.prefetch_boot_image(task(FORMER), report)
 
 
 async def test_pins_and_what_boots_use_leave_it_less_room(parts):
@@ -268,12 +272,12 @@ async def test_pins_and_what_boots_use_leave_it_less_room(parts):
     limit = cache.statistics.limit_bytes
     assert cache.ahead_limit_bytes == limit // public_cache.BOOT_SHARES[KeepClass.AHEAD]
     for number in range(limit // CHUNK - 10):
-        cache.pin(ids.cid_of(number.to_bytes(8)), CHUNK)
+        cache.pin_chunk(ids.cid_of(number.to_bytes(8)), CHUNK)
     assert 0 < cache.ahead_limit_bytes < 16 * CHUNK
     chunk = one_host.image_bytes(12 * CHUNK, seed=5)
     for at in range(0, len(chunk), CHUNK):
         piece = chunk[at : at + CHUNK]
-        cache.store(ids.cid_of(piece), piece, KeepClass.BOOT)
+        cache.store_chunk(ids.cid_of(piece), piece, KeepClass.BOOT)
     assert cache.ahead_limit_bytes < 4 * CHUNK
 
 
@@ -281,7 +285,7 @@ async def test_pins_and_what_boots_use_leave_it_less_room(parts):
 async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stays(
     parts, is_deleted
 ):
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     turns = []
 
     def turn():
@@ -300,8 +304,8 @@ async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stay
 
 
 async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
-    await parts.host.mirrors.attach(FORMER)
-    monkeypatch.setattr(parts.host.cache, "store", lambda *what: False)
+    await parts.host.mirrors.attach_image(FORMER)
+    monkeypatch.setattr(parts.host.cache, "store_chunk", lambda *what: False)
     with pytest.raises(errors.Unusable, match="the cache has no space"):
         await parts.ahead().bring(task(FORMER), report)
 
@@ -309,7 +313,7 @@ async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
 async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts, monkeypatch):
     monkeypatch.setattr(boot_image_prefetch, "YIELD_S", 0.05)
     monkeypatch.setattr(boot_image_prefetch, "YIELD_TICK_S", 0.01)
-    await parts.host.mirrors.attach(FORMER)
+    await parts.host.mirrors.attach_image(FORMER)
     parts.quiet_s = 0.0
     begun_s = trio.current_time()
     await parts.ahead().bring(task(FORMER), report)

@@ -36,7 +36,7 @@ def boot(host, image, recording):
 async def test_boots_are_handed_on_and_then_reads_pay_for_nothing(host, autojump_clock):
     sent = []
     recording = boot_recording.BootRecording("h1", LIMITS, sent.append, lambda: host.now_s)
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(recording.run)
         for _ in range(LIMITS.boots + 1):
@@ -55,7 +55,7 @@ async def test_boots_are_handed_on_and_then_reads_pay_for_nothing(host, autojump
 async def test_recording_can_be_turned_off(host):
     off = LIMITS._replace(longest_s=0.0)
     recording = boot_recording.BootRecording("h1", off, lambda message: None)
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     assert recording.open(image) == 0
     assert image.recorder is None
 

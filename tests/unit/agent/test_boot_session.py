@@ -37,14 +37,14 @@ async def host(tmp_path):
 
 
 async def attached(host):
-    return await host.mirrors.attach(one_host.IMAGE)
+    return await host.mirrors.attach_image(one_host.IMAGE)
 
 
 async def loaded(host):
     """Attach the image and have its boot image in memory."""
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
     return image
 
@@ -100,7 +100,7 @@ async def test_each_byte_of_it_is_read_from_the_source_once(host):
 async def test_guest_that_is_early_hurries_the_frame_and_nothing_is_fetched_twice(host):
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
-    image.boots.begin()
+    image.boots.begin_boot()
     await check(image, *TRACE)  # at once: nothing of it is here yet
     await until(lambda: image.boots.state is boot_session.State.READY)
     asked = host.source.reads
@@ -113,7 +113,7 @@ async def test_chunks_that_are_here_are_not_fetched_with_a_frame(host):
     image = await attached(host)
     await check(image, 5, 2)
     host.add_boot_image(DATA, TRACE)
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
     assert len(image.boots.in_memory) == IN_MEMORY - 2
     await check(image, *TRACE)
@@ -126,9 +126,9 @@ async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_the
     place = base.AT_BOOT_IMAGE + 100, len(frame)
     wants = [
         host.chunks.want_at(one_host.IMAGE, (), *place, ids.cid_of(frame)),
-        host.chunks.want(image.map, 5),
+        host.chunks.chunk_ref_of(image.map, 5),
     ][::at]
-    with host.chunks.wish(wants, deadline_s=one_host.DEADLINE_S) as wish:
+    with host.chunks.request_chunks(wants, deadline_s=one_host.DEADLINE_S) as wish:
         came = [bytes(fetched.data) for fetched in await wish.wait()]
     assert came == [frame, DATA[5 * CHUNK : 6 * CHUNK]][::at]
     assert sorted(host.source.reads[-2:]) == [(100, len(frame)), (5 * CHUNK, CHUNK)]
@@ -140,7 +140,7 @@ async def test_boot_image_comes_from_this_host_the_second_time(host, tmp_path):
     image.boots.drop()
     assert (image.boots.state, len(image.boots.in_memory)) == (boot_session.State.DROPPED, 0)
     before = host.chunks.counters.source_bytes
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
     assert host.chunks.counters.source_bytes == before
     await check(image, *TRACE)
@@ -152,7 +152,7 @@ async def press(host, seed, limit_bytes=8 * one_host.geometry.MIB):
     data = one_host.image_bytes(2 * limit_bytes, seed)
     for start in range(0, len(data), CHUNK):
         chunk = data[start : start + CHUNK]
-        while not host.cache.store(ids.cid_of(chunk), chunk):
+        while not host.cache.store_chunk(ids.cid_of(chunk), chunk):
             await host.cache.wait_for_room()
             await trio.lowlevel.checkpoint()
 
@@ -165,7 +165,7 @@ async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tm
         cids = [frame.cid for frame in image.boots.head.frames]
         image.boots.drop()
         await press(first, seed=3)
-        assert image.map.cid(0) not in first.cache  # what anybody can give again made room
+        assert image.map.cid_of(0) not in first.cache  # what anybody can give again made room
         assert all(cid in first.cache for cid in cids)
         assert first.cache.statistics.chunks_by_class["boot"] == len(cids)
     async with one_host.one_host(tmp_path) as second:
@@ -173,7 +173,7 @@ async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tm
         second.add_boot_image(DATA, TRACE)
         await press(second, seed=4)
         image = await attached(second)
-        image.boots.begin()
+        image.boots.begin_boot()
         await until(lambda: image.boots.state is boot_session.State.READY)
         await check(image, *TRACE)
         assert read_by(image, "boot") == IN_MEMORY
@@ -181,7 +181,7 @@ async def test_boot_image_outlives_what_presses_on_the_cache_and_a_new_worker(tm
 
 
 async def test_frame_that_finds_no_room_in_the_cache_boots_a_guest_all_the_same(host, monkeypatch):
-    monkeypatch.setattr(host.cache, "store", lambda *_: False)
+    monkeypatch.setattr(host.cache, "store_chunk", lambda *_: False)
     image = await loaded(host)
     await check(image, *TRACE)
     assert read_by(image, "boot") == IN_MEMORY
@@ -219,36 +219,36 @@ async def test_it_is_dropped_when_no_guest_reads_it_any_more(host, autojump_cloc
 async def test_another_guest_keeps_it(host):
     image = await loaded(host)
     host.now_s = one_host.BOOT_IDLE_S - 1
-    image.boots.begin()
+    image.boots.begin_boot()
     assert host.memory.take_due(one_host.BOOT_IDLE_S) == []
     assert host.boots.counters.loaded == 1
 
 
 async def test_image_without_a_boot_image_is_read_without(host):
     image = await attached(host)
-    image.boots.begin()
+    image.boots.begin_boot()
     await check(image, 5)
     await until(lambda: image.boots.state is boot_session.State.NONE)
     host.add_boot_image(DATA, TRACE)
-    image.boots.begin()
+    image.boots.begin_boot()
     assert image.boots.state is boot_session.State.NONE  # not asked for again at once
     host.now_s = boot_session.LOOK_AGAIN_S
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
 
 
 async def test_what_no_boot_image_brings_is_read_once_and_together(host):
     host.add(8 * DATA[:CHUNK])
     image = await attached(host)
-    image.boots.begin()
-    assert image.boots.may_bring(image.map.cid(0))  # nobody knows yet that there is none
+    image.boots.begin_boot()
+    assert image.boots.may_bring(image.map.cid_of(0))  # nobody knows yet that there is none
     assert bytes(await image.read(0, 8 * CHUNK)) == 8 * DATA[:CHUNK]
     assert [length for _, length in host.source.reads].count(CHUNK) == 1
 
 
 async def test_chunk_that_comes_otherwise_while_its_boot_image_is_tried_is_not_read_again(host):
     image = await attached(host)
-    image.boots.begin()
+    image.boots.begin_boot()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(check, image, 5)
         await exchange_cloud.bring(host.chunks, image.want(5), exchange.Priority.SEED)
@@ -265,7 +265,7 @@ async def test_without_memory_for_boot_images_nothing_is_asked(host):
 async def loaded_or_not(host):
     host.add_boot_image(DATA, TRACE)
     image = await attached(host)
-    image.boots.begin()
+    image.boots.begin_boot()
     await check(image, *TRACE)
     return image
 
@@ -284,9 +284,9 @@ async def test_one_that_fell_quiet_makes_room_for_another(host):
     host.boots.memory.limit_bytes = image.boots.head.raw_bytes
     host.add(DATA, one_host.OTHER)
     host.add_boot_image(DATA, TRACE, one_host.OTHER)
-    other = await host.mirrors.attach(one_host.OTHER)
+    other = await host.mirrors.attach_image(one_host.OTHER)
     host.now_s = boot_memory.QUIET_S
-    other.boots.begin()
+    other.boots.begin_boot()
     await until(lambda: other.boots.state is boot_session.State.READY)
     assert image.boots.state is boot_session.State.DROPPED
     await check(image, *TRACE)
@@ -317,7 +317,7 @@ async def test_damaged_boot_image_is_ignored_and_guests_read_on(host, damage):
     raw = host.add_boot_image(DATA, TRACE)
     host.blobs[BOOT_BLOB] = damage(raw)
     image = await attached(host)
-    image.boots.begin()
+    image.boots.begin_boot()
     await check(image, *TRACE, *range(24))
     await until(lambda: image.boots.state is not boot_session.State.LOADING)
     assert image.boots.state is not boot_session.State.READY
@@ -329,7 +329,7 @@ async def test_damaged_boot_image_is_ignored_and_guests_read_on(host, damage):
 async def test_boot_image_of_other_bytes_is_told_and_counted(host):
     host.blobs[BOOT_BLOB] = one_host.boot_image_of(DATA[::-1], TRACE)
     image = await attached(host)
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.IGNORED)
     assert status.of_boots(host.boots)["ignored"] == 1
 
@@ -341,7 +341,7 @@ async def test_source_that_fails_at_any_moment_costs_no_byte(tmp_path, nth):
         image = await attached(host)
         host.source._fail = {len(host.source.reads) + nth}
         host.add_boot_image(DATA, TRACE)
-        image.boots.begin()
+        image.boots.begin_boot()
         await check(image, *TRACE)
         await until(lambda: image.boots.state is not boot_session.State.LOADING)
         await check(image, *TRACE)
@@ -353,12 +353,12 @@ async def test_better_boot_image_takes_the_place_of_the_one_that_is_here(host):
     host.add_boot_image(DATA, [1, 3, 4], revision=2)
     for _ in range(2):  # the first boot sees that there is another one, the second one has it
         host.now_s += boot_session.LOOK_AGAIN_S
-        image.boots.begin()
+        image.boots.begin_boot()
         await until(lambda: image.boots.state is boot_session.State.READY)
         await trio.testing.wait_all_tasks_blocked()
         image.boots.drop()
     assert image.boots.head.header.revision == 2
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
     await check(image, 1, 3, 4, 5)
     assert read_by(image, "boot") == 3
@@ -366,10 +366,10 @@ async def test_better_boot_image_takes_the_place_of_the_one_that_is_here(host):
 
 async def test_image_that_is_dropped_takes_its_boot_image_along(host, tmp_path):
     image = await loaded(host)
-    host.boots.forget(one_host.IMAGE)
+    host.boots.forget_image(one_host.IMAGE)
     assert not (tmp_path / "maps" / BOOT_BLOB.name).exists()
     assert (image.boots.in_memory, host.memory.used_bytes) == ({}, 0)
-    host.boots.forget(one_host.IMAGE)
+    host.boots.forget_image(one_host.IMAGE)
 
 
 async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host, monkeypatch):
@@ -383,9 +383,9 @@ async def test_image_that_is_dropped_while_its_head_is_read_takes_no_memory(host
         return parse(*args)
 
     monkeypatch.setattr(image.boots._head, "_parse", slow)
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(is_parsing.is_set)
-    host.boots.forget(one_host.IMAGE)
+    host.boots.forget_image(one_host.IMAGE)
     may_end.set()
     await until(lambda: image.boots.head is not None)
     await trio.testing.wait_all_tasks_blocked()
@@ -401,7 +401,7 @@ async def test_boot_image_is_used_where_its_head_cannot_be_kept(host, monkeypatc
     image = await attached(host)
     monkeypatch.setattr(boot_session.atomic_file, "atomic_write", full)
     monkeypatch.setattr(type(image.boots._head.path), "read_bytes", full)
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
 
 
@@ -413,17 +413,17 @@ async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(type(image.boots._head.path), "unlink", read_only)
-    host.boots.forget(one_host.IMAGE)
+    host.boots.forget_image(one_host.IMAGE)
     assert host.memory.used_bytes == 0
 
 
 async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(host, monkeypatch):
     image = await loaded(host)
-    monkeypatch.setattr(host.chunks, "given", lambda want: 1)
-    cid = image.map.cid(5)
-    image.prefetch.advertised(announced.alone(ids.oid_of(cid)))
+    monkeypatch.setattr(host.chunks, "holders_bitmap", lambda want: 1)
+    cid = image.map.cid_of(5)
+    image.prefetch.chunks_advertised(announced.alone(ids.oid_of(cid)))
     assert image.prefetch.states.under_way == 0
-    assert image.boots.covers(cid) and not image.boots.covers(image.map.cid(6))
+    assert image.boots.covers_chunk(cid) and not image.boots.covers_chunk(image.map.cid_of(6))
 
 
 async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
@@ -435,7 +435,7 @@ async def test_faulty_source_gives_up_without_an_error_in_the_guest(tmp_path):
         )
         host.boots.source = faulty
         image = await attached(host)
-        image.boots.begin()
+        image.boots.begin_boot()
         await until(lambda: image.boots.state is boot_session.State.FAILED)
         await check(image, *TRACE)
         assert status.of_boots(host.boots)["failed"] == 1
@@ -452,11 +452,11 @@ async def test_guest_does_not_wait_for_a_frame_that_the_source_does_not_give(
     async def without_frames(nth, blob, offset, length):
         if blob == BOOT_BLOB and offset:
             await may_fail.wait()
-            raise error(blob.part(offset, length), "memory", "not this frame")
+            raise error(blob.describe_range(offset, length), "memory", "not this frame")
         return await real(nth, blob, offset, length)
 
     host.source._read = without_frames
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots._head.frames)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(check, image, TRACE[0])

@@ -38,7 +38,7 @@ class Boots:
     async def read(self, image, who, chunk_nos):
         for chunk_no in chunk_nos:
             where, timing = (chunk_no * CHUNK, CHUNK, who), image.timelines.get(who)
-            data = await (timing.timed(image.read, *where) if timing else image.read(*where))
+            data = await (timing.run_timed(image.read, *where) if timing else image.read(*where))
             assert bytes(data) == DATA[chunk_no * CHUNK : (chunk_no + 1) * CHUNK]
 
 
@@ -64,13 +64,13 @@ async def until(is_true):
 
 async def test_bytes_are_told_by_the_way_they_came(boots):
     boots.host.add_boot_image(DATA, range(20, 40))
-    image = await boots.host.mirrors.attach(IMAGE)
-    image.boots.begin()
-    boots.made.opened(image, guest(1), thread=7)
+    image = await boots.host.mirrors.attach_image(IMAGE)
+    image.boots.begin_boot()
+    boots.made.image_opened(image, guest(1), thread=7)
     await until(lambda: image.boots.state.value == "ready")
     await boots.read(image, guest(1), range(CHUNKS // 2))
     await boots.read(image, guest(1), range(CHUNKS // 2))
-    [told] = boots.made.of()
+    [told] = boots.made.timelines_of()
     is_zero = [not any(DATA[no * CHUNK : (no + 1) * CHUNK]) for no in range(CHUNKS // 2)]
     of_boot = is_zero[20:40].count(False) * CHUNK
     others = is_zero.count(False) * CHUNK - of_boot
@@ -84,27 +84,27 @@ async def test_bytes_are_told_by_the_way_they_came(boots):
 async def test_chunks_that_come_with_the_boot_image_are_not_told_as_the_sources(boots):
     """Who reads before the boot image is in memory waits for the part that has the chunk."""
     boots.host.add_boot_image(DATA, range(20, 40))
-    image = await boots.host.mirrors.attach(IMAGE)
-    image.boots.begin()
-    boots.made.opened(image, guest(1), thread=7)
+    image = await boots.host.mirrors.attach_image(IMAGE)
+    image.boots.begin_boot()
+    boots.made.image_opened(image, guest(1), thread=7)
     for _ in range(CHUNKS // 20):
         await boots.read(image, guest(1), range(20, 40))
-    [told] = boots.made.of()
+    [told] = boots.made.timelines_of()
     assert told.bytes["frame"] > 0 and "source" not in told.bytes
     came = {span.what: span.bytes for span in told.spans}
     assert came["boot image"]["source"] > 0
 
 
 async def test_boot_is_told_from_what_was_done_for_it_before_it_was_opened(boots):
-    image = await boots.host.mirrors.attach(IMAGE)
+    image = await boots.host.mirrors.attach_image(IMAGE)
     began_s = trio.current_time()
-    boots.made.ensured(IMAGE, began_s - 500)  # for another boot
+    boots.made.image_ensured(IMAGE, began_s - 500)  # for another boot
     await trio.sleep(0.05)
-    boots.made.ensured(IMAGE, began_s)
+    boots.made.image_ensured(IMAGE, began_s)
     opened_s = trio.current_time()
-    boots.made.opened(image, guest(1), thread=7)
+    boots.made.image_opened(image, guest(1), thread=7)
     await boots.read(image, guest(1), range(CHUNKS))
-    [told] = boots.made.of(IMAGE)
+    [told] = boots.made.timelines_of(IMAGE)
     [ensure] = [span for span in told.spans if span.what == "ensure"]
     assert ensure.to_s - ensure.from_s >= 0.05
     assert told.opened_s == pytest.approx(opened_s - began_s, abs=1.0)
@@ -113,89 +113,89 @@ async def test_boot_is_told_from_what_was_done_for_it_before_it_was_opened(boots
 
 async def test_boot_that_reads_nothing_more_is_over_and_pays_no_more(boots, short):
     boots.guests[7] = SERVER
-    image = await boots.host.mirrors.attach(IMAGE)
+    image = await boots.host.mirrors.attach_image(IMAGE)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(boots.made.run)
-        boots.made.opened(image, guest(1), thread=7)
+        boots.made.image_opened(image, guest(1), thread=7)
         await boots.read(image, guest(1), range(CHUNKS))
-        await until(lambda: boots.made.of(SERVER))
+        await until(lambda: boots.made.timelines_of(SERVER))
         assert image.timelines
         await until(lambda: not image.timelines)
         nursery.cancel_scope.cancel()
-    [told] = boots.made.of(SERVER)
+    [told] = boots.made.timelines_of(SERVER)
     assert told.is_over and told.instance_id == SERVER
-    assert boots.made.of("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff") == []
+    assert boots.made.timelines_of("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff") == []
     await boots.read(image, guest(1), [0])
-    assert boots.made.of() == [told]
+    assert boots.made.timelines_of() == [told]
 
 
 async def test_boots_of_servers_are_told_when_they_are_over_and_others_are_not(boots):
-    image = await boots.host.mirrors.attach(IMAGE)
+    image = await boots.host.mirrors.attach_image(IMAGE)
     for number in (1, 2):
-        boots.made.opened(image, guest(number), thread=number)
+        boots.made.image_opened(image, guest(number), thread=number)
         await boots.read(image, guest(number), range(CHUNKS))
     boots.made._boots[guest(1)].instance_id = SERVER
-    assert boots.made.news() == ()
+    assert boots.made.new_boots() == ()
     for number in (1, 2):
-        boots.made.closed(guest(number))
-    [told] = boots.made.news()
+        boots.made.image_closed(guest(number))
+    [told] = boots.made.new_boots()
     assert told.instance_id == SERVER and told.is_over
-    assert boots.made.news() == ()
+    assert boots.made.new_boots() == ()
 
 
 async def test_boot_that_goes_on_for_long_is_told_meanwhile(boots, short):
     boots.guests[7] = SERVER
-    image = await boots.host.mirrors.attach(IMAGE)
+    image = await boots.host.mirrors.attach_image(IMAGE)
     told = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(boots.made.run)
-        boots.made.opened(image, guest(1), thread=7)
+        boots.made.image_opened(image, guest(1), thread=7)
         while len(told) < 2:
             await boots.read(image, guest(1), range(CHUNKS))
             await trio.sleep(0.02)
-            told += boots.made.news()
+            told += boots.made.new_boots()
         nursery.cancel_scope.cancel()
     assert [one.is_over for one in told] == [False, False]
     assert told[0].reads < told[1].reads
 
 
 async def test_who_only_looks_at_an_image_leaves_nothing(boots):
-    image = await boots.host.mirrors.attach(IMAGE)
-    boots.made.opened(image, guest(1), thread=7)
+    image = await boots.host.mirrors.attach_image(IMAGE)
+    boots.made.image_opened(image, guest(1), thread=7)
     await boots.read(image, guest(1), range(4))
-    boots.made.closed(guest(1))
-    assert boots.made.of() == [] and not image.timelines
+    boots.made.image_closed(guest(1))
+    assert boots.made.timelines_of() == [] and not image.timelines
 
 
 async def test_what_is_noted_is_bounded_however_many_boot(boots):
-    image = await boots.host.mirrors.attach(IMAGE)
+    image = await boots.host.mirrors.attach_image(IMAGE)
     for number in range(2 * boot_timelines.AT_ONCE):
-        boots.made.opened(image, guest(number), thread=number)
+        boots.made.image_opened(image, guest(number), thread=number)
     assert len(image.timelines) == boot_timelines.AT_ONCE
     for number in range(2 * boot_timelines.AT_ONCE):
-        boots.made.closed(guest(number))
+        boots.made.image_closed(guest(number))
     assert not image.timelines
     for number in range(boot_timelines.KEPT + 9):
-        boots.made.opened(image, guest(number), thread=number)
+        boots.made.image_opened(image, guest(number), thread=number)
         await boots.read(image, guest(number), range(CHUNKS // 2))
-        boots.made.closed(guest(number))
-    assert len(boots.made.of()) == boot_timelines.KEPT
+        boots.made.image_closed(guest(number))
+    assert len(boots.made.timelines_of()) == boot_timelines.KEPT
     for number in range(boot_timelines.IMAGES + 9):
-        boots.made.ensured(ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"), 0.0)
+        boots.made.image_ensured(ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}"), 0.0)
     assert len(boots.made._ensured) == boot_timelines.IMAGES
 
 
 async def test_number_that_is_used_again_is_another_boot(boots):
-    image = await boots.host.mirrors.attach(IMAGE)
+    image = await boots.host.mirrors.attach_image(IMAGE)
     for _ in range(2):
-        boots.made.opened(image, guest(1), thread=7)
+        boots.made.image_opened(image, guest(1), thread=7)
         await boots.read(image, guest(1), range(CHUNKS))
-    assert [one.is_over for one in boots.made.of()] == [True, False]
+    assert [one.is_over for one in boots.made.timelines_of()] == [True, False]
 
 
 async def test_read_that_fails_is_told_with_what_it_waited_for(boots):
-    image = await boots.host.mirrors.attach(IMAGE)
-    boots.made.opened(image, guest(1), thread=7)
+    image = await boots.host.mirrors.attach_image(IMAGE)
+    boots.made.image_opened(image, guest(1), thread=7)
     await boots.read(image, guest(1), range(CHUNKS))
     timing = image.timelines[guest(1)]
 
@@ -203,6 +203,6 @@ async def test_read_that_fails_is_told_with_what_it_waited_for(boots):
         raise errors.ChunkLost("a chunk", "the source")
 
     with pytest.raises(errors.ChunkLost):
-        await timing.timed(fail, 0, CHUNK, guest(1))
-    [told] = boots.made.of()
+        await timing.run_timed(fail, 0, CHUNK, guest(1))
+    [told] = boots.made.timelines_of()
     assert "failed" in told.waited_s

@@ -63,7 +63,7 @@ def test_unknown_kind_of_broker_is_refused(tmp_path):
 def cast_until(heard: queue.Queue[object], link: bus.Bus, payload: object, **how: bool) -> None:
     """Cast again and again, for who is not there yet hears nothing."""
     for _ in range(int(WAIT_S / 0.1)):
-        link.cast("towers", "lit", {"fires": payload}, **how)
+        link.cast_message("towers", "lit", {"fires": payload}, **how)
         with contextlib.suppress(queue.Empty):
             while heard.get(timeout=0.1) != {"fires": payload}:
                 pass
@@ -73,7 +73,7 @@ def cast_until(heard: queue.Queue[object], link: bus.Bus, payload: object, **how
 
 def test_a_listener_hears_what_is_cast_to_all_and_to_its_topic(link):
     heard: queue.Queue[object] = queue.Queue()
-    link.listen("towers", {"lit": heard.put})
+    link.subscribe("towers", {"lit": heard.put})
     cast_until(heard, link, 1)
     cast_until(heard, link, 2, is_fanout=True)
     assert link.sent >= 2
@@ -88,17 +88,17 @@ def test_a_message_that_cannot_be_used_is_logged_and_the_next_one_is_heard(link)
         if payload["fires"] == 0:
             raise ValueError("no fire")
 
-    link.listen("towers", {"lit": callback})
+    link.subscribe("towers", {"lit": callback})
     cast_until(heard, link, 0)
     cast_until(heard, link, 1)
 
 
 def test_a_full_queue_drops_the_oldest(link, monkeypatch):
     gate = Gate(link, monkeypatch)
-    link.cast("towers", "first", {})
+    link.cast_message("towers", "first", {})
     assert gate.tried.get(timeout=WAIT_S) == "first"  # it is with the broker now
     for number in range(bus.QUEUE_LIMIT + 3):
-        link.cast("towers", f"m{number}", {})
+        link.cast_message("towers", f"m{number}", {})
     assert link.dropped == 3
     gate.is_open.set()
     passed = [gate.passed.get(timeout=WAIT_S) for _ in range(bus.QUEUE_LIMIT + 1)]
@@ -124,7 +124,7 @@ def test_a_message_that_could_not_be_sent_is_sent_when_the_broker_is_back(
     gate = Gate(link, monkeypatch)
     gate.refusal = refusal
     gate.is_open.set()
-    link.cast("towers", "lit", {})
+    link.cast_message("towers", "lit", {})
     for _ in range(3):
         assert gate.tried.get(timeout=WAIT_S) == "lit"
     gate.refusal = None

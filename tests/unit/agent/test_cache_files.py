@@ -431,7 +431,7 @@ async def test_zero_chunk_is_never_stored(tmp_path):
 async def test_producers_wait_until_chunks_are_on_disk(tmp_path):
     cache = open_cache(tmp_path, pending_limit_bytes=128 * KIB)
     for number in range(2):
-        cache.store(CIDS[number], CHUNKS[number])
+        cache.store_chunk(CIDS[number], CHUNKS[number])
     with trio.move_on_after(0.05) as scope:
         await cache.wait_for_room()
     assert scope.cancelled_caught
@@ -446,7 +446,7 @@ async def test_producers_wait_until_chunks_are_on_disk(tmp_path):
 
 async def test_memory_is_bounded_even_if_nobody_waits(tmp_path):
     cache = open_cache(tmp_path, pending_limit_bytes=128 * KIB)
-    stored = [cache.store(cid, chunk) for cid, chunk in zip(CIDS, CHUNKS, strict=True)]
+    stored = [cache.store_chunk(cid, chunk) for cid, chunk in zip(CIDS, CHUNKS, strict=True)]
     assert stored == [True] * 4 + [False] * 20
     assert cache.statistics.rejected_chunks == 20
     await cache.aclose()
@@ -455,7 +455,7 @@ async def test_memory_is_bounded_even_if_nobody_waits(tmp_path):
 async def test_close_writes_what_is_pending(tmp_path):
     cache = open_cache(tmp_path)
     for cid, chunk in zip(CIDS, CHUNKS, strict=True):
-        cache.store(cid, chunk)
+        cache.store_chunk(cid, chunk)
     await cache.aclose()
     async with running(tmp_path) as cache:
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
@@ -690,7 +690,7 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
         await until(lambda: cache.trouble is None)
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
             assert await cache.read_chunk(cid) == chunk
-        cache.drop(CIDS[0])
+        cache.drop_chunk(CIDS[0])
         assert gone == [CIDS[0]]
         nursery.cancel_scope.cancel()
     await cache.aclose()

@@ -44,7 +44,7 @@ async def running(folder, pins, limit_bytes=LIMIT_BYTES):
 async def store(cache, numbers) -> None:
     for number in numbers:
         await cache.wait_for_room()
-        cache.store(CIDS[number], CHUNKS[number])
+        cache.store_chunk(CIDS[number], CHUNKS[number])
     await cache._behind.flush()
 
 

@@ -33,7 +33,7 @@ def test_cluster_is_a_chunk():
     assert list(checkpoint_file.places(of)) == [1, 9]
     plan = checkpoint_file.plan(of, "/base")
     assert plan.file_bytes - plan.data_at == 2 * 65536
-    head = next(iter(plan.tables()))
+    head = next(iter(plan.iter_tables()))
     assert checkpoint_file.size_of(head) == 9 * 65536 + 512
 
 
@@ -45,14 +45,14 @@ async def test_chunk_that_is_larger_than_clusters_can_be_is_two():
     clusters = plan.file_bytes // (2 * MIB)
 
     async def chunk(name, length):
-        assert name == SEAL.name(data[:length])
+        assert name == SEAL.chunk_name(data[:length])
         return data[:length]
 
     shown = checkpoint_reader.CheckpointReader(
         None, of, types.SimpleNamespace(chunk=chunk), clusters
     )
     assert shown.clusters == range(clusters - 3, clusters)
-    got = [await shown.fetch(cluster) for cluster in shown.clusters]
+    got = [await shown.fetch_cluster(cluster) for cluster in shown.clusters]
     assert got == [data[: 2 * MIB], data[2 * MIB :], data[:MIB]]
 
 

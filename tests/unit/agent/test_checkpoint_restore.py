@@ -76,7 +76,9 @@ class Worker:
         self.disks = disks.Disks(
             folder / "disks", host.opened, lambda: bytes([boot] * 16), link=self.link
         )
-        self.recovering = checkpoint_restore.CheckpointRestore(self.disks, host.mirrors.attach)
+        self.recovering = checkpoint_restore.CheckpointRestore(
+            self.disks, host.mirrors.attach_image
+        )
 
 
 @pytest.fixture
@@ -106,19 +108,19 @@ async def running(worker):
 
 async def until_whole(worker):
     with trio.fail_after(5):
-        while not all(told["is_whole"] for told in worker.recovering.told()):  # noqa: ASYNC110 - as whoever waits looks
+        while not all(told["is_whole"] for told in worker.recovering.list_recovered()):  # noqa: ASYNC110 - as whoever waits looks
             await trio.sleep(0.01)
 
 
 async def test_disk_is_the_checkpoint_over_its_image(worker, kept):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     assert (one.header.disk_id, one.lacking_chunks) == (DISK, 3)  # the fourth one is zeros
     assert await content(one) == truth()
     assert one.lacking_chunks == 0
 
 
 async def test_chunks_come_when_they_are_read_and_once(worker, kept):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     assert len(worker.link.asked) == 1  # for the manifest
     await one.read(0, CHUNK)
     assert len(worker.link.asked) == 1
@@ -129,7 +131,7 @@ async def test_chunks_come_when_they_are_read_and_once(worker, kept):
 
 
 async def test_file_is_one_that_qemu_finds_no_fault_with(worker, kept, tmp_path):
-    one = await worker.recovering.make(kept.recovery(), str(tmp_path / "mirror"))
+    one = await worker.recovering.make_disk(kept.recovery(), str(tmp_path / "mirror"))
     (tmp_path / "mirror").write_bytes(DATA)
     (tmp_path / "shown").write_bytes(await file_of(one))
     await trio.run_process(["qemu-img", "check", "-q", "-f", "qcow2", tmp_path / "shown"])
@@ -141,20 +143,20 @@ async def test_file_is_one_that_qemu_finds_no_fault_with(worker, kept, tmp_path)
 @pytest.mark.parametrize("backing", ["", "relative", "/a\0b", "/a\nb", "/" + "x" * 1023])
 async def test_what_cannot_be_lain_on_is_refused(worker, kept, backing):
     with pytest.raises(errors.Unusable):
-        await worker.recovering.make(kept.recovery(), backing)
-    assert worker.disks.all() == [] and list(worker.disks.folder.iterdir()) == []
+        await worker.recovering.make_disk(kept.recovery(), backing)
+    assert worker.disks.list_disks() == [] and list(worker.disks.folder.iterdir()) == []
 
 
 async def test_disk_that_is_of_no_whole_sectors_is_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE + 1, CHUNK)
     worker = Worker(host, tmp_path, kept_checkpoints.Kept(one_host.IMAGE, cut, {}))
     with pytest.raises(errors.Unusable, match="not of whole sectors"):
-        await worker.recovering.make(worker.kept.recovery(), MIRROR)
+        await worker.recovering.make_disk(worker.kept.recovery(), MIRROR)
 
 
 async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_path):
     async with running(worker):
-        one = await worker.recovering.make(kept.recovery(), MIRROR)
+        one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
         path = tmp_path / f"disks/{DISK}.acrecovery"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         await until_whole(worker)
@@ -162,7 +164,7 @@ async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_pa
     assert await content(one) == truth()
     assert kept_checkpoints.KEY.hex() not in path.read_text()
     assert not list((tmp_path / "disks").glob("*.acmanifest"))
-    assert worker.recovering.told() == [
+    assert worker.recovering.list_recovered() == [
         {
             "checkpoint_id": DISK,
             "instance_id": kept_checkpoints.INSTANCE,
@@ -174,7 +176,7 @@ async def test_all_comes_by_itself_and_the_key_is_forgotten(worker, kept, tmp_pa
 
 
 async def test_next_worker_goes_on(host, worker, kept, tmp_path):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     await one.read(cluster_of(one, 1) * CHUNK, 10)
     following = Worker(host, tmp_path, kept)
     one = await following.disks.open(DISK)
@@ -188,7 +190,7 @@ async def test_next_worker_goes_on(host, worker, kept, tmp_path):
 async def test_what_a_power_failure_takes_comes_again_and_not_from_the_image(
     host, worker, kept, tmp_path
 ):
-    await content(await worker.recovering.make(kept.recovery(), MIRROR))
+    await content(await worker.recovering.make_disk(kept.recovery(), MIRROR))
     one = await Worker(host, tmp_path, kept, boot=1).disks.open(DISK)
     assert one.lacking_chunks == 3 and await content(one) == truth()
 
@@ -198,7 +200,7 @@ async def test_what_a_power_failure_takes_comes_again_and_not_from_the_image(
 )
 async def test_holder_that_fails_or_lies_is_passed_over(worker, kept, fault):
     worker.link.faults[ONE] = fault
-    assert await content(await worker.recovering.make(kept.recovery(), MIRROR)) == truth()
+    assert await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()
     asked = [address for address, _ in worker.link.asked]
     # For the manifest, and for the first chunk: then it is asked last.  One that is silent once.
     assert asked.count(ONE) == (1 if fault is AWAY else 2)
@@ -216,10 +218,12 @@ async def test_silent_holder_of_one_checkpoint_keeps_no_other_waiting(worker, ke
     late = kept.recovery(checkpoint_id=str(uuid.UUID(int=8)), manifest_name="ab" * 32)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(worker.recovering.make, late, MIRROR)
-            nursery.start_soon(worker.recovering.make, late, MIRROR)  # waits for the other one
+            nursery.start_soon(worker.recovering.make_disk, late, MIRROR)
+            nursery.start_soon(worker.recovering.make_disk, late, MIRROR)  # waits for the other one
             await trio.testing.wait_all_tasks_blocked()
-            assert await content(await worker.recovering.make(kept.recovery(), MIRROR)) == truth()
+            assert (
+                await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()
+            )
             nursery.cancel_scope.cancel()
     assert worker.recovering._changing == {}
 
@@ -230,26 +234,26 @@ async def test_silent_holder_is_asked_last_by_all_for_a_while(worker, kept, mock
         if number == 9:
             mock_clock.jump(checkpoint_client.REMEMBERED_S)
         recovery = kept.recovery(checkpoint_id=str(uuid.UUID(int=number)))
-        await worker.recovering.make(recovery, MIRROR)
+        await worker.recovering.make_disk(recovery, MIRROR)
     assert [address for address, _ in worker.link.asked] == [ONE, TWO, TWO, ONE, TWO]
 
 
 async def test_crowded_holder_is_not_silent_and_answers_end_silence(worker, kept):
     worker.link.faults[ONE] = errors.SourceOverloaded("it", "h2")
-    await worker.recovering.make(kept.recovery(), MIRROR)
+    await worker.recovering.make_disk(kept.recovery(), MIRROR)
     times = worker.link.times
     assert times.expected_s(ONE) == 0.0
-    times.note(TWO, math.inf)
-    times.note(ONE, math.inf)
+    times.record_time(TWO, math.inf)
+    times.record_time(ONE, math.inf)
     of = checkpoint_client.CheckpointClient(worker.link, kept.recovery())
-    await of.manifest()
+    await of.fetch_manifest()
     assert (times.expected_s(ONE), times.expected_s(TWO)) == (math.inf, 0.0)
 
 
 async def test_holders_of_which_times_are_remembered_are_bounded():
     times = checkpoint_client.AnswerTimes()
     for number in range(checkpoint_client.REMEMBERED + 1):
-        times.note(str(number), 1.0)
+        times.record_time(str(number), 1.0)
     assert len(times._noted) == checkpoint_client.REMEMBERED
     assert (times.expected_s("0"), times.expected_s("1")) == (0.0, 1.0)
 
@@ -264,7 +268,7 @@ async def test_holders_to_which_connections_are_kept_are_bounded():
 
 
 async def test_holder_that_loses_is_asked_after_the_faster_one(worker, kept, monkeypatch):
-    get, one = worker.link.get, await worker.recovering.make(kept.recovery(), MIRROR)
+    get, one = worker.link.get, await worker.recovering.make_disk(kept.recovery(), MIRROR)
     asked = []
 
     async def slow(url, limit_bytes):
@@ -282,13 +286,15 @@ async def test_holder_that_loses_is_asked_after_the_faster_one(worker, kept, mon
 
 async def test_larger_disk_than_the_server_can_have_had_is_refused(worker, kept):
     with pytest.raises(errors.Unusable, match=f"may have {SIZE - 1} at most"):
-        await worker.recovering.make(kept.recovery(), MIRROR, SIZE - 1)
-    assert worker.disks.all() == [] and list(worker.disks.folder.iterdir()) == []
-    assert await content(await worker.recovering.make(kept.recovery(), MIRROR, SIZE)) == truth()
+        await worker.recovering.make_disk(kept.recovery(), MIRROR, SIZE - 1)
+    assert worker.disks.list_disks() == [] and list(worker.disks.folder.iterdir()) == []
+    assert (
+        await content(await worker.recovering.make_disk(kept.recovery(), MIRROR, SIZE)) == truth()
+    )
 
 
 async def test_other_disks_are_opened_while_tables_are_written(host, worker, kept):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     may_end = threading.Event()
 
     def tables():
@@ -306,11 +312,11 @@ async def test_other_disks_are_opened_while_tables_are_written(host, worker, kep
                 with pytest.raises(errors.Unusable, match="is being made"):
                     await change
             may_end.set()
-    assert worker.disks.exists(other)
+    assert worker.disks.has_disk(other)
 
 
 async def test_chunk_that_no_holder_has_is_lost_and_never_the_images(worker, kept):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = dict.fromkeys((ONE, TWO), errors.ChunkMissing("it", "a holder"))
     with pytest.raises(errors.ChunkLost):
         await one.read(cluster_of(one, 1) * CHUNK, 10)
@@ -318,7 +324,7 @@ async def test_chunk_that_no_holder_has_is_lost_and_never_the_images(worker, kep
 
 
 async def test_read_waits_for_holders_that_are_away(worker, kept, autojump_clock):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     async with trio.open_nursery() as nursery:
         got = []
@@ -333,7 +339,7 @@ async def test_read_waits_for_holders_that_are_away(worker, kept, autojump_clock
 
 
 async def test_read_fails_in_time_when_no_holder_comes_back(worker, kept, autojump_clock):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     with pytest.raises(errors.DeadlineExceeded, match="silent"):
         await one.read(cluster_of(one, 1) * CHUNK, 10)
@@ -343,7 +349,7 @@ async def test_read_fails_in_time_when_no_holder_comes_back(worker, kept, autoju
 async def test_what_failed_is_brought_when_it_can_be(worker, kept, monkeypatch, caplog):
     monkeypatch.setattr(checkpoint_restore, "AGAIN_S", 0.05)
     worker.link.deadline_s = 0.05
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     worker.link.faults = {ONE: AWAY, TWO: AWAY}
     async with running(worker):
         with trio.fail_after(5):
@@ -356,7 +362,7 @@ async def test_what_failed_is_brought_when_it_can_be(worker, kept, monkeypatch, 
 
 
 async def test_nobody_writes_to_it(host, worker, kept, tmp_path):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
     following = await Worker(host, tmp_path, kept).disks.open(DISK)
     for each in (one, following):
         for at in (0, each.size_bytes - 512):
@@ -366,8 +372,8 @@ async def test_nobody_writes_to_it(host, worker, kept, tmp_path):
 
 
 async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, kept):
-    one = await worker.recovering.make(kept.recovery(), MIRROR)
-    image = await host.mirrors.attach(one_host.IMAGE)
+    one = await worker.recovering.make_disk(kept.recovery(), MIRROR)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
 
     async def report(done_bytes, total_bytes):
         pass
@@ -377,8 +383,8 @@ async def test_hydration_leaves_to_the_checkpoint_what_is_its_own(host, worker, 
 
 
 async def test_making_it_twice_makes_one(worker, kept):
-    first = await worker.recovering.make(kept.recovery(), MIRROR)
-    assert await worker.recovering.make(kept.recovery(), MIRROR) is first
+    first = await worker.recovering.make_disk(kept.recovery(), MIRROR)
+    assert await worker.recovering.make_disk(kept.recovery(), MIRROR) is first
 
 
 @pytest.mark.parametrize(
@@ -391,8 +397,8 @@ async def test_making_it_twice_makes_one(worker, kept):
 async def test_manifest_of_something_else_is_refused(host, worker, kept, changed, why):
     host.add(DATA, one_host.OTHER)
     with pytest.raises(errors.Unusable, match=why):
-        await worker.recovering.make(kept.recovery(**changed), MIRROR)
-    assert worker.disks.all() == [] and list(worker.disks.folder.iterdir()) == []
+        await worker.recovering.make_disk(kept.recovery(**changed), MIRROR)
+    assert worker.disks.list_disks() == [] and list(worker.disks.folder.iterdir()) == []
 
 
 async def test_image_with_other_bytes_than_then_is_refused(host, tmp_path):
@@ -403,36 +409,36 @@ async def test_image_with_other_bytes_than_then_is_refused(host, tmp_path):
     host.blobs[blob] = one_host.map_of(DATA, os_hash=algo)
     kept = kept_checkpoints.Kept(one_host.IMAGE, CUT, CHANGED, chunk_map.OsHash("sha512", b"then"))
     with pytest.raises(errors.Unusable, match="not what it was then"):
-        await Worker(host, tmp_path, kept).recovering.make(kept.recovery(), MIRROR)
+        await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 
 
 async def test_chunks_of_another_size_are_refused(host, tmp_path):
     cut = geometry.Geometry(SIZE, 2 * CHUNK)
     kept = kept_checkpoints.Kept(one_host.IMAGE, cut, {})
     with pytest.raises(errors.Unusable, match="its image has others"):
-        await Worker(host, tmp_path, kept).recovering.make(kept.recovery(), MIRROR)
+        await Worker(host, tmp_path, kept).recovering.make_disk(kept.recovery(), MIRROR)
 
 
 async def test_wrong_key_is_refused(worker, kept):
     with pytest.raises(errors.NotAuthenticated):
-        await worker.recovering.make(kept.recovery(key="ab" * 32), MIRROR)
+        await worker.recovering.make_disk(kept.recovery(key="ab" * 32), MIRROR)
 
 
 async def test_manifest_that_no_holder_has_is_refused(worker, kept):
     with pytest.raises(errors.ChunkLost):
-        await worker.recovering.make(kept.recovery(manifest_name="ab" * 32), MIRROR)
+        await worker.recovering.make_disk(kept.recovery(manifest_name="ab" * 32), MIRROR)
 
 
 async def test_other_disk_of_that_name_is_left_alone(host, worker, kept):
-    image = await host.mirrors.attach(one_host.IMAGE)
-    await worker.disks.make(DISK, image, SIZE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
+    await worker.disks.make_disk(DISK, image, SIZE)
     with pytest.raises(errors.Unusable, match="was not made of this checkpoint"):
-        await worker.recovering.make(kept.recovery(), MIRROR)
+        await worker.recovering.make_disk(kept.recovery(), MIRROR)
     assert await file_of(await worker.disks.open(DISK)) == DATA.ljust(SIZE, b"\0")
 
 
 async def test_dropped_disk_leaves_nothing(worker, kept):
-    await worker.recovering.make(kept.recovery(), MIRROR)
+    await worker.recovering.make_disk(kept.recovery(), MIRROR)
     await worker.disks.drop(DISK)
     assert list(worker.disks.folder.iterdir()) == []
 
@@ -453,11 +459,11 @@ async def test_what_a_kill_has_left_before_there_was_a_disk_is_removed(worker, k
 
 async def test_what_a_kill_has_left_is_in_nobodys_way(worker, kept):
     leave(worker, kept)
-    assert await content(await worker.recovering.make(kept.recovery(), MIRROR)) == truth()
+    assert await content(await worker.recovering.make_disk(kept.recovery(), MIRROR)) == truth()
 
 
 async def test_disk_without_its_manifest_is_not_served_as_its_image(host, worker, kept, tmp_path):
-    await worker.recovering.make(kept.recovery(), MIRROR)
+    await worker.recovering.make_disk(kept.recovery(), MIRROR)
     (tmp_path / f"disks/{DISK}.acmanifest").unlink()
     with pytest.raises(errors.FormatError, match="manifest is missing"):
         await Worker(host, tmp_path, kept).disks.open(DISK)

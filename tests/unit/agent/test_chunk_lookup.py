@@ -95,7 +95,7 @@ class Host:
         get = chunk_ref.Request(
             1, image_id, at, length, proof, mode, priority.Priority.PEER, 1.0
         )._replace(**changes)
-        await self.naming.learn(host, get.image_id, get.offset, get.length)
+        await self.naming.read_map_for_peer(host, get.image_id, get.offset, get.length)
         found = self.rights.authorize(host, get)
         if isinstance(found, str):
             raise errors.ChunkMissing("a chunk", HERE, found)
@@ -518,25 +518,25 @@ def run_of(image_id, first, count, last=CHUNK, **changes):
 
 async def test_run_of_an_image_that_is_not_attached_is_known_when_all_of_it_is(host, image_id):
     request = run_of(image_id, 0, 3)
-    assert host.naming.contents(request) is None
-    await host.naming.learn(PEER, image_id, 0, CHUNK)
-    assert [content.cid for content in host.naming.contents(request)] == CIDS[:3]
+    assert host.naming.contents_of(request) is None
+    await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
+    assert [content.cid for content in host.naming.contents_of(request)] == CIDS[:3]
     found = host.rights.authorize(PEER, request)
     assert [ref.cid for ref in found] == CIDS[:3]
     assert [(ref.offset, ref.length) for ref in found] == [(n * CHUNK, CHUNK) for n in range(3)]
 
 
 async def test_segments_around_a_run_are_found_in_the_page_of_the_map(host, image_id):
-    await host.naming.learn(PEER, image_id, 0, CHUNK)
-    assert host.naming.segments(run_of(image_id, 1, 2)) is None  # each chunk is a segment
+    await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
+    assert host.naming.segments_of(run_of(image_id, 1, 2)) is None  # each chunk is a segment
     host.naming._segment_chunks = lambda: 2
-    around = host.naming.segments(run_of(image_id, 1, 2))
+    around = host.naming.segments_of(run_of(image_id, 1, 2))
     assert around == ([*CIDS[:3], ids.ZERO_CID], 1, CHUNK, 2)
     frame = run_of(image_id, 0, 1, offset=base.AT_BOOT_IMAGE)
-    assert host.naming.segments(frame) is None
+    assert host.naming.segments_of(frame) is None
     host.naming._segment_chunks = lambda: 16
     last = len(CIDS) - 1
-    around = host.naming.segments(run_of(image_id, last, 1, SHORT))
+    around = host.naming.segments_of(run_of(image_id, last, 1, SHORT))
     assert around.cids == [*CIDS[:3], ids.ZERO_CID, *CIDS[4:]]
 
 
@@ -546,8 +546,8 @@ async def test_map_that_is_forgotten_between_look_up_and_answer_costs_the_segmen
     """Others' requests push pages out at any time; what was looked up is given all the same."""
     host.naming._segment_chunks = lambda: 4
     request = run_of(image_id, 1, 2)
-    await host.naming.learn(PEER, image_id, 0, CHUNK)
-    contents = host.naming.contents(request)
+    await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
+    contents = host.naming.contents_of(request)
     in_segments = host.rights.authorize(PEER, request, contents)
     assert {ref.segment for ref in in_segments} == {min(map(ids.oid_of, CIDS[:3]))}
     host.others._pages.clear()
@@ -562,12 +562,12 @@ async def test_map_that_is_replaced_between_look_up_and_answer_names_no_segments
 ):
     host.naming._segment_chunks = lambda: 4
     request = run_of(image_id, 6, 3)
-    await host.naming.learn(PEER, image_id, 0, CHUNK)
-    contents = host.naming.contents(request)
+    await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
+    contents = host.naming.contents_of(request)
     host.others._forget(image_id)
     images.map_path(image_id).unlink()
     images.path(image_id).unlink()
     images.add(DATA, image_id, chunk_bytes=2 * CHUNK)
-    await host.naming.learn(PEER, image_id, 0, CHUNK)
+    await host.naming.read_map_for_peer(PEER, image_id, 0, CHUNK)
     found = host.rights.authorize(PEER, request, contents)
     assert [(ref.cid, ref.segment) for ref in found] == [(cid, None) for cid in CIDS[6:9]]

@@ -50,11 +50,11 @@ async def test_a_sample_says_what_was_carried_and_what_of_it_were_chunks(host):
         500,
         interface_traffic.TrafficBytes(1000, 0),
     )
-    host.link.received(ids.HostId("h2"), 500, 0.25)
-    host.link.received(ids.HostId("h2"), 0, 0.5)  # given up
-    host.link.received(ids.HostId("h2"), 100, None)
-    host.link.sent(ids.HostId("h2"), 7)
-    host.link.received(ids.HostId("h3"), 400)
+    host.link.count_received(ids.HostId("h2"), 500, 0.25)
+    host.link.count_received(ids.HostId("h2"), 0, 0.5)  # given up
+    host.link.count_received(ids.HostId("h2"), 100, None)
+    host.link.count_sent(ids.HostId("h2"), 7)
+    host.link.count_received(ids.HostId("h3"), 400)
     await trio.sleep(COLLECTION_S)
     [sample] = host.bus.samples
     assert (sample.host, sample.address, sample.location) == ("h1", "10.0.0.1:7201", "pod1/rack1")
@@ -143,7 +143,7 @@ async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_
 async def test_what_peers_gave_while_no_sample_could_be_made_is_not_kept(host):
     host.meter.failure = errors.Unusable("traffic_interfaces", "none of ['eth9'] is there")
     for number in range(100):
-        host.link.received(ids.HostId(f"h{number}"), 1)
+        host.link.count_received(ids.HostId(f"h{number}"), 1)
     await until(lambda: not host.link._peers)
     assert host.bus.samples == []
 

@@ -89,8 +89,8 @@ async def test_who_may_begin_soon_does_not_wait_for_who_may_begin_late(nursery):
 
     def owe(image_id, used_s):
         job = threads._slots.wait(image_id, GUEST)
-        assert threads._slots.begin(trio.current_time()) is job
-        threads._slots.end(job, used_s, 0, trio.current_time())
+        assert threads._slots.begin_job(trio.current_time()) is job
+        threads._slots.end_job(job, used_s, 0, trio.current_time())
 
     owe(SLOW, 30.0)
     owe(OTHER, decode_slots.BURST_S + 0.01)

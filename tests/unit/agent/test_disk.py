@@ -44,8 +44,8 @@ def all_disks(host, folder, boot=0):
 
 
 async def make(host, folder, size_bytes=SIZE):
-    image = await host.mirrors.attach(one_host.IMAGE)
-    return await all_disks(host, folder).make(DISK, image, size_bytes)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
+    return await all_disks(host, folder).make_disk(DISK, image, size_bytes)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ async def test_written_bytes_are_not_among_those_that_peers_can_have(host, made)
         home, waits = peer_request.Mode.HOME, priority.Priority.PEER
         asked = chunk_ref.Request(1, *place, proof, home, waits, 1.0)
         assert isinstance(host.chunks.core.rights.authorize(peer, asked), str)
-    image = bytes(await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK))
+    image = bytes(await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK))
     assert image == DATA[: 3 * CHUNK]
 
 
@@ -326,8 +326,8 @@ async def test_chunks_longer_than_a_read_are_copied_too(host, tmp_path):
     blob_map = one_host.map_of(data, image_id, 4 * geometry.MIB)
     for kind, raw in (("IMAGE", data), ("CHUNK_MAP", blob_map)):
         host.blobs[base.Blob(image_id, base.BlobKind[kind])] = raw
-    image = await host.mirrors.attach(image_id)
-    one = await all_disks(host, tmp_path).make(DISK, image)
+    image = await host.mirrors.attach_image(image_id)
+    one = await all_disks(host, tmp_path).make_disk(DISK, image)
     await one.write(3 * geometry.MIB, b"abc")
     truth = bytearray(data)
     truth[3 * geometry.MIB : 3 * geometry.MIB + 3] = b"abc"
@@ -355,11 +355,11 @@ async def test_disk_that_cannot_be_is_refused_and_leaves_nothing(host, tmp_path,
 async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
     forgotten = []
     every = disks.Disks(tmp_path / "disks", host.opened, forget=forgotten.append)
-    image = await host.mirrors.attach(one_host.IMAGE)
-    one = await every.make(DISK, image)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
+    one = await every.make_disk(DISK, image)
     await one.write(0, b"gone")
     await every.drop(DISK)
-    assert (every.all(), every.exists(DISK), list((tmp_path / "disks").iterdir())) == (
+    assert (every.list_disks(), every.has_disk(DISK), list((tmp_path / "disks").iterdir())) == (
         [],
         False,
         [],
@@ -369,24 +369,24 @@ async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
     assert forgotten == [DISK]
     with pytest.raises(errors.Unusable, match="no such disk"):
         await every.drop(DISK)
-    assert await content(await every.make(DISK, image)) == DATA
+    assert await content(await every.make_disk(DISK, image)) == DATA
 
 
 async def test_disks_know_their_images(host, tmp_path):
     every = all_disks(host, tmp_path)
-    await every.make(DISK, await host.mirrors.attach(one_host.IMAGE))
+    await every.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
     assert await every.of_image(one_host.IMAGE) == [DISK]
     assert await every.of_image(one_host.OTHER) == []
-    assert every.images() == {one_host.IMAGE}
+    assert every.list_base_images() == {one_host.IMAGE}
 
 
 async def test_images_of_disks_that_nobody_has_opened(made, host, tmp_path):
     folder = tmp_path / "disks"
-    assert all_disks(host, tmp_path).images() == {one_host.IMAGE}
+    assert all_disks(host, tmp_path).list_base_images() == {one_host.IMAGE}
     disk_files.state_path(folder, OTHER_DISK).write_bytes(b"no state")
-    assert all_disks(host, tmp_path).images() == {one_host.IMAGE}
+    assert all_disks(host, tmp_path).list_base_images() == {one_host.IMAGE}
     disk_files.state_path(folder, DISK).write_bytes(b"")
-    assert all_disks(host, tmp_path).images() == set()
+    assert all_disks(host, tmp_path).list_base_images() == set()
 
 
 async def test_files_are_for_the_agent_alone(made, tmp_path):
@@ -407,7 +407,7 @@ async def test_make_that_was_killed_half_way_can_be_done_again(host, tmp_path):
     with disk_files.data_path(tmp_path / "disks", DISK).open("wb") as file:
         file.truncate(5)
     (tmp_path / "disks" / f".incoming-{DISK}").write_bytes(b"half")
-    one = await every.make(DISK, await host.mirrors.attach(one_host.IMAGE))
+    one = await every.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
     assert await content(one) == DATA
 
 
@@ -417,7 +417,7 @@ async def test_drop_that_was_killed_half_way_can_be_done_again(host, made, tmp_p
     with pytest.raises(errors.FormatError, match="is missing"):
         await every.open(DISK)
     await every.drop(DISK)
-    assert every.all() == []
+    assert every.list_disks() == []
 
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b""])
@@ -439,7 +439,7 @@ async def test_state_of_another_disk_is_refused(host, made, tmp_path):
 
 
 async def test_image_that_has_another_length_now_is_not_taken_for_the_old_one(host, made, tmp_path):
-    host.mirrors.detach(one_host.IMAGE)
+    host.mirrors.detach_image(one_host.IMAGE)
     host.add(DATA + b"more")
     with pytest.raises(errors.Unusable, match=r"had \d+ bytes when it was made"):
         await made.read(0, 5)
@@ -447,7 +447,7 @@ async def test_image_that_has_another_length_now_is_not_taken_for_the_old_one(ho
 
 async def test_unsynced_chunks_are_synced_by_and_by(host, tmp_path, autojump_clock, nursery):
     every = all_disks(host, tmp_path)
-    one = await every.make(DISK, await host.mirrors.attach(one_host.IMAGE))
+    one = await every.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
     nursery.start_soon(every.run)
     await one.write(0, b"x" * CHUNK)
     await trio.sleep(disks.SYNC_INTERVAL_S + 1)
@@ -459,12 +459,12 @@ async def test_unsynced_chunks_are_synced_by_and_by(host, tmp_path, autojump_clo
 async def test_foreign_files_are_left_alone(host, tmp_path):
     every = all_disks(host, tmp_path)
     (tmp_path / "disks" / "notes.acdisk").write_text("mine")
-    assert every.all() == []
+    assert every.list_disks() == []
 
 
 async def test_disks_wait_where_all_guests_of_the_host_do(host, tmp_path, nursery):
     made = disks.Disks(tmp_path / "more", host.opened, lambda: BOOTS[0], reads=host.waiting)
-    one = await made.make(DISK, await host.mirrors.attach(one_host.IMAGE))
+    one = await made.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
     host.source._delay, host.source._delay_s = range(1, 100), 0.2
     await one.write(0, b"x" * 10)  # a part of a chunk, so the next read is of both
     async with trio.open_nursery() as readers:

@@ -165,10 +165,10 @@ def test_none_is_a_call_in_a_thread_and_nothing_else():
 
 def test_files_get_places_of_their_own():
     io = disk_io.DiskIo()
-    assert io.place("one", 5, 100) == 5
-    assert io.place("two", 5, 50) == 105
-    assert io.place("one", 99, 100) == 99
-    assert io.place("three", 0, 1) == 150
+    assert io.address_of("one", 5, 100) == 5
+    assert io.address_of("two", 5, 50) == 105
+    assert io.address_of("one", 99, 100) == 99
+    assert io.address_of("three", 0, 1) == 150
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_policy_suits_the_device(tmp_path, rotational, link, policy, is_partitio
 def test_file_that_is_gone_is_forgotten():
     io = disk_io.DiskIo()
     for number in range(100):
-        io.place(number, 0, 100)
-        io.forget(number)
+        io.address_of(number, 0, 100)
+        io.forget_file(number)
     assert io._bases == {}
-    assert io.place("next", 5, 50) == 100 * 100 + 5  # no place is given out twice
+    assert io.address_of("next", 5, 50) == 100 * 100 + 5  # no place is given out twice

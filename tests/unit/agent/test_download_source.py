@@ -112,7 +112,7 @@ async def test_artefact_is_read_whole_once_and_in_parts_from_then_on(
         assert await source.read(CHUNK_MAP, offset, length) == MAP[offset : offset + length]
     assert store.whole == {artefact_path(server): 1}
     assert source.os_hash(CHUNK_MAP).algo == "sha512"
-    assert await source.look(CHUNK_MAP) == (len(MAP), artefact_path(server).split("/")[3])
+    assert await source.find_blob(CHUNK_MAP) == (len(MAP), artefact_path(server).split("/")[3])
     assert nameless_files(tmp_path) == 1
     with pytest.raises(errors.ChunkMissing, match="it ends at byte"):
         await source.read(CHUNK_MAP, len(MAP) - 1, 2)
@@ -393,7 +393,7 @@ async def test_guests_read_on_of_a_deactivated_image_that_nobody_can_attach(
     monkeypatch.setattr(download_source, "LOOK_AGAIN_S", 0.0)
     for _ in range(2):
         assert await source.read(blob, 100, 50) == data[100:150]
-        assert (await source.look(blob)).size_bytes == len(data)
+        assert (await source.find_blob(blob)).size_bytes == len(data)
     assert sum(store.whole.values()) == 1
     with pytest.raises(errors.ChunkRefused, match="deactivated"):
         await source.size_bytes(blob)

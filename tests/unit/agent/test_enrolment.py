@@ -55,7 +55,9 @@ class Api:
         if self.instead is not None:
             return Response(*self.instead)
         now_s = self.clock() - self.off_s
-        certificate = self.keys.authority.issue(json["csr"].encode(), self.host, now_s, LIFE_S)
+        certificate = self.keys.authority.issue_certificate(
+            json["csr"].encode(), self.host, now_s, LIFE_S
+        )
         return Response(
             200,
             {
@@ -111,8 +113,8 @@ async def test_a_host_without_a_certificate_asks_for_one_at_once(
 ):
     nursery.start_soon(enrolling.run)
     await trio.sleep(1)
-    assert files.current().certificate.host == "h1"
-    assert len(files.signers()) == 1
+    assert files.current_credentials().certificate.host == "h1"
+    assert len(files.signer_keys()) == 1
     assert [set(body) for body in api.asked] == [{"csr", "proof"}]
     assert api.asked[0]["proof"] == ""
     assert enrolling.state._replace(clock_off_s=0.0) == enrolment.State(enrolled=1)
@@ -123,12 +125,12 @@ async def test_it_is_renewed_before_two_thirds_of_its_life_with_proof(
 ):
     nursery.start_soon(enrolling.run)
     await trio.sleep(1)
-    first = files.current().certificate
+    first = files.current_credentials().certificate
     await trio.sleep(LIFE_S * 0.5)
     assert len(api.asked) == 1
     await trio.sleep(LIFE_S * 0.2)
     assert len(api.asked) == 2
-    second = files.current().certificate
+    second = files.current_credentials().certificate
     assert second.not_after_s > first.not_after_s
     body = api.asked[1]
     signed_messages.check_signature(
@@ -155,16 +157,16 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
     revoked = {}
     nursery.start_soon(enrolment.Enrolment(H1, files, api, wall, lambda: 0.5, lambda: revoked).run)
     await trio.sleep(enrolment.TICK_S)
-    first = files.current().certificate
+    first = files.current_credentials().certificate
     assert len(api.asked) == 1
     revoked["h1"] = first.not_before_s + 1
     api.instead = (403, {"error": {"message": "it is revoked"}})
     await trio.sleep(enrolment.TICK_S + 1)
     assert len(api.asked) > 1
-    assert files.current().certificate == first
+    assert files.current_credentials().certificate == first
     api.instead = None
     await trio.sleep(certificate_renewal.RETRY_LAST_S)
-    second = files.current().certificate
+    second = files.current_credentials().certificate
     assert not certificates.is_revoked(second, revoked)
     asked = len(api.asked)
     await trio.sleep(10 * enrolment.TICK_S)
@@ -201,10 +203,10 @@ async def test_what_goes_wrong_is_told_once_and_tried_again(
     assert len(watched_log.messages) == 1
     assert enrolling.state.failures == len(api.asked)
     assert re.search(said, enrolling.state.error)
-    assert files.current().certificate is None
+    assert files.current_credentials().certificate is None
     api.instead = None
     await trio.sleep(certificate_renewal.RETRY_LAST_S * 1.25)
-    assert files.current().certificate is not None
+    assert files.current_credentials().certificate is not None
     assert (enrolling.state.failures, enrolling.state.error) == (0, "")
 
 
@@ -243,7 +245,7 @@ async def test_an_endpoint_on_the_loopback_needs_no_tls(
     api.endpoint = endpoint
     nursery.start_soon(enrolling.run)
     await trio.sleep(1)
-    assert files.current().certificate.host == "h1"
+    assert files.current_credentials().certificate.host == "h1"
 
 
 @pytest.mark.expect_log("no new certificate: .*lost")
@@ -257,7 +259,7 @@ async def test_a_lost_answer_locks_nobody_out_for_the_next_request_is_for_the_sa
     nursery.start_soon(enrolment.Enrolment(H1, files, api, wall, lambda: 0.5).run)  # a new worker
     await trio.sleep(1)
     first, second = (certificates.request_key(body["csr"].encode()) for body in api.asked)
-    assert first == second == files.current().certificate.public_key
+    assert first == second == files.current_credentials().certificate.public_key
     assert not enrolment.pending_key(files.files.ca.parent).exists()
 
 
@@ -277,14 +279,14 @@ async def test_a_full_disk_is_told_and_the_old_certificate_stays(
 ):
     nursery.start_soon(enrolling.run)
     await trio.sleep(1)
-    first = files.current()
+    first = files.current_credentials()
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(identity_files, "write", fail)
     await trio.sleep(LIFE_S * 0.7)
-    assert files.current() is first
+    assert files.current_credentials() is first
     assert enrolling.state.failures
 
 
@@ -413,4 +415,4 @@ async def test_service_that_keeps_a_host_waiting_is_asked_again(
     assert enrolling.state.error == "no answer within 300 s"
     monkeypatch.setattr(enrolment.trio.to_thread, "run_sync", at_once)
     await trio.sleep(certificate_renewal.RETRY_FIRST_S + 1)
-    assert files.current().certificate.host == "h1"
+    assert files.current_credentials().certificate.host == "h1"

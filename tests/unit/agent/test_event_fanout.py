@@ -26,14 +26,14 @@ async def host(tmp_path):
 
 
 async def test_home_of_a_chunk_may_say_that_a_copy_goes_first_and_nobody_else(host):
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     await image.read(0, len(DATA))
-    of_h2 = {image.map.cid(number) for number in (1, 4)}
+    of_h2 = {image.map.cid_of(number) for number in (1, 4)}
     host.chunks.home_of = lambda want: H2 if want.cid in of_h2 else H3
     heard = event_fanout.EventFanout(host.chunks, host.mirrors, host.cache)
     demoted = []
-    host.cache.demote = lambda cid: demoted.append(cid) or True
-    everything = announced.alone(*(ids.oid_of(image.map.cid(n)) for n in range(6)), 7)
+    host.cache.demote_chunk = lambda cid: demoted.append(cid) or True
+    everything = announced.alone(*(ids.oid_of(image.map.cid_of(n)) for n in range(6)), 7)
     heard.listened_to(actions.Heard(H2, (), everything))
     assert set(demoted) == of_h2 and host.chunks.counters.demoted == 2
 
@@ -52,17 +52,17 @@ async def in_segments(tmp_path):
 
 
 async def test_announced_segment_is_the_chunks_of_its_bitmap_but_zeros(in_segments):
-    image = await in_segments.mirrors.attach(one_host.IMAGE)
-    name = in_segments.chunks.want(image.map, 0).place
+    image = await in_segments.mirrors.attach_image(one_host.IMAGE)
+    name = in_segments.chunks.chunk_ref_of(image.map, 0).place
     found = image.prefetch.chunks_of((name, 0b1011))
     assert [number for number, _ in found] == [0, 3]
-    assert all(ref.place == name and ref.cid == image.map.cid(n) for n, ref in found)
+    assert all(ref.place == name and ref.cid == image.map.cid_of(n) for n, ref in found)
 
 
 async def test_segment_that_is_not_of_the_image_has_no_chunks(in_segments):
-    image = await in_segments.mirrors.attach(one_host.IMAGE)
-    names = {in_segments.chunks.want(image.map, number).place for number in range(16)}
-    others = {ids.oid_of(image.map.cid(number)) for number in range(16)} - names
+    image = await in_segments.mirrors.attach_image(one_host.IMAGE)
+    names = {in_segments.chunks.chunk_ref_of(image.map, number).place for number in range(16)}
+    others = {ids.oid_of(image.map.cid_of(number)) for number in range(16)} - names
     assert len(others) >= 12  # that of the zeros among them
     for oid in (*others, ids.Oid(7)):
         assert not image.prefetch.chunks_of((oid, 0b1111))
@@ -70,32 +70,34 @@ async def test_segment_that_is_not_of_the_image_has_no_chunks(in_segments):
 
 async def test_chunks_that_a_holder_announced_are_prefetched_unless_they_are_here(in_segments):
     host = in_segments
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     refs = next(
         refs
-        for refs in (host.chunks.wants(image.map, range(at, at + LENGTH)) for at in (4, 8, 12))
+        for refs in (
+            host.chunks.chunk_refs_of(image.map, range(at, at + LENGTH)) for at in (4, 8, 12)
+        )
         if host.chunks.home_of(refs[0]) != H2
     )
     here = refs[0].cid
-    host.chunks.has = lambda cid: cid == here
+    host.chunks.has_chunk = lambda cid: cid == here
     seen = []
     image.prefetch.prefetcher.advertised = seen.append
     told = (refs[0].place, 0b0111)
-    host.news.heard(H2, peer_wire.Advertise((told,), LENGTH))
+    host.news.announcement_received(H2, peer_wire.Advertise((told,), LENGTH))
     first = refs[0].offset // one_host.CHUNK
     assert seen == [first + 1, first + 2]
-    host.news.heard(H2, peer_wire.Advertise((told,), 16))
+    host.news.announcement_received(H2, peer_wire.Advertise((told,), 16))
     assert len(seen) == 2
 
 
 async def test_home_may_say_of_some_chunks_of_a_segment_that_copies_go_first(in_segments):
     host = in_segments
-    image = await host.mirrors.attach(one_host.IMAGE)
-    refs = host.chunks.wants(image.map, range(4, 8))
+    image = await host.mirrors.attach_image(one_host.IMAGE)
+    refs = host.chunks.chunk_refs_of(image.map, range(4, 8))
     home, demoted = host.chunks.home_of(refs[0]), []
-    host.cache.demote = lambda cid: demoted.append(cid) or True
+    host.cache.demote_chunk = lambda cid: demoted.append(cid) or True
     other = next(name for name in (H2, H3) if name != home)
     for name in (home, other):
         hint = peer_wire.EvictionHint(((refs[0].place, 0b1001),), LENGTH)
-        host.news.heard(name, hint)
+        host.news.announcement_received(name, hint)
     assert demoted == [refs[0].cid, refs[3].cid]

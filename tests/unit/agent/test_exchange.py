@@ -53,7 +53,7 @@ async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
 
 def backoff(cloud, name, host, kind=failure.Failure.INVALID):
     book = cloud.hosts[name].core.context.peers
-    book.failed(host, kind, trio.current_time())
+    book.record_failure(host, kind, trio.current_time())
 
 
 async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_clock):
@@ -401,7 +401,7 @@ async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock)
     host = cloud.hosts[cloud.others(cloud.want(0))[0]]
     cloud.source.delay_s = 0.4
     for chunk_no in range(40):
-        await host.fetch(cloud.want(chunk_no), Priority.GUEST, 10)
+        await host.fetch_object(cloud.want(chunk_no), Priority.GUEST, 10)
     assert host.core.counters.hedges <= 16 + 0.02 * 90
 
 
@@ -466,7 +466,9 @@ async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
     cloud.is_heard = False
     holder, asker, _ = cloud.others(wanted)
     await read(cloud, holder, wanted)
-    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid)))
+    cloud.hosts[asker].announcement_received(
+        ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
+    )
     assert cloud.hosts[asker].known() == [*announced.alone(wanted.oid)]
     cloud.asked.clear()
     assert (await read(cloud, asker, wanted)).origin is Origin.PEER
@@ -526,13 +528,17 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
 async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
     wanted = cloud.want(0)
     holder, asker, _ = cloud.others(wanted)
-    cloud.hosts[asker].heard(ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid)))
+    cloud.hosts[asker].announcement_received(
+        ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
+    )
     assert (await read(cloud, asker, wanted)).origin is Origin.HOME
     assert cloud.hosts[asker].known() == []
 
 
 async def test_stranger_is_not_listened_to(cloud):
-    cloud.hosts["h1"].heard(ids.HostId("h99"), peer_wire.Advertise(announced.alone(1, 2, 3)))
+    cloud.hosts["h1"].announcement_received(
+        ids.HostId("h99"), peer_wire.Advertise(announced.alone(1, 2, 3))
+    )
     assert cloud.hosts["h1"].known() == []
 
 
@@ -935,17 +941,21 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
         await exchange_cloud.bring(cloud.hosts[good], cloud.want(number), Priority.WHOLE)
     cloud.frozen.add(hung)
     cloud.is_heard = False
-    cloud.hosts[name].heard(ids.HostId(hung), peer_wire.Advertise(announced.alone(oids[0])))
-    cloud.hosts[name].heard(ids.HostId(good), peer_wire.Advertise(announced.alone(*oids[1:])))
+    cloud.hosts[name].announcement_received(
+        ids.HostId(hung), peer_wire.Advertise(announced.alone(oids[0]))
+    )
+    cloud.hosts[name].announcement_received(
+        ids.HostId(good), peer_wire.Advertise(announced.alone(*oids[1:]))
+    )
     index = content_index.ContentIndex(image_map)
     ahead = advertised_prefetch.AdvertisedPrefetch(
         *(image_map, index, cloud.hosts[name], cloud.nursery, lambda cid: False, eager)
     )
-    ahead.advertised(announced.alone(*oids[:2]))
+    ahead.chunks_advertised(announced.alone(*oids[:2]))
     await trio.sleep(1)
-    ahead.advertised(announced.alone(*oids[2:]))  # while the first one hangs
+    ahead.chunks_advertised(announced.alone(*oids[2:]))  # while the first one hangs
     await trio.sleep(1)
-    states = [ahead.states.state(number) for number in numbers]
+    states = [ahead.states.state_of(number) for number in numbers]
     assert states == [chunk_state.ChunkState.PREFETCH, *3 * [chunk_state.ChunkState.LOCAL]]
     assert cloud.hosts[name].counters.prefetched_bytes == 3 * CHUNK
 
@@ -963,6 +973,6 @@ async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_c
     states = []
     for holder in ("h4", "h2"):
         host.heard(ids.HostId(holder), peer_wire.Advertise(announced.alone(oid)))
-        ahead.advertised(announced.alone(oid))
-        states.append(ahead.states.state(number))
+        ahead.chunks_advertised(announced.alone(oid))
+        states.append(ahead.states.state_of(number))
     assert states == [chunk_state.ChunkState.REMOTE, chunk_state.ChunkState.PREFETCH]

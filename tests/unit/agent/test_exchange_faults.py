@@ -196,7 +196,7 @@ async def test_answers_to_what_was_asked_by_the_table_before_are_taken(tmp_path)
             nursery.start_soon(read, cloud, numbers)
             await nets.wait_until(lambda: peer.asked)
             cloud.put_in_force(3, cloud.ports, {"h1": 4000, "h2": 1})
-            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.tick)  # whatever happens first
+            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.run_due_timers)  # whatever happens first
             assert cloud.hosts["h1"].core.context.ring.table.epoch == 3
             peer.may_answer.set()
         assert cloud.source.reads == [numbers[3] * CHUNK]
@@ -211,7 +211,7 @@ async def test_host_that_leaves_the_table_with_a_batch_is_waited_for_and_not_ask
             nursery.start_soon(read, cloud, numbers)
             await nets.wait_until(lambda: peer.asked)
             cloud.put_in_force(3, {"h1": 1})
-            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.tick)
+            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.run_due_timers)
             peer.may_answer.set()
         assert not cloud.source.reads
         await read(cloud, cloud.peers[COUNT : 2 * COUNT])

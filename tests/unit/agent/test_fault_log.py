@@ -60,7 +60,7 @@ async def test_fault_at_a_request_ends_that_connection_alone(caplog):
             with pytest.raises(errors.SourceUnreachable):
                 await client.fetch()
             assert net.faults.count == count
-        del giver.asked
+        del giver.requests_received
         assert len(await client.fetch()) == 65536
     said = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(said) == 1 and said[0].exc_info
@@ -70,7 +70,9 @@ async def test_fault_at_a_request_ends_that_connection_alone(caplog):
 async def test_fault_at_a_message_ends_that_connection_alone():
     async with answering_with(fail) as (net, client, _):
         for count in (1, 2, 3):
-            client.net.tell(nets.SERVER, client.address, peer_wire.Advertise(announced.alone(7)))
+            client.net.send_announcement(
+                nets.SERVER, client.address, peer_wire.Advertise(announced.alone(7))
+            )
             await nets.wait_until(lambda count=count: net.faults.count == count)
             await nets.wait_until(lambda: not client.net._lines)
         assert len(await client.fetch()) == 65536
@@ -106,7 +108,7 @@ async def test_fault_at_asking_ends_that_connection_alone(monkeypatch, where):
 async def test_fault_of_work_is_that_of_those_who_wait(nursery, caplog):
     under_way, ended = single_flight.SingleFlight(nursery), []
     for _ in range(10):
-        under_way.begin(1, fail_later, lambda: ended.append(1))
+        under_way.begin_flight(1, fail_later, lambda: ended.append(1))
         with pytest.raises(errors.SourceUnreachable):
             await under_way.wait(1)
     assert 1 not in under_way and len(ended) == 10
@@ -121,10 +123,10 @@ def test_each_kind_is_said_once_in_a_while_with_its_number(caplog):
         try:
             raise ExceptionGroup("several", [kind("x")])
         except ExceptionGroup as group:
-            assert met.note("the work", group).startswith(kind.__name__)
+            assert met.record_fault("the work", group).startswith(kind.__name__)
     assert met.count == 100
     assert len(caplog.records) == 2 and all(r.exc_info for r in caplog.records)
     now[0] = fault_log.SAY_AGAIN_S
-    met.note("the work", ValueError("without a traceback"))
-    met.note("the work", ValueError(ids.HostId("again")))
+    met.record_fault("the work", ValueError("without a traceback"))
+    met.record_fault("the work", ValueError(ids.HostId("again")))
     assert len(caplog.records) == 3

@@ -34,20 +34,20 @@ class Host:
         return disks.Disks(self.folder, self.parts.opened, lambda: bytes([boot] * 16))
 
     async def make(self, disk_id=IDS[0], size_bytes=SIZE):
-        image = await self.parts.mirrors.attach(one_host.IMAGE)
-        return await self.disks.make(disk_id, image, size_bytes)
+        image = await self.parts.mirrors.attach_image(one_host.IMAGE)
+        return await self.disks.make_disk(disk_id, image, size_bytes)
 
     async def hydrate(self, *made):
         async def report(done_bytes, total_bytes):
             self.reports.append((done_bytes, total_bytes))
 
-        image = await self.parts.mirrors.attach(one_host.IMAGE)
+        image = await self.parts.mirrors.attach_image(one_host.IMAGE)
         return await flatten_disks.flatten(made, image, self.parts.chunks, report)
 
     def lose_everything(self):
         """Empty the cache, and let the source have nothing any more."""
         for cid in list(self.parts.cache.iter_cids()):
-            self.parts.cache.drop(cid)
+            self.parts.cache.drop_chunk(cid)
         self.parts.source._error, self.parts.source._fail = errors.ChunkMissing, range(1, 10_000)
 
 

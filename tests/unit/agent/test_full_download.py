@@ -32,15 +32,15 @@ async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nu
         await take(DATA[2000:])
 
     async def bring():
-        with copy.coming():
-            await copy.bring(tmp_path, random.Random(1), pour)
+        with copy.download_during():
+            await copy.download_all(tmp_path, random.Random(1), pour)
 
     nursery.start_soon(bring)
     await has_begun.wait()
     reader = trio.CancelScope()
 
     async def wait():
-        with copy.reading(), reader:
+        with copy.hold_open(), reader:
             await copy.wait_for(1000, trio.current_time() + 60)
 
     async with copy._writing:
@@ -49,7 +49,7 @@ async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nu
     reader.cancel()  # it is his turn to write already
     await trio.testing.wait_all_tasks_blocked()
     go_on.set()
-    with copy.reading(), trio.fail_after(10):
+    with copy.hold_open(), trio.fail_after(10):
         await copy.wait_for(len(DATA), trio.current_time() + 5)
         run = driver.Run(IMAGE, [base.Piece(0, len(DATA))], "Glance", lambda answers: None)
         assert await copy.read_into(run, 0) == len(DATA)
@@ -60,8 +60,8 @@ async def test_reader_that_gives_up_before_he_writes_leaves_no_hole(tmp_path, nu
 async def test_file_of_a_copy_is_not_closed_where_others_wait_for_it(tmp_path, monkeypatch):
     place = glance.Place(IMAGE.image_id, len(DATA), chunk_map.UNKNOWN_OS_HASH)
     copy = full_download.FullDownload(IMAGE, place, len(DATA), "Glance", trio.CapacityLimiter(1))
-    with copy.coming():
-        await copy.bring(tmp_path, random.Random(1), lambda take: take(DATA))
+    with copy.download_during():
+        await copy.download_all(tmp_path, random.Random(1), lambda take: take(DATA))
     descriptor, here, closers, close = copy._descriptor, threading.get_ident(), [], os.close
 
     def noting(number):
@@ -71,5 +71,5 @@ async def test_file_of_a_copy_is_not_closed_where_others_wait_for_it(tmp_path, m
     monkeypatch.setattr(os, "close", noting)
     copy.drop()
     with trio.fail_after(10):
-        await copy.gone()
+        await copy.wait_deleted()
     assert (descriptor, False) in closers and (descriptor, True) not in closers

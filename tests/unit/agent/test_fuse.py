@@ -71,9 +71,9 @@ async def test_handle_of_an_image_that_is_detached_all_the_same_goes_on(tmp_path
     async with mounted(tmp_path) as (host, operations, _):
         _, handle = await look_up(operations)
         assert bytes(await operations.read(handle, 0, 10)) == DATA[:10]
-        host.mirrors.detach(IMAGE)
+        host.mirrors.detach_image(IMAGE)
         assert bytes(await operations.read(handle, 10, 10)) == DATA[10:20]
-        assert host.mirrors.attached() == [IMAGE]
+        assert host.mirrors.list_attached() == [IMAGE]
         await operations.release(handle)
 
 
@@ -84,9 +84,9 @@ async def test_number_is_forgotten_when_the_image_is_detached_and_the_kernel_has
         inode, handle = await look_up(operations)
         await operations.release(handle)
         await operations.forget([(inode, 1)])  # of a name that it did not look for again
-        assert known.opening(inode).image_id == IMAGE
-        host.mirrors.detach(IMAGE)
-        assert known.opening(inode).image_id == IMAGE  # the kernel may still ask by it
+        assert known.opening_of(inode).image_id == IMAGE
+        host.mirrors.detach_image(IMAGE)
+        assert known.opening_of(inode).image_id == IMAGE  # the kernel may still ask by it
         await operations.forget([(inode, 1), (pyfuse3.InodeT(12345), 7)])
-        assert (known.opening(inode), known.openings, known._owners) == (None, {}, {})
+        assert (known.opening_of(inode), known.openings, known._owners) == (None, {}, {})
         assert (await look_up(operations))[0] == inode

@@ -34,7 +34,7 @@ class World:
 
     def __init__(self):
         self.kernel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.record = mount_record.MountRecord.make(b"offer")
+        self.record = mount_record.MountRecord.begin_record(b"offer")
         self.connection = fuse_connection.Connection(theirs.detach(), self.record)
         self.kernel.settimeout(WAIT_S)
         self.start()
@@ -67,7 +67,7 @@ class World:
         return [data[at : at + 40] for at in range(0, len(data), 40)]
 
     def close(self):
-        self.relay.end()
+        self.relay.end_relay()
         self.kernel.close()
         self.connection.close()
 
@@ -145,21 +145,21 @@ def test_worker_that_takes_nothing_holds_back_nobody(world):
 
 
 def test_what_is_left_is_for_the_next_relay(world):
-    world.record.answered(b"yes")
+    world.record.record_init_answer(b"yes")
     with world.worker() as worker:
         for unique in (2, 4):
             world.kernel.send(request(unique))
             worker.recv(100)
         worker.send(answer(2))
         world.kernel.recv(100)
-        world.relay.end()
-    assert world.record.answer() == b"yes"
+        world.relay.end_relay()
+    assert world.record.init_answer() == b"yes"
     world.start()
     with world.worker() as worker:
         assert worker.recv(100) == request(4)
         worker.send(answer(4))
         world.kernel.recv(100)
-    world.relay.end()
+    world.relay.end_relay()
     assert world.left() == []
     world.start()
 
@@ -239,5 +239,5 @@ def test_worker_that_the_kernel_holds_does_not_keep_a_relay_from_its_end(world):
     with world.worker() as worker:
         world.kernel.send(request(2))
         worker.recv(100)
-        world.relay.end()
+        world.relay.end_relay()
         assert world.left() == [request(2)]

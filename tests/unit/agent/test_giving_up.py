@@ -71,11 +71,11 @@ class Peer:
     async def ask(self, some):
         for one in some:
             self.connection.hears[one.request_id] = self.heard.extend
-        self.giving.asked(self.connection, some, trio.current_time())
+        self.giving.requests_received(self.connection, some, trio.current_time())
         await trio.testing.wait_all_tasks_blocked()
 
     async def cancel(self, some):
-        self.giving.cancelled(self.connection, [one.request_id for one in some])
+        self.giving.requests_cancelled(self.connection, [one.request_id for one in some])
         await trio.testing.wait_all_tasks_blocked()
 
     async def leave(self):
@@ -118,7 +118,7 @@ def hung_disk(cloud):
     cache, disk = cloud.caches[HERE], Hung()
     for number in range(40):
         data = exchange_cloud.bytes_of(number)
-        cache.store(ids.cid_of(data), data)
+        cache.store_chunk(ids.cid_of(data), data)
         cloud.names[HERE].note([cloud.want(number)])
     cache.read_chunks_nowait = lambda cids: [None] * len(cids)
     cache.read_chunk = disk

@@ -33,7 +33,7 @@ def host():
 
 
 def test_it_is_summed_up(host):
-    now = host.health.now()
+    now = host.health.current_health()
     assert (now.waiting, now.longest_wait_s, now.waits_for) == (3, 9.0, "refused")
     assert (now.failed_reads, now.fallbacks) == (3, {"not-mapped": 3})
     assert now.on_dead_mounts == ("s1",)
@@ -43,7 +43,9 @@ def test_it_is_summed_up(host):
 def test_host_that_does_well_has_nothing_to_tell(host):
     host.late, host.failed, host.fallbacks, host.troubles = [], 0, {}, {}
     host.on_dead_mounts = []
-    assert host.health.now() == decision_messages.HostHealth(version=host.health.now().version)
+    assert host.health.current_health() == decision_messages.HostHealth(
+        version=host.health.current_health().version
+    )
 
 
 def test_nothing_that_it_says_is_too_long_for_the_bus(host):
@@ -51,6 +53,6 @@ def test_nothing_that_it_says_is_too_long_for_the_bus(host):
     host.on_dead_mounts = [f"{n:03}" + "q" * 1000 for n in range(300)]
     host.fallbacks = {f"reason {n}": 1 for n in range(100)}
     host.troubles = {"y" * 300 + str(n): {"why": "z" * 1000, "since_s": -1.0} for n in range(100)}
-    now = host.health.now()
+    now = host.health.current_health()
     raw = decision_messages.encode(now)
     assert decision_messages.decode(raw, decision_messages.HostHealth) == now

@@ -76,7 +76,7 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
             await nets.wait_until(lambda: Priority.PEER in priorities(giver))
             uplink.places.count = 1
             [connection] = cloud.nets["h1"]._answering
-            giver.feed(giver.core.delivered, [connection])
+            giver.feed(giver.core.answers_delivered, [connection])
             with trio.fail_after(3):
                 await wish.wait()
             came = [want for want in wants if reader.has(want.cid)]
@@ -114,9 +114,9 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
             await line.is_decided.wait()
             batches.fill(line.connection)
         asked = [later(n) for n in (1, 2, 3, 4)]
-        client.net.ask(nets.SERVER, client.address, asked, heard.extend)
-        client.net.hurry(nets.SERVER, [2, 3, 4, 99])
-        client.net.cancel(nets.SERVER, [3])
+        client.net.send_requests(nets.SERVER, client.address, asked, heard.extend)
+        client.net.hurry_requests(nets.SERVER, [2, 3, 4, 99])
+        client.net.cancel_requests(nets.SERVER, [3])
         reads.set()
         await nets.wait_until(lambda: said)
         line = client.net._lines[nets.SERVER, nets.BULK]
@@ -140,10 +140,12 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
         await line.is_decided.wait()
         batches.fill(line.connection)
         news = peer_wire.Advertise(announced.alone(7, 8))
-        client.net.ask(nets.SERVER, client.address, [later(1), later(2)], lambda answers: None)
-        client.net.tell(nets.SERVER, client.address, news)
+        client.net.send_requests(
+            nets.SERVER, client.address, [later(1), later(2)], lambda answers: None
+        )
+        client.net.send_announcement(nets.SERVER, client.address, news)
         soon = batches.request(3, priority=peer_wire.Priority.SOON)
-        client.net.ask(nets.SERVER, client.address, [soon], lambda answers: None)
+        client.net.send_requests(nets.SERVER, client.address, [soon], lambda answers: None)
         reads.set()
         await nets.wait_until(lambda: said)
     numbers = [m if m == news else [one.request_id for one in m.requests] for m in said]
@@ -165,8 +167,8 @@ async def test_no_more_news_wait_for_room_than_may(monkeypatch):
         await line.is_decided.wait()
         batches.fill(line.connection)
         for number in range(1, 6):
-            line.tell(peer_wire.Advertise(announced.alone(number)))
-        client.net.ask(nets.SERVER, client.address, [later(1)], lambda answers: None)
+            line.send_announcement(peer_wire.Advertise(announced.alone(number)))
+        client.net.send_requests(nets.SERVER, client.address, [later(1)], lambda answers: None)
         reads.set()
         await nets.wait_until(lambda: heard)
     assert heard == [
@@ -202,10 +204,10 @@ async def test_many_become_urgent_in_few_messages_and_those_that_are_answered_in
     async with talking(converse) as client:
         heard = []
         asked = [later(n) for n in range(130)]
-        client.net.ask(nets.SERVER, client.address, asked, heard.extend)
+        client.net.send_requests(nets.SERVER, client.address, asked, heard.extend)
         await nets.wait_until(lambda: heard)
-        client.net.hurry(nets.SERVER, range(130))
-        client.net.hurry(ids.HostId("h9"), [5])  # who was never asked
+        client.net.hurry_requests(nets.SERVER, range(130))
+        client.net.hurry_requests(ids.HostId("h9"), [5])  # who was never asked
         await nets.wait_until(lambda: sum(len(m.request_ids) for m in said) == 129)
     assert [len(m.request_ids) for m in said] == [64, 64, 1]
     assert {n for m in said for n in m.request_ids} == set(range(1, 130))
@@ -221,8 +223,8 @@ async def test_what_was_asked_for_urgently_is_not_said_to_be_urgent():
     async with batches.asked_by(converse) as client:
         for number in (1, 2):
             asked = [batches.request(number)]
-            client.net.ask(nets.SERVER, client.address, asked, lambda answers: None)
-            client.net.hurry(nets.SERVER, [number])
+            client.net.send_requests(nets.SERVER, client.address, asked, lambda answers: None)
+            client.net.hurry_requests(nets.SERVER, [number])
         await nets.wait_until(lambda: heard)
     assert not any(isinstance(message, peer_wire.Hurry) for message in heard)
 
@@ -303,7 +305,7 @@ async def test_hurry_waits_for_room_as_any_small_message():
         await trio.sleep(0.05)
         assert giver.groups == [[1]] and not giver.hurries  # it came after what has to wait
         [connection] = net._answering
-        connection.reply([batches.chunk(later(1))])
+        connection.send_answers([batches.chunk(later(1))])
         await nets.wait_until(lambda: giver.groups == [[1], [2]])
         await stream.aclose()
     assert not giver.hurries  # it is answered

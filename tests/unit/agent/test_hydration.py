@@ -86,20 +86,20 @@ class Keeper:
         return interface_traffic.InterfaceSample(float(self.looks), [], LINK_BYTES_S)
 
     def state(self, image_id=IMAGE):
-        shown = self.whole.telling.of(image_id)
+        shown = self.whole.telling.status_of(image_id)
         return shown and shown["state"]
 
     async def wait(self, state, image_id=IMAGE):
         await until(lambda: self.state(image_id) == state)
-        return self.whole.telling.of(image_id)
+        return self.whole.telling.status_of(image_id)
 
     def told(self, image_id=IMAGE):
         """What other services are told."""
         return fill_status.fill_report(self.whole.telling, self.uses, image_id)
 
     async def use(self, image_id=IMAGE):
-        image = await self.host.mirrors.attach(image_id)
-        self.uses.opened(image_id)
+        image = await self.host.mirrors.attach_image(image_id)
+        self.uses.image_opened(image_id)
         return image
 
     def promised_bytes(self):
@@ -149,7 +149,7 @@ async def keeper(tmp_path, fast):
 async def test_image_that_is_used_becomes_whole(keeper):
     image = await keeper.use()
     shown = await keeper.wait("fully_cached")
-    assert image.held().missing_bytes == 0
+    assert image.count_cached().missing_bytes == 0
     assert shown["total_bytes"] == 40 * CHUNK + 777
     assert (shown["remaining_bytes"], shown["cached_share"], shown["is_pinned"]) == (0, 1.0, False)
     told = keeper.told()
@@ -164,7 +164,7 @@ async def test_an_image_in_use_is_told_as_used_though_it_is_not_kept_whole_or_fa
     await keeper.wait("fully_cached")
     known = keeper.whole._known[IMAGE]
     known.left_bytes = CHUNK
-    known.backoff.failed("x" * 999, trio.current_time())
+    known.backoff.record_failure("x" * 999, trio.current_time())
     told = keeper.told()
     assert (told.state, told.is_used) == (fill_status.State.FAILING, True)
     assert told.why == "x" * fill_progress.MAX_WHY
@@ -179,8 +179,8 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
         host.add(DATA)
         host.add(SECOND, OTHER)
         for image_id in (IMAGE, OTHER):
-            await host.mirrors.attach(image_id)
-        await host.promises.make(IMAGE, host.mirrors.get_nowait(IMAGE).map, host.cache)
+            await host.mirrors.attach_image(image_id)
+        await host.promises.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map, host.cache)
         made = Keeper(host)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.whole.run)  # nobody has looked yet
@@ -192,37 +192,37 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
             await until(lambda: made.uses._has_looked)
             await made.whole._settle()
             assert host.promises.get(IMAGE) and not host.promises.get(OTHER)
-            host.mirrors.touch(OTHER, 10**18)
+            host.mirrors.save_time_stamp(OTHER, 10**18)
             await made.wait("fully_cached", OTHER)
             nursery.cancel_scope.cancel()
 
 
 async def test_image_that_nobody_uses_is_not_kept(keeper):
-    image = await keeper.host.mirrors.attach(IMAGE)
+    image = await keeper.host.mirrors.attach_image(IMAGE)
     await keeper.wait("fully_cached")  # it was attached a moment ago
     await keeper.use(OTHER)
     for _ in range(20):
-        keeper.uses.touched(OTHER)
+        keeper.uses.image_touched(OTHER)
         await trio.sleep(IN_USE_S / 5)
     assert keeper.state(IMAGE) is None and keeper.state(OTHER) == "fully_cached"
     assert keeper.host.promises.get(IMAGE) is None
     assert keeper.promised_bytes() == 30 * CHUNK
-    assert image.held().missing_bytes == 0  # until others need the room
+    assert image.count_cached().missing_bytes == 0  # until others need the room
 
 
 async def test_filling_waits_for_the_end_of_the_boot(keeper):
     image = await keeper.use()
-    image.boots.begin()
+    image.boots.begin_boot()
     await keeper.wait("booting")
     await image.read(0, CHUNK)
-    assert image.held().cached_bytes == CHUNK
+    assert image.count_cached().cached_bytes == CHUNK
     await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
 
 
 async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(keeper):
     image = await keeper.use()
-    image.boots.begin()
+    image.boots.begin_boot()
     image.counters.in_flight += 1
     await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_longest_s
@@ -237,7 +237,7 @@ async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
     image, began_s = await keeper.use(), trio.current_time()
 
     def is_whole():
-        image.boots.begin()
+        image.boots.begin_boot()
         return keeper.state() == "fully_cached"
 
     await until(is_whole)
@@ -248,11 +248,11 @@ async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
 
 async def test_boot_after_a_pause_is_waited_for_again(keeper):
     image = await keeper.use()
-    image.boots.begin()
+    image.boots.begin_boot()
     await keeper.wait("fully_cached")
     await trio.sleep(LIMITS.boot_longest_s + LIMITS.boot_idle_s)
-    image.boots.begin()
-    keeper.host.cache.drop(image.map.cid(3))
+    image.boots.begin_boot()
+    keeper.host.cache.drop_chunk(image.map.cid_of(3))
     await keeper.wait("booting")
     await keeper.wait("fully_cached")
     assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
@@ -263,7 +263,7 @@ async def test_boot_image_in_memory_is_a_boot(keeper):
     image.boots.state = boot_session.State.READY
     await trio.sleep(2 * LIMITS.boot_longest_s)
     assert keeper.state() == "booting"
-    assert image.held().cached_bytes == 0
+    assert image.count_cached().cached_bytes == 0
     image.boots.state = boot_session.State.DROPPED
     await keeper.wait("fully_cached")
 
@@ -279,7 +279,7 @@ async def test_guest_who_waits_all_the_time_slows_it_down_and_does_not_end_it(ke
 @pytest.fixture
 def batches(monkeypatch):
     """What the filler asks for, each time: how many chunks, and how many are under way then."""
-    found, ask = [], background_fetch.BackgroundFetch.ask
+    found, ask = [], background_fetch.BackgroundFetch.request_chunks
 
     def noted(self, things):
         things = list(things)
@@ -287,7 +287,7 @@ def batches(monkeypatch):
         if things:
             found.append((len(things), len(self)))
 
-    monkeypatch.setattr(background_fetch.BackgroundFetch, "ask", noted)
+    monkeypatch.setattr(background_fetch.BackgroundFetch, "request_chunks", noted)
     return found
 
 
@@ -345,7 +345,7 @@ async def test_slow_rate_is_kept_over_many_slices(keeper):
     image = await keeper.use()
     await keeper.wait("fully_cached")
     assert trio.current_time() - began_s >= 39 / 12 - fill_rate.AHEAD_S
-    assert image.held().missing_bytes == 0
+    assert image.count_cached().missing_bytes == 0
 
 
 async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
@@ -353,17 +353,17 @@ async def test_chunk_larger_than_a_slice_allows_comes_nevertheless(keeper):
     keeper.whole._filler._limit_bytes_s = CHUNK / (5 * background_fill.SLICE_S)
     image = await keeper.use()
     await keeper.wait("fully_cached")
-    assert image.held().missing_bytes == 0
+    assert image.count_cached().missing_bytes == 0
 
 
 async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_boot(keeper):
-    order, fill = [], keeper.whole._filler.fill
+    order, fill = [], keeper.whole._filler.fill_slice
 
     async def noted(part, *others):
         order.append(part.map.image_id)
         return await fill(part, *others)
 
-    keeper.whole._filler.fill = noted
+    keeper.whole._filler.fill_slice = noted
     for image_id in (IMAGE, OTHER):
         (await keeper.use(image_id)).boots.state = boot_session.State.READY
     await keeper.wait("booting", OTHER)
@@ -396,7 +396,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
         task = decision_messages.ImageTask(
             request=1, kind=kind, image_id=IMAGE, deadline_s=deadline_s, due_at_s=due_at_s
         )
-        return await wishes.wish(task)
+        return await wishes.apply_image_task(task)
 
     filler, may_come = keeper.whole._filler, trio.Event()
     fetch = filler._fetch
@@ -417,7 +417,7 @@ async def test_what_operators_wish_over_the_bus_is_done(keeper):
     over = await wish(decision_messages.TaskKind.HYDRATE, 3600.0, time.time() - 5)
     assert (over["mode"], over["due_in_s"]) == ("urgent", None)
     assert (await wish(decision_messages.TaskKind.RESUME))["mode"] == "normal"
-    await keeper.whole.ask(image)
+    await keeper.whole.request_hydration(image)
     with pytest.raises(errors.Unusable, match="does not know"):
         await wish(decision_messages.TaskKind.FLATTEN)
     assert keeper.told().is_pinned  # whatever else is asked for does not unpin
@@ -432,11 +432,11 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
     await keeper.wait("filling")
     began_s = trio.current_time()
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=4.0)
-    assert 3.0 < keeper.whole.telling.of(IMAGE)["due_in_s"] <= 4.0
+    assert 3.0 < keeper.whole.telling.status_of(IMAGE)["due_in_s"] <= 4.0
     shown = await keeper.wait("fully_cached")
     assert trio.current_time() - began_s > 2.0  # and not as fast as it can
-    assert image.held().missing_bytes == 0
-    await until(lambda: keeper.whole.telling.of(IMAGE)["due_in_s"] is None)
+    assert image.count_cached().missing_bytes == 0
+    await until(lambda: keeper.whole.telling.status_of(IMAGE)["due_in_s"] is None)
     assert keeper.host.promises.get(IMAGE).deadline_s == 0
     assert shown["mode"] == "urgent"
 
@@ -452,7 +452,7 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
     left_bytes = (await keeper.wait("filling"))["remaining_bytes"]
     monkeypatch.setattr(pin_file, "_write", slow)
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=600.0)
-    shown = keeper.whole.telling.of(IMAGE)
+    shown = keeper.whole.telling.status_of(IMAGE)
     assert left_bytes - 8 * CHUNK <= shown["remaining_bytes"] <= left_bytes
     assert 590.0 < shown["due_in_s"] <= 600.0
 
@@ -463,7 +463,7 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         host.add(SECOND, OTHER)
         whole = Keeper(host).whole
         for image_id in (IMAGE, OTHER):
-            await host.mirrors.attach(image_id)
+            await host.mirrors.attach_image(image_id)
             for _ in range(2):  # promised, then counted
                 await whole._keep(image_id, is_for_others=False)
         assert whole._next() == IMAGE
@@ -476,9 +476,9 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         alone = whole._filler._needed_bytes_s(first, [])
         second.deadline = first.deadline._replace(at_s=first.deadline.at_s + 0.1)
         assert whole._filler._needed_bytes_s(first, whole._due_besides(first)) > 1.1 * alone
-        second.backoff.failed("why", whole._clock())
+        second.backoff.record_failure("why", whole._clock())
         assert whole._due_besides(first) == []  # nobody waits for it
-        second.backoff.succeeded()
+        second.backoff.record_success()
         await whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
         assert whole._due_besides(first) == []
         assert whole._next() == OTHER
@@ -490,19 +490,19 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
 @pytest.mark.expect_log("missed its deadline of 0 s")
 async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can(keeper, caplog):
     source = keeper.host.source
-    await keeper.host.mirrors.attach(IMAGE)
+    await keeper.host.mirrors.attach_image(IMAGE)
     source._fail = range(1, 10_000)
     await keeper.use()
     await keeper.wait("failing")
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=0.3)
     await until(lambda: "missed its deadline of" in caplog.text)
-    shown = keeper.whole.telling.of(IMAGE)
+    shown = keeper.whole.telling.status_of(IMAGE)
     assert shown["is_late"] is True and shown["due_in_s"] <= 0
     await trio.sleep(0.5)
     assert caplog.text.count("missed its deadline of") == 1
     source._fail = range(0)
     await keeper.wait("fully_cached")
-    await until(lambda: keeper.whole.telling.of(IMAGE)["is_late"] is None)
+    await until(lambda: keeper.whole.telling.status_of(IMAGE)["is_late"] is None)
 
 
 @pytest.mark.parametrize(
@@ -513,13 +513,13 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
 ):
     async with running(tmp_path) as made:
         made.whole._filler._limit_bytes_s = 1.0
-        made.host.chunks.ahead = _never
+        made.host.chunks.background_fetch = _never
         await made.use()
         await made.wait("filling")
         await made.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=3600.0)
         made.wall_jumped_s = jumped_s
         assert (
-            3500 < made.whole.telling.of(IMAGE)["due_in_s"] <= 3600
+            3500 < made.whole.telling.status_of(IMAGE)["due_in_s"] <= 3600
         )  # while it runs nothing jumps
         kept = made.host.promises.get(IMAGE)
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
@@ -527,9 +527,9 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         host.add(DATA)
         again = Keeper(host)
         again.wall_jumped_s = jumped_s
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
         await again.whole._keep(IMAGE, is_for_others=False)
-        shown = again.whole.telling.of(IMAGE)
+        shown = again.whole.telling.status_of(IMAGE)
         assert least_s - 60 <= shown["due_in_s"] <= most_s
         assert shown["is_late"] is (jumped_s > 0)
 
@@ -553,7 +553,7 @@ async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
     keeper.host.mirrors.get_nowait(IMAGE).boots.state = boot_session.State.DROPPED
     await trio.sleep(1)
     assert keeper.state() == "paused"
-    assert keeper.whole.telling.of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
+    assert keeper.whole.telling.status_of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.NORMAL)
     await keeper.wait("fully_cached")
 
@@ -573,7 +573,7 @@ async def test_source_that_fails_is_asked_less_and_less_often(keeper):
     )
     keeper.host.blobs.update(kept)
     await keeper.wait("fully_cached")
-    assert image.held().missing_bytes == 0
+    assert image.count_cached().missing_bytes == 0
 
 
 async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper):
@@ -582,18 +582,18 @@ async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper
     host.blobs[blob] = b"?" + DATA[1:]
     await keeper.use()
     shown = await keeper.wait("failing")
-    await until(lambda: keeper.whole.telling.of(IMAGE)["remaining_bytes"] == CHUNK)
+    await until(lambda: keeper.whole.telling.status_of(IMAGE)["remaining_bytes"] == CHUNK)
     assert "the source" in shown["why"]
     host.blobs[blob] = kept
     await keeper.wait("fully_cached")
 
 
 async def test_fetch_that_never_ends_counts_as_failed(keeper):
-    made, keeper.host.chunks.ahead = keeper.host.chunks.ahead, _never
+    made, keeper.host.chunks.background_fetch = keeper.host.chunks.background_fetch, _never
     await keeper.use()
     shown = await keeper.wait("failing")
     assert "did not come in" in shown["why"]
-    keeper.host.chunks.ahead = made
+    keeper.host.chunks.background_fetch = made
     await keeper.wait("fully_cached")
 
 
@@ -607,16 +607,16 @@ async def test_image_without_room_is_told_and_becomes_whole_when_there_is_some(t
         assert keeper.told(OTHER).is_used and not keeper.told(OTHER).is_fully_cached
         assert shown["shortfall_bytes"] > 0
         with pytest.raises(errors.Unusable, match="the cache lacks"):
-            await keeper.whole.ask(keeper.host.mirrors.get_nowait(OTHER))
+            await keeper.whole.request_hydration(keeper.host.mirrors.get_nowait(OTHER))
         with pytest.raises(
             errors.Unusable, match="cannot be cached completely here: the cache lacks"
         ):
             await keeper.whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
         assert keeper.state(IMAGE) == "fully_cached"
-        keeper.uses.closed(IMAGE)
+        keeper.uses.image_closed(IMAGE)
 
         def is_whole():
-            keeper.uses.touched(OTHER)  # Nova is alive
+            keeper.uses.image_touched(OTHER)  # Nova is alive
             return keeper.state(OTHER) == "fully_cached"
 
         await until(is_whole)
@@ -632,23 +632,23 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         image = await keeper.use()
         image.boots.state = boot_session.State.READY
         await until(
-            lambda: keeper.state() and keeper.whole.telling.of(IMAGE)["remaining_bytes"]
+            lambda: keeper.state() and keeper.whole.telling.status_of(IMAGE)["remaining_bytes"]
         )  # is promised
         others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
         for data in others:
             await host.cache.wait_for_room()
-            host.cache.pin(ids.cid_of(data), CHUNK)
-            assert host.cache.store(ids.cid_of(data), data)
+            host.cache.pin_chunk(ids.cid_of(data), CHUNK)
+            assert host.cache.store_chunk(ids.cid_of(data), data)
         image.boots.state = boot_session.State.DROPPED
         await keeper.wait("failing")
-        await until(lambda: "no space" in keeper.whole.telling.of(IMAGE)["why"])
+        await until(lambda: "no space" in keeper.whole.telling.status_of(IMAGE)["why"])
         backoff = keeper.whole._known[IMAGE].backoff
         await until(lambda: backoff._pause_s == fill_rate.LONGEST_PAUSE_S)
-        assert keeper.whole.telling.of(IMAGE)["remaining_bytes"] > 30 * CHUNK
+        assert keeper.whole.telling.status_of(IMAGE)["remaining_bytes"] > 30 * CHUNK
         for data in others:
-            host.cache.unpin(ids.cid_of(data), CHUNK)
+            host.cache.unpin_chunk(ids.cid_of(data), CHUNK)
         await keeper.wait("fully_cached")
-        assert image.held().missing_bytes == 0
+        assert image.count_cached().missing_bytes == 0
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
@@ -662,44 +662,44 @@ async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_w
         await keeper.wait("no_space", OTHER)
         monkeypatch.setattr(hydration, "RECOUNT_S", math.inf)
         await keeper.host.promises.take_back(IMAGE, keeper.host.cache)
-        await keeper.whole.ask(image)
+        await keeper.whole.request_hydration(image)
         assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
 
 
 async def test_asked_image_is_kept_without_a_use_until_that_is_taken_back(keeper):
-    image = await keeper.host.mirrors.attach(IMAGE)
-    await keeper.whole.ask(image)
+    image = await keeper.host.mirrors.attach_image(IMAGE)
+    await keeper.whole.request_hydration(image)
     for _ in range(10):
-        keeper.uses.touched(OTHER)
+        keeper.uses.image_touched(OTHER)
         await trio.sleep(IN_USE_S / 2)
     assert (await keeper.wait("fully_cached"))["is_pinned"]
-    await keeper.whole.unask(IMAGE)
+    await keeper.whole.withdraw_request(IMAGE)
     await until(lambda: keeper.state() is None)
     assert keeper.promised_bytes() == 0
     with pytest.raises(errors.Unusable, match="cannot be cached completely here"):
-        await keeper.whole.unask(IMAGE)
+        await keeper.whole.withdraw_request(IMAGE)
 
 
 async def test_chunk_that_is_lost_is_fetched_again(keeper):
     image = await keeper.use()
     await keeper.wait("fully_cached")
-    keeper.host.cache.drop(image.map.cid(3))
-    await until(lambda: not image.held().missing_bytes)
+    keeper.host.cache.drop_chunk(image.map.cid_of(3))
+    await until(lambda: not image.count_cached().missing_bytes)
     await keeper.wait("fully_cached")
 
 
 async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keeper):
     host, counted = keeper.host, []
-    count = keeper.whole._filler.count
+    count = keeper.whole._filler.count_missing
 
     async def noted(part, progress):
         counted.append(part.map.image_id)
         await count(part, progress)
 
-    keeper.whole._filler.count = noted
+    keeper.whole._filler.count_missing = noted
     image = await keeper.use()
     await keeper.wait("fully_cached")
-    await host.mirrors.attach(OTHER)
+    await host.mirrors.attach_image(OTHER)
     kept = host.blobs.copy()
     host.blobs.clear()
     await keeper.use(OTHER)
@@ -707,12 +707,12 @@ async def test_whole_image_is_not_counted_again_while_others_are_not_whole(keepe
     before = counted.count(IMAGE)
     await trio.sleep(5 * hydration.RECOUNT_S)
     assert counted.count(IMAGE) == before
-    host.cache.drop(image.map.cid(3))
+    host.cache.drop_chunk(image.map.cid_of(3))
     await until(lambda: counted.count(IMAGE) > before)
     host.blobs.update(kept)
     await keeper.wait("fully_cached", OTHER)
     await keeper.wait("fully_cached")
-    assert image.held().missing_bytes == 0
+    assert image.count_cached().missing_bytes == 0
 
 
 @pytest.mark.expect_log("cannot become whole here: the cache lacks")
@@ -741,13 +741,13 @@ async def test_chunks_of_a_boot_image_that_is_here_are_not_read_again(keeper):
     host = keeper.host
     host.add_boot_image(DATA, range(20))
     image = await keeper.use()
-    image.boots.begin()
+    image.boots.begin_boot()
     await until(lambda: image.boots.state is boot_session.State.READY)
     image.boots.drop()
     before = host.chunks.counters.source_bytes
     await keeper.wait("fully_cached")
     assert host.chunks.counters.source_bytes - before == 20 * CHUNK + 777
-    assert image.held().missing_bytes == 0
+    assert image.count_cached().missing_bytes == 0
 
 
 @contextlib.asynccontextmanager
@@ -768,21 +768,21 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
     monkeypatch.setattr(fill_rate, "FIRST_PAUSE_S", 1000.0)
     monkeypatch.setattr(fill_rate, "LONGEST_PAUSE_S", 1000.0)
     async with still(tmp_path) as keeper:
-        asked, attach = [], keeper.host.mirrors.attach
+        asked, attach = [], keeper.host.mirrors.attach_image
 
         async def hang(image_id, *_):
             asked.append(image_id)
             await trio.sleep_forever()
 
-        monkeypatch.setattr(keeper.host.mirrors, "attach", hang)
+        monkeypatch.setattr(keeper.host.mirrors, "attach_image", hang)
         for image_id in (IMAGE, OTHER):
-            keeper.uses.touched(image_id)
+            keeper.uses.image_touched(image_id)
             await keeper.host.promises._set(pin_record.ImagePin(image_id, 1.0))
         for settled in range(1, 5):
             await keeper.whole._settle()
             assert len(asked) == min(settled, 2)
         assert set(asked) == {IMAGE, OTHER}
-        monkeypatch.setattr(keeper.host.mirrors, "attach", attach)
+        monkeypatch.setattr(keeper.host.mirrors, "attach_image", attach)
         monkeypatch.setattr(hydration, "ATTACH_S", 60.0)
         monkeypatch.setattr(hydration, "ATTACHING_S", 60.0)
         for known in keeper.whole._known.values():
@@ -790,7 +790,7 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
         await keeper.whole._settle()
         await keeper.whole._settle()
         assert keeper.whole._known[IMAGE].backoff.failure is None
-        assert keeper.host.promises.pinned(IMAGE) and keeper.host.promises.pinned(OTHER)
+        assert keeper.host.promises.pinned_of(IMAGE) and keeper.host.promises.pinned_of(OTHER)
 
 
 async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
@@ -846,14 +846,14 @@ async def test_map_of_an_image_without_room_goes_when_it_is_used_no_more(
 ):
     async with still(tmp_path, limit_bytes=CHUNK) as keeper:
         await keeper.use()
-        await keeper.uses.look()
+        await keeper.uses.scan_processes()
         await keeper.whole._settle()
         assert list(keeper.host.promises._found) == [IMAGE]
         await keeper.whole._settle()
         assert list(keeper.host.promises._found) == [IMAGE]
-        keeper.uses.closed(IMAGE)
+        keeper.uses.image_closed(IMAGE)
         if is_detached:
-            keeper.host.mirrors.detach(IMAGE)
-        keeper.uses.detached(IMAGE)
+            keeper.host.mirrors.detach_image(IMAGE)
+        keeper.uses.image_detached(IMAGE)
         await keeper.whole._settle()
         assert not keeper.host.promises._found

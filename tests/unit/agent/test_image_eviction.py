@@ -49,9 +49,9 @@ class Host:
         while seconds > 0:
             self.now_s += min(seconds, HOUR_S)
             seconds -= HOUR_S
-            self.uses.touched(NOVAS, is_by_nova=True)
-        await self.uses.look()
-        await self.detaching.look()
+            self.uses.image_touched(NOVAS, is_by_nova=True)
+        await self.uses.scan_processes()
+        await self.detaching.evict_unused()
 
     def delete(self, image_id, days_ago=31):
         """Let Glance have an image no more, and let its last touch be so long ago."""
@@ -60,7 +60,7 @@ class Host:
         self.wall_s = time.time() + days_ago * 24 * HOUR_S
 
     async def read(self, image_id):
-        image = await self.host.mirrors.attach(image_id)
+        image = await self.host.mirrors.attach_image(image_id)
         return bytes(await image.read(0, image.size_bytes))
 
     def cached(self, image_id):
@@ -81,60 +81,60 @@ async def used(tmp_path):
         made = Host(host)
         for image_id in (IMAGE, OTHER):
             await made.read(image_id)
-        await made.uses.look()
+        await made.uses.scan_processes()
         yield made
 
 
 async def test_image_is_detached_when_nobody_has_used_it_for_long_enough(used):
     await used.let_pass(HOUR_S / 2)
-    used.uses.touched(OTHER)
+    used.uses.image_touched(OTHER)
     await used.let_pass(HOUR_S / 2 + 1)
-    assert used.host.mirrors.attached() == [OTHER]
+    assert used.host.mirrors.list_attached() == [OTHER]
     assert used.host.mirrors.get_nowait(IMAGE) is None
     assert (used.told, used.detaching.detached) == ([IMAGE], 1)
     await used.let_pass(HOUR_S / 2)
-    assert used.host.mirrors.attached() == []
+    assert used.host.mirrors.list_attached() == []
     assert list(used.host.maps.iterdir()) == []
 
 
 async def test_image_that_is_open_stays_however_long_nobody_reads_it(used):
-    used.uses.opened(IMAGE)
+    used.uses.image_opened(IMAGE)
     for _ in range(30):
         await used.let_pass(HOUR_S)
-    assert used.host.mirrors.attached() == [IMAGE]
-    used.uses.closed(IMAGE)
+    assert used.host.mirrors.list_attached() == [IMAGE]
+    used.uses.image_closed(IMAGE)
     await used.let_pass(HOUR_S / 2)
-    assert used.host.mirrors.attached() == [IMAGE]
+    assert used.host.mirrors.list_attached() == [IMAGE]
     await used.let_pass(HOUR_S / 2 + 1)
-    assert used.host.mirrors.attached() == []
+    assert used.host.mirrors.list_attached() == []
 
 
 async def test_image_that_something_else_keeps_stays_as_long_as_it_does(used):
     kept = {IMAGE}
     used.detaching._is_kept = kept.__contains__
     await used.let_pass(2 * HOUR_S)
-    assert used.host.mirrors.attached() == [IMAGE]
+    assert used.host.mirrors.list_attached() == [IMAGE]
     kept.clear()
     await used.let_pass(1.0)
-    assert used.host.mirrors.attached() == []
+    assert used.host.mirrors.list_attached() == []
 
 
 async def test_image_that_was_attached_a_moment_ago_stays(used):
     await used.let_pass(2 * HOUR_S)
-    await used.host.mirrors.attach(IMAGE)
-    await used.detaching.look()  # nobody has looked at its uses yet
-    assert used.host.mirrors.attached() == [IMAGE]
+    await used.host.mirrors.attach_image(IMAGE)
+    await used.detaching.evict_unused()  # nobody has looked at its uses yet
+    assert used.host.mirrors.list_attached() == [IMAGE]
 
 
 async def test_image_that_comes_into_use_while_the_source_is_asked_stays(used):
     class Asked(faulty_source.MemorySource):
         async def size_bytes(self, blob):
-            used.uses.opened(blob.image_id)
+            used.uses.image_opened(blob.image_id)
             raise errors.ChunkMissing(blob.name, "memory")
 
     used.detaching._source = Asked({})
     await used.let_pass(2 * HOUR_S)
-    assert used.host.mirrors.attached() == [IMAGE, OTHER]
+    assert used.host.mirrors.list_attached() == [IMAGE, OTHER]
     assert len(used.cached(IMAGE)) == 4
 
 
@@ -150,10 +150,10 @@ async def test_image_that_is_attached_again_at_that_moment_stays_whole(used, nur
         return await make(image_map)
 
     used.host.mirrors._make = make_slowly
-    nursery.start_soon(used.host.mirrors.attach, IMAGE)
+    nursery.start_soon(used.host.mirrors.attach_image, IMAGE)
     await is_making.wait()
     await used.let_pass(2 * HOUR_S)
-    assert used.host.mirrors.attached() == [IMAGE]
+    assert used.host.mirrors.list_attached() == [IMAGE]
     may_go_on.set()
     await until(lambda: used.host.mirrors.get_nowait(IMAGE))
     assert await used.read(IMAGE) == DATA
@@ -165,16 +165,16 @@ async def test_its_chunks_stay_in_the_cache_while_the_source_has_it(used):
     assert all(cid in used.host.cache for cid in cids)
     reads = len(used.host.source.reads)
     assert await used.read(IMAGE) == DATA
-    assert used.host.mirrors.attached() == [IMAGE]
+    assert used.host.mirrors.list_attached() == [IMAGE]
     assert len(used.host.source.reads) == reads + 1  # the map; its chunks were here
 
 
 async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one_has(used):
     of_image, of_other = ([*used.host.mirrors.cids(one)] for one in (IMAGE, OTHER))
     used.delete(IMAGE)
-    used.uses.opened(OTHER)
+    used.uses.image_opened(OTHER)
     await used.let_pass(2 * HOUR_S)
-    assert used.host.mirrors.attached() == [OTHER]
+    assert used.host.mirrors.list_attached() == [OTHER]
     assert [cid in used.host.cache for cid in of_image] == [True, True, False, False]
     assert all(cid in used.host.cache for cid in of_other)
     assert used.detaching.purged_chunks == 2
@@ -183,19 +183,19 @@ async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one
 async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used, monkeypatch):
     """They may have no other place to get its chunks from."""
     monkeypatch.setattr(image_eviction, "ASK_AGAIN_S", 0.0)
-    used.uses.opened(OTHER)
+    used.uses.image_opened(OTHER)
     cids = [*used.host.mirrors.cids(IMAGE)]
     used.delete(IMAGE, days_ago=0)
     for days in (0, 29):
         used.wall_s = time.time() + days * 24 * HOUR_S
         await used.let_pass(30 * HOUR_S)
-        assert used.host.mirrors.attached() == [IMAGE, OTHER]
+        assert used.host.mirrors.list_attached() == [IMAGE, OTHER]
         assert all(cid in used.host.cache for cid in cids)
         assert await used.read(IMAGE) == DATA
-        await used.uses.look()
+        await used.uses.scan_processes()
     used.wall_s = time.time() + 31 * 24 * HOUR_S
     await used.let_pass(30 * HOUR_S)
-    assert used.host.mirrors.attached() == [OTHER]
+    assert used.host.mirrors.list_attached() == [OTHER]
     assert used.detaching.purged_chunks == 2
 
 
@@ -211,9 +211,9 @@ async def test_source_is_not_asked_each_minute_for_an_image_that_stays(used):
     for _ in range(3):
         await used.let_pass(2 * HOUR_S)
     assert asked == [IMAGE, OTHER]
-    assert used.host.mirrors.attached() == [IMAGE, OTHER]
-    used.detaching.detach(IMAGE)
-    await used.detaching.look()
+    assert used.host.mirrors.list_attached() == [IMAGE, OTHER]
+    used.detaching.detach_image(IMAGE)
+    await used.detaching.evict_unused()
     assert list(used.detaching._stay_until_s) == [OTHER]
 
 
@@ -221,7 +221,7 @@ async def test_chunks_that_an_image_has_that_was_not_opened_since_the_start_stay
     of_image = [*used.host.mirrors.cids(IMAGE)]
     used.delete(IMAGE)
     del used.host.mirrors._mirrors[OTHER]  # as after a restart
-    used.uses.opened(OTHER)
+    used.uses.image_opened(OTHER)
     await used.let_pass(2 * HOUR_S)
     assert [cid in used.host.cache for cid in of_image] == [True, True, False, False]
     assert used.host.mirrors.get_nowait(OTHER) is None  # and it was not opened for this
@@ -240,15 +240,15 @@ async def test_source_that_does_not_answer_takes_no_chunks_and_is_not_asked_for_
     used.detaching._source = Silent({})
     cids = [*used.host.mirrors.cids(IMAGE)]
     await used.let_pass(2 * HOUR_S)
-    assert used.host.mirrors.attached() == []
+    assert used.host.mirrors.list_attached() == []
     assert len(asked) == 1
     assert all(cid in used.host.cache for cid in cids)
 
 
 async def test_boot_image_goes_too_from_memory_and_disk(used, tmp_path):
     used.host.add_boot_image(DATA, BOOT_MAP)
-    image = await used.host.mirrors.attach(IMAGE)
-    image.boots.begin()
+    image = await used.host.mirrors.attach_image(IMAGE)
+    image.boots.begin_boot()
     await until((used.host.maps / f"{IMAGE}.acboot").exists)
     await used.let_pass(2 * HOUR_S)
     assert list(used.host.maps.iterdir()) == []
@@ -258,7 +258,7 @@ async def test_boot_image_goes_too_from_memory_and_disk(used, tmp_path):
 async def test_boot_image_of_an_image_that_was_not_opened_since_the_start_goes_too(used):
     (used.host.maps / f"{IMAGE}.acboot").write_bytes(b"a head")
     del used.host.boots._images[IMAGE]
-    used.detaching.detach(IMAGE)
+    used.detaching.detach_image(IMAGE)
     assert not (used.host.maps / f"{IMAGE}.acboot").exists()
 
 
@@ -279,40 +279,40 @@ async def test_what_was_counted_of_it_is_counted_together_from_then_on(used):
     assert before == counted.given_by(counted.fetched_total.bytes) == 6 * CHUNK
     assert not counted.fetched
     counted.fetched[IMAGE].add(counters.Origin.SOURCE, 5)  # by a chunk that was on its way
-    await used.detaching.look()
+    await used.detaching.evict_unused()
     assert not counted.fetched
     assert sum(used.host.mirrors.reads.read.bytes.values()) == 8 * CHUNK
 
 
 @pytest.mark.expect_log("image .* cannot be detached: Read-only file system")
 async def test_image_whose_map_cannot_be_deleted_stays_and_the_others_go(used, monkeypatch, caplog):
-    detach = used.host.mirrors.detach
+    detach = used.host.mirrors.detach_image
 
     def refuse_one(image_id):
         if image_id == IMAGE:
             raise OSError(30, "Read-only file system")
         detach(image_id)
 
-    monkeypatch.setattr(used.host.mirrors, "detach", refuse_one)
+    monkeypatch.setattr(used.host.mirrors, "detach_image", refuse_one)
     for _ in range(5):
         await used.let_pass(2 * HOUR_S)
-    assert used.host.mirrors.attached() == [IMAGE]
+    assert used.host.mirrors.list_attached() == [IMAGE]
     assert await used.read(IMAGE) == DATA
     told = [one for one in caplog.records if "cannot be detached" in one.getMessage()]
     assert len(told) == 1
     monkeypatch.undo()
     for _ in range(2):  # it was read a moment ago
         await used.let_pass(2 * HOUR_S)
-    assert used.host.mirrors.attached() == []
+    assert used.host.mirrors.list_attached() == []
 
 
 async def test_without_a_time_nothing_is_ever_detached(used, nursery, autojump_clock):
     used.detaching._unused_s = 0.0
     nursery.start_soon(used.detaching.run)
     used.now_s += 1000 * HOUR_S
-    await used.uses.look()
+    await used.uses.scan_processes()
     await trio.sleep(1000 * HOUR_S)
-    assert used.host.mirrors.attached() == [IMAGE, OTHER]
+    assert used.host.mirrors.list_attached() == [IMAGE, OTHER]
 
 
 @pytest.mark.parametrize("unused_s", [0.0, HOUR_S])
@@ -323,21 +323,21 @@ async def test_maps_that_were_not_seen_at_the_start_are_looked_for(
     used.detaching._unused_s = unused_s
     used.host.mirrors._attached.clear()
     nursery.start_soon(used.detaching.run)
-    await until(lambda: used.host.mirrors.attached() == [IMAGE, OTHER])
+    await until(lambda: used.host.mirrors.list_attached() == [IMAGE, OTHER])
 
 
 async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(used):
     limits = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=2)
     recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
-    image = await used.host.mirrors.attach(IMAGE)
+    image = await used.host.mirrors.attach_image(IMAGE)
     assert recording.open(image)
     recording._sent[IMAGE] = 2
     recording.record_more(OTHER, 3)
     recording._sent[OTHER] = 1
     for image_id in (IMAGE, OTHER):
-        recording.forget(image_id)
+        recording.forget_image(image_id)
     assert (recording._open, recording._sent) == ({}, {})
-    assert (recording.left(IMAGE), recording.left(OTHER)) == (2, 2)
+    assert (recording.boots_left(IMAGE), recording.boots_left(OTHER)) == (2, 2)
 
 
 def test_images_that_operators_want_recorded_are_so_many_at_most(monkeypatch):
@@ -347,22 +347,22 @@ def test_images_that_operators_want_recorded_are_so_many_at_most(monkeypatch):
     asked = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}") for number in range(6)]
     for image_id in asked:
         recording.record_more(image_id, 5)
-    assert [recording.left(image_id) for image_id in asked] == [1, 1, 5, 5, 5, 5]
+    assert [recording.boots_left(image_id) for image_id in asked] == [1, 1, 5, 5, 5, 5]
 
 
 async def test_image_that_was_attached_for_others_goes_as_soon_as_it_need_not_be_kept(used):
-    used.host.mirrors.detach(OTHER)
-    used.uses.detached(OTHER)
+    used.host.mirrors.detach_image(OTHER)
+    used.uses.image_detached(OTHER)
     used.uses._is_for_others = used.detaching._is_kept = lambda image_id: image_id == OTHER
-    await used.host.mirrors.attach(OTHER)
+    await used.host.mirrors.attach_image(OTHER)
     await used.let_pass(1)
-    assert used.host.mirrors.attached() == sorted([IMAGE, OTHER])
+    assert used.host.mirrors.list_attached() == sorted([IMAGE, OTHER])
     used.uses._is_for_others = used.detaching._is_kept = lambda image_id: False
     await used.let_pass(1)
-    assert used.host.mirrors.attached() == [IMAGE]
-    await used.host.mirrors.attach(OTHER)  # for an instance of this host
-    used.uses.opened(OTHER)
+    assert used.host.mirrors.list_attached() == [IMAGE]
+    await used.host.mirrors.attach_image(OTHER)  # for an instance of this host
+    used.uses.image_opened(OTHER)
     await used.let_pass(1)
-    used.uses.closed(OTHER)
+    used.uses.image_closed(OTHER)
     await used.let_pass(1)
-    assert used.host.mirrors.attached() == sorted([IMAGE, OTHER])
+    assert used.host.mirrors.list_attached() == sorted([IMAGE, OTHER])

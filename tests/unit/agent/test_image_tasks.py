@@ -58,7 +58,7 @@ class Host:
     async def pre_seed(self, image_id, report):
         if self.failure:
             raise self.failure
-        image = await self.parts.mirrors.attach(image_id)
+        image = await self.parts.mirrors.attach_image(image_id)
         await report(CHUNK, len(DATA))
         await self.may_go_on.wait()
         for offset in range(0, len(DATA), CHUNK):
@@ -90,11 +90,11 @@ class Host:
         return {"done_bytes": 9}
 
     async def told(self, image_id=one_host.IMAGE):
-        return (await self.tasks.news())[image_id].task
+        return (await self.tasks.changed_images())[image_id].task
 
     async def all(self):
         self.now_s += image_tasks.LOOK_AGAIN_S
-        return await self.tasks.news()
+        return await self.tasks.changed_images()
 
     async def wait(self, is_so):
         """Return what is told of the image's task when it is so."""
@@ -116,28 +116,28 @@ async def host(tmp_path, nursery):
 
 
 async def test_nothing_is_told_twice_in_a_while(host):
-    assert await host.tasks.news() == {}
-    assert await host.tasks.news() is None
+    assert await host.tasks.changed_images() == {}
+    assert await host.tasks.changed_images() is None
     host.now_s += image_tasks.LOOK_AGAIN_S
-    assert await host.tasks.news() == {}
+    assert await host.tasks.changed_images() == {}
 
 
 async def test_an_image_is_told_by_where_its_bytes_were(host):
-    image = await host.parts.mirrors.attach(one_host.IMAGE)
+    image = await host.parts.mirrors.attach_image(one_host.IMAGE)
     await image.read(0, CHUNK)
     await image.read(0, 100)
-    [(image_id, held)] = (await host.tasks.news()).items()
+    [(image_id, held)] = (await host.tasks.changed_images()).items()
     assert (image_id, held.size_bytes, held.cached_bytes) == (one_host.IMAGE, len(DATA), CHUNK)
-    assert held.missing_bytes == image.held().missing_bytes > 0
+    assert held.missing_bytes == image.count_cached().missing_bytes > 0
     assert held.read == decision_messages.ReadBytes(local=100, source=CHUNK)
     assert held.fetched == decision_messages.FetchedBytes(source=CHUNK)
     assert (held.boot_image, held.boot_revision, held.task) == ("unknown", 0, None)
 
 
 async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
-    await host.tasks.news()
-    await host.parts.mirrors.attach(one_host.IMAGE)
-    assert await host.tasks.news() is None  # nobody uses it: that can wait
+    await host.tasks.changed_images()
+    await host.parts.mirrors.attach_image(one_host.IMAGE)
+    assert await host.tasks.changed_images() is None  # nobody uses it: that can wait
     for told in (
         FILLING,
         msgspec.structs.replace(
@@ -146,43 +146,43 @@ async def test_what_becomes_of_whole_images_is_told_at_the_next_sample(host):
         NOT_USED,
     ):
         host.whole[one_host.IMAGE] = told
-        assert (await host.tasks.news())[one_host.IMAGE].fill == told
-        assert await host.tasks.news() is None
+        assert (await host.tasks.changed_images())[one_host.IMAGE].fill == told
+        assert await host.tasks.changed_images() is None
 
 
 async def test_what_a_disk_began_as_is_told_though_it_is_not_attached(host):
-    await host.tasks.news()
+    await host.tasks.changed_images()
     host.bases.add(one_host.OTHER)
     host.whole[one_host.OTHER] = FILLING
-    assert (await host.tasks.news())[one_host.OTHER].fill.is_used
+    assert (await host.tasks.changed_images())[one_host.OTHER].fill.is_used
     host.now_s += image_tasks.LOOK_AGAIN_S
-    assert list(await host.tasks.news()) == [one_host.OTHER]
+    assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
 async def test_how_far_a_filled_image_is_can_wait(host):
-    await host.parts.mirrors.attach(one_host.IMAGE)
+    await host.parts.mirrors.attach_image(one_host.IMAGE)
     host.whole[one_host.IMAGE] = FILLING
-    await host.tasks.news()
+    await host.tasks.changed_images()
     further = msgspec.structs.replace(
         FILLING, state=fill_progress.FillState.QUEUED, remaining_bytes=1
     )
     host.whole[one_host.IMAGE] = further
-    assert await host.tasks.news() is None
+    assert await host.tasks.changed_images() is None
     host.now_s += image_tasks.LOOK_AGAIN_S
-    assert (await host.tasks.news())[one_host.IMAGE].fill == further
+    assert (await host.tasks.changed_images())[one_host.IMAGE].fill == further
 
 
 async def test_where_more_are_here_than_are_told_those_in_use_are(host, monkeypatch):
     monkeypatch.setattr(image_tasks, "MOST_IMAGES", 1)
     host.parts.add(DATA, one_host.OTHER)
     for image_id, touched_ns in ((one_host.IMAGE, 1_000), (one_host.OTHER, 2_000)):
-        await host.parts.mirrors.attach(image_id)
-        host.parts.mirrors.touch(image_id, touched_ns)
+        await host.parts.mirrors.attach_image(image_id)
+        host.parts.mirrors.save_time_stamp(image_id, touched_ns)
     host.whole[one_host.IMAGE] = FILLING
-    assert list(await host.tasks.news()) == [one_host.IMAGE]
+    assert list(await host.tasks.changed_images()) == [one_host.IMAGE]
     host.whole.clear()
     host.now_s += image_tasks.LOOK_AGAIN_S
-    assert list(await host.tasks.news()) == [one_host.OTHER]
+    assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
 async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(host, monkeypatch):
@@ -194,7 +194,7 @@ async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(ho
     )
     for lacking in sorted(host.bases):
         host.whole = dict.fromkeys(host.bases, whole) | {lacking: FILLING}
-        assert list(await host.tasks.news()) == [lacking]
+        assert list(await host.tasks.changed_images()) == [lacking]
 
 
 async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
@@ -202,12 +202,14 @@ async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
         f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_messages.MAX_IMAGES + 76)
     }
     host.whole = dict.fromkeys(host.bases, FILLING)
-    assert len(await host.tasks.news()) == image_tasks.MOST_IMAGES
-    assert await host.tasks.news() is None  # those that are not told do not count as changed
+    assert len(await host.tasks.changed_images()) == image_tasks.MOST_IMAGES
+    assert (
+        await host.tasks.changed_images() is None
+    )  # those that are not told do not count as changed
     host.now_s += image_tasks.LOOK_AGAIN_S
-    unused = max(await host.tasks.news())
+    unused = max(await host.tasks.changed_images())
     host.whole[unused] = NOT_USED
-    told = await host.tasks.news()
+    told = await host.tasks.changed_images()
     assert len(told) == image_tasks.MOST_IMAGES and unused not in told
 
 
@@ -221,12 +223,12 @@ def test_peers_and_homes_are_others_hosts():
 
 
 async def test_a_pre_seed_tells_how_far_it_is(host):
-    host.tasks.take(task(5))
-    host.tasks.take(task(6, image_id=one_host.OTHER))
+    host.tasks.queue_task(task(5))
+    host.tasks.queue_task(task(6, image_id=one_host.OTHER))
     told = await host.wait(lambda told: told.done)
     assert (told.request, told.state, told.done, told.total) == (5, State.RUNNING, CHUNK, len(DATA))
-    await host.tasks.news()  # what changed while the last look was made
-    assert (await host.tasks.news()) is None
+    await host.tasks.changed_images()  # what changed while the last look was made
+    assert (await host.tasks.changed_images()) is None
     host.now_s += image_tasks.LOOK_AGAIN_S
     assert (await host.told(one_host.OTHER)).state is State.WAITING
     host.parts.add(DATA, one_host.OTHER)
@@ -237,10 +239,10 @@ async def test_a_pre_seed_tells_how_far_it_is(host):
 
 async def test_a_task_that_is_given_again_is_told_again_and_done_once(host):
     host.may_go_on.set()
-    host.tasks.take(task(5))
+    host.tasks.queue_task(task(5))
     await host.wait(lambda told: told.state is State.DONE)
     host.failure = errors.ChunkUnavailable("image x", "source", "it would be done again")
-    host.tasks.take(task(5))
+    host.tasks.queue_task(task(5))
     assert (await host.told()).state is State.DONE
     await trio.testing.wait_all_tasks_blocked()
     assert (await host.wait(lambda told: True)).state is State.DONE
@@ -250,10 +252,10 @@ WISHES = (Kind.HYDRATE, Kind.PAUSE, Kind.RESUME, Kind.UNPIN)
 
 
 async def test_wishes_do_not_wait_for_images_that_are_brought(host):
-    host.tasks.take(task(1))
+    host.tasks.queue_task(task(1))
     await host.wait(lambda told: told.done)
     for request, kind in enumerate(WISHES, 2):
-        host.tasks.take(task(request, kind))
+        host.tasks.queue_task(task(request, kind))
         told = await host.wait(lambda told: told.state is State.DONE)
         assert (told.request, told.kind) == (request, kind)
     assert [asked.kind for asked in host.wished] == list(WISHES)
@@ -268,23 +270,23 @@ async def test_wishes_do_not_wait_for_images_that_are_brought(host):
 @pytest.mark.expect_log("cannot hydrate: image")
 async def test_a_wish_that_fails_says_why_and_the_next_one_is_heard(host):
     host.failure = errors.Unusable("image x", "cannot be cached completely here")
-    host.tasks.take(task(1, Kind.HYDRATE))
+    host.tasks.queue_task(task(1, Kind.HYDRATE))
     told = await host.wait(lambda told: told.state is State.FAILED)
     assert told.why == "image x: cannot be cached completely here"
     host.failure = None
-    host.tasks.take(task(2, Kind.PAUSE))
+    host.tasks.queue_task(task(2, Kind.PAUSE))
     await host.wait(lambda told: told.state is State.DONE)
 
 
 @pytest.mark.expect_log("cannot pre_seed: image")
 async def test_a_pre_seed_that_fails_says_why_and_the_next_one_begins(host):
     host.failure = errors.ChunkUnavailable("image x", "source", "x" * 999)
-    host.tasks.take(task(1))
+    host.tasks.queue_task(task(1))
     told = await host.wait(lambda told: told.state is State.FAILED)
     assert len(told.why) == decision_messages.MAX_WHY
     host.failure = None
     host.may_go_on.set()
-    host.tasks.take(task(2))
+    host.tasks.queue_task(task(2))
     await host.wait(lambda told: told.state is State.DONE)
 
 
@@ -292,17 +294,17 @@ async def test_a_pre_seed_that_fails_says_why_and_the_next_one_begins(host):
 async def test_floods_are_refused_and_what_is_told_is_bounded(host):
     ids = [f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(300)]
     for number, image_id in enumerate(ids):
-        host.tasks.take(task(number, image_id=image_id))
-    told = await host.tasks.news()
+        host.tasks.queue_task(task(number, image_id=image_id))
+    told = await host.tasks.changed_images()
     assert len(told) == image_tasks.MOST_REMEMBERED
     assert told[ids[-1]].task.state is State.FAILED
     assert told[ids[-1]].task.why == "64 other tasks wait here already"
 
 
 async def test_boots_are_recorded_as_often_as_was_asked(host):
-    assert host.recording.left(one_host.IMAGE) == 0
-    host.tasks.take(task(3, Kind.RECORD_BOOTS, boots=2))
-    assert host.recording.left(one_host.IMAGE) == 2
+    assert host.recording.boots_left(one_host.IMAGE) == 0
+    host.tasks.queue_task(task(3, Kind.RECORD_BOOTS, boots=2))
+    assert host.recording.boots_left(one_host.IMAGE) == 2
     assert (await host.told()).done == 0
     host.recording._sent[one_host.IMAGE] = 1
     told = await host.told()
@@ -316,16 +318,16 @@ async def test_boots_are_recorded_as_often_as_was_asked(host):
 async def test_boots_are_not_recorded_where_that_is_switched_off(tmp_path):
     async with one_host.one_host(tmp_path) as parts:
         made = Host(parts, LIMITS._replace(longest_s=0.0))
-        made.tasks.take(task(1, Kind.RECORD_BOOTS))
+        made.tasks.queue_task(task(1, Kind.RECORD_BOOTS))
         told = await made.told()
     assert told.state is State.FAILED and "boot_memory_limit_bytes: is 0" in told.why
 
 
 async def test_boot_images_that_come_keep_nothing_else_waiting(host):
-    host.tasks.take(task(1, Kind.PREFETCH_BOOT_IMAGE))
+    host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
     await host.wait(lambda told: told.state is State.RUNNING)
     other = str(one_host.OTHER)
-    host.tasks.take(task(2, Kind.FLATTEN, other))
+    host.tasks.queue_task(task(2, Kind.FLATTEN, other))
     while (await host.told(other)).state is not State.DONE:
         host.now_s += image_tasks.LOOK_AGAIN_S
         await trio.sleep(0.01)
@@ -337,17 +339,17 @@ async def test_boot_images_that_come_keep_nothing_else_waiting(host):
 
 async def test_boot_image_that_comes_hides_nothing_that_was_asked_for(host):
     """Who waits for a pre-seed looks for it in what is told, when it is done as well."""
-    host.tasks.take(task(1))
+    host.tasks.queue_task(task(1))
     await host.wait(lambda told: told.done)
     host.may_come.set()
-    host.tasks.take(task(2, Kind.PREFETCH_BOOT_IMAGE))
+    host.tasks.queue_task(task(2, Kind.PREFETCH_BOOT_IMAGE))
     told = await host.wait(lambda told: True)
     assert (told.request, told.state, told.total) == (1, State.RUNNING, len(DATA))
     host.may_go_on.set()
     await host.wait(lambda told: told.state is State.DONE)
-    host.tasks.take(task(3, Kind.PREFETCH_BOOT_IMAGE))
+    host.tasks.queue_task(task(3, Kind.PREFETCH_BOOT_IMAGE))
     assert (await host.wait(lambda told: True)).request == 1
-    host.tasks.take(task(4))
+    host.tasks.queue_task(task(4))
     assert (await host.wait(lambda told: True)).request == 4
 
 
@@ -357,7 +359,7 @@ async def test_boot_images_of_a_night_wait_side_by_side(host):
     host.may_come.set()
     begun_s = trio.current_time()
     for number in range(100):
-        host.tasks.take(
+        host.tasks.queue_task(
             task(number, Kind.PREFETCH_BOOT_IMAGE, f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}")
         )
     left = True
@@ -372,13 +374,13 @@ async def test_boot_images_of_a_night_wait_side_by_side(host):
 async def test_why_a_boot_image_does_not_come_is_told(host):
     host.failure = errors.Unusable("the boot image", "exceeds the daily limit")
     host.may_come.set()
-    host.tasks.take(task(1, Kind.PREFETCH_BOOT_IMAGE))
+    host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
     failed = await host.wait(lambda told: told.state is State.FAILED)
     assert "exceeds the daily limit" in failed.why
 
 
 async def test_host_that_does_not_want_a_boot_image_says_nothing(host):
     host.is_ahead_wanted = False
-    host.tasks.take(task(1, Kind.PREFETCH_BOOT_IMAGE))
+    host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
     host.now_s += image_tasks.LOOK_AGAIN_S
-    assert await host.tasks.news() == {}
+    assert await host.tasks.changed_images() == {}

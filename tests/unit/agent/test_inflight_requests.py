@@ -17,7 +17,7 @@ PAGE = inflight_requests.PAGE
 
 @pytest.fixture
 def record():
-    made = mount_record.MountRecord.make(b"offer")
+    made = mount_record.MountRecord.begin_record(b"offer")
     yield made
     made.close()
 
@@ -49,7 +49,7 @@ def test_request_is_there_from_its_landing_until_it_is_answered(record, length):
     assert inflight_requests.InflightRequests(record).requests == {2: message}
     third = inflight_requests.InflightRequests(record)
     assert (third.requests, third.answers) == ({2: message}, [])
-    third.answered(2)
+    third.forget_request(2)
     assert inflight_requests.InflightRequests(record).requests == {}
 
 
@@ -60,7 +60,7 @@ def test_request_that_lies_in_both_places_is_one(record):
     land(first, message)  # as if it had died before it emptied the room
     second = inflight_requests.InflightRequests(record)
     assert second.requests == {2: message}
-    second.answered(2)
+    second.forget_request(2)
     third = inflight_requests.InflightRequests(record)
     assert (third.requests, third.answers) == ({}, [])
 
@@ -68,10 +68,10 @@ def test_request_that_lies_in_both_places_is_one(record):
 def test_answer_that_may_not_have_been_told_is_told_again_and_the_write_not_done_again(record):
     first = inflight_requests.InflightRequests(record)
     take(first, request(2, 80 + 8192))
-    first.answering(2, memoryview(answer(2, 24)))
+    first.note_answer(2, memoryview(answer(2, 24)))
     second = inflight_requests.InflightRequests(record)
     assert (second.requests, second.answers) == ({}, [answer(2, 24)])
-    second.answered(2)
+    second.forget_request(2)
     third = inflight_requests.InflightRequests(record)
     assert (third.requests, third.answers) == ({}, [])
 
@@ -80,7 +80,7 @@ def test_read_whose_answer_may_not_have_been_told_is_done_again(record):
     first = inflight_requests.InflightRequests(record)
     message = request(2, opcode=READ)
     take(first, message)
-    first.answering(2, memoryview(answer(2, 4096)))
+    first.note_answer(2, memoryview(answer(2, 4096)))
     second = inflight_requests.InflightRequests(record)
     assert (second.requests, second.answers) == ({2: message}, [])
 
@@ -90,7 +90,7 @@ def test_read_whose_answer_may_not_have_been_told_is_done_again(record):
 def test_request_that_came_in_part_gets_an_error_and_is_not_done(record, copied):
     first = inflight_requests.InflightRequests(record)
     take(first, request(2, 80 + 2 * PAGE))  # what was there before makes nothing whole
-    first.answered(2)
+    first.forget_request(2)
     land(first, request(4, 80 + 2 * PAGE), copied)
     second = inflight_requests.InflightRequests(record)
     assert (second.requests, second.answers) == ({}, [struct.pack("<IiQ", 16, -errno.EIO, 4)])
@@ -116,7 +116,7 @@ def test_memory_of_answered_writes_is_given_back_but_for_a_few(record):
         take(table, request(unique, 80 + 131072))
     assert os.fstat(record.fd).st_blocks > before + 3 * inflight_requests.HOT_PLACES * write_blocks
     for unique in uniques:
-        table.answered(unique)
+        table.forget_request(unique)
     assert (
         os.fstat(record.fd).st_blocks < before + 1.1 * inflight_requests.HOT_PLACES * write_blocks
     )
@@ -129,8 +129,8 @@ def test_places_are_used_again_and_their_number_is_bounded(record, monkeypatch):
         assert not table.is_full
         take(table, request(unique))
         take(table, request(unique + 1000))
-        table.answered(unique)
-        table.answered(unique + 1000)
+        table.forget_request(unique)
+        table.forget_request(unique + 1000)
     for unique in (2, 4, 6):
         take(table, request(unique))
     assert table.is_full
@@ -139,9 +139,9 @@ def test_places_are_used_again_and_their_number_is_bounded(record, monkeypatch):
 
 def test_facts_stay_and_others_may_be_added(record):
     take(inflight_requests.InflightRequests(record), request(2))
-    record.answered(b"yes")
+    record.record_init_answer(b"yes")
     again = mount_record.MountRecord(os.dup(record.fd))
-    assert (again.mounted.init_request, again.answer()) == (b"offer", b"yes")
+    assert (again.mounted.init_request, again.init_answer()) == (b"offer", b"yes")
     assert list(inflight_requests.InflightRequests(again).requests) == [2]
 
 

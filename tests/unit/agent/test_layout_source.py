@@ -75,8 +75,8 @@ class Image:
         index.feed(entries)
         count = len(entries) // layout.ENTRY_BYTES
         of = layout.Stored(layout.DiskFormat.QCOW2, len(self.stored), count)
-        assert layout.why_invalid(entries, index.slots(), self.cut, of) is None
-        self.layout = layout.Layout(entries + index.slots(), 0, self.cut, of)
+        assert layout.why_invalid(entries, index.index_slots(), self.cut, of) is None
+        self.layout = layout.Layout(entries + index.index_slots(), 0, self.cut, of)
 
     def piece(self, chunk_no):
         at = chunk_no * CHUNK
@@ -228,7 +228,7 @@ async def test_time_to_decode_is_no_time_of_the_place(nursery, monkeypatch, auto
     monkeypatch.setattr(place.source._decoding, "run", slow)
     source = source_client.SourceClient([place.source])
     assert await told_of(source, image.pieces[:2]) == image.bytes_of(image.pieces[:2])
-    assert source.places()[0].health.missed_attempts == 0
+    assert source.place_health()[0].health.missed_attempts == 0
 
 
 async def test_next_place_gives_what_one_lies_about(nursery):

@@ -36,7 +36,7 @@ class Steps(trio.abc.Instrument):
 
 def flooding(share: loop_share.LoopShare, sharer: object) -> None:
     """Have a host and class pay for more small messages than are few."""
-    share.charge(sharer, loop_share.FEW + 1)
+    share.charge_tokens(sharer, loop_share.FEW + 1)
 
 
 async def steps_of(share: loop_share.LoopShare, sharers: list[str]) -> Steps:
@@ -44,7 +44,7 @@ async def steps_of(share: loop_share.LoopShare, sharers: list[str]) -> Steps:
     steps = Steps()
 
     async def step(sharer: str) -> None:
-        await share.turn(sharer)
+        await share.reserve_turn(sharer)
         steps.note()
 
     async with trio.open_nursery() as nursery:
@@ -71,7 +71,7 @@ async def test_who_sends_many_small_messages_waits_and_holds_up_nobody_else(auto
     began_s, ended = trio.current_time(), []
 
     async def step(sharer):
-        await share.turn(sharer)
+        await share.reserve_turn(sharer)
         ended.append((sharer, trio.current_time() - began_s))
 
     for number in range(HOSTS):
@@ -114,7 +114,7 @@ async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
         def asked(self, connection, requests, came_s):
             steps.note(len(requests))
             code = peer_wire.RefuseCode.UNREACHABLE  # which is nobody's fault, and free
-            connection.reply([peer_wire.Refuse(one.request_id, code) for one in requests])
+            connection.send_answers([peer_wire.Refuse(one.request_id, code) for one in requests])
 
     numbers = range(peer_wire.MAX_BATCH)
     requests = tuple(nets.REQUEST._replace(request_id=n, offset=n << 16) for n in numbers)

@@ -57,7 +57,7 @@ async def test_pages_say_what_the_whole_map_says():
     assert found.find(0, CUT.size_bytes) == whole.layout.find(0, CUT.size_bytes)
     for number in (0, map_page.PAGE_CIDS - 1, map_page.PAGE_CIDS, CUT.chunk_count - 1):
         page, at = divmod(number, map_page.PAGE_CIDS)
-        assert pages[page].cid(at) == whole.cid(number)
+        assert pages[page].cid_at(at) == whole.cid_of(number)
 
 
 async def test_page_of_a_raw_image_has_cids_alone():

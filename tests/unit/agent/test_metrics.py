@@ -93,7 +93,7 @@ async def picture_of(host, by_image=False):
 async def test_every_number_of_status_has_a_metric(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(one_host.image_bytes(4 * CHUNK))
-        await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK)
+        await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK)
         picture = await picture_of(host)
     families = exposed(picture)
     for name in picture["exchange"]:
@@ -143,7 +143,7 @@ async def test_scheduled_io_is_shown_by_stream(tmp_path):
         for number in range(3):
             await host.io.run(number * 4096, 4096, False, lambda: None)
         shown = status.of_disk_io(host.io)
-        await host.mirrors.attach(one_host.IMAGE)
+        await host.mirrors.attach_image(one_host.IMAGE)
         picture = await picture_of(host) | {"disk_io": shown}
         nursery.cancel_scope.cancel()
     families = exposed(picture)
@@ -166,9 +166,9 @@ async def test_scheduled_io_is_shown_by_stream(tmp_path):
 async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(one_host.image_bytes(4 * CHUNK))
-        image = await host.mirrors.attach(one_host.IMAGE)
+        image = await host.mirrors.attach_image(one_host.IMAGE)
         for seconds in (0.00001, 0.003, 0.003, 0.7, 100.0):
-            image.counters.took(seconds)
+            image.counters.count_read(seconds)
         picture = await picture_of(host)
     samples = exposed(picture)["acstor_read_duration_seconds"].samples
     buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
@@ -182,10 +182,10 @@ async def test_latency_is_a_histogram_whose_buckets_add_up(tmp_path):
 async def test_images_and_guests_are_named_where_the_option_says_so_alone(tmp_path, by_image):
     async with one_host.one_host(tmp_path) as host:
         host.add(one_host.image_bytes(4 * CHUNK))
-        await (await host.mirrors.attach(one_host.IMAGE)).read(0, 3 * CHUNK)
+        await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, 3 * CHUNK)
         for klass, name in (("GUEST", f"{one_host.IMAGE}/8"), ("GUEST", "other/9"), ("PEER", "h2")):
             stream = requests.Stream(requests.Klass[klass], name)
-            host.io.account.completed(requests.Request(stream, 0, 4096), 0.5)
+            host.io.account.count_completion(requests.Request(stream, 0, 4096), 0.5)
         families = exposed(await picture_of(host, by_image))
 
     def shown(name, **labels):

@@ -33,7 +33,7 @@ async def host(tmp_path):
 
 @pytest.fixture
 async def image(host):
-    return await host.mirrors.attach(one_host.IMAGE)
+    return await host.mirrors.attach_image(one_host.IMAGE)
 
 
 async def read(image, offset, length):
@@ -161,7 +161,7 @@ async def test_chunk_that_is_nowhere_fails_the_read_at_once(host, image, autojum
 
 async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
     host.ahead = readahead.ReadAhead(8 * CHUNK)
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in range(20):
         assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
         await trio.sleep(1)
@@ -171,7 +171,7 @@ async def test_sequential_reader_finds_its_chunks_here(host, autojump_clock):
 
 async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, autojump_clock):
     host.ahead = readahead.ReadAhead(8 * CHUNK)
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in range(readahead.SEQUENTIAL_READS - 1):
         await image.read(chunk_no * CHUNK, CHUNK)
     before = len(host.source.reads)
@@ -183,7 +183,7 @@ async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, aut
 
 async def test_reader_that_stays_in_a_zone_finds_its_chunks_here(host, autojump_clock):
     host.ahead = unit_readahead.UnitAhead(8 * CHUNK)
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in (7, 3, 5, 1, 6):
         assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]
         await trio.sleep(1)
@@ -193,7 +193,7 @@ async def test_reader_that_stays_in_a_zone_finds_its_chunks_here(host, autojump_
 
 async def test_failed_read_ahead_is_nobodys_error(host, autojump_clock):
     host.ahead = readahead.ReadAhead(8 * CHUNK)
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     await image.read(0, CHUNK)
     await image.read(CHUNK, CHUNK)
     host.source._share = 1.0
@@ -225,10 +225,10 @@ async def test_what_is_missing_are_neither_cached_chunks_nor_zeros(image):
 async def test_image_of_another_run_needs_no_source(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        image = await host.mirrors.attach(one_host.IMAGE)
+        image = await host.mirrors.attach_image(one_host.IMAGE)
         await image.read(0, len(DATA))
     async with one_host.one_host(tmp_path) as host:  # its source has nothing
-        image = await host.mirrors.attach(one_host.IMAGE)
+        image = await host.mirrors.attach_image(one_host.IMAGE)
         assert await read(image, 0, len(DATA)) == DATA
 
 
@@ -236,7 +236,7 @@ async def test_image_of_another_run_needs_no_source(tmp_path):
 async def test_damaged_slots_are_fetched_again_without_anybody_noticing(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await (await host.mirrors.attach(one_host.IMAGE)).read(0, len(DATA))
+        await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, len(DATA))
     for slab in (tmp_path / "cache").glob("*.acslab"):  # which is first: that of short chunks?
         raw = bytearray(slab.read_bytes())
         for at in range(len(raw) // 6, len(raw), 5 * CHUNK):
@@ -244,14 +244,14 @@ async def test_damaged_slots_are_fetched_again_without_anybody_noticing(tmp_path
         slab.write_bytes(raw)
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        image = await host.mirrors.attach(one_host.IMAGE)
+        image = await host.mirrors.attach_image(one_host.IMAGE)
         assert await read(image, 0, len(DATA)) == DATA
         assert host.cache.statistics.corrupt_chunks > 0
 
 
 async def test_what_each_guest_waits_for_now_is_known_whoever_tells_it(host, image, autojump_clock):
     host.add(DATA[::-1], one_host.OTHER)
-    images = {"one": image, "two": await host.mirrors.attach(one_host.OTHER)}
+    images = {"one": image, "two": await host.mirrors.attach_image(one_host.OTHER)}
     guests = {name: requests.Stream(requests.Klass.GUEST, name) for name in images}
 
     async def wait(name):
@@ -264,7 +264,7 @@ async def test_what_each_guest_waits_for_now_is_known_whoever_tells_it(host, ima
         for name in images:
             nursery.start_soon(wait, name)
         await trio.sleep(one_host.DEADLINE_S / 2)
-        late = host.waiting.table.late(math.inf, 0.0)
+        late = host.waiting.table.late_guests(math.inf, 0.0)
         reads = len(host.source.reads)
     assert reads > before + 2  # each was tried again
     for name, of in images.items():
@@ -281,7 +281,7 @@ def run_of(first, count, **changes):
 
 
 async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
-    cids = [image.map.cid(number) for number in range(len(image.map))]
+    cids = [image.map.cid_of(number) for number in range(len(image.map))]
     whole = run_of(0, len(cids))
     assert [content.cid for content in image.contents(whole)] == cids
     assert [content.cid for content in image.contents(run_of(3, 2))] == cids[3:5]
@@ -292,6 +292,6 @@ async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
     assert {content.cid for content in halves} == {ids.ZERO_CID}
     frame = run_of(0, 1, offset=base.AT_BOOT_IMAGE, chunk_bytes=0)
     assert image.contents(frame) is None  # whether there is a boot image is not known yet
-    assert host.naming.segments(whole) is None
+    assert host.naming.segments_of(whole) is None
     host.naming._segment_chunks = lambda: 4
-    assert host.naming.segments(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)
+    assert host.naming.segments_of(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)

@@ -29,21 +29,21 @@ async def host(tmp_path):
 async def test_image_is_attached_once_and_its_map_kept(host):
     async with trio.open_nursery() as nursery:
         for _ in range(5):
-            nursery.start_soon(host.mirrors.attach, IMAGE)
+            nursery.start_soon(host.mirrors.attach_image, IMAGE)
     assert len(host.source.reads) == 1
-    assert host.mirrors.attached() == [IMAGE]
+    assert host.mirrors.list_attached() == [IMAGE]
     assert (host.maps / f"{IMAGE}.acmap").read_bytes() == host.blobs[MAP]
-    assert host.mirrors.get_nowait(IMAGE) is await host.mirrors.attach(IMAGE)
+    assert host.mirrors.get_nowait(IMAGE) is await host.mirrors.attach_image(IMAGE)
 
 
 async def test_kept_map_needs_no_source(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:
-        assert host.mirrors.attached() == [IMAGE]
+        assert host.mirrors.list_attached() == [IMAGE]
         assert host.mirrors.get_nowait(IMAGE) is None
-        assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+        assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
         assert host.source.reads == []
 
 
@@ -66,83 +66,83 @@ async def test_image_that_cannot_be_attached_leaves_nothing(tmp_path, blobs, err
     async with one_host.one_host(tmp_path) as host:
         host.blobs.update(blobs)
         with pytest.raises(error, match=str(IMAGE)):
-            await host.mirrors.attach(IMAGE)
-        assert host.mirrors.attached() == []
+            await host.mirrors.attach_image(IMAGE)
+        assert host.mirrors.list_attached() == []
         assert list(host.maps.iterdir()) == []
         host.add(DATA)
-        assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+        assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
 
 
 async def test_attach_that_is_cancelled_leaves_nothing_and_can_be_made_again(host):
     for checkpoints in range(8):
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(host.mirrors.attach, IMAGE)
+                nursery.start_soon(host.mirrors.attach_image, IMAGE)
                 for _ in range(checkpoints):
                     await trio.lowlevel.checkpoint()
                 scope.cancel()
         assert not list(host.maps.glob(".*"))
-        if host.mirrors.attached():
-            host.mirrors.detach(IMAGE)
-    assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+        if host.mirrors.list_attached():
+            host.mirrors.detach_image(IMAGE)
+    assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
 
 
 async def test_detached_image_is_forgotten(host):
-    await host.mirrors.attach(IMAGE)
-    host.mirrors.detach(IMAGE)
-    assert host.mirrors.attached() == []
+    await host.mirrors.attach_image(IMAGE)
+    host.mirrors.detach_image(IMAGE)
+    assert host.mirrors.list_attached() == []
     assert host.mirrors.get_nowait(IMAGE) is None
     with pytest.raises(errors.Unusable, match="is not attached here"):
-        host.mirrors.detach(IMAGE)
+        host.mirrors.detach_image(IMAGE)
 
 
 async def test_image_stays_attached_until_its_map_can_be_deleted(host):
-    await host.mirrors.attach(IMAGE)
+    await host.mirrors.attach_image(IMAGE)
     kept = host.maps / f"{IMAGE}.acmap"
     kept.unlink()
     kept.mkdir()
     with pytest.raises(OSError):
-        host.mirrors.detach(IMAGE)
-    assert host.mirrors.attached() == [IMAGE] and host.mirrors.is_attached(IMAGE)
+        host.mirrors.detach_image(IMAGE)
+    assert host.mirrors.list_attached() == [IMAGE] and host.mirrors.is_attached(IMAGE)
     kept.rmdir()
-    host.mirrors.detach(IMAGE)  # somebody else has deleted it
-    assert host.mirrors.attached() == [] and not host.mirrors.is_attached(IMAGE)
+    host.mirrors.detach_image(IMAGE)  # somebody else has deleted it
+    assert host.mirrors.list_attached() == [] and not host.mirrors.is_attached(IMAGE)
 
 
 async def test_folder_is_looked_through_once(tmp_path, monkeypatch):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA, OTHER)
         monkeypatch.setattr(os, "listdir", None)
-        assert host.mirrors.attached() == [IMAGE]
-        await host.mirrors.attach(OTHER)
-        assert host.mirrors.attached() == [IMAGE, OTHER]
-        host.mirrors.detach(IMAGE)
-        assert host.mirrors.attached() == [OTHER]
+        assert host.mirrors.list_attached() == [IMAGE]
+        await host.mirrors.attach_image(OTHER)
+        assert host.mirrors.list_attached() == [IMAGE, OTHER]
+        host.mirrors.detach_image(IMAGE)
+        assert host.mirrors.list_attached() == [OTHER]
     monkeypatch.undo()
     async with one_host.one_host(tmp_path) as host:
-        assert host.mirrors.attached() == [OTHER]
+        assert host.mirrors.list_attached() == [OTHER]
 
 
 async def test_map_whose_folder_was_away_at_the_start_needs_no_source(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     hidden = (tmp_path / "maps" / f"{IMAGE}.acmap").rename(tmp_path / "hidden")
     async with one_host.one_host(tmp_path) as host:
-        assert host.mirrors.attached() == []
+        assert host.mirrors.list_attached() == []
         hidden.rename(tmp_path / "maps" / f"{IMAGE}.acmap")
-        await host.mirrors.attach(IMAGE)
-        assert host.mirrors.attached() == [IMAGE] and host.source.reads == []
+        await host.mirrors.attach_image(IMAGE)
+        assert host.mirrors.list_attached() == [IMAGE] and host.source.reads == []
 
 
 @pytest.mark.expect_log("cannot be read")
 async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, monkeypatch):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     listdir = os.listdir
 
     def fail(folder):
@@ -153,40 +153,40 @@ async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, m
     monkeypatch.setattr(os, "listdir", fail)
     async with one_host.one_host(tmp_path) as host:
         await host.mirrors.look_again()
-        assert host.mirrors.attached() == []
+        assert host.mirrors.list_attached() == []
         monkeypatch.setattr(os, "listdir", listdir)
         await host.mirrors.look_again()
-        assert host.mirrors.attached() == [IMAGE]
+        assert host.mirrors.list_attached() == [IMAGE]
         monkeypatch.setattr(os, "listdir", lambda folder: [f"{IMAGE}.acmap"])
-        host.mirrors.detach(IMAGE)
+        host.mirrors.detach_image(IMAGE)
         await host.mirrors.look_again()  # it was listed just before that
-        assert host.mirrors.attached() == []
+        assert host.mirrors.list_attached() == []
 
 
 async def test_size_is_known_of_images_that_are_not_open(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
         assert host.mirrors.size_bytes(IMAGE) is None
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
         assert host.mirrors.size_bytes(IMAGE) == len(DATA)
     async with one_host.one_host(tmp_path) as host:
         assert host.mirrors.size_bytes(IMAGE) == len(DATA)
         assert host.mirrors.get_nowait(IMAGE) is None
         os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
         assert host.mirrors.size_bytes(IMAGE) == len(DATA)  # it is looked at once
-        host.mirrors.detach(IMAGE)
+        host.mirrors.detach_image(IMAGE)
         assert host.mirrors.size_bytes(IMAGE) is None
     (tmp_path / "maps" / f"{IMAGE}.acmap").write_bytes(bytes(1000))
     async with one_host.one_host(tmp_path) as host:
-        assert host.mirrors.size_bytes(IMAGE) is None and host.mirrors.attached() == [IMAGE]
+        assert host.mirrors.size_bytes(IMAGE) is None and host.mirrors.list_attached() == [IMAGE]
 
 
 async def test_time_stamp_is_that_of_the_kept_map(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
         assert host.mirrors.touched_ns(IMAGE) == 0
-        await host.mirrors.attach(IMAGE)
-        host.mirrors.touch(IMAGE, 123_456_789_000_000_001)
+        await host.mirrors.attach_image(IMAGE)
+        host.mirrors.save_time_stamp(IMAGE, 123_456_789_000_000_001)
     async with one_host.one_host(tmp_path) as host:
         assert host.mirrors.touched_ns(IMAGE) == 123_456_789_000_000_001
 
@@ -196,7 +196,7 @@ async def test_file_of_somebody_else_is_left_alone(tmp_path):
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps" / "hello.acmap").write_bytes(b"hello")
     async with one_host.one_host(tmp_path) as host:
-        assert host.mirrors.attached() == []
+        assert host.mirrors.list_attached() == []
         assert (host.maps / "hello.acmap").exists()
 
 
@@ -204,11 +204,11 @@ async def test_file_of_somebody_else_is_left_alone(tmp_path):
 async def test_damaged_kept_map_is_taken_again(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        assert (await host.mirrors.attach(IMAGE)).size_bytes == len(DATA)
+        assert (await host.mirrors.attach_image(IMAGE)).size_bytes == len(DATA)
 
 
 async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
@@ -217,7 +217,7 @@ async def test_offer_of_a_map_without_end_is_refused(host, monkeypatch):
 
     monkeypatch.setattr(host.source, "size_bytes", endless)
     with pytest.raises(errors.ChunkMapFormatError, match="too many for a map"):
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
 
 
 async def test_maps_that_come_at_the_same_time_share_the_bound(host, monkeypatch):
@@ -227,25 +227,25 @@ async def test_maps_that_come_at_the_same_time_share_the_bound(host, monkeypatch
 
     async def attach(image_id):
         try:
-            await host.mirrors.attach(image_id)
+            await host.mirrors.attach_image(image_id)
         except errors.Unusable:
             refused.append(image_id)
 
     async with trio.open_nursery() as nursery:
         for image_id in (IMAGE, OTHER):
             nursery.start_soon(attach, image_id)
-    assert len(refused) == len(host.mirrors.attached()) == 1
+    assert len(refused) == len(host.mirrors.list_attached()) == 1
 
 
 async def test_all_maps_of_a_host_have_one_bound(host, monkeypatch):
     host.add(DATA, OTHER)
     monkeypatch.setattr(mirrors, "MAX_ALL_MAPS_BYTES", len(host.blobs[MAP]) * 3 // 2)
-    await host.mirrors.attach(IMAGE)
+    await host.mirrors.attach_image(IMAGE)
     with pytest.raises(errors.Unusable, match=r"all chunk maps take .* Detach images"):
-        await host.mirrors.attach(OTHER)
-    assert host.mirrors.attached() == [IMAGE]
-    host.mirrors.detach(IMAGE)
-    assert (await host.mirrors.attach(OTHER)).size_bytes == len(DATA)
+        await host.mirrors.attach_image(OTHER)
+    assert host.mirrors.list_attached() == [IMAGE]
+    host.mirrors.detach_image(IMAGE)
+    assert (await host.mirrors.attach_image(OTHER)).size_bytes == len(DATA)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ async def test_all_maps_of_a_host_have_one_bound(host, monkeypatch):
 async def test_map_that_is_not_the_one_that_glance_has_is_refused(host, monkeypatch, os_hash, why):
     monkeypatch.setattr(type(host.source), "os_hash", lambda _source, _blob: os_hash)
     with pytest.raises(errors.ChunkMapFormatError, match=why):
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     assert list(host.maps.iterdir()) == []
 
 
@@ -278,26 +278,26 @@ async def test_image_that_is_refused_leaves_no_map(host):
 
     refusing = mirrors.Mirrors(host.maps, host.source, make, refuse)
     with pytest.raises(errors.NumberInUse):
-        await refusing.attach(IMAGE)
-    assert refusing.attached() == []
+        await refusing.attach_image(IMAGE)
+    assert refusing.list_attached() == []
     assert list(host.maps.iterdir()) == []
 
 
 async def test_after_a_restart_peers_get_what_is_attached_whatever_the_source_says(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     async with one_host.one_host(tmp_path) as host:  # its source has got no image
         learnt = {}
 
         async def ask(chunk_no):
             place = IMAGE, chunk_no * one_host.CHUNK, one_host.CHUNK
-            learnt[chunk_no] = (await host.naming.learn(PEER, *place)).cid
+            learnt[chunk_no] = (await host.naming.read_map_for_peer(PEER, *place)).cid
 
         async with trio.open_nursery() as nursery:
             for chunk_no in range(5):
                 nursery.start_soon(ask, chunk_no)
-        assert learnt == {n: host.mirrors.get_nowait(IMAGE).map.cid(n) for n in range(5)}
+        assert learnt == {n: host.mirrors.get_nowait(IMAGE).map.cid_of(n) for n in range(5)}
         assert [image.map.image_id for image in host.mirrors.open()] == [IMAGE]
         assert host.source.reads == []
         assert not await host.mirrors.open_attached(IMAGE)
@@ -307,11 +307,11 @@ async def test_after_a_restart_peers_get_what_is_attached_whatever_the_source_sa
 async def test_damaged_map_is_not_opened_for_peers_nor_taken_anew(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
+        await host.mirrors.attach_image(IMAGE)
     os.truncate(tmp_path / "maps" / f"{IMAGE}.acmap", 100)
     async with one_host.one_host(tmp_path) as host:
         with pytest.raises(errors.ChunkMissing):
-            await host.naming.learn(PEER, IMAGE, 0, one_host.CHUNK)
+            await host.naming.read_map_for_peer(PEER, IMAGE, 0, one_host.CHUNK)
         assert not await host.mirrors.open_attached(IMAGE)
         assert host.mirrors.open() == []
-        host.mirrors.detach(IMAGE)
+        host.mirrors.detach_image(IMAGE)

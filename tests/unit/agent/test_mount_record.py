@@ -13,7 +13,7 @@ from acstor_common import errors
 
 @pytest.fixture
 def record():
-    made = mount_record.MountRecord.make(b"\x00offer\xff")
+    made = mount_record.MountRecord.begin_record(b"\x00offer\xff")
     yield made
     made.close()
 
@@ -25,21 +25,21 @@ def again(record):
 
 def test_next_owner_reads_what_was_recorded(record):
     assert again(record).mounted == mount_record.Mounted(inodes.LAYOUT, b"\x00offer\xff")
-    assert record.answer() is None
-    record.answered(b"yes\n")
-    assert again(record).answer() == b"yes\n"
+    assert record.init_answer() is None
+    record.record_init_answer(b"yes\n")
+    assert again(record).init_answer() == b"yes\n"
 
 
 def test_first_answer_counts(record):
-    record.answered(b"first")
-    again(record).answered(b"second")
-    assert record.answer() == b"first"
+    record.record_init_answer(b"first")
+    again(record).record_init_answer(b"second")
+    assert record.init_answer() == b"first"
 
 
 def test_line_that_was_cut_off_was_told_to_nobody(record):
-    record.answered(b"first")
+    record.record_init_answer(b"first")
     os.ftruncate(record.fd, os.fstat(record.fd).st_size - 1)
-    assert again(record).answer() is None
+    assert again(record).init_answer() is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\xff\n", b'{"fact":"mended"}\n', b"[]\n"])
@@ -79,7 +79,7 @@ def test_mount_without_a_record_is_refused_and_a_record_without_a_mount_is_nothi
 
 
 def test_fact_after_one_that_was_cut_off_is_read(record):
-    record.answered(b"first, and long enough to stick out")
+    record.record_init_answer(b"first, and long enough to stick out")
     os.ftruncate(record.fd, os.fstat(record.fd).st_size - 1)
-    record.answered(b"second")
-    assert again(record).answer() == b"second"
+    record.record_init_answer(b"second")
+    assert again(record).init_answer() == b"second"

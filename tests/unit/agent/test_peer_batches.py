@@ -49,7 +49,7 @@ class Here:
 
     def asked(self, connection, requests, came_s):
         self.groups.append([one.request_id for one in requests])
-        connection.reply([answer for one in requests if (answer := self.answer(one))])
+        connection.send_answers([answer for one in requests if (answer := self.answer(one))])
 
     def answer(self, one):
         return chunk(one)
@@ -78,7 +78,7 @@ class Host:
     async def hear(self, count):
         """Return the first ``count`` requests, by offset, when they have come."""
         while len(nets.requests_in(self.messages)) < count:
-            self.messages += self._to.feed(await self._stream.receive_some())
+            self.messages += self._to.feed_bytes(await self._stream.receive_some())
         return sorted(nets.requests_in(self.messages), key=lambda one: one.offset)
 
     async def hear_cancel(self):
@@ -90,7 +90,7 @@ class Host:
             await self.hear_more()
 
     async def hear_more(self):
-        self.messages += self._to.feed(await self._stream.receive_some())
+        self.messages += self._to.feed_bytes(await self._stream.receive_some())
 
     def cancelled(self):
         """Return the numbers that were cancelled."""
@@ -176,7 +176,7 @@ async def test_peer_that_says_again_and_again_that_it_lives_is_heard_now_and_the
             came.set()
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [request(1)], hear)
+        client.net.send_requests(nets.SERVER, client.address, [request(1)], hear)
         with trio.fail_after(5):
             await came.wait()
     signs = heard.count([])
@@ -288,7 +288,7 @@ async def test_frame_with_more_than_was_asked_for_is_refused_by_its_head_and_tha
         await host.say(PADDED[why](asked)[:1000])
 
     async with asked_by(converse, broke_rules=lambda *told: rude.append(told)) as client:
-        client.net.ask(nets.SERVER, client.address, [request(1)], received.extend)
+        client.net.send_requests(nets.SERVER, client.address, [request(1)], received.extend)
         await nets.wait_until(lambda: rude)
     assert [type(answer) for answer in received] == [client_connection.RequestLost]
     [(host, error)] = rude
@@ -307,9 +307,9 @@ async def test_chunk_does_not_hold_the_memory_of_those_that_nobody_wants_any_mor
         await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._asking()
         for numbers, given_up in (((1, 2, 3), [1, 3]), ((4, 5, 6), [])):
-            connection.ask([request(n) for n in numbers], heard.extend)
+            connection.send_requests([request(n) for n in numbers], heard.extend)
             await trio.sleep(0.05)  # they have left
-            connection.cancel(given_up)
+            connection.cancel_requests(given_up)
             await nets.wait_until(lambda: len(heard) == (1 if given_up else 4))  # noqa: B023
     assert heard == [chunk(request(n)) for n in (2, 4, 5, 6)]
     assert isinstance(heard[0].data, bytes)  # its own
@@ -334,15 +334,15 @@ async def test_number_is_not_used_again_while_an_answer_to_it_may_come():
         heard = []
         await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._asking()
-        connection.ask([request(7, at=1), request(8, at=2)], heard.extend)
+        connection.send_requests([request(7, at=1), request(8, at=2)], heard.extend)
         with pytest.raises(errors.LocalProtocolError, match="request id 8 is still in use"):
-            connection.ask([request(8, at=3)], heard.extend)
+            connection.send_requests([request(8, at=3)], heard.extend)
         await trio.sleep(0.05)
-        connection.cancel([7])
+        connection.cancel_requests([7])
         with pytest.raises(errors.LocalProtocolError, match="request id 7 is still in use"):
-            connection.ask([request(7, at=3)], heard.extend)
+            connection.send_requests([request(7, at=3)], heard.extend)
         await nets.wait_until(lambda: not is_used(connection, 7))  # its answer has come
-        connection.ask([request(7, at=3)], heard.extend)
+        connection.send_requests([request(7, at=3)], heard.extend)
         await nets.wait_until(lambda: heard)
         assert heard == [peer_wire.Chunk(7, chunk(request(0, at=3)).data)]
 
@@ -356,9 +356,9 @@ async def test_of_what_was_given_up_the_oldest_is_forgotten(monkeypatch):
     async with asked_by(converse) as client:
         await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
         [connection] = client.net._asking()
-        connection.ask([request(n) for n in range(5)], lambda answers: None)
+        connection.send_requests([request(n) for n in range(5)], lambda answers: None)
         await nets.wait_until(lambda: not connection._soon)
-        connection.cancel(range(5))
+        connection.cancel_requests(range(5))
         assert [is_used(connection, n) for n in range(5)] == [False, False, True, True, True]
 
 
@@ -376,9 +376,9 @@ async def test_what_is_cancelled_of_a_batch_is_named_to_the_peer_and_the_rest_co
         async with trio.open_nursery() as nursery:
             await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
             [connection] = client.net._asking()
-            connection.ask([request(n) for n in range(1, 9)], heard.extend)
+            connection.send_requests([request(n) for n in range(1, 9)], heard.extend)
             await nets.wait_until(lambda: not connection._soon)
-            connection.cancel([1, 3, 5, 7])
+            connection.cancel_requests([1, 3, 5, 7])
             await nets.wait_until(lambda: len(heard) == 4)
             nursery.cancel_scope.cancel()
     assert [message.request_ids for message in cancelled] == [(1, 3, 5, 7)]
@@ -398,8 +398,8 @@ async def test_request_that_cannot_be_said_loses_all_on_the_connection_and_is_no
         line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
         if is_connected:
             await line.is_decided.wait()
-        line.ask([request(1)], heard.extend)
-        line.ask([request(2, timeout_ms=0)], heard.extend)
+        line.send_requests([request(1)], heard.extend)
+        line.send_requests([request(2, timeout_ms=0)], heard.extend)
         await nets.wait_until(lambda: len(heard) == 2)
         await nets.wait_until(lambda: not client.net._lines)
         assert client.net.faults.count == 1
@@ -419,8 +419,8 @@ async def test_what_is_asked_leaves_at_once():
         await line.is_decided.wait()
         await nets.wait_until(lambda: hosts)
         [host] = hosts
-        client.net.ask(nets.SERVER, client.address, [request(1)], lambda answers: None)
-        host.messages += host._to.feed(os.read(host._stream.socket.fileno(), 4096))
+        client.net.send_requests(nets.SERVER, client.address, [request(1)], lambda answers: None)
+        host.messages += host._to.feed_bytes(os.read(host._stream.socket.fileno(), 4096))
         assert nets.requests_in(host.messages) == [request(1)]
 
 
@@ -443,8 +443,8 @@ async def test_requests_leave_together_if_the_socket_was_full_without_those_that
         [connection] = client.net._asking()
         fill(connection)
         for number in (1, 2, 3):
-            connection.ask([request(number)], lambda answers: None)
-        connection.cancel([1])
+            connection.send_requests([request(number)], lambda answers: None)
+        connection.cancel_requests([1])
         reads.set()
         await nets.wait_until(lambda: heard)
     asked = [[one.request_id for one in m.requests] for m in heard if isinstance(m, peer_wire.Get)]
@@ -461,9 +461,9 @@ async def test_lost_connection_is_told_for_each_request_once_and_later_ones_soon
     async with asked_by(converse) as client:
         heard = []
         line = client.net._line(nets.SERVER, client.address, nets.DEMAND)
-        line.ask([request(n) for n in range(COUNT)], heard.extend)
+        line.send_requests([request(n) for n in range(COUNT)], heard.extend)
         await nets.wait_until(lambda: len(heard) == COUNT)
-        line.ask([request(1000)], heard.extend)
+        line.send_requests([request(1000)], heard.extend)
         assert len(heard) == COUNT  # nobody is told from within
         await nets.wait_until(lambda: len(heard) == COUNT + 1)
     assert heard[0] == chunk(request(5))
@@ -495,9 +495,9 @@ async def test_what_is_asked_before_there_is_a_connection_leaves_when_there_is_o
 
     async with asked_by(converse) as client:
         at = nets.SERVER, client.address
-        client.net.ask(*at, [request(n) for n in (1, 2)], heard.extend)
-        client.net.ask(*at, [request(n) for n in (3, 4)], heard.extend)
-        client.net.cancel(nets.SERVER, [2])
+        client.net.send_requests(*at, [request(n) for n in (1, 2)], heard.extend)
+        client.net.send_requests(*at, [request(n) for n in (3, 4)], heard.extend)
+        client.net.cancel_requests(nets.SERVER, [2])
         await nets.wait_until(lambda: len(heard) == 3)
         assert not client.net._asking()[0]._waiting
     assert [one.request_id for one in asked] == [1, 3, 4]
@@ -508,9 +508,13 @@ async def test_what_is_asked_of_who_cannot_be_reached_is_lost_each_once_with_the
     heard = []
     limits = peer_network.Limits(outgoing=1)
     async with nets.asking("127.0.0.1:1", limits=limits) as client:
-        client.net.ask(nets.SERVER, client.address, [request(n) for n in range(8)], heard.extend)
+        client.net.send_requests(
+            nets.SERVER, client.address, [request(n) for n in range(8)], heard.extend
+        )
         urgent = [request(9, priority=peer_wire.Priority.LATER)]
-        client.net.ask(nets.SERVER, client.address, urgent, heard.extend)  # no room for another
+        client.net.send_requests(
+            nets.SERVER, client.address, urgent, heard.extend
+        )  # no room for another
         assert not heard
         await nets.wait_until(lambda: len(heard) == 9)
         await trio.sleep(0.05)
@@ -528,15 +532,17 @@ async def test_what_is_asked_when_there_are_no_connections_any_more_is_lost():
         def hear(answers):
             heard.extend(answers)
             if len(heard) < 2000:
-                client.net.ask(nets.SERVER, client.address, [request(len(heard))], hear)
+                client.net.send_requests(nets.SERVER, client.address, [request(len(heard))], hear)
 
         await client.net.aclose()
         await nets.wait_until(lambda: client.net._nursery is None)
-        client.net.ask(nets.SERVER, client.address, [request(0)], hear)
+        client.net.send_requests(nets.SERVER, client.address, [request(0)], hear)
         assert not heard
         await nets.wait_until(lambda: len(heard) == 2000)
-        client.net.ask(nets.SERVER, client.address, [request(1), request(2)], heard.extend)
-        client.net.cancel(nets.SERVER, [1])
+        client.net.send_requests(
+            nets.SERVER, client.address, [request(1), request(2)], heard.extend
+        )
+        client.net.cancel_requests(nets.SERVER, [1])
         await nets.wait_until(lambda: len(heard) == 2001)
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch(0, CHUNK)
@@ -552,10 +558,12 @@ async def test_cancelled_at_a_host_that_has_moved_meanwhile_is_told_nothing():
         await host.hear(2)
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [request(1), request(2)], heard.extend)
+        client.net.send_requests(
+            nets.SERVER, client.address, [request(1), request(2)], heard.extend
+        )
         await client.net._line(nets.SERVER, client.address, nets.DEMAND).is_decided.wait()
-        client.net.ask(nets.SERVER, "127.0.0.1:1", [request(3)], heard.extend)
-        client.net.cancel(nets.SERVER, [1])
+        client.net.send_requests(nets.SERVER, "127.0.0.1:1", [request(3)], heard.extend)
+        client.net.cancel_requests(nets.SERVER, [1])
         await nets.wait_until(lambda: len(heard) == 2)
         await trio.sleep(0.05)
         assert not client.net._leaving
@@ -576,8 +584,8 @@ async def test_fault_of_one_who_waits_keeps_nothing_from_the_others(is_there):
 
     async with asked_by(converse) as client:
         address = client.address if is_there else "127.0.0.1:1"
-        client.net.ask(nets.SERVER, address, [request(1)], hear)
-        client.net.ask(nets.SERVER, address, [request(2)], heard.extend)
+        client.net.send_requests(nets.SERVER, address, [request(1)], hear)
+        client.net.send_requests(nets.SERVER, address, [request(2)], heard.extend)
         await nets.wait_until(lambda: client.net.faults.count)
     assert [answer.request_id for answer in heard] == [2]
 
@@ -585,10 +593,10 @@ async def test_fault_of_one_who_waits_keeps_nothing_from_the_others(is_there):
 async def test_numbers_that_meet_are_a_fault_of_who_asks():
     async with nets.asking("127.0.0.1:1") as client:
         at = nets.SERVER, client.address
-        client.net.ask(*at, [request(1)], lambda answers: None)
+        client.net.send_requests(*at, [request(1)], lambda answers: None)
         for numbers in ([2, 1], [3, 3]):
             with pytest.raises(errors.LocalProtocolError, match="still in use"):
-                client.net.ask(*at, [request(n) for n in numbers], lambda answers: None)
+                client.net.send_requests(*at, [request(n) for n in numbers], lambda answers: None)
 
 
 # Answering
@@ -601,7 +609,7 @@ async def hear_all(stream, count):
         while len(messages) < count + 1:  # and Hello
             came = await stream.receive_some()
             data += came
-            messages += to.feed(came)
+            messages += to.feed_bytes(came)
     return messages[1:], data
 
 
@@ -825,7 +833,7 @@ async def test_chunks_of_a_run_are_answered_each_for_itself_in_any_order():
         await host.say(frames(peer_wire.Refuse(2, peer_wire.RefuseCode.MISSING)))
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
         await nets.wait_until(lambda: len(heard) == 4)
         assert not client.net._asking()[0]._waiting
     assert [answer.request_id for answer in heard] == [4, 3, 1, 2]
@@ -848,11 +856,11 @@ async def test_run_is_heard_in_the_parts_in_which_it_was_answered(parts):
         await host.say(frames(*[whole(asked, *part) for part in parts]))
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [asked], heard.extend)
+        client.net.send_requests(nets.SERVER, client.address, [asked], heard.extend)
         await nets.wait_until(lambda: sum(answer.chunks for answer in heard) == 5)
         assert not client.net._asking()[0]._waiting
-    answered = [chunk for part in parts for chunk in whole(asked, *part).each()]
-    assert [chunk for answer in heard for chunk in answer.each()] == answered
+    answered = [chunk for part in parts for chunk in whole(asked, *part).iter_chunks()]
+    assert [chunk for answer in heard for chunk in answer.iter_chunks()] == answered
 
 
 async def test_run_of_which_a_chunk_was_cancelled_is_heard_chunk_by_chunk():
@@ -864,9 +872,9 @@ async def test_run_of_which_a_chunk_was_cancelled_is_heard_chunk_by_chunk():
         await host.say(frames(whole(asked)))
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [asked], heard.extend)
+        client.net.send_requests(nets.SERVER, client.address, [asked], heard.extend)
         await nets.wait_until(client.net._asking)
-        client.net.cancel(nets.SERVER, [3])
+        client.net.cancel_requests(nets.SERVER, [3])
         may_answer.set()
         await nets.wait_until(lambda: len(heard) == 3)
     assert heard == chunks(asked, 3)
@@ -894,7 +902,7 @@ async def test_run_that_is_cut_otherwise_than_it_was_asked_for_ends_the_connecti
         await host.hear_more()
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
         await nets.wait_until(lambda: len(heard) == 4)
     assert {type(answer.failure) for answer in heard} == {errors.RemoteProtocolError}
 
@@ -910,7 +918,7 @@ async def test_chunk_of_a_run_of_another_length_ends_the_connection(length):
         await host.hear_more()
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
         await nets.wait_until(lambda: len(heard) == 4)
     assert {type(answer.failure) for answer in heard} == {errors.RemoteProtocolError}
     assert sorted(answer.request_id for answer in heard) == [1, 2, 3, 4]
@@ -932,8 +940,8 @@ async def test_what_is_cancelled_of_a_run_that_has_not_left_is_cancelled_when_it
         [connection] = client.net._asking()
         fill(connection)
         for one in (run(1, 3), run(4, 2), run(6, 2)):
-            connection.ask([one], heard.extend)
-        connection.cancel([2, 4, 5])
+            connection.send_requests([one], heard.extend)
+        connection.cancel_requests([2, 4, 5])
         assert 2 not in connection._soon and 1 in connection._soon
         reads.set()
         await nets.wait_until(lambda: len(heard) == 4)
@@ -951,8 +959,8 @@ async def test_what_is_cancelled_of_a_run_before_there_is_a_connection_is_cancel
         await host.say(frames(*chunks(asked, 3)))
 
     async with asked_by(converse) as client:
-        client.net.ask(nets.SERVER, client.address, [run(1, 4)], heard.extend)
-        client.net.cancel(nets.SERVER, [3])
+        client.net.send_requests(nets.SERVER, client.address, [run(1, 4)], heard.extend)
+        client.net.cancel_requests(nets.SERVER, [3])
         await nets.wait_until(lambda: len(heard) == 3)
     assert seen == [(3,)]
     assert [answer.request_id for answer in heard] == [1, 2, 4]

@@ -142,7 +142,7 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypat
     class Refusing(peer_giver.TaskGiver):
         def asked(self, connection, requests, came_s):
             missing = peer_wire.RefuseCode.MISSING
-            connection.reply([peer_wire.Refuse(one.request_id, missing) for one in requests])
+            connection.send_answers([peer_wire.Refuse(one.request_id, missing) for one in requests])
 
     limits = peer_network.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
     net = peer_network.PeerNetwork(nets.SERVER, limits=limits, may_speak=nets.everybody)
@@ -199,11 +199,11 @@ async def test_crowd_of_strangers_does_not_keep_out_a_host(secure, tmp_path):
 async def test_log_has_few_lines_of_strangers_whatever_they_say(caplog, autojump_clock):
     said = handshake_limits.HandshakeLimits(4, 1.0)
     for number in range(1000):
-        said.say(f"fd00::{number:x}", "somebody", "it is of no use")
-        said.say("fd00::1", "somebody", f"no frame begins with {number}")
+        said.log_drops(f"fd00::{number:x}", "somebody", "it is of no use")
+        said.log_drops("fd00::1", "somebody", f"no frame begins with {number}")
     assert len(caplog.records) == handshake_limits.LINES and len(said._said) <= log_limit.MAX_KEYS
     await trio.sleep(handshake_limits.SAY_AGAIN_S)
-    said.say("fd00::1", "somebody", "it is of no use")
+    said.log_drops("fd00::1", "somebody", "it is of no use")
     assert "1968 more connections" in caplog.records[-2].getMessage()
 
 
@@ -263,7 +263,9 @@ async def test_small_messages_are_read_at_the_rate_of_their_host(monkeypatch, me
         async with trio.open_nursery() as nursery:
             nursery.start_soon(flooding.send_all, hello("h1") + frame(message) * 20_000)
             await nets.wait_until(lambda: any(c._is_full for c in server._answering), 30.0)
-            level = server._share._small.level((ids.HostId("h1"), DEMAND), trio.current_time())
+            level = server._share._small.tokens_left(
+                (ids.HostId("h1"), DEMAND), trio.current_time()
+            )
             assert -1000.0 <= level < 1.0
             async with nets.asking(address) as client:
                 assert await client.fetch(0, 10) == DATA[:10]
@@ -292,7 +294,9 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
 
     class Refusing(peer_giver.TaskGiver):
         def asked(self, connection, requests, came_s):
-            connection.reply([peer_wire.Refuse(one.request_id, self.code) for one in requests])
+            connection.send_answers(
+                [peer_wire.Refuse(one.request_id, self.code) for one in requests]
+            )
 
     async with trio.open_nursery() as nursery:
         giver = Refusing(nets.serve_data, nursery)
@@ -304,7 +308,7 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
                         with pytest.raises(errors.ChunkUnavailable):
                             await client.fetch(0, 10)
                     sharer = nets.CLIENT, DEMAND
-                    levels.append(server._share._small.level(sharer, trio.current_time()))
+                    levels.append(server._share._small.tokens_left(sharer, trio.current_time()))
         paid = 20 * loop_share.REFUSAL_PRICE
         assert levels == [rate.burst, pytest.approx(rate.burst - paid, abs=1.0)]
 
@@ -354,12 +358,12 @@ def test_sum_is_never_above_the_total_and_a_newcomer_finds_room(wishes):
     shared = budget.Budget(total=100, most=70)
     for sharer, amount in wishes:
         if shared.may_take(sharer, amount):
-            shared.take(sharer, amount)
+            shared.charge(sharer, amount)
         assert shared.used <= 100
     if shared.used <= 99:
         assert shared.may_take("newcomer", 100 - shared.used)
     for sharer, amount in list(shared._taken.items()):
-        shared.take(sharer, -amount)
+        shared.charge(sharer, -amount)
     assert shared.used == 0 and not shared._taken
 
 
@@ -371,18 +375,18 @@ def test_what_may_be_taken_in_parts_may_be_taken_part_by_part(wishes, parts):
     shared = budget.Budget(total=100, most=70)
     for sharer, amount in wishes:
         if shared.may_take(sharer, amount):
-            shared.take(sharer, amount)
+            shared.charge(sharer, amount)
     may_take = shared.may_take_in_parts(0, sum(parts))
     for amount in parts:
         if not shared.may_take(0, amount):
             assert not may_take
             break
-        shared.take(0, amount)
+        shared.charge(0, amount)
 
 
 def test_one_gets_half_and_many_share_the_rest():
     shared = budget.Budget(total=128, most=128)
     for sharer in ("greedy", "second", "third"):
         while shared.may_take(sharer, 1):
-            shared.take(sharer, 1)
+            shared.charge(sharer, 1)
     assert [shared._taken[name] for name in ("greedy", "second", "third")] == [48, 24, 12]

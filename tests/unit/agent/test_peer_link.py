@@ -72,10 +72,10 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
         async with listener, trio.open_nursery() as nursery:
             nursery.start_soon(answer)
             stream = await trio.testing.open_stream_to_socket_listener(listener)
-            while not session.handshake():
-                await stream.send_all(session.take())
+            while not session.continue_handshake():
+                await stream.send_all(session.take_outgoing())
                 session.put(await stream.receive_some())
-            await stream.send_all(session.take())
+            await stream.send_all(session.take_outgoing())
             theirs = memoryview(bytearray(peer_encryption.SECRET_BYTES))
             while not session.read_into(theirs):
                 session.put(await stream.receive_some())

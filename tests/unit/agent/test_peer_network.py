@@ -174,7 +174,9 @@ async def test_loss_is_heard_in_the_context_of_who_asked():
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
     net, heard = peer_network.PeerNetwork(CLIENT, limits=PATIENT, may_speak=everybody), []
     who.set("me")
-    net.ask(SERVER, "127.0.0.1:1", [REQUEST], lambda answers: heard.append(who.get("nobody")))
+    net.send_requests(
+        SERVER, "127.0.0.1:1", [REQUEST], lambda answers: heard.append(who.get("nobody"))
+    )
     await wait_until(lambda: heard)
     assert heard == ["me"]
 
@@ -273,24 +275,24 @@ async def test_bulk_data_waits_while_demand_data_moves(autojump_clock):
         waited.append(trio.current_time() - began)
 
     began = trio.current_time()
-    gate.begin()
+    gate.outbox_filled()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bulk)
         await trio.sleep(base_connection.BULK_YIELDS_S / 2)
         assert not waited and not gate.is_open
-        gate.end()
+        gate.outbox_emptied()
     assert waited == [pytest.approx(base_connection.BULK_YIELDS_S / 2)] and gate.is_open
 
 
 async def test_bulk_data_does_not_wait_for_demand_data_that_does_not_move(autojump_clock):
     gate = base_connection.DemandGate()
-    gate.begin()
+    gate.outbox_filled()
     await gate.wait()
     assert trio.current_time() == pytest.approx(base_connection.BULK_YIELDS_S, abs=0.01)
     began = trio.current_time()
     await gate.wait()
     assert gate.is_open and trio.current_time() == began
-    gate.move()
+    gate.outbox_sent()
     assert not gate.is_open
 
 
@@ -300,7 +302,7 @@ async def test_ping_is_answered_by_either_side():
         await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(77))[0])
         messages = []
         while len(messages) < 3:
-            messages += to.feed(await stream.receive_some())
+            messages += to.feed_bytes(await stream.receive_some())
         [get] = requests_in(messages)
         assert peer_wire.Pong(77) in messages
         await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
@@ -313,7 +315,7 @@ async def test_ping_is_answered_by_either_side():
         to = peer_wire.Receiver("server", peer_wire.FROM_SERVER)
         messages = []
         while len(messages) < 2:
-            messages += to.feed(await stream.receive_some())
+            messages += to.feed_bytes(await stream.receive_some())
         assert messages[1] == peer_wire.Pong(78)
         await stream.aclose()
 
@@ -331,7 +333,7 @@ async def test_pings_of_a_peer_that_does_not_read_take_no_memory(monkeypatch):
         await stream.send_all(SERVER_HELLO + peer_wire.encode(peer_wire.Ping(1))[0] * pings)
         await may_read.wait()
         while not requests_in(heard):
-            heard.extend(to.feed(await stream.receive_some()))
+            heard.extend(to.feed_bytes(await stream.receive_some()))
         [get] = requests_in(heard)
         await stream.send_all(b"".join(peer_wire.encode(peer_wire.Chunk(get.request_id, b"x"))))
         async for _ in stream:
@@ -396,7 +398,7 @@ async def test_late_answer_is_dropped():
         to = peer_wire.Receiver("client", peer_wire.FROM_CLIENT)
         gets = []
         async for data in stream:
-            gets += requests_in(to.feed(data))
+            gets += requests_in(to.feed_bytes(data))
             if len(gets) == 2:  # answer the first, that nobody waits for, then the second
                 for get in gets:
                     head, body = peer_wire.encode(
@@ -427,7 +429,7 @@ async def test_work_for_a_request_ends_when_its_time_is_over():
         messages = []
         with trio.fail_after(2):
             while len(messages) < 2:
-                messages += to.feed(await stream.receive_some())
+                messages += to.feed_bytes(await stream.receive_some())
         assert ended.is_set()
         assert messages[1].request_id == 7 and messages[1].code == peer_wire.RefuseCode.UNREACHABLE
         await stream.aclose()
@@ -510,7 +512,9 @@ async def test_no_more_than_so_many_connections_are_opened_in_one_turn():
         idle = client.net._line(SERVER, address, DEMAND)
         await wait_until(lambda: idle.connection)
         for number in range(6):
-            client.net.tell(f"h{number}.example", address, peer_wire.Gone(announced.alone(1)))
+            client.net.send_announcement(
+                f"h{number}.example", address, peer_wire.Gone(announced.alone(1))
+            )
         left = [line.host for line in client.net._lines.values() if line.is_open]
         assert left == ["h0.example"] and idle.connection.is_closed
 
@@ -615,7 +619,7 @@ async def test_client_whose_requests_wait_for_us_is_not_dropped():
         messages = []
         with trio.fail_after(2):
             while len(messages) < 2:
-                messages += to.feed(await stream.receive_some())
+                messages += to.feed_bytes(await stream.receive_some())
         await stream.aclose()
 
 
@@ -837,7 +841,7 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
     async with serving() as (_server, address):
         pass
     async with asking(address, unheard=unheard.append) as client:
-        client.net.tell(SERVER, address, peer_wire.Gone(announced.alone(1)))
+        client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
             await client.fetch(priority=LATER)
@@ -847,7 +851,7 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
 async def test_who_was_told_and_has_gone_since_may_have_forgotten():
     unheard = []
     async with serving() as (server, address), asking(address, unheard=unheard.append) as client:
-        client.net.tell(SERVER, address, peer_wire.Gone(announced.alone(1)))
+        client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await client.fetch(priority=LATER)
         assert not unheard
         await server.aclose()
@@ -859,7 +863,7 @@ async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
     unheard = []
     async with serving() as (_server, address):
         async with asking(address, limits=QUICK, unheard=unheard.append) as client:
-            client.net.tell(SERVER, address, peer_wire.Gone(announced.alone(1)))
+            client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=LATER)
             await wait_until(lambda: client.net.connections == (0, 0))
     assert not unheard

@@ -52,7 +52,7 @@ class Identity:
         """Replace the files, as whoever renews them does."""
         key = certificates.new_key()
         request = certificates.request(self.host, key)
-        issued = issuer.issue(request, names or self.host, time.time() - age_s, DAY_S)
+        issued = issuer.issue_certificate(request, names or self.host, time.time() - age_s, DAY_S)
         made = identity_files.Set(ca_pem, issued, key, b"")
         identity_files.write(self.folder / "identity", made)
 
@@ -60,7 +60,7 @@ class Identity:
         looks = itertools.count(0, identity_files.LOOK_EVERY_S)  # it looks whenever it is asked
         files = identity_files.IdentityFiles(self.host, self.files, lambda: next(looks))
         made = credentials.Credentials(files, security, grace_s, self.now)
-        made.look()
+        made.reload_files()
         return made
 
 

@@ -34,7 +34,9 @@ class Asker:
             mode, priority = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
             requests.append(peer_wire.Request(number, *place, proof, mode, priority, 5000))
             self.connection.hears[number] = self.heard.extend
-        self.cloud.hosts[GIVER].giving.asked(self.connection, requests, trio.current_time())
+        self.cloud.hosts[GIVER].giving.requests_received(
+            self.connection, requests, trio.current_time()
+        )
 
     async def hear(self):
         await trio.sleep(1)
@@ -111,9 +113,9 @@ async def test_fault_at_one_request_ends_that_one_alone(asker, autojump_clock, c
 async def test_fault_at_a_wish_ends_that_one_alone(asker, autojump_clock):
     host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
     with pytest.raises(errors.SourceUnreachable, match="Error: "):
-        await host.fetch(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
+        await host.fetch_object(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
     assert not host.core.pending
-    assert (await host.fetch(asker.cloud.want(1), exchange.Priority.GUEST)).data
+    assert (await host.fetch_object(asker.cloud.want(1), exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
@@ -124,10 +126,10 @@ async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
     with monkeypatch.context() as broken, pytest.raises(errors.SourceUnreachable, match="no list"):
         travels = host.core.pending.selection
         broken.setattr(travels, "_go", lambda *_: {}["no list"])
-        await host.fetch(wanted, exchange.Priority.GUEST)
+        await host.fetch_object(wanted, exchange.Priority.GUEST)
     assert not host.core.pending and not len(host.core)
     with trio.fail_after(5):
-        assert (await host.fetch(wanted, exchange.Priority.GUEST)).data
+        assert (await host.fetch_object(wanted, exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
@@ -141,10 +143,10 @@ async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
         return {}["no list"]
 
     with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no list"):
-        monkeypatch.setattr(host.core.pending, "came", fails)
-        await host.fetch(wanted, exchange.Priority.GUEST)
+        monkeypatch.setattr(host.core.pending, "chunks_arrived", fails)
+        await host.fetch_object(wanted, exchange.Priority.GUEST)
     assert not host.core.pending and not len(host.core)
-    assert (await host.fetch(wanted, exchange.Priority.GUEST)).data
+    assert (await host.fetch_object(wanted, exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
@@ -154,10 +156,10 @@ async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
 ):
     host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
     with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
-        await host.fetch(wanted, priority)
-    with host.ahead(priority) as ahead:
-        ahead.ask([("it", wanted)])
-        ((thing, outcome),) = await ahead.came()
+        await host.fetch_object(wanted, priority)
+    with host.background_fetch(priority) as ahead:
+        ahead.request_chunks([("it", wanted)])
+        ((thing, outcome),) = await ahead.wait_for_arrivals()
     assert thing == "it" and isinstance(outcome, errors.SourceUnreachable)
     assert not len(host.core) and not host.core.pending
 
@@ -168,12 +170,12 @@ async def test_fault_at_what_is_fetched_ahead_ends_what_was_asked_with_it_alone(
 ):
     host, wants = asker.cloud.hosts[GIVER], [asker.cloud.want(n) for n in range(4)]
     wants[1] = wants[1]._replace(oid="nonsense")
-    with host.ahead(exchange.Priority.SEED) as ahead:
-        ahead.ask(enumerate(wants[:2]))
-        ahead.ask(enumerate(wants[2:], 2))
+    with host.background_fetch(exchange.Priority.SEED) as ahead:
+        ahead.request_chunks(enumerate(wants[:2]))
+        ahead.request_chunks(enumerate(wants[2:], 2))
         outcomes = {}
         while ahead:
-            outcomes.update(await ahead.came())
+            outcomes.update(await ahead.wait_for_arrivals())
     failed = [n for n, outcome in outcomes.items() if isinstance(outcome, errors.AcstorError)]
     assert sorted(failed) == [0, 1] and "Error: " in str(outcomes[0])
     assert not host.core.pending

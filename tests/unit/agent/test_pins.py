@@ -28,8 +28,8 @@ def keeping(folder, limit_bytes=8 * MIB, **options):
 
 
 async def make(host, image_id, **options):
-    image = await host.mirrors.attach(image_id)
-    return await host.promises.make(image_id, image.map, host.cache, **options)
+    image = await host.mirrors.attach_image(image_id)
+    return await host.promises.pin_image(image_id, image.map, host.cache, **options)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def test_images_share_what_they_have_in_common(host):
     assert promised_bytes(host) == 2 * MIB
     await host.promises.take_back(OTHER, host.cache)
     await host.promises.take_back(OTHER, host.cache)
-    assert promised_bytes(host) == 0 and not host.promises.all()
+    assert promised_bytes(host) == 0 and not host.promises.list_pins()
 
 
 async def test_promise_that_is_made_twice_counts_once(host):
@@ -79,7 +79,7 @@ async def test_promises_made_at_the_same_time_do_not_both_take_the_last_room(tmp
             for image_id in (IMAGE, OTHER):
                 nursery.start_soon(promise_one, image_id)
         assert sorted(map(bool, lacking)) == [False, True]
-        assert len(host.promises.all()) == 1
+        assert len(host.promises.list_pins()) == 1
 
 
 async def test_promises_outlive_the_worker_in_their_order(tmp_path):
@@ -88,10 +88,10 @@ async def test_promises_outlive_the_worker_in_their_order(tmp_path):
         host.add(SHARED, OTHER)
         await make(host, OTHER)
         await make(host, IMAGE, is_asked=True)
-        await host.promises.change(OTHER, mode=pin_record.FillMode.PAUSED)
-        before = host.promises.all()
+        await host.promises.change_pin(OTHER, mode=pin_record.FillMode.PAUSED)
+        before = host.promises.list_pins()
     async with keeping(tmp_path) as host:
-        assert host.promises.all() == before and list(before) == [OTHER, IMAGE]
+        assert host.promises.list_pins() == before and list(before) == [OTHER, IMAGE]
         assert promised_bytes(host) == 3 * MIB
         assert host.source.reads == []
 
@@ -104,7 +104,7 @@ async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_pa
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
     async with keeping(tmp_path) as host:
         assert host.promises.get(IMAGE).is_asked
-        assert host.promises.pinned(IMAGE) is None and promised_bytes(host) == 0
+        assert host.promises.pinned_of(IMAGE) is None and promised_bytes(host) == 0
         host.add(DATA)
         assert await make(host, IMAGE) == 0
         assert promised_bytes(host) == 2 * MIB
@@ -126,7 +126,7 @@ async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp
     else:
         path.write_bytes(raw)
     async with keeping(tmp_path, 3 * MIB) as host:
-        assert list(host.promises.all()) == [OTHER]
+        assert list(host.promises.list_pins()) == [OTHER]
 
 
 async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
@@ -134,7 +134,7 @@ async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
         host.add(DATA)
         await make(host, IMAGE)
     async with keeping(tmp_path, MIB) as host:
-        assert list(host.promises.all()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+        assert list(host.promises.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
         host.add(SHARED, OTHER)
         assert await make(host, OTHER) > 0
 
@@ -172,9 +172,9 @@ async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch)
 
 async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
     await make(host, IMAGE)
-    host.mirrors.detach(IMAGE)
+    host.mirrors.detach_image(IMAGE)
     host.add(SHARED)
-    await host.mirrors.attach(IMAGE)
+    await host.mirrors.attach_image(IMAGE)
     await host.promises.take_back(IMAGE, host.cache)
     assert promised_bytes(host) == 0
 
@@ -195,7 +195,7 @@ class Place:
 
     def shares(self):
         return replica_placement.ReplicaPlacement(
-            ids.HostId("h1"), lambda: self.table, identity.ByContent().oid
+            ids.HostId("h1"), lambda: self.table, identity.ByContent().oid_of
         )
 
 
@@ -207,17 +207,17 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_pat
         host.promises._clock = lambda: now_s
         host.add(DATA)
         await make(host, IMAGE)
-        parts, names = [host.promises.pinned(IMAGE)], ["h1", "h2"]
+        parts, names = [host.promises.pinned_of(IMAGE)], ["h1", "h2"]
         for number in range(3, 9):  # more tables than are remembered one by one
             now_s += 100
             names.append(f"h{number}")
             place.be(*names)
-            assert await host.promises.follow(IMAGE, host.cache) == 0
-            parts.append(host.promises.pinned(IMAGE))
+            assert await host.promises.follow_table(IMAGE, host.cache) == 0
+            parts.append(host.promises.pinned_of(IMAGE))
             await host.promises.release_former(host.cache)
             assert promised_bytes(host) == 2 * MIB
         assert len(host.promises._former[IMAGE]) == 3
-        left = {cid for part in parts[-3:] for cid in part.contents()}
+        left = {cid for part in parts[-3:] for cid in part.list_contents()}
         now_s = 400 + pins.FORMER_S  # when the fourth change was
         await host.promises.release_former(host.cache)
         assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
@@ -247,7 +247,7 @@ async def test_image_gives_way_only_where_that_makes_room(tmp_path):
     async with keeping(tmp_path, SMALL) as host:
         await place_three(host)
         assert await make(host, THIRD) > 0
-        assert OTHER in host.promises.all()  # its contents stay pinned in any case
+        assert OTHER in host.promises.list_pins()  # its contents stay pinned in any case
 
 
 @pytest.mark.expect_log("no longer kept for other hosts")
@@ -257,9 +257,9 @@ async def test_images_with_the_same_contents_give_way_together_before_the_cache_
         folder.mkdir()
         async with keeping(folder, SMALL, may_grow=may_grow) as host:
             await place_three(host)
-            await host.promises.change(IMAGE, is_for_others=True)
+            await host.promises.change_pin(IMAGE, is_for_others=True)
             assert await make(host, THIRD) == 0
-            assert list(host.promises.all()) == [THIRD]
+            assert list(host.promises.list_pins()) == [THIRD]
             assert host.promises.pins.beyond_bytes == 0 and promised_bytes(host) == 2 * MIB
 
 
@@ -271,9 +271,9 @@ async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_for_others=True)
         place.be("h1", "h2")
-        assert await host.promises.follow(OTHER, host.cache) > 0
-        assert await host.promises.follow(IMAGE, host.cache) == 0
-        assert list(host.promises.all()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+        assert await host.promises.follow_table(OTHER, host.cache) > 0
+        assert await host.promises.follow_table(IMAGE, host.cache) == 0
+        assert list(host.promises.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
 
 
 @pytest.mark.expect_log("no space")
@@ -285,7 +285,7 @@ async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_pa
         assert await make(host, OTHER, is_for_others=True) == 0 == await make(host, IMAGE)
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
         assert promised_bytes(host) == 2 * MIB
-        assert list(host.promises.all()) == [OTHER, IMAGE]
+        assert list(host.promises.list_pins()) == [OTHER, IMAGE]
 
 
 async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_path, monkeypatch):
@@ -328,11 +328,11 @@ async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked
 ):
     async with keeping(tmp_path, MIB) as host:
         host.add(DATA)
-        await host.mirrors.attach(IMAGE)
-        monkeypatch.setattr(replica_placement.Part, "contents", None)
+        await host.mirrors.attach_image(IMAGE)
+        monkeypatch.setattr(replica_placement.Part, "list_contents", None)
         assert await make(host, IMAGE) == MIB
     async with keeping(tmp_path, MIB) as host:  # with no file of promises
-        assert not host.promises.all()
+        assert not host.promises.list_pins()
 
 
 async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
@@ -346,7 +346,7 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
         host.add(DATA)
         await make(host, IMAGE)
         place.be("h1", "h2", "h3", "h4")
-        await host.promises.follow(IMAGE, host.cache)
+        await host.promises.follow_table(IMAGE, host.cache)
         place.be("h1", "h2", "h3", "h4", "h5")
         with trio.CancelScope() as scope:
 
@@ -355,10 +355,10 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
                 return both(*parts)
 
             monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
-            await host.promises.follow(IMAGE, host.cache)
+            await host.promises.follow_table(IMAGE, host.cache)
         now_s = 10 * pins.FORMER_S
         await host.promises.release_former(host.cache)
-        assert promised_bytes(host) == host.promises.pinned(IMAGE).total_bytes
+        assert promised_bytes(host) == host.promises.pinned_of(IMAGE).total_bytes
         await host.promises.take_back(IMAGE, host.cache)
         assert promised_bytes(host) == 0
 
@@ -374,12 +374,12 @@ async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room
         host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
         host.promises._limit_bytes = CHUNK
         place.be("h1", "h2", "h3", "h4")
-        assert await host.promises.follow(IMAGE, host.cache) == 0
-        assert host.promises.pinned(IMAGE).table is place.table
-        assert host.promises.pinned(IMAGE).total_bytes < 2 * MIB
+        assert await host.promises.follow_table(IMAGE, host.cache) == 0
+        assert host.promises.pinned_of(IMAGE).table is place.table
+        assert host.promises.pinned_of(IMAGE).total_bytes < 2 * MIB
         place.be("h1", "h2")
         await host.promises._release(IMAGE, host.cache)
-        assert await host.promises.follow(IMAGE, host.cache) > 0  # it grows
+        assert await host.promises.follow_table(IMAGE, host.cache) > 0  # it grows
 
 
 async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_has_room(tmp_path):
@@ -390,12 +390,12 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
         assert await make(host, IMAGE) == 0 == await make(host, OTHER)
     place.be("h2", "h3")
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
-        assert promised_bytes(host) == 2 * MIB and not host.promises.pinned(OTHER)
-        assert list(host.promises.all()) == [IMAGE, OTHER]
+        assert promised_bytes(host) == 2 * MIB and not host.promises.pinned_of(OTHER)
+        assert list(host.promises.list_pins()) == [IMAGE, OTHER]
         place.be("h1", "h2", "h3", "h4", "h5", "h6")
-        assert await host.promises.follow(IMAGE, host.cache) == 0
+        assert await host.promises.follow_table(IMAGE, host.cache) == 0
         await host.promises._release(IMAGE, host.cache)
-        assert await make(host, OTHER) == 0 and host.promises.pinned(OTHER)
+        assert await make(host, OTHER) == 0 and host.promises.pinned_of(OTHER)
 
 
 async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, monkeypatch):

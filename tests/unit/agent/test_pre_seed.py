@@ -26,7 +26,7 @@ async def seed(host, report=None, is_home=lambda want: False, first_chunk=0):
         pass
 
     return await pre_seed.pre_seed(
-        await host.mirrors.attach(one_host.IMAGE),
+        await host.mirrors.attach_image(one_host.IMAGE),
         host.chunks,
         report or ignore,
         is_home=is_home,
@@ -46,10 +46,10 @@ async def test_everything_comes_and_comes_once(host):
 
 
 async def test_own_chunks_come_first_and_the_others_in_turn(host):
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     host.chunks.core.pending.prefetch_limits._left[exchange.Priority.SEED] = 1
     before = len(host.source.reads)
-    first_half = {image.map.cid(n) for n in range(len(image.map) // 2, len(image.map))}
+    first_half = {image.map.cid_of(n) for n in range(len(image.map) // 2, len(image.map))}
     await seed(host, is_home=lambda want: want.cid in first_half, first_chunk=5)
     offsets = [offset for offset, _ in host.source.reads[before:]]
     home, others = offsets[: len(first_half) - 1], offsets[len(first_half) :]
@@ -78,7 +78,7 @@ async def test_progress_is_told_and_grows(host, autojump_clock):
 
 
 async def test_failure_is_told_in_the_end_and_what_came_is_kept(host):
-    await host.mirrors.attach(one_host.IMAGE)
+    await host.mirrors.attach_image(one_host.IMAGE)
     before = len(host.source.reads)
     host.source._fail = {before + 3, before + 7}
     with pytest.raises(errors.SourceUnreachable, match="fails by order"):
@@ -90,7 +90,7 @@ async def test_failure_is_told_in_the_end_and_what_came_is_kept(host):
 
 
 async def test_what_has_not_begun_is_taken_back_from_the_core_by_who_gives_up(host, autojump_clock):
-    await host.mirrors.attach(one_host.IMAGE)
+    await host.mirrors.attach_image(one_host.IMAGE)
     host.source._delay, before = range(1000), len(host.source.reads)
     with trio.move_on_after(0.5):
         await seed(host)

@@ -29,7 +29,7 @@ class Room:
 
     async def _enter(self, guest, name, more_bytes):
         try:
-            await self.waiting.turn(guest, self._work, guest, name, more_bytes=more_bytes)
+            await self.waiting.run_admitted(guest, self._work, guest, name, more_bytes=more_bytes)
         except errors.AcstorError as e:
             self.failed.append((name, type(e)))
 
@@ -93,7 +93,7 @@ async def test_what_is_on_the_hosts_disk_does_not_wait_behind_what_is_not(nurser
         assert room.at_work == ["a miss"]
         return b"here"
 
-    assert await room.waiting.turn(FLOOD, read, is_here=True) == b"here"
+    assert await room.waiting.run_admitted(FLOOD, read, is_here=True) == b"here"
     room.is_over.set()
 
 
@@ -115,14 +115,14 @@ async def test_what_a_request_waits_for_is_known_to_who_asks(nursery):
 
     async def wait():
         read_admission.note_wait("the source is away")
-        with room.waiting.known(OTHER):  # it is known already
+        with room.waiting.track_request(OTHER):  # it is known already
             assert len(room.waiting.table) == 1
         await room.is_over.wait()
 
     read_admission.note_wait("nothing of it is known outside of a turn")
-    nursery.start_soon(room.waiting.turn, OTHER, wait)
+    nursery.start_soon(room.waiting.run_admitted, OTHER, wait)
     await trio.testing.wait_all_tasks_blocked()
-    (late,) = room.waiting.table.late(float("inf"), 0.0).values()
+    (late,) = room.waiting.table.late_guests(float("inf"), 0.0).values()
     assert (late.count, late.why) == (1, "the source is away")
     room.is_over.set()
     await trio.testing.wait_all_tasks_blocked()
@@ -134,12 +134,12 @@ async def test_request_that_fails_by_itself_fails_so(nursery):
         raise errors.ChunkLost("x", "y")
 
     with pytest.raises(errors.ChunkLost):
-        await read_admission.ReadAdmission().turn(OTHER, fail)
+        await read_admission.ReadAdmission().run_admitted(OTHER, fail)
 
 
 async def test_cancelled_request_is_no_refused_one(nursery):
     crowd = read_admission.ReadAdmission()
     with trio.move_on_after(0) as scope:
-        await crowd.turn(OTHER, trio.sleep_forever)
+        await crowd.run_admitted(OTHER, trio.sleep_forever)
     assert scope.cancelled_caught
     assert (crowd.refused, len(crowd), len(crowd.table)) == (0, 0, 0)

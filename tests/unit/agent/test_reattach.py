@@ -52,7 +52,7 @@ async def test_map_that_comes_back_is_waited_for(host, autojump_clock, what):
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mend)
-        found = await opened_of(host).mirror(one_host.IMAGE, GUEST)
+        found = await opened_of(host).get_mirror(one_host.IMAGE, GUEST)
     assert found.size_bytes == len(DATA)
     assert trio.current_time() < LOST_AFTER_S
 
@@ -64,6 +64,6 @@ async def test_map_that_does_not_come_back_is_believed_to_be_gone(host, autojump
         host.blobs[MAP] = what
     began_s = trio.current_time()
     with pytest.raises(errors.ChunkMapFormatError if what else errors.ChunkMissing):
-        await opened_of(host).mirror(one_host.IMAGE, GUEST)
+        await opened_of(host).get_mirror(one_host.IMAGE, GUEST)
     took_s = trio.current_time() - began_s
     assert LOST_AFTER_S <= took_s < LOST_AFTER_S + 10

@@ -59,7 +59,9 @@ class Place:
         self.wall_s = 1e9
 
     def shares(self) -> replica_placement.ReplicaPlacement:
-        return replica_placement.ReplicaPlacement(H1, lambda: self.table, identity.ByContent().oid)
+        return replica_placement.ReplicaPlacement(
+            H1, lambda: self.table, identity.ByContent().oid_of
+        )
 
 
 class Keeper:
@@ -77,7 +79,8 @@ class Keeper:
             current_ring=lambda: place.table,
             tell=lambda host_id, news: self.told.append((host_id, news)),
             own=replication.LocalImages(
-                lambda: self.whole.telling.used(), lambda one: self.whole.telling.share_of(one)
+                lambda: self.whole.telling.images_in_use(),
+                lambda one: self.whole.telling.share_of(one),
             ),
             clock=trio.current_time,
             wall_clock=lambda: place.wall_s,
@@ -104,7 +107,7 @@ class Keeper:
 
     def asks(self, host, *images, lease_s=3600):
         entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
-        self.sharing.heard(host, peer_wire.ReplicaRequest(entries))
+        self.sharing.report_received(host, peer_wire.ReplicaRequest(entries))
 
     def answers(self, host, image_id=IMAGE):
         """Return what a host was told of this one's share of an image."""
@@ -126,8 +129,8 @@ class Keeper:
         return self.host.cache.statistics.reserved_bytes
 
     async def use(self, image_id=IMAGE):
-        self.uses.opened(image_id)
-        return await self.host.mirrors.attach(image_id)
+        self.uses.image_opened(image_id)
+        return await self.host.mirrors.attach_image(image_id)
 
 
 @contextlib.asynccontextmanager
@@ -175,8 +178,8 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
         assert share.total_bytes == keeper.promised_bytes()
         assert keeper.host.promises.get(IMAGE).is_for_others
-        assert keeper.whole.telling.of(IMAGE) is None  # nobody uses it here
-        assert not keeper.whole.telling.used()
+        assert keeper.whole.telling.status_of(IMAGE) is None  # nobody uses it here
+        assert not keeper.whole.telling.images_in_use()
         assert not keeper.answers(H3)  # who did not ask
         keeper.asks(H3, IMAGE)
         keeper.asks(H2, IMAGE, lease_s=0)
@@ -184,7 +187,7 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         assert keeper.promised_bytes()
         keeper.asks(H3, IMAGE, lease_s=0)
         await until(lambda: not keeper.promised_bytes())
-        assert not keeper.host.promises.all()
+        assert not keeper.host.promises.list_pins()
 
 
 async def test_lease_that_is_not_renewed_ends(tmp_path, place):
@@ -263,7 +266,7 @@ async def test_unknown_images_are_answered_and_hold_nobody_up(tmp_path, place):
         await keeper.answer(H2)
         refused = replica_messages.ShareState.REFUSED
         await keeper.answer(H3, unknown[-1], refused)
-        assert keeper.host.mirrors.attached() == [IMAGE]
+        assert keeper.host.mirrors.list_attached() == [IMAGE]
 
 
 async def test_image_that_the_source_has_later_is_kept_then(tmp_path, place):
@@ -293,13 +296,13 @@ async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeyp
     monkeypatch.setattr(fill_rate, "FIRST_PAUSE_S", 3600.0)
     async with running(tmp_path, place) as keeper:
         unknown, attached = ids.ImageId(str(uuid.UUID(int=7))), []
-        attach = keeper.host.mirrors.attach
+        attach = keeper.host.mirrors.attach_image
 
         async def noted(image_id, *limit):
             attached.append(image_id)
             return await attach(image_id, *limit)
 
-        monkeypatch.setattr(keeper.host.mirrors, "attach", noted)
+        monkeypatch.setattr(keeper.host.mirrors, "attach_image", noted)
         for _ in range(5):
             keeper.asks(H3, unknown)
             await keeper.answer(H3, unknown, replica_messages.ShareState.REFUSED)
@@ -335,13 +338,13 @@ async def test_maps_that_others_have_brought_here_are_bounded(tmp_path, place, m
             await keeper.answer(H2, OTHER)
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
-        assert IMAGE not in keeper.host.mirrors.attached()
+        assert IMAGE not in keeper.host.mirrors.list_attached()
         if limit == "MAPS_BYTES_OF_HOST":
             keeper.asks(H3, IMAGE)  # another one may
             await keeper.answer(H3)
         else:
             await keeper.use(IMAGE)  # and this host may anything
-            await until(lambda: IMAGE in keeper.host.mirrors.attached())
+            await until(lambda: IMAGE in keeper.host.mirrors.list_attached())
 
 
 async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(tmp_path, place):
@@ -349,7 +352,7 @@ async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(
         lock = keeper.host.cache._mends.writing  # nothing is written while it is held
         async with lock:
             keeper.asks(H2, IMAGE)
-            await until(lambda: keeper.host.promises.pinned(IMAGE))
+            await until(lambda: keeper.host.promises.pinned_of(IMAGE))
             await until(lambda: not keeper.host.cache.pinned_missing)
             await until(lambda: keeper.whole.telling.share_of(IMAGE) is not None)
 
@@ -377,7 +380,9 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
         await keeper.answer(H2, OTHER)
         await keeper.use(IMAGE)
         await until(
-            lambda: (keeper.whole.telling.of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
+            lambda: (
+                (keeper.whole.telling.status_of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
+            )
         )
         await keeper.answer(H2, OTHER, replica_messages.ShareState.NO_ROOM)
         assert keeper.promised_bytes() == 200 * CHUNK
@@ -394,11 +399,11 @@ async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, plac
             await keeper.answer(H2, image_id)
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
     async with running(tmp_path, place, 4 * MIB) as keeper:
-        await until(lambda: list(keeper.host.promises.all()) == [OTHER, IMAGE])
+        await until(lambda: list(keeper.host.promises.list_pins()) == [OTHER, IMAGE])
         assert keeper.promised_bytes() == 100 * CHUNK
         await keeper.use(IMAGE)
         await until(lambda: keeper.promised_bytes() == 200 * CHUNK)
-        await until(lambda: OTHER not in keeper.host.promises.all())
+        await until(lambda: OTHER not in keeper.host.promises.list_pins())
 
 
 async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path, place):
@@ -411,7 +416,7 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         assert asked == {host: (replica_messages.Lease(IMAGE, 86400),) for host in (H2, H3)}
 
         def shown():
-            return keeper.whole.telling.of(IMAGE)
+            return keeper.whole.telling.status_of(IMAGE)
 
         await until(lambda: shown()["why"] == "h2 has not answered")
         assert shown()["state"] == "filling" and shown()["total_bytes"] == 2 * 200 * CHUNK
@@ -419,7 +424,7 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         say = [(H2, rest - CHUNK), (H3, CHUNK)]
         for host, total_bytes in say:
             share = replica_messages.Share(IMAGE, replica_messages.ShareState.KEPT, total_bytes, 0)
-            keeper.sharing.heard(host, peer_wire.ReplicaReport(1, (share,)))
+            keeper.sharing.report_received(host, peer_wire.ReplicaReport(1, (share,)))
         assert (shown()["state"], shown()["remaining_bytes"], shown()["cached_share"]) == (
             "fully_cached",
             0,
@@ -433,14 +438,20 @@ async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
-        await keeper.whole.ask(await keeper.host.mirrors.attach(IMAGE))
-        await until(lambda: (keeper.whole.telling.of(IMAGE) or {}).get("state") == "fully_cached")
-        assert (
-            keeper.whole.telling.of(IMAGE)["total_bytes"] == 200 * CHUNK == keeper.promised_bytes()
+        await keeper.whole.request_hydration(await keeper.host.mirrors.attach_image(IMAGE))
+        await until(
+            lambda: (keeper.whole.telling.status_of(IMAGE) or {}).get("state") == "fully_cached"
         )
-        assert keeper.whole.telling.of(IMAGE)["is_shared"] is False  # though others keep it, too
-        await keeper.whole.unask(IMAGE)
-        await until(lambda: keeper.whole.telling.of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
+        assert (
+            keeper.whole.telling.status_of(IMAGE)["total_bytes"]
+            == 200 * CHUNK
+            == keeper.promised_bytes()
+        )
+        assert (
+            keeper.whole.telling.status_of(IMAGE)["is_shared"] is False
+        )  # though others keep it, too
+        await keeper.whole.withdraw_request(IMAGE)
+        await until(lambda: keeper.whole.telling.status_of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
 
 
 async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_nothing_more(
@@ -465,7 +476,7 @@ async def test_host_that_keeps_nothing_for_others_any_more_pins_nothing_of_it(tm
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
     async with one_host.one_host(tmp_path, is_keeping=True) as host:  # keep_images = host
-        assert not host.promises.all() and not host.cache.statistics.reserved_bytes
+        assert not host.promises.list_pins() and not host.cache.statistics.reserved_bytes
 
 
 async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
@@ -477,7 +488,7 @@ async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
         most = 0
         while not all(keeper.answers(name) for name in names[1:]):
             before = len(keeper.told)
-            keeper.sharing.look()
+            keeper.sharing.report_due()
             most = max(most, len(keeper.told) - before)
             await trio.sleep(0.01)
         assert 0 < most <= replication.AT_A_TIME
@@ -496,8 +507,8 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
         told = fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
         await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
-        assert not keeper.host.promises.pinned(IMAGE)
-        assert keeper.whole.telling.used() == [IMAGE]
+        assert not keeper.host.promises.pinned_of(IMAGE)
+        assert keeper.whole.telling.images_in_use() == [IMAGE]
 
 
 async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_no_more(
@@ -506,9 +517,9 @@ async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_n
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
-        await keeper.uses.look()
+        await keeper.uses.scan_processes()
         keeper.asks(H2, IMAGE, lease_s=0)
-        await until(lambda: not keeper.host.promises.all())
+        await until(lambda: not keeper.host.promises.list_pins())
         told = fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (False, fill_status.State.EVICTABLE)
         await keeper.use(IMAGE)

@@ -41,7 +41,7 @@ def replace(file, data):
 
 def test_without_a_table_the_ring_is_empty(tmp_path):
     keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None)
-    assert (keeper.current().epoch, keeper.current().hosts) == (0, ())
+    assert (keeper.current_ring().epoch, keeper.current_ring().hosts) == (0, ())
 
 
 def test_file_is_read_at_the_start(keep, file):
@@ -69,18 +69,18 @@ def test_older_file_does_not_win_over_a_sent_table(keep, file):
 
 def test_sent_table_must_be_newer(keep, file):
     keeper = keep()
-    keeper.put(table(4, "h1"))
+    keeper.set_operator_table(table(4, "h1"))
     for epoch in (3, 4):
         with pytest.raises(ValueError, match=f"epoch {epoch} is not higher than 4"):
-            keeper.put(table(epoch, "h2"))
-    assert keeper.current().hosts[0].host == "h1"
+            keeper.set_operator_table(table(epoch, "h2"))
+    assert keeper.current_ring().hosts[0].host == "h1"
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version":2}', b"\xff" * 100])
 def test_sent_rubbish_is_refused_and_not_kept(keep, tmp_path, data):
     keeper = keep()
     with pytest.raises(errors.RingFormatError):
-        keeper.put(data)
+        keeper.set_operator_table(data)
     assert not (tmp_path / "ring.json").exists()
 
 
@@ -103,7 +103,7 @@ async def test_file_is_followed(keep, file, nursery, autojump_clock):
     nursery.start_soon(keeper.watch)
     replace(file, table(2, "h1", "h2"))
     await trio.sleep(1.1)
-    assert keeper.current().epoch == 2
+    assert keeper.current_ring().epoch == 2
     file.unlink()
     nursery.cancel_scope.cancel()
 
@@ -119,11 +119,11 @@ async def test_file_that_goes_or_goes_bad_changes_nothing_and_is_said_once(
         said = len(watched_log.messages)
         change()
         await trio.sleep(5)
-        assert keeper.current().epoch == 2
+        assert keeper.current_ring().epoch == 2
         assert len(watched_log.messages) == said + 1
     replace(file, table(3, "h1"))
     await trio.sleep(1.1)
-    assert keeper.current().epoch == 3
+    assert keeper.current_ring().epoch == 3
     nursery.cancel_scope.cancel()
 
 
@@ -136,38 +136,38 @@ async def test_change_without_a_higher_epoch_is_not_taken_and_said(
     nursery.start_soon(keeper.watch)
     replace(file, table(2, "h9"))
     await trio.sleep(1.1)
-    assert keeper.current().hosts[0].host == "h1"
+    assert keeper.current_ring().hosts[0].host == "h1"
     nursery.cancel_scope.cancel()
 
 
 def test_table_that_was_replaced_is_remembered_for_a_while(tmp_path):
     now = [100.0]
     keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0, lambda: now[0])
-    keeper.put(table(1, "h1"))
-    assert keeper.former() is None  # there was none before
-    keeper.put(table(2, "h2"))
-    assert keeper.former().epoch == 1
-    keeper.put(table(3, "h3"))
-    assert keeper.former().epoch == 2  # one former table, the last
+    keeper.set_operator_table(table(1, "h1"))
+    assert keeper.former_ring() is None  # there was none before
+    keeper.set_operator_table(table(2, "h2"))
+    assert keeper.former_ring().epoch == 1
+    keeper.set_operator_table(table(3, "h3"))
+    assert keeper.former_ring().epoch == 2  # one former table, the last
     now[0] += 59.9
-    assert keeper.former().epoch == 2
+    assert keeper.former_ring().epoch == 2
     now[0] += 0.1
-    assert keeper.former() is None
+    assert keeper.former_ring() is None
 
 
 def test_table_that_was_refused_makes_no_former_one(tmp_path):
     keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0)
-    keeper.put(table(2, "h2"))
+    keeper.set_operator_table(table(2, "h2"))
     with pytest.raises(ValueError, match="not higher"):
-        keeper.put(table(1, "h1"))
-    assert keeper.former() is None
+        keeper.set_operator_table(table(1, "h1"))
+    assert keeper.former_ring() is None
 
 
 def test_former_table_can_be_turned_off(tmp_path):
     keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 0.0)
-    keeper.put(table(1, "h1"))
-    keeper.put(table(2, "h2"))
-    assert keeper.former() is None
+    keeper.set_operator_table(table(1, "h1"))
+    keeper.set_operator_table(table(2, "h2"))
+    assert keeper.former_ring() is None
 
 
 # Signed tables
@@ -196,7 +196,7 @@ def take(keeper, sent):
 def test_signed_table_outlives_the_worker(joined, tmp_path):
     take(joined(), signed(9, "h1", "h2"))
     keeper = joined()
-    assert (keeper.current().epoch, keeper.is_signed, keeper.told_epoch()) == (9, True, 9)
+    assert (keeper.current_ring().epoch, keeper.is_signed, keeper.told_epoch()) == (9, True, 9)
     assert (tmp_path / "ring.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -237,18 +237,22 @@ def test_signed_tables_are_higher_and_do_not_leap(joined):
         with pytest.raises(ValueError, match=r"not higher|leaps"):
             take(keeper, signed(epoch, "h2"))
     take(keeper, signed((1 << 52) + 1_000_000, "h3"))
-    assert keeper.current().hosts[0].host == "h3"
-    assert keeper.former().epoch == 1 << 52
+    assert keeper.current_ring().hosts[0].host == "h3"
+    assert keeper.former_ring().epoch == 1 << 52
 
 
 def test_signed_table_takes_the_place_of_the_operators_whatever_its_epoch(joined, file):
     file.write_bytes(table(70, "h1"))
     keeper = joined()
-    assert (keeper.current().epoch, keeper.told_epoch()) == (70, 0)
+    assert (keeper.current_ring().epoch, keeper.told_epoch()) == (70, 0)
     take(keeper, signed(3, "h2"))
-    assert (keeper.current().epoch, keeper.told_epoch(), keeper.former().epoch) == (3, 3, 70)
+    assert (keeper.current_ring().epoch, keeper.told_epoch(), keeper.former_ring().epoch) == (
+        3,
+        3,
+        70,
+    )
     with pytest.raises(ValueError, match="the table in force is signed"):
-        keeper.put(table(71, "h1"))
+        keeper.set_operator_table(table(71, "h1"))
 
 
 @pytest.mark.expect_log("is not taken: the table in force is signed by the decision service")
@@ -260,7 +264,7 @@ async def test_the_operators_file_says_nothing_once_a_signed_table_is_there(
     nursery.start_soon(keeper.watch)
     replace(file, table(70, "h1"))
     await trio.sleep(1.1)
-    assert keeper.current().epoch == 3
+    assert keeper.current_ring().epoch == 3
     nursery.cancel_scope.cancel()
 
 
@@ -291,7 +295,10 @@ def poisons():
 def test_poisoned_table_is_dropped_and_the_next_one_is_taken(joined, tmp_path, poison):
     (tmp_path / "ring.json").write_bytes(poison[1])
     keeper = joined()
-    assert (keeper.current().epoch, keeper.told_epoch()) == (0, 0)  # so its samples ask for one
+    assert (keeper.current_ring().epoch, keeper.told_epoch()) == (
+        0,
+        0,
+    )  # so its samples ask for one
     assert not (tmp_path / "ring.json").exists()
     take(keeper, signed(3, "h1"))
     assert joined().current().epoch == 3
@@ -308,7 +315,7 @@ def test_signed_table_is_left_alone_where_it_cannot_be_checked(joined, keep):
 def test_table_that_cannot_be_kept_is_in_force_all_the_same(tmp_path):
     keeper = ring_keeper.RingKeeper(tmp_path / "gone" / "ring.json", None, signers=lambda: SIGNERS)
     take(keeper, signed(9, "h1"))
-    assert keeper.current().epoch == 9
+    assert keeper.current_ring().epoch == 9
 
 
 def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
@@ -327,8 +334,8 @@ def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
 def test_hosts_of_both_tables_stand_at_their_addresses(tmp_path):
     now = [0.0]
     keeper = ring_keeper.RingKeeper(tmp_path / "ring.json", None, 60.0, lambda: now[0])
-    keeper.put(table(1, "h1", "h2"))
-    keeper.put(table(2, "h1"))
+    keeper.set_operator_table(table(1, "h1", "h2"))
+    keeper.set_operator_table(table(2, "h1"))
     assert [keeper.hosts_at(f"10.0.0.{n}") for n in range(3)] == [1, 1, 0]
     now[0] = 60.0
     assert keeper.hosts_at("10.0.0.1") == 0

@@ -15,7 +15,7 @@ def test_blob_is_named_after_image_and_kind():
 
 
 def test_part_names_first_and_last_byte():
-    assert BLOB.part(65_536, 4_096) == f"{BLOB.name} bytes 65536-69631"
+    assert BLOB.describe_range(65_536, 4_096) == f"{BLOB.name} bytes 65536-69631"
 
 
 def test_negative_range_names_blob_and_numbers():

@@ -91,7 +91,7 @@ def test_pieces_are_told_as_soon_as_they_are_whole():
     told = []
     run = a_run(told)
     for count_bytes in (0, 9, 10, 29, 30, 30, 40):
-        run.filled(count_bytes)
+        run.pieces_filled(count_bytes)
     assert told == [[(0, CHUNKS[0])], [(1, CHUNKS[1])], [(2, CHUNKS[2])], [(3, CHUNKS[3])]]
     assert run.is_over
 
@@ -99,10 +99,10 @@ def test_pieces_are_told_as_soon_as_they_are_whole():
 def test_failure_is_told_of_the_rest_alone():
     told = []
     run = a_run(told)
-    run.filled(25)
+    run.pieces_filled(25)
     failure = errors.SourceUnreachable("it", "there", "because")
-    run.failed(failure)
-    run.failed(failure)
+    run.pieces_failed(failure)
+    run.pieces_failed(failure)
     assert told == [[(0, CHUNKS[0]), (1, CHUNKS[1])], [(2, failure), (3, failure)]]
 
 
@@ -114,7 +114,7 @@ def test_each_piece_is_checked_whether_the_driver_did_so_or_not(checked_before_b
     thread.start()
     thread.join()
     assert told == []
-    run.filled(40)
+    run.pieces_filled(40)
     [answers] = told
     assert [type(outcome) for _, outcome in answers] == [
         bytearray,
@@ -129,7 +129,7 @@ async def test_driver_that_tells_nothing_is_told_of():
         where = "nowhere"
         from_conf = size_bytes = aclose = None
 
-        async def fill(self, run):
+        async def fill_run(self, run):
             pass
 
     outcomes = []

@@ -120,7 +120,7 @@ async def test_image_in_use_is_read_on_by_the_next_worker_though_it_is_deactivat
     assert await source.read(IMAGE, 4, 4) == glance_records.BYTES[4:8]
     change(server, status="queued")
     with pytest.raises(errors.ChunkMissing, match="queued"):
-        await source.look(IMAGE)
+        await source.find_blob(IMAGE)
     with pytest.raises(errors.ChunkMissing, match="queued"):
         await source.read(IMAGE, 4, 4)
 
@@ -200,27 +200,27 @@ async def test_configuration_signs_in_with_a_password_or_an_application_credenti
 
 
 async def test_stamp_is_another_one_when_the_image_points_to_another_artefact(server, source):
-    before = await source.look(CHUNK_MAP), await source.look(IMAGE)
-    assert (await source.look(CHUNK_MAP), await source.look(IMAGE)) == before
+    before = await source.find_blob(CHUNK_MAP), await source.find_blob(IMAGE)
+    assert (await source.find_blob(CHUNK_MAP), await source.find_blob(IMAGE)) == before
     fake_glance.fill(server.files, BLOBS, "again")
-    assert (await source.look(CHUNK_MAP)).stamp != before[0].stamp
-    assert await source.look(IMAGE) == before[1]
+    assert (await source.find_blob(CHUNK_MAP)).stamp != before[0].stamp
+    assert await source.find_blob(IMAGE) == before[1]
 
 
 @pytest.mark.parametrize("blob", [IMAGE, CHUNK_MAP, BOOT_IMAGE])
 async def test_look_shows_an_image_that_was_deactivated_and_none_that_is_not_there(
     server, source, blob
 ):
-    shown = await source.look(blob)
+    shown = await source.find_blob(blob)
     change(server, status="deactivated")
-    assert await source.look(blob) == shown
+    assert await source.find_blob(blob) == shown
     for status in ("queued", "saving", "pending_delete"):
         change(server, status=status)
         with pytest.raises(errors.ChunkRefused, match=f"status is {status}, not active"):
-            await source.look(blob)
+            await source.find_blob(blob)
     del server.files[RECORD]
     with pytest.raises(errors.ChunkMissing, match="no such image"):
-        await source.look(blob)
+        await source.find_blob(blob)
 
 
 async def test_artefact_that_was_replaced_and_deleted_is_found_anew(server, source):
@@ -266,7 +266,7 @@ async def test_image_of_another_format_is_read_from_what_it_was_converted_to(ser
     convert(server)
     assert await source.size_bytes(QCOW2) == len(CONVERTED)
     assert await source.read(QCOW2, 5, 3) == CONVERTED[5:8]
-    assert await source.look(QCOW2) == (len(CONVERTED), CONVERTED_ID)
+    assert await source.find_blob(QCOW2) == (len(CONVERTED), CONVERTED_ID)
     assert await source.size_bytes(CHUNK_MAP) == 300
 
 

@@ -210,8 +210,8 @@ async def test_body_in_chunks_of_a_byte_lets_others_have_their_turn():
         answer = http_pool.HttpResponse(asked, http_stream.Stream(ours, 1.0))
         request = h11.Request(method="GET", target="/a", headers=[("Host", "images.example")])
         with turns.counted() as counted:
-            await answer.begin(request)
-            assert await answer.body(4096) == b"x" * 4096
+            await answer.send_request(request)
+            assert await answer.read_body(4096) == b"x" * 4096
         assert counted.turns == 4099 // 64
 
 
@@ -406,7 +406,7 @@ async def test_name_that_does_not_exist_is_unreachable():
     source = http.HttpSource("http://no-such-host.invalid/", http_pool.Limits(timeout_s=5))
     with pytest.raises(errors.SourceUnreachable, match="gaierror"):
         await source.read(BLOB, 0, 1)
-    assert source.health() == base.Health()
+    assert source.source_health() == base.Health()
     await source.aclose()
 
 
@@ -601,9 +601,9 @@ async def test_records_of_a_byte_let_others_have_their_turn(tls_context, tmp_pat
         server_hostname="127.0.0.1",
     )
     server = tls_session.TlsSession(tls_context, is_server=True)
-    while not (client.handshake() & server.handshake()):
-        server.put(client.take())
-        client.put(server.take())
+    while not (client.continue_handshake() & server.continue_handshake()):
+        server.put(client.take_outgoing())
+        client.put(server.take_outgoing())
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     stream = http_stream.TlsStream(ours, 1.0, client)

@@ -143,7 +143,7 @@ class Silent(faulty_source.MemorySource):
     async def size_bytes(self, blob):
         await trio.sleep(NEVER_S)
 
-    async def look(self, blob):
+    async def find_blob(self, blob):
         await trio.sleep(NEVER_S)
 
     async def read(self, blob, offset, length, content=None):
@@ -167,7 +167,7 @@ def memory(**faults):
     ("ask", "what"),
     [
         (lambda source: source.size_bytes(BLOB), "the size of"),
-        (lambda source: source.look(BLOB), "a look at"),
+        (lambda source: source.find_blob(BLOB), "a look at"),
         (lambda source: source.read(BLOB, 0, 10), "bytes 0-9"),
     ],
 )
@@ -178,7 +178,7 @@ async def test_question_without_an_answer_ends_in_time(autojump_clock, ask, what
     assert 30 <= trio.current_time() < 31
     with pytest.raises(errors.SourceUnreachable, match="no answer within 60 s"):
         await ask(source)
-    assert source.places()[0].health.missed_attempts == 2
+    assert source.place_health()[0].health.missed_attempts == 2
 
 
 async def test_slow_link_costs_one_time_out_at_most(autojump_clock):
@@ -193,7 +193,7 @@ async def test_failure_before_the_deadline_is_passed_on_and_counts_as_no_time(au
     source = attempts(memory(fail=[1], delay=[1], delay_s=20.0))
     with pytest.raises(errors.SourceUnreachable, match="by order"):
         await source.read(BLOB, 0, 10)
-    assert source.places()[0].health.missed_attempts == 0
+    assert source.place_health()[0].health.missed_attempts == 0
 
 
 async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
@@ -201,7 +201,7 @@ async def test_reader_who_gives_up_is_no_missed_attempt(autojump_clock):
     with trio.move_on_after(5) as scope:
         await source.read(BLOB, 0, 10)
     assert scope.cancelled_caught
-    assert source.places()[0].health.missed_attempts == 0
+    assert source.place_health()[0].health.missed_attempts == 0
 
 
 async def test_missed_attempt_is_made_again(autojump_clock):
@@ -237,7 +237,7 @@ async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(aut
     assert told_s == {0: 0, 1: 20, 2: 30, 3: 30}
     assert (outcomes[0], outcomes[1]) == (DATA[:10], DATA[10:20])
     assert {type(outcomes[number]) for number in (2, 3)} == {errors.SourceUnreachable}
-    assert source.places()[0].health.missed_attempts == 1
+    assert source.place_health()[0].health.missed_attempts == 1
     assert inner.cancelled == 1
 
 

@@ -40,7 +40,7 @@ async def test_image_that_was_not_read_has_no_numbers(host):
 
 
 async def test_image_in_numbers(host):
-    image = await host.mirrors.attach(one_host.IMAGE)
+    image = await host.mirrors.attach_image(one_host.IMAGE)
     await image.read(2 * CHUNK, 4 * CHUNK)
     await image.read(2 * CHUNK, CHUNK)
     shown = of_image(host)
@@ -63,7 +63,7 @@ async def test_image_in_numbers(host):
 
 
 async def test_everything_goes_over_the_control_socket(host):
-    await (await host.mirrors.attach(one_host.IMAGE)).read(0, CHUNK)
+    await (await host.mirrors.attach_image(one_host.IMAGE)).read(0, CHUNK)
     exchanged = status.of_exchange(host.chunks, NET)
     picture = [of_image(host), exchanged, status.of_cache(host.cache)]
     assert msgspec.json.decode(msgspec.json.encode(picture)) == picture

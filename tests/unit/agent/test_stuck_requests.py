@@ -34,19 +34,19 @@ class Mount:
         )
         self.killed, self.asked, self.ended = set(), [], []
         self.has_ended = trio.Event()
-        monkeypatch.setattr(self.rescue._dying, "among", self._among)
+        monkeypatch.setattr(self.rescue._dying, "killed_of", self._among)
         self._nursery = nursery
         nursery.start_soon(self.rescue.run)
 
     def guest(self, tag):
-        return self.known.guest(self.known.open(self.inode, 3, tag))
+        return self.known.guest_of(self.known.open(self.inode, 3, tag))
 
     def read(self, guest, why=""):
         self._nursery.start_soon(self._read, guest, why)
 
     async def _read(self, guest, why):
         try:
-            await self.waiting.turn(guest, self._wait, why)
+            await self.waiting.run_admitted(guest, self._wait, why)
         except errors.ReaderKilled:
             self.ended.append(guest)
             self.has_ended.set()
@@ -85,7 +85,7 @@ async def test_who_is_killed_is_ended_and_others_wait_on(hurry, mount):
         await mount.has_ended.wait()
     await trio.sleep(0.2)
     assert (mount.ended, mount.rescue.ended) == ([killed], 1)
-    assert mount.rescue.late()[IMAGE].why == "refused"
+    assert mount.rescue.list_late()[IMAGE].why == "refused"
 
 
 async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, mount, monkeypatch):
@@ -97,14 +97,14 @@ async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, 
         goes_on.wait(60)
         return [killed]
 
-    monkeypatch.setattr(mount.rescue._dying, "among", among)
+    monkeypatch.setattr(mount.rescue._dying, "killed_of", among)
     monkeypatch.setattr(stuck_requests, "LATE_S", 1e9)
     mount.read(killed)
     with trio.fail_after(20):
         assert await trio.to_thread.run_sync(looks.wait, 15)
         mount.read(killed)
         await trio.testing.wait_all_tasks_blocked()
-        monkeypatch.setattr(mount.rescue._dying, "among", lambda waiters, now_s: [])
+        monkeypatch.setattr(mount.rescue._dying, "killed_of", lambda waiters, now_s: [])
         goes_on.set()
         await mount.has_ended.wait()
     await trio.testing.wait_all_tasks_blocked()
@@ -114,8 +114,8 @@ async def test_request_that_is_newer_than_the_look_at_processes_waits_on(hurry, 
 async def test_nobody_is_asked_about_while_nothing_waits_for_long(mount, autojump_clock):
     for _ in range(20):
         with trio.move_on_after(1.5):
-            await mount.waiting.turn(mount.guest(7), trio.sleep_forever)
-    assert mount.asked == [] and mount.rescue.late() == {}
+            await mount.waiting.run_admitted(mount.guest(7), trio.sleep_forever)
+    assert mount.asked == [] and mount.rescue.list_late() == {}
 
 
 @pytest.mark.expect_log("nobody has answered yet")
@@ -126,7 +126,7 @@ async def test_image_is_told_once_in_a_while_however_many_wait(mount, autojump_c
     assert len([one for one in caplog.records if "have waited for up to" in one.message]) == 1
     await trio.sleep(60)
     assert len([one for one in caplog.records if "have waited for up to" in one.message]) == 2
-    assert mount.rescue.late()[IMAGE].count == 29
+    assert mount.rescue.list_late()[IMAGE].count == 29
 
 
 @pytest.mark.expect_log("have waited for up to")

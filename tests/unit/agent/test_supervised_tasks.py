@@ -25,7 +25,7 @@ class Part:
 
 async def test_part_that_works_is_begun_once(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery), Part()
-    await parts.keep("metrics", part.run)
+    await parts.run_supervised("metrics", part.run)
     await trio.sleep(1000)
     assert (len(part.tries_s), parts.troubles.now) == (1, {})
 
@@ -33,7 +33,7 @@ async def test_part_that_works_is_begun_once(nursery, autojump_clock):
 @pytest.mark.expect_log("metrics: .*Address already in use; guests read without it")
 async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0), Part(before=12)
-    await parts.keep("metrics", part.run)
+    await parts.run_supervised("metrics", part.run)
     assert "Address already in use" in parts.troubles.now["metrics"].why
     assert parts.troubles.now["metrics"].since_s == 1234.0
     await trio.sleep(1000)
@@ -45,7 +45,7 @@ async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, auto
 @pytest.mark.expect_log("metrics: a bug; guests")
 async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery), Part(after=2)
-    await parts.keep("metrics", part.run)
+    await parts.run_supervised("metrics", part.run)
     await trio.sleep(1.1)
     assert parts.troubles.now["metrics"].why == "a bug"
     await trio.sleep(100)
@@ -56,7 +56,7 @@ async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
 async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
     parts = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0)
     for _ in range(2):
-        parts.tell("promises.json", "the disk is full")
+        parts.set_state("promises.json", "the disk is full")
     assert parts.troubles.now["promises.json"].why == "the disk is full"
-    parts.tell("promises.json", "")
+    parts.set_state("promises.json", "")
     assert parts.troubles.now == {}

@@ -42,9 +42,9 @@ def joined(contexts):
         tls_session.TlsSession(contexts[host][0], is_server=host == SERVER)
         for host in (CLIENT, SERVER)
     )
-    while not (client.handshake() & server.handshake()):
-        server.put(client.take())
-        client.put(server.take())
+    while not (client.continue_handshake() & server.continue_handshake()):
+        server.put(client.take_outgoing())
+        client.put(server.take_outgoing())
     return client, server
 
 
@@ -111,7 +111,7 @@ def test_bit_that_was_changed_is_found_out_and_the_other_side_told(pair, place):
     client.put(bytes(record))
     with pytest.raises(ssl.SSLError, match=BROKEN):
         read(client, 1000)
-    server.put(client.take())
+    server.put(client.take_outgoing())
     with pytest.raises(ssl.SSLError, match="ALERT_BAD_RECORD_MAC"):
         read(server, 1000)
 
@@ -138,7 +138,7 @@ def test_end_that_the_other_side_says_is_seen(pair):
     last = server.encrypt(b"last")
     with contextlib.suppress(ssl.SSLWantReadError):  # it would wait for the other side's
         server._tls.unwrap()
-    client.put(last + server.take())
+    client.put(last + server.take_outgoing())
     assert read(client, 50) == b"last"
     assert read(client, 50) == b""
     assert client.is_over
@@ -146,17 +146,17 @@ def test_end_that_the_other_side_says_is_seen(pair):
 
 def test_end_in_the_middle_of_the_handshake_is_an_error(contexts):
     server = tls_session.TlsSession(contexts[SERVER][0], is_server=True)
-    assert not server.handshake()
-    server.end()
+    assert not server.continue_handshake()
+    server.receive_eof()
     with pytest.raises(ssl.SSLError, match=r"(?i)eof"):
-        server.handshake()
+        server.continue_handshake()
 
 
 def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
     for count, is_borne in ((20, True), (1000, False)):
         contexts[SERVER][0].num_tickets = count
         client, server = joined(contexts)
-        client.put(server.take() + server.encrypt(b"data"))
+        client.put(server.take_outgoing() + server.encrypt(b"data"))
         if is_borne:
             assert read(client, 50) == b"data"
             assert client._wordless_bytes > 20 * 100
@@ -172,7 +172,7 @@ def test_few_session_tickets_cost_nothing_and_many_are_left(contexts):
 def test_short_records_are_decrypted_some_at_a_time(contexts):
     client, server = joined(contexts)
     row = tls_session.RECORDS_IN_A_ROW
-    client.put(server.take() + b"".join(server.encrypt(b"x") for _ in range(row + 3)))
+    client.put(server.take_outgoing() + b"".join(server.encrypt(b"x") for _ in range(row + 3)))
     space = memoryview(bytearray(200))
     assert client.read_into(space, space) == row
     assert client.has_more
@@ -194,10 +194,10 @@ def asked_for_new_keys(contexts):
             sock, _address = listener.accept()
             with sock:
                 sock.settimeout(PATIENCE_S)
-                while not session.handshake():
-                    sock.sendall(session.take())
+                while not session.continue_handshake():
+                    sock.sendall(session.take_outgoing())
                     session.put(sock.recv(65536))
-                sock.sendall(session.take())
+                sock.sendall(session.take_outgoing())
                 yield session, sock, other
 
 

@@ -33,7 +33,7 @@ async def test_all_together_move_no_more_than_the_rate(autojump_clock):
     async def move(size):
         while True:
             await pace.wait()
-            pace.take(size)
+            pace.charge_bytes(size)
             moved.append(size)
 
     with trio.move_on_after(10.0):
@@ -49,9 +49,9 @@ async def test_all_together_move_no_more_than_the_rate(autojump_clock):
 
 async def test_pause_saves_no_more_than_a_burst(autojump_clock):
     pace = traffic_control.RateLimiter(RATE)
-    pace.take(1)
+    pace.charge_bytes(1)
     await trio.sleep(100.0)
-    pace.take(int(RATE))
+    pace.charge_bytes(int(RATE))
     began_s = trio.current_time()
     await pace.wait()
     assert trio.current_time() - began_s == pytest.approx(1.0 - traffic_control.BURST_S)
@@ -59,7 +59,7 @@ async def test_pause_saves_no_more_than_a_burst(autojump_clock):
 
 async def test_no_cap_never_waits():
     pace = traffic_control.RateLimiter()
-    pace.take(1 << 60)
+    pace.charge_bytes(1 << 60)
     assert pace.is_open
     with trio.CancelScope() as scope:
         scope.cancel()

@@ -49,7 +49,7 @@ class Signs:
         while seconds > 0:
             self.now_s += min(seconds, HOUR_S)
             seconds -= HOUR_S
-            uses.touched(NOVAS, is_by_nova=True)
+            uses.image_touched(NOVAS, is_by_nova=True)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def signs(tmp_path):
     async with one_host.one_host(tmp_path) as host:
         for image_id in (IMAGE, OTHER):
             host.add(one_host.image_bytes(4 * one_host.CHUNK), image_id)
-            await host.mirrors.attach(image_id)
+            await host.mirrors.attach_image(image_id)
         yield Signs(host)
 
 
@@ -65,10 +65,10 @@ async def test_everything_is_used_until_the_first_look_and_until_nova_had_time(s
     uses = signs.uses()
     signs.let_pass(uses, DAY_S)
     assert uses.is_used(IMAGE)
-    await uses.look()
+    await uses.scan_processes()
     assert not uses.is_used(IMAGE)
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     assert uses.is_used(IMAGE)
     signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
@@ -78,11 +78,11 @@ async def test_failed_look_shows_nothing(signs):
     signs.open = OSError("no /proc")
     uses = signs.uses()
     with pytest.raises(OSError, match="no /proc"):
-        await uses.look()
+        await uses.scan_processes()
     signs.let_pass(uses)
     assert uses.is_used(IMAGE)
     signs.open = set()
-    await uses.look()
+    await uses.scan_processes()
     assert not uses.is_used(IMAGE)
 
 
@@ -97,7 +97,7 @@ async def test_guests_have_their_turns_while_images_are_looked_at(signs, monkeyp
 
     monkeypatch.setattr(signs.host.mirrors, "touched_ns", touched_ns)
     trio.lowlevel.add_instrument(turns)
-    await uses.look()
+    await uses.scan_processes()
     first, second = looked_at
     assert first < second
 
@@ -105,44 +105,44 @@ async def test_guests_have_their_turns_while_images_are_looked_at(signs, monkeyp
 async def test_image_that_is_detached_during_a_look_is_forgotten(signs, monkeypatch):
     monkeypatch.setattr(usage, "LOOKED_AT_A_TIME", 1)
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
 
     async def detach():
         for image_id in (IMAGE, OTHER):
-            signs.host.mirrors.detach(image_id)
-            uses.detached(image_id)
+            signs.host.mirrors.detach_image(image_id)
+            uses.image_detached(image_id)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(detach)
-        await uses.look()
-    assert all(math.isinf(uses.of(image_id).idle_s) for image_id in (IMAGE, OTHER))
+        await uses.scan_processes()
+    assert all(math.isinf(uses.usage_of(image_id).idle_s) for image_id in (IMAGE, OTHER))
 
 
 async def test_image_is_used_while_it_is_open(signs):
     uses = signs.uses()
-    await uses.look()
-    uses.opened(IMAGE)
-    uses.opened(IMAGE)
+    await uses.scan_processes()
+    uses.image_opened(IMAGE)
+    uses.image_opened(IMAGE)
     signs.let_pass(uses, DAY_S)
-    uses.closed(IMAGE)
+    uses.image_closed(IMAGE)
     signs.let_pass(uses, DAY_S)
     assert uses.is_used(IMAGE)
-    uses.closed(IMAGE)
+    uses.image_closed(IMAGE)
     assert uses.is_used(IMAGE)  # it was used a moment ago
     signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
-    assert not uses.of(IMAGE).is_open
+    assert not uses.usage_of(IMAGE).is_open
 
 
 async def test_image_that_was_open_before_the_start_is_used_until_processes_close_it(signs):
     signs.open = {IMAGE}
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     signs.let_pass(uses)
     assert uses.is_used(IMAGE)
-    uses.closed(IMAGE)
+    uses.image_closed(IMAGE)
     signs.open = set()
-    await uses.look()
+    await uses.scan_processes()
     signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
 
@@ -150,30 +150,30 @@ async def test_image_that_was_open_before_the_start_is_used_until_processes_clos
 async def test_processes_are_looked_at_only_while_something_may_be_open_from_before(signs):
     uses = signs.uses()
     for _ in range(3):
-        await uses.look()
+        await uses.scan_processes()
     assert signs.looks == 1
 
 
 async def test_image_that_a_disk_began_as_is_used(signs):
     signs.bases = {IMAGE}
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     signs.let_pass(uses)
     assert uses.is_used(IMAGE)
     signs.bases = set()
-    await uses.look()
+    await uses.scan_processes()
     assert not uses.is_used(IMAGE)
 
 
 @pytest.mark.parametrize("stamp_s", [5.0, 4e9])
 async def test_touch_shows_a_use_whatever_time_it_gives(signs, stamp_s):
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
-    signs.host.mirrors.touch(IMAGE, int(stamp_s * 1e9))
-    await uses.look()
-    assert uses.of(IMAGE).idle_s == 0.0
+    signs.host.mirrors.save_time_stamp(IMAGE, int(stamp_s * 1e9))
+    await uses.scan_processes()
+    assert uses.usage_of(IMAGE).idle_s == 0.0
     signs.let_pass(uses)
     assert not uses.is_used(IMAGE)
 
@@ -181,57 +181,57 @@ async def test_touch_shows_a_use_whatever_time_it_gives(signs, stamp_s):
 async def test_reads_show_a_use(signs):
     """A process that cannot be seen has opened the image before the start."""
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     signs.let_pass(uses, DAY_S)
     assert not uses.is_used(IMAGE)
     await signs.host.mirrors.get_nowait(IMAGE).read(0, 512)
-    await uses.look()
+    await uses.scan_processes()
     assert uses.is_used(IMAGE)
 
 
 async def test_image_that_is_attached_again_is_used(signs):
     uses = signs.uses()
-    await uses.look()
-    signs.host.mirrors.detach(IMAGE)
-    await uses.look()
-    assert uses.of(IMAGE).idle_s == float("inf")
-    await signs.host.mirrors.attach(IMAGE)
-    await uses.look()
+    await uses.scan_processes()
+    signs.host.mirrors.detach_image(IMAGE)
+    await uses.scan_processes()
+    assert uses.usage_of(IMAGE).idle_s == float("inf")
+    await signs.host.mirrors.attach_image(IMAGE)
+    await uses.scan_processes()
     assert uses.is_used(IMAGE)
 
 
 @pytest.mark.parametrize("stamp_s", [0.0, 1e9, 4e9])
 async def test_no_stamp_from_before_the_start_ends_a_use(signs, stamp_s):
     """The host was off for days, or its date was wrong; the stamp of OTHER is of today."""
-    signs.host.mirrors.touch(IMAGE, int(stamp_s * 1e9))
+    signs.host.mirrors.save_time_stamp(IMAGE, int(stamp_s * 1e9))
     uses = signs.uses()
-    await uses.look()
-    signs.host.mirrors.touch(OTHER, int(2e9 * 1e9))  # Nova begins with another one
+    await uses.scan_processes()
+    signs.host.mirrors.save_time_stamp(OTHER, int(2e9 * 1e9))  # Nova begins with another one
     signs.now_s += HOUR_S
-    await uses.look()
+    await uses.scan_processes()
     assert uses.is_used(IMAGE) and uses.is_used(OTHER)
 
 
 async def test_guest_that_is_the_first_after_a_silence_ends_no_use_of_others(signs):
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     signs.let_pass(uses)
-    signs.host.mirrors.touch(IMAGE, 10**18)
-    await uses.look()
+    signs.host.mirrors.save_time_stamp(IMAGE, 10**18)
+    await uses.scan_processes()
     signs.now_s += 30 * HOUR_S  # nova-compute is away
-    for begin in (uses.opened, uses.closed, uses.touched):
+    for begin in (uses.image_opened, uses.image_closed, uses.image_touched):
         begin(OTHER)
         assert uses.is_used(IMAGE)
     await signs.host.mirrors.get_nowait(OTHER).read(0, 512)
-    signs.host.mirrors.detach(OTHER)
-    uses.detached(OTHER)
-    await signs.host.mirrors.attach(OTHER)
-    await uses.look()
+    signs.host.mirrors.detach_image(OTHER)
+    uses.image_detached(OTHER)
+    await signs.host.mirrors.attach_image(OTHER)
+    await uses.scan_processes()
     assert uses.is_used(IMAGE)
     signs.now_s += HOUR_S
-    assert uses.of(IMAGE).idle_s == 0.0
-    signs.host.mirrors.touch(OTHER, 10**18)  # and comes back
-    await uses.look()
+    assert uses.usage_of(IMAGE).idle_s == 0.0
+    signs.host.mirrors.save_time_stamp(OTHER, 10**18)  # and comes back
+    await uses.scan_processes()
     signs.let_pass(uses, HOUR_S)
     assert uses.is_used(IMAGE)
     signs.let_pass(uses)
@@ -240,47 +240,47 @@ async def test_guest_that_is_the_first_after_a_silence_ends_no_use_of_others(sig
 
 async def test_only_what_shows_since_the_start_is_seen_to_be_used(signs):
     for show in (
-        lambda uses: uses.opened(IMAGE),
-        lambda uses: uses.touched(IMAGE),
+        lambda uses: uses.image_opened(IMAGE),
+        lambda uses: uses.image_touched(IMAGE),
         lambda uses: signs.bases.add(IMAGE),
-        lambda uses: signs.host.mirrors.touch(IMAGE, 10**18),
+        lambda uses: signs.host.mirrors.save_time_stamp(IMAGE, 10**18),
     ):
         uses = signs.uses()
         assert not uses.is_seen(IMAGE)
-        await uses.look()
+        await uses.scan_processes()
         assert not uses.is_seen(IMAGE) and uses.is_used(IMAGE)
         show(uses)
-        await uses.look()
+        await uses.scan_processes()
         assert uses.is_seen(IMAGE) and not uses.is_seen(OTHER)
         signs.bases.clear()
-        signs.host.mirrors.touch(IMAGE, 0)
-    await uses.look()
+        signs.host.mirrors.save_time_stamp(IMAGE, 0)
+    await uses.scan_processes()
     signs.let_pass(uses)
     assert not uses.is_seen(IMAGE)
     signs.open = {IMAGE}
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     assert uses.is_seen(IMAGE)
 
 
 async def test_image_that_is_found_by_its_map_later_counts_as_at_the_start(signs):
     path = signs.host.maps / f"{IMAGE}.acmap"
     raw = path.read_bytes()
-    signs.host.mirrors.detach(IMAGE)
+    signs.host.mirrors.detach_image(IMAGE)
     uses = signs.uses()
-    await uses.look()
+    await uses.scan_processes()
     path.write_bytes(raw)  # it could not be listed until now
     await signs.host.mirrors.look_again()
-    await uses.look()
+    await uses.scan_processes()
     assert uses.is_used(IMAGE) and not uses.is_seen(IMAGE)
-    await signs.host.mirrors.attach(IMAGE)
-    await uses.look()
+    await signs.host.mirrors.attach_image(IMAGE)
+    await uses.scan_processes()
     assert not uses.is_seen(IMAGE)
     await signs.host.mirrors.get_nowait(IMAGE).read(0, 512)
-    await uses.look()
+    await uses.scan_processes()
     assert uses.is_seen(IMAGE)
-    signs.host.mirrors.detach(IMAGE)
-    await uses.look()
-    await signs.host.mirrors.attach(IMAGE)
-    await uses.look()
+    signs.host.mirrors.detach_image(IMAGE)
+    await uses.scan_processes()
+    await signs.host.mirrors.attach_image(IMAGE)
+    await uses.scan_processes()
     assert uses.is_seen(IMAGE)  # it was attached for somebody

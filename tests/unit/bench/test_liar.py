@@ -27,7 +27,7 @@ def link() -> Iterator[socket.socket]:
 
 def ask(link: socket.socket, message: peer_wire.Message, receiver: peer_wire.Receiver) -> object:
     lying_peer.send(link, message)
-    while not (messages := receiver.feed(link.recv(65536))):
+    while not (messages := receiver.feed_bytes(link.recv(65536))):
         pass
     return messages[0]
 
@@ -55,8 +55,10 @@ def test_liar_advertises_every_chunk_once_in_legal_frames(count: int) -> None:
     prefixes = list(range(1, count + 1))
     sent = liar.advertisements(prefixes)
     receiver = peer_wire.Receiver("liar", peer_wire.FROM_CLIENT)
-    receiver.feed(
+    receiver.feed_bytes(
         b"".join(peer_wire.encode(peer_wire.Hello(ids.HostId("h3"), peer_wire.Klass.BULK, 1)))
     )
-    heard = [m for advertise in sent for m in receiver.feed(b"".join(peer_wire.encode(advertise)))]
+    heard = [
+        m for advertise in sent for m in receiver.feed_bytes(b"".join(peer_wire.encode(advertise)))
+    ]
     assert [name for message in heard for name, _ in message.chunks] == prefixes

@@ -32,7 +32,7 @@ def test_name_identity_and_files_are_those_of_the_agent(tmp_path: pathlib.Path) 
     agent = checkpoint_conf.agent_options(conf)
     assert vault_service.host_of(agent) == "h7"
     assert vault_service.identity(agent).files[0] == pathlib.Path("/srv/state/identity/ca.pem")
-    assert agent_files.AgentFiles.of(agent).state_dir == pathlib.Path("/srv/state")
+    assert agent_files.AgentFiles.from_options(agent).state_dir == pathlib.Path("/srv/state")
     assert conf.transport_url is None
 
 

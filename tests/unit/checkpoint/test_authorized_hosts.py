@@ -31,7 +31,7 @@ class Clock:
 
 
 def fault(ring: hash_ring.Ring, certificate: certificates.HostCertificate) -> str:
-    return authorized_hosts.AuthorizedHosts(lambda: ring).fault(certificate)
+    return authorized_hosts.AuthorizedHosts(lambda: ring).why_refused(certificate)
 
 
 def test_a_host_of_the_table_may_speak() -> None:
@@ -59,18 +59,18 @@ def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
 
     clock = Clock()
     here, one = authorized_hosts.AuthorizedHosts(ring, clock), certificate_of("h1")
-    assert here.fault(one) == here.fault(one) == ""
+    assert here.why_refused(one) == here.why_refused(one) == ""
     clock.now_s += authorized_hosts.LOOK_EVERY_S
-    assert "table 7" in here.fault(one)
+    assert "table 7" in here.why_refused(one)
     clock.now_s += authorized_hosts.LOOK_EVERY_S
-    assert "table 7" in here.fault(one) and here.fault(certificate_of("h2")) == ""
+    assert "table 7" in here.why_refused(one) and here.why_refused(certificate_of("h2")) == ""
 
 
 def test_without_a_table_nobody_may() -> None:
     def none() -> hash_ring.Ring:
         raise errors.Unusable("ring_file", "it is not there")
 
-    assert "not there" in authorized_hosts.AuthorizedHosts(none).fault(certificate_of("h1"))
+    assert "not there" in authorized_hosts.AuthorizedHosts(none).why_refused(certificate_of("h1"))
 
 
 def test_addresses_of_hosts_are_those_of_the_last_table() -> None:

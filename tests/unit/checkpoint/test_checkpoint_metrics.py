@@ -31,7 +31,7 @@ NAME = bytes(range(32))
 
 
 def put(vault: vault_store.VaultStore, name: bytes) -> None:
-    with vault.batch(DISK) as batch:
+    with vault.open_batch(DISK) as batch:
         batch.add(object_names.Kind.CHUNK, name, 4, [b"abcd"])
 
 
@@ -87,7 +87,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     spoilt.write_bytes(b"something else")
     with (
         pytest.raises(errors.ChunkInvalid),
-        vault.opened(DISK, object_names.Kind.CHUNK, bytes.fromhex(spoilt.name)),
+        vault.open_object(DISK, object_names.Kind.CHUNK, bytes.fromhex(spoilt.name)),
     ):
         pass
     monkeypatch.setattr(scrubber, "ended_s", lambda _folder: 5.0)
@@ -124,7 +124,7 @@ class Taking:
             errors.Unusable("libvirt", "it is away"),
             KeyError(1),
         ):
-            self.failures.note(OTHER, e)
+            self.failures.count_failure(OTHER, e)
         self.failures.note_wait(OTHER, "h3")
 
     def overdue_s(self) -> dict[ids.ImageId, float]:

@@ -111,7 +111,7 @@ def test_unauthenticated_connections_take_no_place_of_hosts(stack: contextlib.Ex
     connections = Connections(stack, made)
     for n in range(2 * connection_limit.CONNECTIONS):
         connections.add(f"10.0.0.{n % 200}")
-    with made.host(connections.pair(), H1) as has_place:
+    with made.admit_host(connections.pair(), H1) as has_place:
         assert has_place
 
 
@@ -125,10 +125,10 @@ class Hosts:
 
     def add(self, host: str, *, is_busy: bool = False) -> socket.socket | None:
         near = self.connections.pair()
-        if not self._stack.enter_context(self.places.host(near, ids.HostId(host))):
+        if not self._stack.enter_context(self.places.admit_host(near, ids.HostId(host))):
             return None
         if is_busy:
-            self._stack.enter_context(self.places.busy(near))
+            self._stack.enter_context(self.places.mark_busy(near))
         return near
 
     def ended(self, *some: socket.socket | None) -> list[bool]:
@@ -197,7 +197,7 @@ def test_a_host_gets_its_places_back(stack: contextlib.ExitStack) -> None:
         for _ in range(connection_limit.CONNECTIONS_OF_HOST):
             hosts.add("h1", is_busy=True)
     assert hosts.places.hosts == 0
-    with hosts.places.host(hosts.connections.pair(), H1) as has_place:
+    with hosts.places.admit_host(hosts.connections.pair(), H1) as has_place:
         assert has_place
 
 

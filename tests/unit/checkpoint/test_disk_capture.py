@@ -62,7 +62,7 @@ def take(guest, holder, before, is_late=lambda: False):
     taking = disk_capture.DiskCapture(guest, CHUNK, SEAL, holder, NO_PACE, is_late)
     written = ranges(guest.written) if before else ()
     entries = list(
-        taking.entries(
+        taking.iter_entries(
             disk_capture.ChangedRanges(before, lambda: written, lambda: ranges(guest.said))
         )
     )
@@ -200,18 +200,18 @@ def test_reader_keeps_to_its_pace_and_stops_when_told():
 
     paced = rate_limit.RateLimit(1000, Event(), lambda: now_s[0])
     for _ in range(100):
-        paced.spend(100)
+        paced.spend_bytes(100)
     assert now_s[0] == pytest.approx(10.0 - 0.1)
     now_s[0] += 60.0  # what was not used is not made up for
     before_s = now_s[0]
     for _ in range(100):
-        paced.spend(100)
+        paced.spend_bytes(100)
     assert now_s[0] - before_s == pytest.approx(10.0 - 0.1)
     ended.set()
     with pytest.raises(errors.Unusable, match="the daemon ends"):
-        paced.spend(1)
+        paced.spend_bytes(1)
     with pytest.raises(errors.Unusable, match="the daemon ends"):
-        rate_limit.RateLimit(0, ended).spend(1)
+        rate_limit.RateLimit(0, ended).spend_bytes(1)
 
 
 @pytest.mark.parametrize("has_before", [False, True])
@@ -253,7 +253,7 @@ class TwoHolders:
     def __init__(self):
         self.kept = [{}, {}]
 
-    def lacking(self, names):
+    def missing_names(self, names):
         return holder_group.AllNames()
 
     def put(self, names, sealed, plain_bytes):
@@ -275,7 +275,7 @@ def test_each_chunk_is_sealed_once_for_all_holders():
     guest.flush()
     taking = disk_capture.DiskCapture(guest, CHUNK, seal, holders, NO_PACE)
     entries = list(
-        taking.entries(disk_capture.ChangedRanges(None, tuple, lambda: ranges(guest.said)))
+        taking.iter_entries(disk_capture.ChangedRanges(None, tuple, lambda: ranges(guest.said)))
     )
     assert len(entries) == 8 and sorted(seal.closed) == sorted(entry.cid for entry in entries)
     assert holders.kept[0] == holders.kept[1]

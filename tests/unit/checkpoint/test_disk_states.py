@@ -44,12 +44,12 @@ def test_state_is_as_it_was_saved_and_for_nobody_else(known, tmp_path):
     state.bitmap, state.begun, state.number = "acstor-1", ["acstor-2"], 9
     assert known.load(INSTANCE) is None
     known.save(INSTANCE, state)
-    assert known.load(INSTANCE) == state and known.known() == [INSTANCE]
+    assert known.load(INSTANCE) == state and known.list_instances() == [INSTANCE]
     for path in [tmp_path / "state", *(tmp_path / "state").rglob("*")]:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     assert disk_states.new_state(BASE, 65536).key != state.key
-    known.forget(INSTANCE)
-    assert known.load(INSTANCE) is None and known.known() == []
+    known.forget_disk(INSTANCE)
+    assert known.load(INSTANCE) is None and known.list_instances() == []
 
 
 @pytest.mark.expect_log("is a full one")
@@ -85,11 +85,15 @@ def test_manifests_stay_as_long_as_they_are_named(known, tmp_path):
     state = disk_states.new_state(BASE, 65536)
     known.save(INSTANCE, state)
     names = [known.save_manifest(INSTANCE, sealed_of(state, number)) for number in (1, 2, 3)]
-    assert [known.manifest(INSTANCE, state, name).subject.number for name in names] == [1, 2, 3]
-    known.keep(INSTANCE, {names[2], names[1], "0" * 64})
-    assert known.manifest(INSTANCE, state, names[0]) is None
+    assert [known.read_manifest(INSTANCE, state, name).subject.number for name in names] == [
+        1,
+        2,
+        3,
+    ]
+    known.retain_only(INSTANCE, {names[2], names[1], "0" * 64})
+    assert known.read_manifest(INSTANCE, state, names[0]) is None
     other = disk_states.new_state(BASE, 65536)
-    assert known.manifest(INSTANCE, other, names[1]) is None
+    assert known.read_manifest(INSTANCE, other, names[1]) is None
 
 
 @pytest.mark.parametrize("at_once", [1 << 19, 4])
@@ -108,13 +112,13 @@ def test_all_that_manifests_need_is_named_in_parts_that_cover_everything(
         known.save_manifest(INSTANCE, sealed_of(state, number, entries))
         for number, entries in enumerate((of_one, of_other), 1)
     }
-    parts = list(known.needed(INSTANCE, state, stay))
+    parts = list(known.iter_needed(INSTANCE, state, stay))
     assert [first for part in parts for first in part.within] == list(range(256))
     assert len(parts) == (1 if at_once > 100 else 8)
     assert all(name[0] in part.within for part in parts for name in part.names)
     assert set().union(*(part.names for part in parts)) == {*cids, *map(bytes.fromhex, stay)}
     with pytest.raises(errors.Unusable, match="No such file"):
-        list(known.needed(INSTANCE, state, {*stay, "0" * 64}))
+        list(known.iter_needed(INSTANCE, state, {*stay, "0" * 64}))
 
 
 def test_disk_that_cannot_be_written_is_said(known, tmp_path):

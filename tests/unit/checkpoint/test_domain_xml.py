@@ -123,23 +123,23 @@ def test_stamp_tells_a_write_whose_time_was_set_back(tmp_path):
 def test_agent_has_written_down_what_is_needed(tmp_path):
     files = agent_files.AgentFiles(tmp_path, None)
     with pytest.raises(errors.Unusable, match="chunk map is not here"):
-        files.image(IMAGE)
+        files.read_image(IMAGE)
     with pytest.raises(errors.Unusable, match="no v-node table"):
-        files.ring()
+        files.read_ring()
     subject = chunk_map.Subject(
         IMAGE, geometry.Geometry(1 << 20, 65536), chunk_map.UNKNOWN_OS_HASH, (), layout.raw(1 << 20)
     )
     (tmp_path / "maps").mkdir()
     path = tmp_path / "maps" / f"{IMAGE}.acmap"
     path.write_bytes(chunk_map.header_bytes(subject, chunk_map.Tables(1, 1)) + bytes(9))
-    assert files.image(IMAGE) == subject
+    assert files.read_image(IMAGE) == subject
     path.write_bytes(bytes(2000))
     with pytest.raises(errors.Unusable, match="chunk map is not here"):
-        files.image(IMAGE)
+        files.read_image(IMAGE)
     for raw in (b"", b"{}", b"[" * 1000):
         (tmp_path / "ring.json").write_bytes(raw)
         with pytest.raises(errors.Unusable, match="no v-node table"):
-            files.ring()
+            files.read_ring()
 
 
 TABLE = b"""{"version": 1, "epoch": 3, "hosts": [
@@ -152,14 +152,14 @@ def test_holders_are_hosts_of_the_table_that_did_not_just_fail(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0]
     places = holder_pool.HolderPool(
-        ids.HostId("h1"), files.ring, None, 7202, clock=lambda: now_s[0]
+        ids.HostId("h1"), files.read_ring, None, 7202, clock=lambda: now_s[0]
     )
     both = {"h2": "[2001:db8::2]:7202", "h3": "192.0.2.3:7202"}
-    assert dict(places.choose(IMAGE, 2, [])) == dict(places.others()) == both
-    places.failed(ids.HostId("h2"), is_costly=False)
-    assert dict(places.choose(IMAGE, 2, [ids.HostId("h2")])) == {"h3": both["h3"]}
+    assert dict(places.choose_holders(IMAGE, 2, [])) == dict(places.other_hosts()) == both
+    places.record_failure(ids.HostId("h2"), is_costly=False)
+    assert dict(places.choose_holders(IMAGE, 2, [ids.HostId("h2")])) == {"h3": both["h3"]}
     now_s[0] += 601.0
-    assert places.choose(IMAGE, 2, [ids.HostId("h2")])[0].host == "h2"
+    assert places.choose_holders(IMAGE, 2, [ids.HostId("h2")])[0].host == "h2"
 
 
 def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer(tmp_path):
@@ -167,30 +167,30 @@ def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer
     (tmp_path / "ring").write_bytes(TABLE)
     files, now_s, h2 = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), [5.0], ids.HostId("h2")
     places = holder_pool.HolderPool(
-        ids.HostId("h1"), files.ring, None, 7202, [h2], clock=lambda: now_s[0]
+        ids.HostId("h1"), files.read_ring, None, 7202, [h2], clock=lambda: now_s[0]
     )
     pauses_s = []
     for failures in range(12):
-        places.failed(h2, is_costly=True)
-        places.failed(h2, is_costly=True)  # another disk, at the same time
+        places.record_failure(h2, is_costly=True)
+        places.record_failure(h2, is_costly=True)  # another disk, at the same time
         failed_s = now_s[0]
-        while not places.choose(IMAGE, 2, []):
+        while not places.choose_holders(IMAGE, 2, []):
             now_s[0] += 300.0
         pauses_s.append(now_s[0] - failed_s)
         if failures % 2:
-            places.failed(h2, is_costly=False)  # that is no way to begin anew
+            places.record_failure(h2, is_costly=False)  # that is no way to begin anew
             now_s[0] += holder_pool.AVOIDED_S
-            assert places.choose(IMAGE, 2, [])
+            assert places.choose_holders(IMAGE, 2, [])
     assert pauses_s == [min(600.0 * 2**n, 86400.0) for n in range(12)]
     now_s[0] += holder_pool.LONGEST_S
-    places.failed(h2, is_costly=True)
+    places.record_failure(h2, is_costly=True)
     now_s[0] += holder_pool.AVOIDED_S
-    assert places.choose(IMAGE, 2, [])
+    assert places.choose_holders(IMAGE, 2, [])
 
 
 def test_holders_may_be_named(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, here = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), ids.HostId("h1")
-    places = holder_pool.HolderPool(here, files.ring, None, 7202, only=[ids.HostId("h3")])
-    assert [holder.host for holder in places.choose(IMAGE, 2, [ids.HostId("h2")])] == ["h3"]
-    assert len(places.others()) == 2  # those that it had before let go of what is theirs
+    places = holder_pool.HolderPool(here, files.read_ring, None, 7202, only=[ids.HostId("h3")])
+    assert [holder.host for holder in places.choose_holders(IMAGE, 2, [ids.HostId("h2")])] == ["h3"]
+    assert len(places.other_hosts()) == 2  # those that it had before let go of what is theirs

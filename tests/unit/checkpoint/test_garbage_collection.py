@@ -74,11 +74,11 @@ class World:
             raise errors.DecisionUnreachable("the bus", self.why)
         return self.stays
 
-    def others(self):
+    def other_hosts(self):
         return [checkpoint_record.Holder(ids.HostId(name), "") for name in self.vaults]
 
     @contextlib.contextmanager
-    def client(self, holder):
+    def client_of(self, holder):
         self.asked.append(holder.host)
         yield Client(holder.host, self.vaults[holder.host], holder.host in self.away)
 
@@ -89,7 +89,7 @@ class World:
         self.states.save(instance, state)
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         plain = {number: bytes([byte]) * CHUNK for number, byte in enumerate(chunks)}
-        entries = [checkpoint_manifest.Entry(n, seal.name(data)) for n, data in plain.items()]
+        entries = [checkpoint_manifest.Entry(n, seal.chunk_name(data)) for n, data in plain.items()]
         subject = checkpoint_manifest.Subject(
             ids.ImageId(state.disk),
             instance,
@@ -109,7 +109,7 @@ class World:
             (object_names.Kind.CHUNK, name, seal.close(name, plain[n])) for n, name in entries
         ]
         for one in self.vaults.values():
-            with one.batch(disk) as batch:
+            with one.open_batch(disk) as batch:
                 for kind, thing, data in things:
                     batch.add(kind, thing, len(data), [data])
         return state.disk, manifest
@@ -121,13 +121,13 @@ class World:
         self.states.save(instance, state)
 
     def files(self):
-        return [len(list(one.everything())) for one in self.vaults.values()]
+        return [len(list(one.iter_all())) for one in self.vaults.values()]
 
-    def here(self):
+    def list_servers(self):
         return self.present
 
     @contextlib.contextmanager
-    def held(self, instance):
+    def hold_server(self, instance):
         yield instance not in self.busy
 
     def collect(self):
@@ -153,14 +153,14 @@ def test_deleted_checkpoints_go_and_others_keep_what_they_need(world):
     assert world.files() == [4, 4]
     world.stays = {}
     world.collect()
-    assert world.files() == [0, 0] and world.states.known() == [HERE]
+    assert world.files() == [0, 0] and world.states.list_instances() == [HERE]
 
 
 def test_first_part_of_a_checkpoint_stays_while_its_server_is_here(world):
     for instance in (HERE, GONE):
         world.take_part(instance)
     world.collect()
-    assert world.files() == [3, 3] and world.states.known() == [HERE]
+    assert world.files() == [3, 3] and world.states.list_instances() == [HERE]
 
 
 def test_holders_are_known_to_lack_what_this_host_had_them_drop(world):
@@ -181,16 +181,16 @@ def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world)
     disk, name = world.take(GONE, 1)
     world.stays = {disk: {name}}
     world.collect()
-    assert world.states.known() == [GONE] and world.files() == [2, 2]
+    assert world.states.list_instances() == [GONE] and world.files() == [2, 2]
     world.stays = {}
     world.collect()
-    assert world.states.known() == [] and world.files() == [0, 0]
+    assert world.states.list_instances() == [] and world.files() == [0, 0]
 
 
 def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(world):
     disk, name = world.take(GONE, 1)
     world.take(GONE, 2)
-    world.states.forget(GONE)
+    world.states.forget_disk(GONE)
     world.stays = {disk: {name}}
     world.collect()
     assert world.files() == [4, 4]
@@ -205,7 +205,7 @@ def test_nothing_goes_while_the_service_does_not_say(world):
     world.take(GONE, 1)
     world.why = "no answer"
     assert not world.collect()
-    assert world.files() == [2, 2] and world.states.known() == [GONE]
+    assert world.files() == [2, 2] and world.states.list_instances() == [GONE]
     world.why = ""
     world.collect()
     assert world.files() == [0, 0]
@@ -239,7 +239,7 @@ def test_state_of_each_disk_is_read_twice_for_a_holder(world, monkeypatch):
     world.collect()
     read, seen = world.states.read, []
     monkeypatch.setattr(world.states, "read", lambda one: seen.append(one) or read(one))
-    world.collector._ask(world.others()[0])
+    world.collector._ask(world.other_hosts()[0])
     assert len(seen) == 6
 
 
@@ -275,9 +275,9 @@ def test_pass_without_time_goes_on_in_the_next_one(world, monkeypatch):
 
     monkeypatch.setattr(world.collector, "_ask", slow)
     world.collect()
-    assert world.files() == [2, 0] and world.states.known() == [GONE]
+    assert world.files() == [2, 0] and world.states.list_instances() == [GONE]
     world.collect()
-    assert world.files() == [0, 0] and world.states.known() == []
+    assert world.files() == [0, 0] and world.states.list_instances() == []
 
 
 def test_nothing_goes_while_it_is_not_known_which_servers_are_here(world):
@@ -296,7 +296,7 @@ def test_part_of_a_server_that_arrives_during_a_pass_stays(world, present):
 
     world.collector._kept = kept
     assert world.collect()
-    assert world.files() == [3, 3] and world.states.known() == [GONE]
+    assert world.files() == [3, 3] and world.states.list_instances() == [GONE]
 
 
 @pytest.mark.parametrize("present", [{HERE, GONE}, None])
@@ -312,7 +312,7 @@ def test_disk_of_a_server_that_arrives_before_it_is_forgotten_is_known(world, pr
 
     world.collector._kept = kept
     assert world.collect()
-    assert len(answers) == 3 and world.states.known() == [GONE]
+    assert len(answers) == 3 and world.states.list_instances() == [GONE]
 
 
 def test_each_disk_has_its_turn_whatever_a_holder_names(world, monkeypatch):
@@ -349,7 +349,7 @@ def test_state_that_cannot_be_read_is_set_aside_and_stops_no_pass(world, tmp_pat
     path.unlink()
     path.mkdir()
     assert world.collect()
-    assert world.files() == [0, 5 - 2] and instance not in world.states.known()
+    assert world.files() == [0, 5 - 2] and instance not in world.states.list_instances()
     assert (tmp_path / "state" / f"{instance}.unreadable").is_dir()
     world.now_s += collection.ALL_EVERY_S
     assert world.collect()
@@ -372,7 +372,7 @@ def test_pass_goes_on_where_this_host_cannot_read_a_state(world, monkeypatch, re
 
     monkeypatch.setattr(world.states, "read", reading)
     assert world.collect()
-    assert all(count >= 3 for count in world.files()) and HERE in world.states.known()
+    assert all(count >= 3 for count in world.files()) and HERE in world.states.list_instances()
     world.now_s += collection.ALL_EVERY_S
     assert world.collect()
-    assert world.files() == [3, 3] and world.states.known() == [HERE]
+    assert world.files() == [3, 3] and world.states.list_instances() == [HERE]

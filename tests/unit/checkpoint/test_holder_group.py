@@ -34,7 +34,7 @@ class Client:
     def abort(self) -> None:
         self.is_aborted = True
 
-    def missing(self, _disk: object_names.Disk, asked: Iterable[bytes]) -> set[bytes]:
+    def missing_chunks(self, _disk: object_names.Disk, asked: Iterable[bytes]) -> set[bytes]:
         self._wait()
         return set(asked)
 
@@ -45,7 +45,7 @@ class Client:
         self._wait()
         return bytes(32)
 
-    def keep(self, _disk: object_names.Disk, _stay: object) -> int:
+    def retain_only(self, _disk: object_names.Disk, _stay: object) -> int:
         for _ in range(100):
             self._wait()
             if self.is_aborted:
@@ -106,9 +106,9 @@ def test_names_of_a_disk_are_looked_up_in_the_time_of_names(
     monkeypatch.setattr(holder_group, "STEP_S", 0.5)
     monkeypatch.setattr(holder_group, "SLOWEST_NAMES_S", len(NAMES))
     asked = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(1.2))])
-    assert asked.lacking(NAMES) == set(NAMES)
+    assert asked.missing_names(NAMES) == set(NAMES)
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
-        holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.5))]).lacking(NAMES)
+        holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.5))]).missing_names(NAMES)
 
 
 MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, holder_group.MAX_LOST + 2)]
@@ -119,10 +119,10 @@ def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> 
     """It may lack a few: scrubbing removed them."""
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
     if lost <= holder_group.MAX_LOST:
-        assert disk.lacking(MANY[:lost]) == set(MANY[:lost])
+        assert disk.missing_names(MANY[:lost]) == set(MANY[:lost])
     else:
         with pytest.raises(holder_group.HolderLost, match="lacks 129 chunks that it acknowledged"):
-            disk.lacking(MANY)
+            disk.missing_names(MANY)
     assert disk.filled == {"h2"}
 
 
@@ -132,7 +132,7 @@ def test_chunks_that_are_lost_are_counted_over_all_requests(
     monkeypatch.setattr(object_names, "MAX_ASKED", 2)
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
     with pytest.raises(holder_group.HolderLost):
-        disk.lacking(MANY)
+        disk.missing_names(MANY)
 
 
 @pytest.mark.parametrize(("fast_s", "slow_s"), [(0.0, 0.3), (0.2, 0.3), (0.0, 0.0)])
@@ -152,7 +152,7 @@ def test_holder_that_the_others_wait_for_is_named(
 
 def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> None:
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)])
-    assert disk.lacking(MANY) == set(MANY) and disk.filled == set()
+    assert disk.missing_names(MANY) == set(MANY) and disk.filled == set()
     disk.put(NAMES, bytes, MIB)
     assert disk.filled == {"h2"}
 
@@ -161,7 +161,9 @@ def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(holder_group, "STEP_S", 0.5)
     client = Client(lambda: time.sleep(0.1))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
-        holder_group.HolderGroup(DISK, [client]).keep([object_names.Stay(object_names.ALL, NAMES)])
+        holder_group.HolderGroup(DISK, [client]).retain_only(
+            [object_names.Stay(object_names.ALL, NAMES)]
+        )
     assert client.is_aborted
 
 

@@ -22,9 +22,9 @@ class World:
 def test_a_host_has_a_burst_and_then_its_rate() -> None:
     world, asked = World(), 0
     for _ in range(40):
-        world.rate.spend(H1, 65536)
+        world.rate.spend_lookups(H1, 65536)
         asked += 65536
-        world.rate.spend(H2, 1000)
+        world.rate.spend_lookups(H2, 1000)
     took_s = world.now_s - 100.0
     rate = lookup_rate.OF_HOST
     assert abs(rate.burst + rate.per_s * took_s - asked) <= 65536
@@ -34,6 +34,6 @@ def test_a_host_has_a_burst_and_then_its_rate() -> None:
 def test_a_host_that_asks_little_never_waits() -> None:
     world = World()
     for _ in range(1000):
-        world.rate.spend(H1, int(lookup_rate.OF_HOST.per_s / 2))
+        world.rate.spend_lookups(H1, int(lookup_rate.OF_HOST.per_s / 2))
         world.now_s += 0.5
     assert world.rate.waited_s == 0.0

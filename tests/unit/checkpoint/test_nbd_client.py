@@ -70,7 +70,7 @@ def test_bytes_and_allocation_are_those_of_the_disk(tmp_path):
         nbd_client.Disk(export, nbd_client.ALLOCATION, 20.0) as shown_disk,
     ):
         assert shown_disk.size_bytes == len(wanted)
-        extents = list(shown_disk.extents())
+        extents = list(shown_disk.iter_extents())
         for at in range(0, len(wanted), MIB):
             assert read(shown_disk, at, MIB) == wanted[at : at + MIB]
         assert read(shown_disk, 3 * MIB + 1, 7) == wanted[3 * MIB + 1 : 3 * MIB + 8]
@@ -93,7 +93,7 @@ def test_bitmap_marks_what_was_written(tmp_path):
         shown(tmp_path, disk, 3 * KIB * MIB, "-B", "since") as export,
         nbd_client.Disk(export, "qemu:dirty-bitmap:since", 20.0) as shown_disk,
     ):
-        dirty = [(e.at, e.length) for e in shown_disk.extents() if e.flags & nbd_client.DIRTY]
+        dirty = [(e.at, e.length) for e in shown_disk.iter_extents() if e.flags & nbd_client.DIRTY]
     assert dirty == [(64 * KIB, 64 * KIB), (2048 * MIB, 128 * KIB)]
 
 
@@ -195,7 +195,7 @@ def test_status_that_makes_no_sense_is_refused(tmp_path, said, why):
         nbd_client.Disk(export, nbd_client.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match=why),
     ):
-        list(disk.extents())
+        list(disk.iter_extents())
 
 
 def test_process_that_is_not_the_expected_one_is_not_asked(tmp_path):
@@ -229,7 +229,7 @@ def test_extents_of_a_byte_come_to_an_end(tmp_path):
         nbd_client.Disk(export, nbd_client.ALLOCATION, 20.0) as disk,
         pytest.raises(errors.Unusable, match="no status of what is at"),
     ):
-        for _ in disk.extents():
+        for _ in disk.iter_extents():
             pass
     assert len(answers) == 2 * 8 + nbd_client._MORE_ANSWERS
 
@@ -245,5 +245,5 @@ def test_all_answers_to_questions_for_the_status_have_a_deadline(tmp_path):
         nbd_client.Disk(export, nbd_client.ALLOCATION, 1.0) as disk,
         pytest.raises(errors.Unusable, match="no answer in"),
     ):
-        list(disk.extents())
+        list(disk.iter_extents())
     assert time.monotonic() - began_s < 1.0 + 16 * nbd_client._ANSWER_S + 0.5

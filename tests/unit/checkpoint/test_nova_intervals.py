@@ -50,7 +50,10 @@ def test_service_is_asked_at_once_and_then_now_and_then():
     service = Service()
     for later_s, asked in ((0, 1), (nova_intervals.EVERY_S - 1, 1), (1, 2)):
         service.now_s += later_s
-        assert service.known.told() == nova_intervals.Answer(600) and service.asked == asked
+        assert (
+            service.known.current_intervals() == nova_intervals.Answer(600)
+            and service.asked == asked
+        )
 
 
 @pytest.mark.expect_log("stay as they are")
@@ -60,16 +63,19 @@ def test_service_is_asked_at_once_and_then_now_and_then():
 )
 def test_nothing_changes_while_the_service_does_not_answer(failure):
     service = Service()
-    service.known.told()
+    service.known.current_intervals()
     service.answer = failure
     for asked in (2, 3):
         service.now_s += nova_intervals.EVERY_S
-        assert service.known.told() == nova_intervals.Answer(600) and service.asked == asked
-        assert service.known.told() and service.asked == asked
+        assert (
+            service.known.current_intervals() == nova_intervals.Answer(600)
+            and service.asked == asked
+        )
+        assert service.known.current_intervals() and service.asked == asked
     service.answer = nova_intervals.Answer()
     service.now_s += nova_intervals.AGAIN_S
-    assert service.known.told() == nova_intervals.Answer()
+    assert service.known.current_intervals() == nova_intervals.Answer()
 
 
 def test_who_has_no_service_knows_nothing():
-    assert nova_intervals.NovaIntervals(None).told() == nova_intervals.Answer()
+    assert nova_intervals.NovaIntervals(None).current_intervals() == nova_intervals.Answer()

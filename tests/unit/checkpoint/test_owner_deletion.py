@@ -34,11 +34,11 @@ class World:
         return self.gone
 
     def put(self, owner, disk, connection=0, name=1):
-        with self.vault.batch(object_names.Disk(owner, disk), connection) as batch:
+        with self.vault.open_batch(object_names.Disk(owner, disk), connection) as batch:
             batch.add(object_names.Kind.CHUNK, bytes([name]) * 32, 3, [b"abc"])
 
     def kept(self):
-        return sorted((place.owner, place.disk) for place, _, _ in self.vault.everything())
+        return sorted((place.owner, place.disk) for place, _, _ in self.vault.iter_all())
 
 
 @pytest.fixture
@@ -51,36 +51,36 @@ def world(tmp_path):
 
 
 def test_what_gone_hosts_left_goes_and_its_room_is_free(world):
-    world.forgetting.once()
+    world.forgetting.delete_departed()
     assert world.asked == [[H1, H2]] and world.kept() == [(H2, IDS[2])]
     assert not (world.vault.folder / H1).exists()
-    world.forgetting.once()
+    world.forgetting.delete_departed()
     assert world.asked[-1] == [H2]
 
 
 def test_nobody_is_asked_of_where_nothing_is_kept(world):
     world.gone = {H1, H2, ids.HostId("h9")}
-    world.forgetting.once()
-    world.forgetting.once()
+    world.forgetting.delete_departed()
+    world.forgetting.delete_departed()
     assert len(world.asked) == 1 and world.kept() == []
 
 
 def test_nothing_goes_while_the_service_does_not_answer(world):
     world.why = "it is away"
     with pytest.raises(errors.DecisionUnreachable):
-        world.forgetting.once()
+        world.forgetting.delete_departed()
     assert len(world.kept()) == 3
 
 
 def test_nothing_goes_of_a_disk_of_which_its_host_speaks_again(world):
     world.meanwhile = lambda: world.put(H1, IDS[1], connection=7, name=2)
-    world.forgetting.once()
+    world.forgetting.delete_departed()
     assert {(H1, IDS[1]), (H2, IDS[2])} <= set(world.kept())
 
 
 def test_many_hosts_are_asked_of_in_parts(world, monkeypatch):
     monkeypatch.setattr(messages, "MAX_OWNERS", 1)
-    world.forgetting.once()
+    world.forgetting.delete_departed()
     assert world.asked == [[H1], [H2]] and world.kept() == [(H2, IDS[2])]
 
 

@@ -60,8 +60,8 @@ class Host:
         return types.SimpleNamespace(is_active=lambda: self.is_active, pull=pull)
 
     def look(self):
-        self.pulling.look()
-        self.pulling.join()
+        self.pulling.start_due_pulls()
+        self.pulling.wait_for_pull()
 
     def _pull(self, one, base, rate_bytes_s):
         if self.fault:
@@ -101,16 +101,16 @@ def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
         assert go_on.wait(30)
 
     host.domain, host.pulling._pull_off = domain, pull_off
-    host.pulling.look()
+    host.pulling.start_due_pulls()
     assert [one[0] for one in host.done] == [server(2).instance] and len(begun) == 1
     active.add(3)
     active.add(1)  # its copy is broken off before anything else is done with it
-    host.pulling.look()
+    host.pulling.start_due_pulls()
     assert [one[0] for one in host.done] == [server(2).instance, server(3).instance]
     assert len(begun) == 1
     go_on.set()
-    host.pulling.join()
-    host.pulling.look()
+    host.pulling.wait_for_pull()
+    host.pulling.start_due_pulls()
     assert [one[0] for one in host.done][2:] == [server(1).instance]
 
 
@@ -127,7 +127,7 @@ def test_loop_ends_after_what_it_pulls(marks):
     host = Host(server(1))
     host.is_active = False
     host.pulling._pull_off = lambda _disk, _is_off: host.done.append(host.ended.wait(30))
-    host.pulling.look()
+    host.pulling.start_due_pulls()
     threading.Timer(0.2, host.ended.set).start()
     host.pulling.run()
     assert host.done == [True] and marks == []

@@ -35,7 +35,7 @@ def keep(folder, key=b"", backing="/"):
     )
     (disks / f"{DISK}.acrecovery").write_bytes(restore_record.pack(of))
     made = recovered_disks.RecoveredDisks(folder)
-    subprocess.run([*CREATE, str(backing), made.file(DISK), "1M"], check=True)
+    subprocess.run([*CREATE, str(backing), made.checkpoint_path(DISK), "1M"], check=True)
     return made
 
 
@@ -60,7 +60,7 @@ def test_unknown_version_is_not_whole(tmp_path):
 
 def test_disk_that_is_not_there_is_refused(tmp_path):
     of = recovered_disks.RecoveredDisks(tmp_path)
-    for ask in (of.is_whole, of.base):
+    for ask in (of.is_whole, of.base_path):
         with pytest.raises(errors.Unusable):
             ask(DISK)
 
@@ -68,13 +68,13 @@ def test_disk_that_is_not_there_is_refused(tmp_path):
 def test_disk_says_what_it_lies_on(tmp_path):
     link = tmp_path / "link"
     link.symlink_to("/mirror/that/may/not/answer")
-    assert keep(tmp_path, backing=link).base(DISK) == str(link)
+    assert keep(tmp_path, backing=link).base_path(DISK) == str(link)
 
 
 @pytest.mark.parametrize("backing", ["/none", "relative"])
 def test_what_it_cannot_lie_on_is_refused(tmp_path, backing):
     with pytest.raises(errors.Unusable, match="should lie on"):
-        keep(tmp_path, backing=backing).base(DISK)
+        keep(tmp_path, backing=backing).base_path(DISK)
 
 
 def test_overlay_lies_on_a_mirror_or_on_a_checkpoint(tmp_path):
@@ -165,7 +165,7 @@ def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_in
     of = keep(tmp_path, backing=base)
     path = tmp_path / "disk"
     subprocess.run([*CREATE, base, path, "1M"], check=True)
-    for file, runs in ((path, has), (of.file(DISK), wanted)):
+    for file, runs in ((path, has), (of.checkpoint_path(DISK), wanted)):
         for at, length in runs:
             how = f"write {at * 65536} {length * 65536}"
             subprocess.run(["qemu-io", "-f", "qcow2", "-c", how, file], check=True)

@@ -127,7 +127,7 @@ def kept(number, disk=DISK):
 
 def test_service_is_told_all_of_a_checkpoint_and_says_what_stays(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
-    assert daemon.register(RECORD) == {f"{1:064x}", f"{2:064x}"}
+    assert daemon.register_checkpoint(RECORD) == {f"{1:064x}", f"{2:064x}"}
     [(host, told)] = service.told
     assert (host, told.host, told.consistency, told.interval_s) == (HOST, HOST, "filesystem", 600)
     assert (told.key, told.manifest_name) == (RECORD.key, RECORD.manifest_name)
@@ -144,13 +144,13 @@ def test_host_that_is_to_come_again_does_so(daemon, service, monkeypatch):
         return False
 
     monkeypatch.setattr(daemon._stopping, "wait", wait)
-    assert daemon.register(RECORD) == {f"{1:064x}"}
+    assert daemon.register_checkpoint(RECORD) == {f"{1:064x}"}
     assert len(pauses_s) == 3 and 2.0 <= pauses_s[2] <= 6.0
 
 
 def test_service_says_what_stays_of_all_disks(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
-    assert daemon.kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
+    assert daemon.list_kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
     [(host, told)] = service.told
     assert (host, told.host) == (HOST, HOST)
 
@@ -199,7 +199,7 @@ def test_what_answers_one_question_answers_no_other(daemon, service):
 def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, why):
     service.answer = answer
     with pytest.raises(errors.DecisionUnreachable, match=why):
-        daemon.kept()
+        daemon.list_kept()
 
 
 @pytest.mark.parametrize(
@@ -218,41 +218,41 @@ def test_only_a_clear_yes_counts(daemon, service, answer, error, why, monkeypatc
     monkeypatch.setattr(registration, "RETRY_PAUSES_S", (0.01, 0.01))
     service.answer = answer
     with pytest.raises(error, match=why):
-        daemon.register(RECORD)
+        daemon.register_checkpoint(RECORD)
 
 
 def test_what_stays_is_answered_to_this_very_question(daemon, service):
     service.changed = {"sent_s": 5.0}
     with pytest.raises(errors.NotAuthenticated, match="another question"):
-        daemon.kept()
+        daemon.list_kept()
 
 
 @pytest.mark.parametrize("changed", [{"host": OTHER}, {"sent_s": 5.0}])
 def test_answer_to_another_question_is_no_yes(daemon, service, changed):
     service.changed = changed
     with pytest.raises(errors.NotAuthenticated, match="another question"):
-        daemon.register(RECORD)
+        daemon.register_checkpoint(RECORD)
 
 
 @pytest.mark.parametrize("what", ["signer", "key_signer"])
 def test_who_is_not_the_service_says_nothing_and_learns_nothing(daemon, service, what):
     setattr(service, what, certificates.new_key())
     with pytest.raises(errors.NotAuthenticated):
-        daemon.register(RECORD)
+        daemon.register_checkpoint(RECORD)
     assert len(service.told) == (what == "signer")
 
 
 def test_service_that_does_not_answer_is_an_error_in_time(daemon, monkeypatch):
     monkeypatch.setattr(registration, "ANSWER_S", 1)
     with pytest.raises(errors.DecisionUnreachable):
-        daemon.register(RECORD)
+        daemon.register_checkpoint(RECORD)
 
 
 def test_host_without_a_certificate_registers_nothing(tmp_path, transport, service):
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "none"))
     lone = registration.Registration(HOST, files, transport, lambda instance: 0)
     with pytest.raises(errors.NotAuthenticated, match="no certificate"):
-        lone.register(RECORD)
+        lone.register_checkpoint(RECORD)
     assert service.told == []
 
 
@@ -265,7 +265,9 @@ def wanted(key, purpose=signing.CHECKPOINT_WANTED, **changed):
 
 def test_what_the_service_wants_has_the_next_turn(daemon, key):
     asked = []
-    heard = opened(daemon.want(wanted(key), lambda instance: asked.append(instance) or 5))
+    heard = opened(
+        daemon.request_checkpoint(wanted(key), lambda instance: asked.append(instance) or 5)
+    )
     assert asked == [INSTANCE]
     assert heard == messages.CheckpointReply(request=7, host=HOST, number=5)
 
@@ -285,7 +287,7 @@ def test_why_an_instance_has_none_is_answered(daemon, key):
     def refuse(instance):
         raise errors.Unusable(f"server {instance}", "it has no interval " + "x" * 2000)
 
-    heard = opened(daemon.want(wanted(key), refuse))
+    heard = opened(daemon.request_checkpoint(wanted(key), refuse))
     assert "it has no interval" in heard.why and heard.number == 0
 
 
@@ -300,19 +302,19 @@ def test_why_an_instance_has_none_is_answered(daemon, key):
 )
 def test_what_is_not_wanted_of_this_host_now_is_refused(daemon, key, changed):
     with pytest.raises(errors.NotAuthenticated):
-        daemon.want(wanted(key, **changed), lambda instance: 0)
+        daemon.request_checkpoint(wanted(key, **changed), lambda instance: 0)
 
 
 def test_who_is_not_the_service_wants_nothing(daemon):
     with pytest.raises(errors.NotAuthenticated):
-        daemon.want(wanted(certificates.new_key()), lambda instance: 0)
+        daemon.request_checkpoint(wanted(certificates.new_key()), lambda instance: 0)
 
 
 def test_copy_of_a_request_means_nothing(daemon, key):
     message = wanted(key)
-    daemon.want(message, lambda instance: 0)
+    daemon.request_checkpoint(message, lambda instance: 0)
     with pytest.raises(errors.NotAuthenticated, match="taken before"):
-        daemon.want(message, lambda instance: 0)
+        daemon.request_checkpoint(message, lambda instance: 0)
 
 
 @pytest.fixture
@@ -324,7 +326,7 @@ def asks(transport, key):
             cfg.CONF, lambda what, purpose: signed_messages.sign_payload(what, purpose, key)
         )
         caster._transport = transport
-        return caster.want_checkpoint(INSTANCE, HOST, request)
+        return caster.request_checkpoint(INSTANCE, HOST, request)
 
     return ask
 

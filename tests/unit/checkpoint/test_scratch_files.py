@@ -29,11 +29,11 @@ def test_reading_stops_before_the_bound_of_a_file(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
     it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
-    with it.watched(file_of("a", 200 * KIB), lambda: None) as watched:
-        it.look()
+    with it.watch_file(file_of("a", 200 * KIB), lambda: None) as watched:
+        it.end_oversized()
         assert not watched.is_late
         file_of("a", 204 * KIB)
-        it.look()
+        it.end_oversized()
         assert watched.is_late and not watched.why
 
 
@@ -52,10 +52,10 @@ def test_what_is_too_large_is_ended_and_the_capture_is_told(
     with contextlib.ExitStack() as stack:
         for name in ("b", "c"):
             file = file_of(name, {"one file": 40, "all files": 300, "file system": 100}[how] * KIB)
-            stack.enter_context(it.watched(file, lambda: pytest.fail("it is not the largest")))
+            stack.enter_context(it.watch_file(file, lambda: pytest.fail("it is not the largest")))
         stack.enter_context(pytest.raises(scratch_files.ScratchFull, match=r"at most|are free"))
-        with it.watched(file_of("a", 304 * KIB), ended.set):
-            it.look()
+        with it.watch_file(file_of("a", 304 * KIB), ended.set):
+            it.end_oversized()
             assert ended.wait(5.0)
             raise errors.Unusable("export", "it went away")
 
@@ -72,9 +72,9 @@ def test_capture_that_cannot_be_ended_keeps_nobody(
     )
     ended = list[int]()
     loop = threading.Thread(target=it.run, args=(stop,))
-    with it.watched(file_of("a", 404 * KIB), hangs.wait):
+    with it.watch_file(file_of("a", 404 * KIB), hangs.wait):
         loop.start()
-        with it.watched(file_of("b", 404 * KIB), lambda: ended.append(1)):
+        with it.watch_file(file_of("b", 404 * KIB), lambda: ended.append(1)):
             runs.wait_for(lambda: ended, 10.0, "the end", str)
     stop.set()
     hangs.set()
@@ -87,8 +87,8 @@ def test_other_failures_are_what_they_are(
 ) -> None:
     it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
     with pytest.raises(errors.Unusable, match="it went away"):
-        with it.watched(tmp_path / "none", lambda: None):
-            it.look()
+        with it.watch_file(tmp_path / "none", lambda: None):
+            it.end_oversized()
             raise errors.Unusable("export", "it went away")
 
 
@@ -120,13 +120,13 @@ def test_one_capture_is_ended_while_its_space_comes_back(
     with contextlib.ExitStack() as stack:
         files = {name: file_of(name, size * KIB) for name, size in [("a", 304), ("b", 300)]}
         files["c"] = file_of("c", 200 * KIB)
-        a, b, c = (stack.enter_context(it.watched(one, lambda: None)) for one in files.values())
+        a, b, c = (stack.enter_context(it.watch_file(one, lambda: None)) for one in files.values())
         for _ in range(10):
-            it.look()
+            it.end_oversized()
             clock.now_s += 0.9
         assert a.why and not b.why and not c.why
         clock.now_s += 1.1
-        it.look()
+        it.end_oversized()
         assert b.why and not c.why
 
 
@@ -141,17 +141,17 @@ def test_capture_whose_end_failed_is_ended_again_by_one_thread_at_a_time(
         answers.wait(30.0)
 
     it = scratch_files.ScratchFiles(tmp_path, 800 * KIB, clock)
-    with it.watched(file_of("a", 404 * KIB), end):
+    with it.watch_file(file_of("a", 404 * KIB), end):
         for _ in range(5):
-            it.look()
+            it.end_oversized()
             clock.now_s += scratch_files.AGAIN_S
         runs.wait_for(lambda: asked, 10.0, "the end", str)
         assert len(asked) == 1
         answers.set()
         asked[0].join(10.0)
-        it.look()
-        it.look()
+        it.end_oversized()
+        it.end_oversized()
         runs.wait_for(lambda: len(asked) == 2, 10.0, "the second end", str)
         asked[1].join(10.0)
-        it.look()
+        it.end_oversized()
     assert len(asked) == 2

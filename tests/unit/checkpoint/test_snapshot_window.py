@@ -30,7 +30,7 @@ def looks(clock: Clock, is_late: snapshot_window.IsLate) -> float:
 def test_moments_are_short_until_some_parts_were_of_no_use(clock: Clock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
     for stuck in range(5):
-        with it.moment(stuck) as (is_late, is_long):
+        with it.open_window(stuck) as (is_late, is_long):
             assert is_long is (stuck >= snapshot_window.PARTS)
             clock.now_s += 500.0  # the moment has not begun
             assert looks(clock, is_late) == (101 if is_long else 11)
@@ -38,16 +38,16 @@ def test_moments_are_short_until_some_parts_were_of_no_use(clock: Clock) -> None
 
 def test_one_server_at_a_time_has_a_long_moment(clock: Clock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
-    with it.moment(9) as (_, is_long), it.moment(9) as (is_late, is_other_long):
+    with it.open_window(9) as (_, is_long), it.open_window(9) as (is_late, is_other_long):
         assert is_long and not is_other_long
         assert looks(clock, is_late) == 11
-    with it.moment(9) as (_, is_long):
+    with it.open_window(9) as (_, is_long):
         assert is_long
 
 
 def test_who_fails_in_a_long_one_lets_others_have_theirs(clock: Clock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
-    with pytest.raises(KeyError), it.moment(9):
+    with pytest.raises(KeyError), it.open_window(9):
         raise KeyError
-    with it.moment(9) as (_, is_long):
+    with it.open_window(9) as (_, is_long):
         assert is_long

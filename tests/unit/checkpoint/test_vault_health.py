@@ -34,13 +34,13 @@ class Place:
         )
 
     def put(self, owner: ids.HostId, *numbers: int) -> None:
-        with self.vault.batch(object_names.Disk(owner, DISK)) as batch:
+        with self.vault.open_batch(object_names.Disk(owner, DISK)) as batch:
             for number in numbers:
                 batch.add(object_names.Kind.CHUNK, bytes([7, number]) * 16, 4, [b"abcd"])
 
     def issues(self, after_s: float = 600.0) -> list[vault_health.Issue]:
         self.now_s += after_s
-        return list(self.health.issues())
+        return list(self.health.list_issues())
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_disk_that_hangs_is_slow_before_it_answers(
         may_end.wait(10)
 
     monkeypatch.setattr(group_sync, "_fault", hang)
-    waiting = threading.Thread(target=place.vault.safety.reach)
+    waiting = threading.Thread(target=place.vault.safety.wait_synced)
     waiting.start()
     assert begun.wait(5) and place.issues() == []
     monkeypatch.setattr(vault_health, "SLOW_S", 0.1)

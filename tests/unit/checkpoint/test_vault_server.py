@@ -55,7 +55,7 @@ class Served:
 
     def tls(self) -> ssl.SSLSocket:
         sock = socket.create_connection(self.address, 10)
-        return self.credentials.context(is_server=False).wrap_socket(sock)
+        return self.credentials.tls_context(is_server=False).wrap_socket(sock)
 
     def slow_tls(self) -> ssl.SSLSocket:
         """Connect with a small window."""
@@ -63,7 +63,7 @@ class Served:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         sock.settimeout(10)
         sock.connect(self.address)
-        return self.credentials.context(is_server=False).wrap_socket(sock)
+        return self.credentials.tls_context(is_server=False).wrap_socket(sock)
 
     def close(self) -> None:
         self.server.close()
@@ -116,7 +116,7 @@ def test_a_connection_with_nothing_to_say_ends_and_another_is_made(
         client.put(DISK, CHUNKS[:1])
         time.sleep(0.5)
         client.put(DISK, CHUNKS[1:])
-        assert client.missing(DISK, [chunk.name for chunk in CHUNKS]) == set()
+        assert client.missing_chunks(DISK, [chunk.name for chunk in CHUNKS]) == set()
 
 
 def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatc
                 tls.sendall(b"x")
                 time.sleep(0.05)
         assert time.monotonic() - began < 5
-    assert served.vault.room.used()[H1].inodes == 2  # the folders of the host and the disk
+    assert served.vault.room.usage_by_host()[H1].inodes == 2  # the folders of the host and the disk
 
 
 def test_who_drips_a_request_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_host_that_is_revoked_gets_no_further_answer(served: Served, refused: 
         client.put(DISK, CHUNKS)
         refused.append("its certificate was revoked")
         with pytest.raises(errors.SourceUnreachable):
-            client.chunk(DISK, CHUNKS[0].name)
+            client.fetch_chunk(DISK, CHUNKS[0].name)
 
 
 def test_an_answer_that_is_too_long_is_not_read(
@@ -206,7 +206,7 @@ def test_a_vault_that_says_nothing_is_left(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with vault_client.VaultClient(H2, silent.getsockname(), own) as client:
             with pytest.raises(errors.SourceUnreachable):
-                client.disks(H1)
+                client.list_disks(H1)
 
 
 def test_where_nobody_listens_there_is_no_vault(tmp_path: pathlib.Path) -> None:
@@ -215,7 +215,7 @@ def test_where_nobody_listens_there_is_no_vault(tmp_path: pathlib.Path) -> None:
         address = sock.getsockname()
     with vault_client.VaultClient(H2, address, own) as client:
         with pytest.raises(errors.SourceUnreachable, match="refused"):
-            client.disks(H1)
+            client.list_disks(H1)
 
 
 def test_a_host_without_a_certificate_asks_nobody(tmp_path: pathlib.Path) -> None:
@@ -223,4 +223,4 @@ def test_a_host_without_a_certificate_asks_nobody(tmp_path: pathlib.Path) -> Non
     own = vaults.credentials_of(tmp_path / "h1", "h1")
     with vault_client.VaultClient(H2, ("127.0.0.1", 9), own) as client:
         with pytest.raises(vault_client.HostFault, match="no certificate yet"):
-            client.disks(H1)
+            client.list_disks(H1)

@@ -48,20 +48,20 @@ def open_in(folder: pathlib.Path, limits: quota.Limits = LIMITS) -> vault_store.
 def put(
     vault: vault_store.VaultStore, *chunks: object_names.Sealed, disk: object_names.Disk = DISK
 ) -> None:
-    with vault.batch(disk) as batch:
+    with vault.open_batch(disk) as batch:
         for name, data in chunks:
             batch.add(object_names.Kind.CHUNK, name, len(data), [data])
 
 
 def here(vault: vault_store.VaultStore) -> set[bytes]:
-    return set(NAMES) - set(vault.missing(DISK, NAMES))
+    return set(NAMES) - set(vault.missing_chunks(DISK, NAMES))
 
 
 def got(
     vault: vault_store.VaultStore, name: bytes, kind: object_names.Kind = object_names.Kind.CHUNK
 ) -> bytes:
-    with vault.opened(DISK, kind, name) as kept:
-        return b"".join(kept.pieces())
+    with vault.open_object(DISK, kind, name) as kept:
+        return b"".join(kept.iter_bytes())
 
 
 def files_of(vault: vault_store.VaultStore) -> int:
@@ -86,7 +86,7 @@ def asked(
     host: ids.HostId = H1,
 ) -> tuple[int, bytes]:
     body = vault_api.RequestBody(len(data), iter([data[:7], data[7:]]))
-    with vault_api.VaultApi(vault).answered(host, method, target, body) as answer:
+    with vault_api.VaultApi(vault).answer_request(host, method, target, body) as answer:
         return answer.status, b"".join(answer.pieces)
 
 
@@ -105,19 +105,19 @@ def test_what_was_asked_to_go_before_a_later_connection_began_stays(
             found = super().beginning_with(first)
             looked.append(bytes([first]))
             if len(looked) == 4:
-                vault.begin(DISK, 2)
+                vault.begin_connection(DISK, 2)
                 begun.set()
             return found
 
     with pytest.raises(errors.VaultRefused, match="later connection"):
-        vault.keep(DISK, Slow(object_names.pack_names(NAMES[:1])), 1)
+        vault.retain_only(DISK, Slow(object_names.pack_names(NAMES[:1])), 1)
     assert begun.is_set() and len(here(vault)) == len(NAMES) - 3 + (NAMES[0][:1] in looked[:3])
     with pytest.raises(errors.VaultRefused):
         vault.drop(DISK, 1)
-    assert vault.keep(DISK, stay, 2) and here(vault) == {NAMES[0]}
+    assert vault.retain_only(DISK, stay, 2) and here(vault) == {NAMES[0]}
     vault.drop(DISK, 2)
     put(vault, CHUNKS[1])
-    assert vault.keep(DISK, stay, 1) == 1  # of a disk that began anew
+    assert vault.retain_only(DISK, stay, 1) == 1  # of a disk that began anew
 
 
 def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.VaultStore) -> None:
@@ -125,7 +125,7 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.
 
     def asked_by(connection: int, method: str, target: str, data: bytes = b"") -> int:
         body = vault_api.RequestBody(len(data), iter([data]), connection)
-        with vault_api.VaultApi(vault).answered(H1, method, target, body) as answer:
+        with vault_api.VaultApi(vault).answer_request(H1, method, target, body) as answer:
             return answer.status
 
     assert asked_by(2, "POST", f"{PATH}/missing", object_names.pack_names(NAMES)) == vault_api.OK
@@ -165,8 +165,8 @@ def test_list_of_what_stays_comes_in_parts(
         target = f"{PATH}/keep/{within[0]:02x}-{within[-1]:02x}"
         assert asked(vault, "POST", target, b"".join(some))[0] == vault_api.OK
     assert covered == list(object_names.ALL)
-    assert here(vault) == set(NAMES[:7]) and vault.manifests(DISK) == [name]
-    assert vault.room.used() == walked(vault)
+    assert here(vault) == set(NAMES[:7]) and vault.list_manifests(DISK) == [name]
+    assert vault.room.usage_by_host() == walked(vault)
 
 
 @pytest.mark.parametrize("within", ["", "00", "0-f", "00-fg", "00-ff/", "-1-ff", "0a-09"])
@@ -181,7 +181,7 @@ def test_what_was_put_is_there_for_the_next_process(vault: vault_store.VaultStor
     again = open_in(vault.folder)
     assert here(again) == set(NAMES[:5])
     assert got(again, NAMES[3]) == CHUNKS[3].data
-    assert again.room.used() == vault.room.used() == walked(vault)
+    assert again.room.usage_by_host() == vault.room.usage_by_host() == walked(vault)
     again.close()
 
 
@@ -205,7 +205,7 @@ def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]
             put(vault, *(CHUNKS[n] for n in sorted(numbers)))
             model |= numbers
         elif what == "keep":
-            vault.keep(
+            vault.retain_only(
                 DISK, object_names.NameList(object_names.pack_names(NAMES[n] for n in numbers))
             )
             model &= numbers
@@ -216,7 +216,7 @@ def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]
             vault.close()
             vault = open_in(tmp_path)
         assert here(vault) == {NAMES[n] for n in model}
-        assert vault.room.used() == walked(vault) and files_of(vault) == len(model)
+        assert vault.room.usage_by_host() == walked(vault) and files_of(vault) == len(model)
     vault.close()
 
 
@@ -227,14 +227,14 @@ def test_a_batch_that_fails_keeps_nothing(vault: vault_store.VaultStore) -> None
         yield b"x"
         raise OSError(5, "the disk is broken")
 
-    with pytest.raises(OSError, match="broken"), vault.batch(DISK) as batch:
+    with pytest.raises(OSError, match="broken"), vault.open_batch(DISK) as batch:
         batch.add(object_names.Kind.CHUNK, NAMES[1], 100, [CHUNKS[1].data])
         batch.add(object_names.Kind.CHUNK, NAMES[2], 100, broken())
     for pieces in ([b"x" * 99], [b"x" * 101], [b"x" * 60] * 2, []):
-        with pytest.raises(ValueError, match="announced"), vault.batch(DISK) as batch:
+        with pytest.raises(ValueError, match="announced"), vault.open_batch(DISK) as batch:
             batch.add(object_names.Kind.CHUNK, NAMES[3], 100, pieces)
     assert here(vault) == {NAMES[0]} and files_of(vault) == 1
-    assert vault.room.used() == walked(vault)
+    assert vault.room.usage_by_host() == walked(vault)
 
 
 @pytest.mark.parametrize(("nth", "kept"), [(1, 1), (2, 4)])
@@ -255,7 +255,7 @@ def test_nothing_has_its_name_before_it_is_safe(
     for chunk in CHUNKS:  # the kernel tells it once
         with pytest.raises(OSError, match="Input"):
             put(vault, chunk)
-    assert vault.room.used() == walked(vault)
+    assert vault.room.usage_by_host() == walked(vault)
 
 
 @pytest.mark.expect_log("No space left")
@@ -292,7 +292,7 @@ def test_the_same_chunk_at_once_counts_once(vault: vault_store.VaultStore) -> No
     for thread in threads:
         thread.join()
     assert here(vault) == set(NAMES)
-    assert vault.room.used() == walked(vault) and files_of(vault) == 20
+    assert vault.room.usage_by_host() == walked(vault) and files_of(vault) == 20
 
 
 def test_what_a_killed_process_left_goes(vault: vault_store.VaultStore) -> None:
@@ -323,7 +323,7 @@ def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
 ) -> None:
     vault = open_in(tmp_path, quota.Limits(800 * 4096, 400 * 4096, 20))
     put(vault, *CHUNKS[:4])  # and their folders, those of the disk and of the host
-    assert vault.room.used() == {H1: quota.Usage(10 * 4096, 10)} == walked(vault)
+    assert vault.room.usage_by_host() == {H1: quota.Usage(10 * 4096, 10)} == walked(vault)
     with pytest.raises(errors.VaultFull, match="10 inodes of one host"):
         put(vault, *CHUNKS[4:5])
     put(vault, *CHUNKS[:4], disk=object_names.Disk(H2, DISK.disk))
@@ -340,8 +340,8 @@ def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
     ):
         with pytest.raises(errors.VaultFull, match=why):
             put(vault, *chunks, disk=disk)
-        assert vault.room.used() == walked(vault)
-    assert vault.room.used()[H1].inodes == 10
+        assert vault.room.usage_by_host() == walked(vault)
+    assert vault.room.usage_by_host()[H1].inodes == 10
     assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[4:5]))[0] == 507
     vault.close()
 
@@ -351,12 +351,14 @@ def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
     vault = open_in(tmp_path, quota.Limits(2 << 20, 1 << 20, 120))
     shard = [object_names.Sealed(bytes([7, n]) * 16, b"x" * 100) for n in range(100)]
     put(vault, *shard[:55])
-    assert vault.room.used()[H1].inodes == 58 and vault.room.full_hosts() == 0
+    assert vault.room.usage_by_host()[H1].inodes == 58 and vault.room.full_hosts() == 0
     for _ in range(2):
         with pytest.raises(errors.VaultFull, match="60 inodes of one host"):
             put(vault, *shard[55:])  # and gives back what it took
         assert vault.room.full_hosts() == 1
-    vault.keep(DISK, object_names.NameList(object_names.pack_names(one.name for one in shard[:50])))
+    vault.retain_only(
+        DISK, object_names.NameList(object_names.pack_names(one.name for one in shard[:50]))
+    )
     assert vault.room.full_hosts() == 0
     vault.close()
 
@@ -400,7 +402,7 @@ def test_disk_that_does_not_answer_is_an_error_in_time(
         may_end.wait(10)
 
     monkeypatch.setattr(group_sync, "_fault", hang)
-    threads = [threading.Thread(target=vault.safety.reach) for _ in range(2)]
+    threads = [threading.Thread(target=vault.safety.wait_synced) for _ in range(2)]
     threads[0].start()
     assert begun.wait(5)
     threads[1].start()  # makes the next pass
@@ -447,7 +449,7 @@ def test_an_altered_file_is_removed(vault: vault_store.VaultStore, at: int) -> N
     path.write_bytes(raw)
     target = f"{PATH}/chunks/{NAMES[0].hex()}"
     assert [asked(vault, "GET", target)[0] for _ in range(2)] == [410, 404]
-    assert here(vault) == {NAMES[1]} and vault.room.used() == walked(vault)
+    assert here(vault) == {NAMES[1]} and vault.room.usage_by_host() == walked(vault)
 
 
 @pytest.mark.expect_log("corrupt")
@@ -459,13 +461,13 @@ def test_scrubbing_finds_what_a_disk_forgot(
     name = checkpoint_encryption.manifest_name(b"a manifest")
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", b"a manifest")
     work = scrubber.Scrubber(vault, threading.Event())
-    assert work.once() == 0
+    assert work.scrub_all() == 0
     for altered in (NAMES[3], NAMES[9], name):
         (path,) = vault.folder.rglob(altered.hex())
         path.write_bytes(path.read_bytes()[:-1] + b"\0")
-    assert work.once() == 3
-    assert here(vault) == set(NAMES) - {NAMES[3], NAMES[9]} and not vault.manifests(DISK)
-    assert work.once() == 0
+    assert work.scrub_all() == 3
+    assert here(vault) == set(NAMES) - {NAMES[3], NAMES[9]} and not vault.list_manifests(DISK)
+    assert work.scrub_all() == 0
 
 
 def unreadable(
@@ -486,7 +488,7 @@ def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
     put(vault, *CHUNKS)
     lost = {unreadable(vault, name).name for name in (NAMES[0], NAMES[5])}
     kept = unreadable(vault, NAMES[7], "/")  # a fault, and no bytes that are gone
-    assert scrubber.Scrubber(vault, threading.Event()).once() == 2
+    assert scrubber.Scrubber(vault, threading.Event()).scrub_all() == 2
     assert here(vault) == set(NAMES) - {NAMES[0], NAMES[5]} and vault.spoilt == 2
     assert kept.is_symlink() and all(name in caplog.text for name in (*lost, kept.name))
 
@@ -501,7 +503,7 @@ def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
     for name in NAMES:
         unreadable(vault, name)
     with pytest.raises(OSError, match="Input/output error"):
-        scrubber.Scrubber(vault, threading.Event()).once()
+        scrubber.Scrubber(vault, threading.Event()).scrub_all()
     assert len(here(vault)) == len(NAMES) - 3
 
 
@@ -518,7 +520,7 @@ def test_what_can_be_neither_read_nor_removed_ends_no_pass(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(vault, "remove", refuse)
-    assert scrubber.Scrubber(vault, threading.Event()).once() == 0
+    assert scrubber.Scrubber(vault, threading.Event()).scrub_all() == 0
 
 
 @pytest.mark.expect_log("corrupt")
@@ -539,7 +541,7 @@ def test_folder_that_cannot_be_listed_ends_no_pass(
         return listed(folder)
 
     monkeypatch.setattr(vault_files.os, "listdir", listdir)
-    assert scrubber.Scrubber(vault, threading.Event()).once() == 1
+    assert scrubber.Scrubber(vault, threading.Event()).scrub_all() == 1
 
 
 def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(
@@ -562,7 +564,7 @@ def test_scrubbing_ends_at_once(vault: vault_store.VaultStore) -> None:
     ended = threading.Event()
     ended.set()
     scrubber.Scrubber(vault, ended).run()
-    assert scrubber.Scrubber(vault, ended).once() == 0
+    assert scrubber.Scrubber(vault, ended).scrub_all() == 0
 
 
 @pytest.mark.expect_log("corrupt")
@@ -582,7 +584,7 @@ def test_a_long_sweep_comes_in_steps(
     monkeypatch.setattr(vault_store, "MAX_REMOVED", 8)
     put(vault, *CHUNKS)
     stay = object_names.NameList(object_names.pack_names(NAMES[:1]))
-    assert [vault.keep(DISK, stay) for _ in range(3)] == [8, 8, 3]
+    assert [vault.retain_only(DISK, stay) for _ in range(3)] == [8, 8, 3]
 
 
 def test_another_process_cannot_have_the_folder(tmp_path: pathlib.Path) -> None:
@@ -630,7 +632,7 @@ def test_hostile_requests_break_nothing(
     put(vault, CHUNKS[0], disk=object_names.Disk(H2, DISK.disk))
     status, _ = asked(vault, method, target, data)
     assert status in (200, 204, 400, 403, 404)
-    assert not vault.missing(object_names.Disk(H2, DISK.disk), NAMES[:1])
+    assert not vault.missing_chunks(object_names.Disk(H2, DISK.disk), NAMES[:1])
     assert {path.name for path in tmp_path.iterdir()} == {"vault"}
     vault.close()
 
@@ -644,7 +646,9 @@ def test_bodies_have_lengths_and_limits(vault: vault_store.VaultStore) -> None:
     for length, status in (None, 411), (1 << 40, 413):
         body = vault_api.RequestBody(length, iter([]))
         for method, end in ("PUT", "chunks"), ("POST", "keep/00-ff"), ("POST", "missing"):
-            with vault_api.VaultApi(vault).answered(H1, method, f"{PATH}/{end}", body) as answer:
+            with vault_api.VaultApi(vault).answer_request(
+                H1, method, f"{PATH}/{end}", body
+            ) as answer:
                 assert answer.status == status
     assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == 400  # an empty list is a DELETE
 
@@ -666,7 +670,7 @@ def test_what_is_read_counts_for_who_reads_it(
     data = bytes(10 * lookup_rate.BYTES)
     put(vault, object_names.Sealed(NAMES[0], data))
     spent = list[tuple[str, int]]()
-    monkeypatch.setattr(vault.lookups, "spend", lambda *words: spent.append(words))
+    monkeypatch.setattr(vault.lookups, "spend_lookups", lambda *words: spent.append(words))
     h3 = ids.HostId("h3")
     assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[0].hex()}", host=h3) == (vault_api.OK, data)
     assert spent == [(h3, lookup_rate.OF_REQUEST), (h3, 10)]

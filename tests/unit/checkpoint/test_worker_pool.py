@@ -47,12 +47,12 @@ class Host:
             lambda: self.wall_ms,
         )
 
-    def present(self):
+    def list_servers(self):
         if self.here is None:
             raise errors.Unusable("libvirt", "it is away")
         return self.here
 
-    def take(self, each, _interval_s):
+    def take_checkpoint(self, each, _interval_s):
         number = IDS.index(each.instance)
         self.now_s += 5.0
         if number in self.fails:
@@ -112,10 +112,10 @@ def test_who_fails_waits_longer_each_time_and_keeps_nobody(host, fault):
 def test_server_whose_holder_failed_is_tried_again_at_once_and_then_later(host):
     it = host(server(0))
     it.fails[0] = holder_group.HolderFailed(ids.HostId("h2"), "it is away")
-    assert [it.daemon.turn() for _ in range(4)] == [True, True, True, False]  # the first clears
+    assert [it.daemon.run_turn() for _ in range(4)] == [True, True, True, False]  # the first clears
     it.now_s += 60.0
     it.fails.clear()
-    assert it.daemon.turn() and it.took == [0]
+    assert it.daemon.run_turn() and it.took == [0]
 
 
 def test_who_is_never_done_goes_on_and_keeps_nobody(host):
@@ -130,14 +130,14 @@ def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
     it = host(server(0))
     it.fails[0] = snapshot_window.PartTaken(5, 1)
     it.run(60)
-    assert it.daemon.failures.failing(None) == []
+    assert it.daemon.failures.failing_servers(None) == []
     it.fails[0] = snapshot_window.Overwritten(5, 1)
     it.run(60)
-    [failing] = it.daemon.failures.failing(None)
+    [failing] = it.daemon.failures.failing_servers(None)
     assert (failing.instance_id, failing.reason, failing.holder) == (IDS[0], "overwritten", "")
     it.fails.clear()
     it.run(5)
-    assert it.daemon.failures.failing(None) == []
+    assert it.daemon.failures.failing_servers(None) == []
 
 
 @pytest.mark.parametrize("is_part", [False, True])
@@ -147,11 +147,13 @@ def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_part):
     if is_part:
         it.fails[0] = snapshot_window.PartTaken(5, 1, "h2")
     it.run(5)
-    assert it.daemon.failures.failing(None) == [messages.Failing(IDS[0], "holder_slow", "h2")]
-    assert it.daemon.failures.waits() == {"h2": 1} and not it.daemon.failures.by_holder()
+    assert it.daemon.failures.failing_servers(None) == [
+        messages.Failing(IDS[0], "holder_slow", "h2")
+    ]
+    assert it.daemon.failures.waits_by_holder() == {"h2": 1} and not it.daemon.failures.by_holder()
     it.slow.clear(), it.fails.clear()
     it.run(700)
-    assert it.daemon.failures.failing(None) == []
+    assert it.daemon.failures.failing_servers(None) == []
 
 
 def test_how_long_servers_wait_is_known_also_before_their_first(host):
@@ -206,15 +208,15 @@ def test_who_is_asked_for_is_next(host):
     state = disk_states.new_state(IDS[0], 65536)
     state.number = 7
     it.states.save(IDS[1], state)
-    assert it.daemon.ask(IDS[1]) == 7
+    assert it.daemon.request_checkpoint(IDS[1]) == 7
     assert it.run(10) == [1]
-    assert it.daemon.ask(IDS[0]) == 0
+    assert it.daemon.request_checkpoint(IDS[0]) == 0
 
 
 def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host):
     it = host(server(0))
     it.run(20)
-    ask = it.daemon._cadence.ask
+    ask = it.daemon._cadence.request_turn
 
     def begin_at_once(instance, now_s):
         ask(instance, now_s)
@@ -222,35 +224,35 @@ def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host)
         state.number = 1
         it.states.save(instance, state)
 
-    it.daemon._cadence.ask = begin_at_once
-    assert it.daemon.ask(IDS[0]) == 0
+    it.daemon._cadence.request_turn = begin_at_once
+    assert it.daemon.request_checkpoint(IDS[0]) == 0
 
 
 def test_who_is_asked_for_and_has_none_is_refused_in_words(host):
     it = host(server(0), server(2, checkpoint_interval_s="0"))
     for number, why in ((2, "no interval"), (3, "not on this host")):
         with pytest.raises(errors.Unusable, match=why):
-            it.daemon.ask(IDS[number])
+            it.daemon.request_checkpoint(IDS[number])
     it.here.append(server(1))  # nobody has looked since
-    assert it.daemon.ask(IDS[1]) == 0
+    assert it.daemon.request_checkpoint(IDS[1]) == 0
     it.here = None
     with pytest.raises(errors.Unusable, match="it is away"):
-        it.daemon.ask(IDS[3])
+        it.daemon.request_checkpoint(IDS[3])
 
 
 def test_who_asks_while_one_is_taken_gets_another_one(host):
     it = host(server(0), server(1))
     it.run(20)
-    take, asked = it.daemon._taker.take, []
+    take, asked = it.daemon._taker.take_checkpoint, []
 
     def ask_meanwhile(each, interval_s):
         done = take(each, interval_s)
         if not asked:
-            asked.append(it.daemon.ask(each.instance))
+            asked.append(it.daemon.request_checkpoint(each.instance))
         return done
 
     it.daemon._taker = types.SimpleNamespace(take=ask_meanwhile, clear=it.clear)
-    it.daemon.ask(IDS[1])
+    it.daemon.request_checkpoint(IDS[1])
     assert it.run(30) == [1, 1] and asked == [0]
 
 
@@ -352,11 +354,11 @@ def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypa
 @pytest.mark.allow_log("by zero")
 def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
     it = host(server(0))
-    monkeypatch.setattr(it, "present", lambda: 1 // 0)
-    assert not it.daemon.turn() and it.daemon.here() is None
+    monkeypatch.setattr(it, "list_servers", lambda: 1 // 0)
+    assert not it.daemon.run_turn() and it.daemon.list_servers() is None
     it.now_s += 10
-    monkeypatch.setattr(it, "present", lambda: (_ for _ in ()).throw(OSError("odd")))
-    assert not it.daemon.turn()
+    monkeypatch.setattr(it, "list_servers", lambda: (_ for _ in ()).throw(OSError("odd")))
+    assert not it.daemon.run_turn()
 
 
 @pytest.mark.allow_log("no checkpoint")
@@ -369,11 +371,11 @@ def test_servers_that_failed_or_are_not_done_share_some_workers(host):
 
     def take(each, _interval_s):
         seen.append(IDS.index(each.instance))
-        it.daemon.turn()  # another worker, while this one is busy
+        it.daemon.run_turn()  # another worker, while this one is busy
         raise OSError("slow")
 
     it.daemon._taker = types.SimpleNamespace(take=take, clear=it.clear)
-    it.daemon.turn()
+    it.daemon.run_turn()
     assert len(seen) == worker_pool.RETRY_WORKERS + 1 and 2 in seen
 
 
@@ -381,10 +383,10 @@ def test_server_that_is_held_or_busy_is_not_taken(host):
     it = host(server(0))
     it.run(5)
     it.now_s += 700
-    with it.daemon.held(IDS[0]) as is_held, it.daemon.held(IDS[0]) as is_held_twice:
+    with it.daemon.hold_server(IDS[0]) as is_held, it.daemon.hold_server(IDS[0]) as is_held_twice:
         assert is_held and not is_held_twice
-        assert not it.daemon.turn()
-    assert it.daemon.turn()
+        assert not it.daemon.run_turn()
+    assert it.daemon.run_turn()
 
 
 def test_request_wakes_a_worker(host):
@@ -392,7 +394,7 @@ def test_request_wakes_a_worker(host):
     it.run(5)
     worker = supervision.start_once("a worker", it.daemon.run)
     time.sleep(0.2)
-    it.daemon.ask(IDS[0])
+    it.daemon.request_checkpoint(IDS[0])
     runs.wait_for(lambda: it.took == [0, 0], 5.0, "the checkpoint", str)
     it.daemon.stop()
     worker.join(5.0)
@@ -402,10 +404,10 @@ def test_request_wakes_a_worker(host):
 def test_workers_look_together_not_each_for_itself(host, monkeypatch):
     it, looked = host(server(0)), []
     present = it.present
-    monkeypatch.setattr(it, "present", lambda: looked.append(it.now_s) or present())
+    monkeypatch.setattr(it, "list_servers", lambda: looked.append(it.now_s) or present())
     it.run(5)
     began_s = it.now_s
     for _ in range(60):
-        it.daemon.turn()
+        it.daemon.run_turn()
         it.now_s += 1
     assert len([at_s for at_s in looked if at_s >= began_s]) == 6

@@ -51,7 +51,7 @@ def build(
     writer = boot_image.Writer(of, revision=7, frame_bytes=frame_chunks * of.cut.chunk_bytes)
     for chunk_no in trace:
         writer.add(chunk_no, CHUNKS[chunk_no])
-    return b"".join(writer.parts())
+    return b"".join(writer.iter_parts())
 
 
 def forge(raw: bytes, at: int, fmt: str, *values: object) -> bytes:
@@ -129,7 +129,7 @@ def test_frames_of_a_private_image_are_named_in_its_scope() -> None:
     writer = boot_image.Writer(OF, revision=7, key=key)
     for chunk_no in (5, 0, 1):
         writer.add(chunk_no, CHUNKS[chunk_no])
-    raw = b"".join(writer.parts())
+    raw = b"".join(writer.iter_parts())
     head = boot_frames.check_boot_image([raw], "it", (other, key))
     assert all(ids.is_keyed(frame.cid) for frame in head.frames)
     for keys in ((), (other,)):
@@ -189,7 +189,7 @@ def test_every_boot_image_survives_the_round_trip(
     for chunk_no in chunk_nos:
         data = (b"%d," % chunk_no * CHUNK)[: cut.chunk_length(chunk_no)]
         writer.add(chunk_no, data)
-    raw = b"".join(writer.parts())
+    raw = b"".join(writer.iter_parts())
     head = boot_frames.check_boot_image([raw], "it")
     assert list(head.trace) == list(dict.fromkeys(chunk_nos))
     assert all(data.startswith(b"%d," % n) for n, data in unpacked(raw) if len(data) > 3)

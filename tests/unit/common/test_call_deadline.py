@@ -13,10 +13,10 @@ from tests.lab import runs
 
 def test_caller_gets_what_the_call_returns_and_raises() -> None:
     deadline = call_deadline.CallDeadline("a test", 10.0)
-    assert deadline.call(lambda: 7) == 7
+    assert deadline.run_call(lambda: 7) == 7
     with pytest.raises(LookupError):
-        deadline.call(lambda: {}["no"])
-    assert deadline.call(lambda: 8) == 8
+        deadline.run_call(lambda: {}["no"])
+    assert deadline.run_call(lambda: 8) == 8
 
 
 def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> None:
@@ -25,7 +25,7 @@ def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> No
     for _ in range(3):
         began_s = time.monotonic()
         with pytest.raises(call_deadline.CallTimeout, match="a test does not answer"):
-            deadline.call(lambda: ended.wait(30))
+            deadline.run_call(lambda: ended.wait(30))
         assert time.monotonic() - began_s < 5
     assert threading.active_count() <= before + 1
     ended.set()
@@ -33,7 +33,7 @@ def test_call_that_hangs_costs_one_thread_and_the_next_waits_for_its_end() -> No
     said = 0
     while not said and time.monotonic() < ends_s:
         with contextlib.suppress(call_deadline.CallTimeout):
-            said = deadline.call(lambda: 7)
+            said = deadline.run_call(lambda: 7)
     assert said == 7
 
 
@@ -49,12 +49,12 @@ def test_call_that_succeeds_too_late_is_undone_before_the_next(fails: bool) -> N
             raise LookupError
 
     with pytest.raises(call_deadline.CallTimeout):
-        deadline.call(work, lambda: done.append("undo"))
+        deadline.run_call(work, lambda: done.append("undo"))
     ended.set()
 
     def has_called() -> bool:
         with contextlib.suppress(call_deadline.CallTimeout):
-            deadline.call(lambda: done.append("next"), lambda: pytest.fail("it was in time"))
+            deadline.run_call(lambda: done.append("next"), lambda: pytest.fail("it was in time"))
         return "next" in done
 
     runs.wait_for(has_called, 10.0, "the next call", str)
@@ -68,8 +68,8 @@ def test_call_for_which_no_thread_can_be_started_keeps_no_later_one(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            deadline.call(lambda: 7)
-    assert deadline.call(lambda: 8) == 8
+            deadline.run_call(lambda: 7)
+    assert deadline.run_call(lambda: 8) == 8
 
 
 def no_thread(_thread: threading.Thread) -> None:

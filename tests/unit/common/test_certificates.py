@@ -24,7 +24,7 @@ CA = certificates.Authority.create("test", NOW_S, 10 * DAY_S)
 OTHER_CA = certificates.Authority.create("test", NOW_S, 10 * DAY_S)
 KEY = certificates.new_key()
 CSR = certificates.request(HOST, KEY)
-CERT = CA.issue(CSR, HOST, NOW_S, DAY_S)
+CERT = CA.issue_certificate(CSR, HOST, NOW_S, DAY_S)
 
 
 SERVER, CLIENT = oid.ExtendedKeyUsageOID.SERVER_AUTH, oid.ExtendedKeyUsageOID.CLIENT_AUTH
@@ -77,7 +77,7 @@ def test_any_authority_of_the_file_is_trusted():
 
 
 def test_the_name_comes_from_the_authority_and_never_from_the_request():
-    issued = CA.issue(CSR, ids.HostId("h2"), NOW_S, DAY_S)
+    issued = CA.issue_certificate(CSR, ids.HostId("h2"), NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, CA.certificate_pem).host == "h2"
 
 
@@ -161,7 +161,7 @@ def test_revocation_refuses_what_was_issued_before_and_nothing_issued_later():
     revoked = {HOST: certificates.refused_before(NOW_S)}
     read = certificates.read_host_certificate(CERT, CA.certificate_pem)
     assert certificates.is_revoked(read, revoked)
-    later = CA.issue(CSR, HOST, NOW_S + 1, DAY_S)
+    later = CA.issue_certificate(CSR, HOST, NOW_S + 1, DAY_S)
     again = certificates.read_host_certificate(later, CA.certificate_pem)
     assert not certificates.is_revoked(again, revoked)
     assert not certificates.is_revoked(read, {"h2": revoked[HOST]})
@@ -170,7 +170,7 @@ def test_revocation_refuses_what_was_issued_before_and_nothing_issued_later():
 @pytest.mark.parametrize("what", ["nothing", "ec", "unsigned"])
 def test_request_that_is_not_its_own_keys_is_refused(what):
     with pytest.raises(errors.NotAuthenticated, match="certificate request"):
-        CA.issue(_bad_request(what), HOST, NOW_S, DAY_S)
+        CA.issue_certificate(_bad_request(what), HOST, NOW_S, DAY_S)
 
 
 def _bad_request(what: str) -> bytes:
@@ -188,7 +188,7 @@ def _bad_request(what: str) -> bytes:
 def test_authority_is_its_certificate_and_its_key():
     again = certificates.Authority(CA.certificate_pem, CA.key_pem)
     assert certificates.read_host_certificate(
-        again.issue(CSR, HOST, NOW_S, DAY_S), CA.certificate_pem
+        again.issue_certificate(CSR, HOST, NOW_S, DAY_S), CA.certificate_pem
     )
     for certificate, key in (
         (CA.certificate_pem, OTHER_CA.key_pem),
@@ -211,13 +211,13 @@ def test_an_operators_own_authority_may_have_another_kind_of_key():
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    issued = certificates.Authority(ca_pem, key_pem).issue(CSR, HOST, NOW_S, DAY_S)
+    issued = certificates.Authority(ca_pem, key_pem).issue_certificate(CSR, HOST, NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, ca_pem).host == HOST
 
 
 def test_an_authority_that_may_not_issue_for_both_ends_of_a_connection_is_refused():
     own = certificates.Authority(*cloud_keys.own_authority(CLIENT, SERVER))
-    issued = own.issue(CSR, HOST, NOW_S, DAY_S)
+    issued = own.issue_certificate(CSR, HOST, NOW_S, DAY_S)
     assert certificates.read_host_certificate(issued, own.certificate_pem).host == HOST
     with pytest.raises(errors.NotAuthenticated, match="usage of CN=own leaves out clientAuth"):
         certificates.Authority(*cloud_keys.own_authority(SERVER))
@@ -227,7 +227,7 @@ def test_openssl_takes_the_chain_in_its_strict_mode(tmp_path):
     """What Python 3.13 demands by default: key identifiers, usage and critical constraints."""
     now_s = datetime.datetime.now(datetime.UTC).timestamp()
     ca = certificates.Authority.create("test", now_s, DAY_S)
-    (tmp_path / "cert.pem").write_bytes(ca.issue(CSR, HOST, now_s, DAY_S))
+    (tmp_path / "cert.pem").write_bytes(ca.issue_certificate(CSR, HOST, now_s, DAY_S))
     (tmp_path / "key.pem").write_bytes(KEY)
     contexts = []
     for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):

@@ -16,7 +16,7 @@ from acstor_common.model import ids
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 OTHER = checkpoint_encryption.Seal(bytes(range(1, 33)))
 CHUNK = b"what a guest wrote " * 3449
-NAME = SEAL.name(CHUNK)
+NAME = SEAL.chunk_name(CHUNK)
 SEALED = SEAL.close(NAME, CHUNK)
 RANDOM = random.Random(18).randbytes(geometry.DEFAULT_CHUNK_BYTES)
 
@@ -30,12 +30,12 @@ def refusal(sealed: bytes, name: ids.Cid = NAME, length: int = len(CHUNK)) -> st
 
 @hypothesis.given(strategies.binary(min_size=1, max_size=4096).filter(any))
 def test_a_chunk_comes_back_as_it_was(plain: bytes) -> None:
-    name = SEAL.name(plain)
+    name = SEAL.chunk_name(plain)
     assert SEAL.open(name, SEAL.close(name, plain), len(plain), "a holder") == plain
 
 
 def test_what_zstd_makes_longer_is_sealed_as_it_is() -> None:
-    name = SEAL.name(RANDOM)
+    name = SEAL.chunk_name(RANDOM)
     sealed = SEAL.close(name, RANDOM)
     assert len(sealed) == len(RANDOM) + checkpoint_encryption.SEAL_BYTES
     assert SEAL.open(name, sealed, len(RANDOM), "a holder") == RANDOM
@@ -43,15 +43,15 @@ def test_what_zstd_makes_longer_is_sealed_as_it_is() -> None:
 
 def test_a_long_chunk_stays_under_the_limit() -> None:
     plain = random.Random(7).randbytes(geometry.MAX_CHUNK_BYTES)
-    sealed = SEAL.close(SEAL.name(plain), plain)
+    sealed = SEAL.close(SEAL.chunk_name(plain), plain)
     assert len(sealed) == checkpoint_encryption.MAX_SEALED_BYTES
 
 
 def test_names_are_keyed_and_of_one_disk_alone() -> None:
     assert ids.is_keyed(NAME)
-    assert ids.Content(NAME, (SEAL.scope_key,)).matches(CHUNK)
-    assert OTHER.name(CHUNK) != NAME
-    assert SEAL.name(bytes(65536)) == ids.ZERO_CID
+    assert ids.Content(NAME, (SEAL.scope_key,)).matches_data(CHUNK)
+    assert OTHER.chunk_name(CHUNK) != NAME
+    assert SEAL.chunk_name(bytes(65536)) == ids.ZERO_CID
 
 
 def test_equal_chunks_are_sealed_alike() -> None:
@@ -89,7 +89,7 @@ def test_hostile_bytes_are_refused(sealed: bytes) -> None:
 
 
 def test_another_chunk_another_disk_and_another_length_are_refused() -> None:
-    other = SEAL.name(b"other bytes")
+    other = SEAL.chunk_name(b"other bytes")
     assert "another" in refusal(SEAL.close(other, b"other bytes"))
     assert "another" in refusal(OTHER.close(NAME, CHUNK))
     refusal(SEALED, length=len(CHUNK) + 1)

@@ -20,9 +20,9 @@ GOLDEN = pathlib.Path(__file__).parents[2] / "data" / "checkpoint-v1.ackpt"
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 CHUNK = (b"what a guest wrote\n" * 3450)[:65536]
 ENTRIES = [
-    checkpoint_manifest.Entry(0, SEAL.name(CHUNK)),
+    checkpoint_manifest.Entry(0, SEAL.chunk_name(CHUNK)),
     checkpoint_manifest.Entry(3, ids.ZERO_CID),
-    checkpoint_manifest.Entry(4, SEAL.name(b"the short last chunk")),
+    checkpoint_manifest.Entry(4, SEAL.chunk_name(b"the short last chunk")),
 ]
 SUBJECT = checkpoint_manifest.Subject(
     ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"),
@@ -54,7 +54,7 @@ def forged(at: int, fmt: str, *values: object, raw: bytes = RAW) -> bytes:
 def test_manifest_gives_back_what_was_put_in() -> None:
     found = checkpoint_manifest.Manifest.parse(RAW, "m")
     assert (found.subject, list(found), len(found)) == (SUBJECT, ENTRIES, 3)
-    assert list(found.names()) == sorted([ENTRIES[0].cid, ENTRIES[2].cid])
+    assert list(found.iter_names()) == sorted([ENTRIES[0].cid, ENTRIES[2].cid])
 
 
 def test_golden_file_is_read_and_written() -> None:
@@ -72,13 +72,13 @@ def test_golden_chunk_is_opened() -> None:
 
 def test_a_checkpoint_without_changes_is_one() -> None:
     found = checkpoint_manifest.Manifest.parse(checkpoint_manifest.build(SUBJECT, []), "m")
-    assert (len(found), list(found), list(found.names())) == (0, [], []) and found
+    assert (len(found), list(found), list(found.iter_names())) == (0, [], []) and found
 
 
 @hypothesis.given(strategies.sets(strategies.integers(0, 9999), max_size=50))
 def test_any_chunks_of_a_disk_can_stand_in_it(numbers: set[int]) -> None:
     subject = SUBJECT._replace(cut=geometry.Geometry(10_000 * 65536, 65536))
-    entries = [checkpoint_manifest.Entry(n, SEAL.name(b"%d" % n)) for n in sorted(numbers)]
+    entries = [checkpoint_manifest.Entry(n, SEAL.chunk_name(b"%d" % n)) for n in sorted(numbers)]
     raw = checkpoint_manifest.build(subject, entries)
     assert list(checkpoint_manifest.Manifest.parse(raw, "m")) == entries
 
@@ -153,4 +153,4 @@ def test_names_of_many_chunks_come_in_order_and_once(monkeypatch: pytest.MonkeyP
     entries = itertools.starmap(checkpoint_manifest.Entry, enumerate(cids))
     raw = checkpoint_manifest.build(SUBJECT._replace(cut=cut), entries)
     found = checkpoint_manifest.Manifest.parse(raw, "m")
-    assert list(found.names()) == sorted(set(cids) - {ids.ZERO_CID})
+    assert list(found.iter_names()) == sorted(set(cids) - {ids.ZERO_CID})

@@ -64,7 +64,7 @@ def test_map_gives_back_what_was_put_in() -> None:
     )
     assert (found.image_id, found.geometry) == (IMAGE_ID, CUT)
     assert chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) == OS_HASH
-    assert [found.cid(chunk_no) for chunk_no in range(len(found))] == CIDS
+    assert [found.cid_of(chunk_no) for chunk_no in range(len(found))] == CIDS
     assert [found.is_zero(chunk_no) for chunk_no in range(4)] == [False, True, False, False]
 
 
@@ -79,7 +79,7 @@ def test_golden_file_of_version_4_is_read_and_written_alike() -> None:
     raw = GOLDEN.read_bytes()
     assert raw == build(geometry.Geometry(33768, 16384), cids, os_hash)
     found = chunk_map.ChunkMap.parse(raw, "golden", expected_image_id=IMAGE_ID)
-    assert [found.cid(chunk_no) for chunk_no in range(3)] == cids
+    assert [found.cid_of(chunk_no) for chunk_no in range(3)] == cids
 
 
 def test_golden_file_with_scope_keys_is_read_and_written_alike() -> None:
@@ -90,16 +90,16 @@ def test_golden_file_with_scope_keys_is_read_and_written_alike() -> None:
     assert raw == build(geometry.Geometry(33768, 16384), cids, os_hash, KEYS)
     found = chunk_map.ChunkMap.parse(raw, "golden", expected_image_id=IMAGE_ID)
     assert found.scope_keys == KEYS
-    assert found.content(0).matches(GOLDEN_IMAGE[:16384])  # of a scope that it inherited
-    assert found.content(2).matches(GOLDEN_IMAGE[32768:])
-    assert not found.content(2).matches(GOLDEN_IMAGE[:16384])
+    assert found.content_of(0).matches_data(GOLDEN_IMAGE[:16384])  # of a scope that it inherited
+    assert found.content_of(2).matches_data(GOLDEN_IMAGE[32768:])
+    assert not found.content_of(2).matches_data(GOLDEN_IMAGE[:16384])
 
 
 def test_keyed_cid_in_a_map_without_keys_is_refused_where_it_stands() -> None:
     cids = [*CIDS[:3], ids.cid_of(b"a", KEYS[0])]
     fault = refusal(build(cids=cids))
     assert fault.offset == AT_CIDS + 3 * ids.CID_BYTES and "keyed" in fault.why
-    assert chunk_map.ChunkMap.parse(build(cids=cids, scope_keys=KEYS[:1]), "m").cid(3) == cids[3]
+    assert chunk_map.ChunkMap.parse(build(cids=cids, scope_keys=KEYS[:1]), "m").cid_of(3) == cids[3]
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_map_of_an_empty_image_has_no_chunks() -> None:
 @pytest.mark.parametrize("chunk_no", [-1, 4])
 def test_chunk_outside_of_the_image_is_refused(chunk_no: int) -> None:
     with pytest.raises(IndexError, match=IMAGE_ID):
-        chunk_map.ChunkMap.parse(build(), "m").cid(chunk_no)
+        chunk_map.ChunkMap.parse(build(), "m").cid_of(chunk_no)
 
 
 @pytest.mark.parametrize(("first", "stop"), [(-1, 1), (0, 5), (3, 2)])
 def test_chunks_outside_of_the_image_are_refused(first: int, stop: int) -> None:
     with pytest.raises(IndexError, match=IMAGE_ID):
-        chunk_map.ChunkMap.parse(build(), "m").cids(first, stop)
+        chunk_map.ChunkMap.parse(build(), "m").cids_between(first, stop)
 
 
 def test_mapped_file_is_read_in_place(tmp_path: pathlib.Path) -> None:
@@ -158,7 +158,7 @@ def test_mapped_file_is_read_in_place(tmp_path: pathlib.Path) -> None:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         with memoryview(mapped) as view:
             found = chunk_map.ChunkMap.parse(view, str(path))
-            assert found.cid(2) == CIDS[2] and type(found.cid(2)) is bytes
+            assert found.cid_of(2) == CIDS[2] and type(found.cid_of(2)) is bytes
             del found
 
 
@@ -184,10 +184,10 @@ def test_every_map_survives_the_round_trip(
     found = chunk_map.ChunkMap.parse(raw, "m")
     assert len(raw) == chunk_map.sections(cut, layout.raw(size_bytes), found.tables).stop
     assert (found.geometry, found.os_hash_algo, found.os_hash_value) == (cut, *os_hash)
-    assert [found.cid(chunk_no) for chunk_no in range(len(found))] == cids
+    assert [found.cid_of(chunk_no) for chunk_no in range(len(found))] == cids
     for first in {0, 1, len(cids) // 2, len(cids)} & set(range(len(cids) + 1)):
-        assert found.cids(first, len(cids)) == cids[first:]
-        assert found.cids(0, first) == cids[:first]
+        assert found.cids_between(first, len(cids)) == cids[first:]
+        assert found.cids_between(0, first) == cids[:first]
 
 
 def test_any_flipped_byte_is_noticed() -> None:

@@ -39,8 +39,8 @@ def test_index_has_each_content_once_with_its_first_chunk(
         first.setdefault(cid, chunk_no)
     first.pop(ids.ZERO_CID, None)
     ordered = sorted(first)
-    assert [found.cid(chunk_no) for chunk_no in range(count)] == cids
+    assert [found.cid_of(chunk_no) for chunk_no in range(count)] == cids
     assert [found.first_chunk(n) for n in range(found.tables.contents)] == [
         first[cid] for cid in ordered
     ]
-    assert list(found.heads()) == [chunk_map.head_of(ids.oid_of(cid)) for cid in ordered]
+    assert list(found.sorted_heads()) == [chunk_map.head_of(ids.oid_of(cid)) for cid in ordered]

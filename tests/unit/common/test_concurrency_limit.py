@@ -13,7 +13,7 @@ from acstor_common.util import concurrency_limit
 def test_place_is_free_again_after_the_call_and_after_an_error() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time.monotonic)
     for _ in range(2):
-        with pytest.raises(ValueError), limit.place():
+        with pytest.raises(ValueError), limit.hold_place():
             raise ValueError
 
 
@@ -21,7 +21,7 @@ def test_caller_waits_for_a_place_that_becomes_free() -> None:
     limit = concurrency_limit.ConcurrencyLimit("Glance", 1, time.monotonic)
 
     def call() -> None:
-        with limit.place():
+        with limit.hold_place():
             time.sleep(0.05)
 
     with futures.ThreadPoolExecutor(4) as pool:
@@ -35,7 +35,7 @@ def test_nobody_waits_once_all_calls_are_late(monkeypatch: pytest.MonkeyPatch) -
     ended, begun = threading.Event(), threading.Barrier(3)
 
     def hang() -> None:
-        with limit.place():
+        with limit.hold_place():
             begun.wait(10)
             ended.wait(30)
 
@@ -46,11 +46,11 @@ def test_nobody_waits_once_all_calls_are_late(monkeypatch: pytest.MonkeyPatch) -
         try:
             for _ in range(2):
                 with pytest.raises(concurrency_limit.LimitReached, match="2 others wait"):
-                    with limit.place():
+                    with limit.hold_place():
                         pass
             began_s = time.monotonic()
             for _ in range(50):
-                with pytest.raises(concurrency_limit.LimitReached), limit.place():
+                with pytest.raises(concurrency_limit.LimitReached), limit.hold_place():
                     pass
             assert time.monotonic() - began_s < 5  # 50 waits would take 10 s
         finally:
@@ -63,7 +63,7 @@ def test_caller_who_asks_now_and_then_is_served_beside_those_who_ask_without_end
     stopping, refused = threading.Event(), list[str]()
 
     def ask(who: str) -> None:
-        with limit.place(who):
+        with limit.hold_place(who):
             time.sleep(0.02)
 
     def flood(who: str) -> None:
@@ -92,7 +92,7 @@ def test_caller_who_holds_places_comes_after_one_who_holds_none() -> None:
     order, busy, ends = list[str](), threading.Barrier(3), threading.Semaphore(0)
 
     def ask(who: str) -> None:
-        with limit.place(who):
+        with limit.hold_place(who):
             order.append(who)
             if len(order) <= 2:
                 busy.wait(10)

@@ -24,13 +24,13 @@ def chunk(number: int) -> bytes:
 
 def map_of(chunks: list[bytes], naming: deduplication.Naming) -> chunk_map.ChunkMap:
     cut = geometry.Geometry(len(chunks) * CHUNK, CHUNK)
-    cids = [naming.name(number, data) for number, data in enumerate(chunks)]
+    cids = [naming.cid_of(number, data) for number, data in enumerate(chunks)]
     raw = chunk_maps.made(IMAGE_ID, cut, cids, scope_keys=naming.scope_keys)
     return chunk_map.ChunkMap.parse(raw, "m")
 
 
 def cids(found: chunk_map.ChunkMap) -> list[ids.Cid]:
-    return [found.cid(number) for number in range(len(found))]
+    return [found.cid_of(number) for number in range(len(found))]
 
 
 def test_keys_are_of_one_project_and_one_cloud() -> None:
@@ -110,7 +110,7 @@ def test_snapshot_keeps_the_names_of_its_base_where_it_has_its_chunks() -> None:
     assert [cid in cids(base) for cid in cids(snapshot)] == [True, False, True, False]
     assert snapshot.scope_keys == (A,)
     for number, data in enumerate([chunk(1), chunk(9), chunk(3), chunk(4)]):
-        assert snapshot.content(number).matches(data)
+        assert snapshot.content_of(number).matches_data(data)
 
 
 def test_guess_that_lies_elsewhere_in_the_base_is_not_recognised() -> None:
@@ -127,9 +127,9 @@ def test_snapshot_of_a_snapshot_keeps_the_names_of_both() -> None:
     assert cids(same_project)[:2] == cids(first)[:2] and same_project.scope_keys == (A,)
     other_project = map_of([chunk(1), chunk(8), chunk(7)], deduplication.Naming(B, first))
     assert cids(other_project)[:2] == cids(first)[:2] and other_project.scope_keys == (B, A)
-    assert other_project.cid(2) == ids.cid_of(chunk(7), B)
+    assert other_project.cid_of(2) == ids.cid_of(chunk(7), B)
     assert all(
-        other_project.content(n).matches(data)
+        other_project.content_of(n).matches_data(data)
         for n, data in enumerate([chunk(1), chunk(8), chunk(7)])
     )
 
@@ -142,8 +142,8 @@ def test_chain_of_more_scopes_than_a_map_holds_gives_up_the_oldest_names() -> No
         chunks = [chunk(0), *chunks[1:], chunk(number + 1)]
         found = map_of(chunks, deduplication.Naming(keys[0], found))
         assert found.scope_keys == tuple(keys)[: chunk_map.MAX_SCOPE_KEYS]
-        assert all(found.content(n).matches(data) for n, data in enumerate(chunks))
-    assert found.cid(0) == ids.cid_of(chunk(0))
+        assert all(found.content_of(n).matches_data(data) for n, data in enumerate(chunks))
+    assert found.cid_of(0) == ids.cid_of(chunk(0))
 
 
 def test_fingerprint_is_another_one_where_names_may_be() -> None:

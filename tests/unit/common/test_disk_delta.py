@@ -35,7 +35,7 @@ TEXT = [(b"what a server wrote\n" * 26)[:512], (b"and wrote later on\n" * 54)[:1
 def stream(
     found: list[Extent] | None = None, data: bytes = b"".join(TEXT), size: int = SIZE
 ) -> bytes:
-    table = disk_delta.Table.of(CHANGES if found is None else found, size)
+    table = disk_delta.Table.from_runs(CHANGES if found is None else found, size)
     writer = disk_delta.Writer(size, BASE_ID, OS_HASH, table)
     writer.feed(data[:100])
     writer.feed(data[100:])
@@ -45,8 +45,8 @@ def stream(
 def received(raw: bytes) -> tuple[disk_delta.Head, list[Extent], bytes]:
     """Read as a service does that knows from outside how long the stream is."""
     reader, at = disk_delta.Reader("it"), disk_delta.HEADER_BYTES
-    head = reader.head(raw[:at])
-    table = reader.table(raw[at : at + head.table_bytes])
+    head = reader.read_head(raw[:at])
+    table = reader.read_table(raw[at : at + head.table_bytes])
     at += head.table_bytes
     data = raw[at : max(at, len(raw) - disk_delta.TRAILER_BYTES)]
     for start in range(0, len(data), 700):
@@ -136,9 +136,9 @@ def test_field_that_makes_no_sense_is_refused_with_a_right_trailer_too(
 
 def test_reader_takes_no_larger_disk_than_it_is_told() -> None:
     header = stream()[: disk_delta.HEADER_BYTES]
-    assert disk_delta.Reader("it", SIZE).head(header).virtual_size == SIZE
+    assert disk_delta.Reader("it", SIZE).read_head(header).virtual_size == SIZE
     with pytest.raises(errors.DiskDeltaFormatError, match="8192 bytes, and 7680 are allowed"):
-        disk_delta.Reader("it", SIZE - 512).head(header)
+        disk_delta.Reader("it", SIZE - 512).read_head(header)
 
 
 @hypothesis.given(strategies.binary(max_size=400))
@@ -149,7 +149,7 @@ def test_rubbish_is_no_stream_of_changes(rubbish: bytes) -> None:
 
 
 def test_writer_takes_just_the_bytes_of_the_table() -> None:
-    writer = disk_delta.Writer(SIZE, BASE_ID, OS_HASH, disk_delta.Table.of(CHANGES, SIZE))
+    writer = disk_delta.Writer(SIZE, BASE_ID, OS_HASH, disk_delta.Table.from_runs(CHANGES, SIZE))
     with pytest.raises(ValueError, match="1536 bytes less"):
         writer.end()
     with pytest.raises(ValueError, match="1 bytes more"):
@@ -167,22 +167,22 @@ def test_writer_takes_just_the_bytes_of_the_table() -> None:
 )
 def test_what_no_reader_would_take_is_not_written(found: list[Extent], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        disk_delta.Table.of(found, SIZE)
+        disk_delta.Table.from_runs(found, SIZE)
 
 
 @pytest.mark.parametrize("size", [-512, 511, (64 << 40) + 512])
 def test_disk_that_no_reader_would_take_is_not_written(size: int) -> None:
     with pytest.raises(ValueError, match="a disk of"):
-        disk_delta.Writer(size, BASE_ID, OS_HASH, disk_delta.Table.of([], size))
+        disk_delta.Writer(size, BASE_ID, OS_HASH, disk_delta.Table.from_runs([], size))
 
 
 def test_more_changes_than_a_table_may_have_are_said_to_be_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(disk_delta, "MAX_EXTENTS", 3)
-    assert len(disk_delta.Table.of(CHANGES[:3], SIZE)) == 3
+    assert len(disk_delta.Table.from_runs(CHANGES[:3], SIZE)) == 3
     with pytest.raises(disk_delta.TooManyExtents):
-        disk_delta.Table.of(CHANGES, SIZE)
+        disk_delta.Table.from_runs(CHANGES, SIZE)
 
 
 def test_runs_are_joined_and_cut_where_one_change_must_end() -> None:
@@ -222,7 +222,7 @@ def test_upper_changes_hide_the_lower_ones_and_nothing_else(
 ) -> None:
     found = list(disk_delta.overlay(upper, lower))
     assert by_sector(found) == by_sector(lower) | by_sector(upper)
-    disk_delta.Table.of(found, SECTORS * 512)  # in order, and none twice
+    disk_delta.Table.from_runs(found, SECTORS * 512)  # in order, and none twice
 
 
 @hypothesis.given(disk_changes())

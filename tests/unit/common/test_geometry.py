@@ -25,7 +25,7 @@ def test_chunks_cover_the_image_and_only_the_last_is_short(size, chunk_bytes):
 def test_pieces_are_the_range_without_what_lies_past_the_end(size, offset, length, chunk_bytes):
     cut = geometry.Geometry(size, chunk_bytes)
     at = offset
-    for piece in cut.pieces(offset, length):
+    for piece in cut.split_range(offset, length):
         assert cut.chunk_offset(piece.chunk_no) + piece.start == at
         assert 0 <= piece.start < piece.stop <= cut.chunk_length(piece.chunk_no)
         at += piece.stop - piece.start

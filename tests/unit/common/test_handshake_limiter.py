@@ -57,16 +57,16 @@ def test_nobody_has_more_than_the_rate_and_one_burst(takings):
     for pause, who, amount in takings:
         now += pause
         if amount >= 0:
-            had[who] += amount if buckets.takes(who, amount, now) else 0
+            had[who] += amount if buckets.try_take(who, amount, now) else 0
         else:
-            buckets.take(who, 100.0, now)  # a fine
-            assert buckets.level(who, now) >= -5.0
+            buckets.charge_tokens(who, 100.0, now)  # a fine
+            assert buckets.tokens_left(who, now) >= -5.0
     assert all(count <= 5.0 + 2.0 * now for count in had.values())
 
 
 def test_who_took_nothing_for_longest_is_forgotten():
     buckets = token_buckets.TokenBuckets(token_buckets.Rate(1.0, 1.0), 2)
     for who in ("a", "b", "a", "c"):
-        buckets.take(who, 0.25, 0.0)
-    levels = [buckets.level(who, 0.0) for who in "abc"]
+        buckets.charge_tokens(who, 0.25, 0.0)
+    levels = [buckets.tokens_left(who, 0.0) for who in "abc"]
     assert levels == [0.5, 1.0, 0.75] and len(buckets) == 2

@@ -207,7 +207,7 @@ def located(
 
 def algorithm_1(of: hash_ring.Ring, cid: ids.Cid, src: str, threshold: int) -> str:
     """Wu et al. 2017, Algorithm 1, lines 7 to 14, word by word."""
-    where = {host: location.parse(text) for host, text in of.locations().items()}
+    where = {host: location.parse(text) for host, text in of.host_locations().items()}
     node_list = of
     while True:
         dest = node_list.owners_of(cid, 1)[0]
@@ -409,7 +409,7 @@ def test_bad_table_is_refused_with_its_name_and_what_is_wrong(data, named):
 def test_a_v_node_that_is_handed_over_moves_its_contents_and_no_others():
     before = make_ring(100, 100, 100)
     moved = vnode.VNode(ids.HostId("h0"), 7)
-    own = {host.host: set(host.owned()) for host in before.hosts}
+    own = {host.host: set(host.iter_vnodes()) for host in before.hosts}
     own["h0"].remove(moved)
     own["h1"].add(moved)
     after = hash_ring.Ring(
@@ -419,7 +419,7 @@ def test_a_v_node_that_is_handed_over_moves_its_contents_and_no_others():
             for h in before.hosts
         ),
     )
-    points = sorted(vnode.point_of(name) for host in before.hosts for name in host.owned())
+    points = sorted(vnode.point_of(name) for host in before.hosts for name in host.iter_vnodes())
     arc = points[points.index(vnode.point_of(moved)) - 1], vnode.point_of(moved)
     changes = 0
     for cid, (old, new) in zip(CIDS, zip(homes(before), homes(after), strict=True), strict=True):
@@ -446,7 +446,7 @@ def test_v_nodes_are_written_by_name_only_where_their_number_does_not_say_them()
         host = hash_ring.named_host(ids.HostId("h1"), "10.0.0.1:7201", names, "pod1")
         written = hash_ring.encode(hash_ring.Ring(5, (host,)))
         assert type(json.loads(written)["hosts"][0]["vnodes"]) is kind
-        assert frozenset(hash_ring.decode(written, "table").hosts[0].owned()) == names
+        assert frozenset(hash_ring.decode(written, "table").hosts[0].iter_vnodes()) == names
 
 
 def test_hosts_are_found_by_their_addresses_however_these_are_written():

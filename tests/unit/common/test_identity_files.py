@@ -42,23 +42,23 @@ def files(folder, clock):
 
 
 def test_without_files_a_host_proves_nothing_and_believes_nobody(files):
-    assert files.current() == identity_files.Identity()
-    assert files.signers() == ()
+    assert files.current_credentials() == identity_files.Identity()
+    assert files.signer_keys() == ()
 
 
 @pytest.mark.expect_log(r"identity/ca.pem: .*usage of CN=own leaves out serverAuth; it is not used")
 def test_an_authority_of_clients_alone_is_refused_by_the_name_of_its_file(files, folder, keys):
     own, _ = cloud_keys.own_authority(oid.ExtendedKeyUsageOID.CLIENT_AUTH)
     identity_files.write(folder, keys.host("h1")._replace(ca=own))
-    assert files.current().certificate is None
+    assert files.current_credentials().certificate is None
 
 
 def test_what_was_written_is_read_and_nobody_else_may(files, folder, keys):
     written = keys.host("h1")
     identity_files.write(folder, written)
-    found = files.current()
+    found = files.current_credentials()
     assert (found.certificate.host, found.key, found.ca) == ("h1", written.key, written.ca)
-    assert len(files.signers()) == 1
+    assert len(files.signer_keys()) == 1
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert {path.name for path in folder.iterdir()} == {
@@ -70,15 +70,15 @@ def test_what_was_written_is_read_and_nobody_else_may(files, folder, keys):
 
 
 def test_a_new_set_is_seen_after_some_seconds_or_when_told_so(files, folder, keys, clock):
-    assert files.current().certificate is None
+    assert files.current_credentials().certificate is None
     identity_files.write(folder, keys.host("h1"))
-    assert files.current().certificate is None
+    assert files.current_credentials().certificate is None
     clock.now_s += identity_files.LOOK_EVERY_S
-    first = files.current()
+    first = files.current_credentials()
     identity_files.write(folder, keys.host("h1"))
-    assert files.current() is first
+    assert files.current_credentials() is first
     files.look_again()
-    assert files.current().key not in (b"", first.key)
+    assert files.current_credentials().key not in (b"", first.key)
 
 
 def test_who_opened_the_old_set_can_still_read_it_and_older_ones_go(folder, keys):
@@ -119,22 +119,22 @@ def test_a_write_that_fails_leaves_the_set_before(folder, keys, monkeypatch):
 @pytest.mark.expect_log("the certificate of h2 proves nothing: this host is h1; it is not used")
 def test_the_certificate_of_another_host_is_not_used_and_signers_are(files, folder, keys):
     identity_files.write(folder, keys.host("h2"))
-    assert files.current().certificate is None
-    assert files.current().key == b""
-    assert len(files.signers()) == 1
+    assert files.current_credentials().certificate is None
+    assert files.current_credentials().key == b""
+    assert len(files.signer_keys()) == 1
 
 
 @pytest.mark.expect_log("the key beside it is another one's")
 def test_a_certificate_beside_another_key_is_not_used(files, folder, keys):
     identity_files.write(folder, keys.host("h1")._replace(key=signing.new_key()))
-    assert files.current().certificate is None
+    assert files.current_credentials().certificate is None
 
 
 @pytest.mark.expect_log("none of the authorities known here issued it")
 def test_a_certificate_of_another_cloud_is_not_used(files, folder, keys):
     other = cloud_keys.CloudKeys().authority.certificate_pem
     identity_files.write(folder, keys.host("h1")._replace(ca=other))
-    assert files.current().certificate is None
+    assert files.current_credentials().certificate is None
 
 
 @pytest.mark.expect_log("signers.pem.*it is not used")
@@ -143,8 +143,8 @@ def test_signers_that_are_none_are_said_once(files, folder, keys, clock, watched
     for _ in range(3):
         identity_files.write(folder, keys.host("h1")._replace(signers=signers))
         clock.now_s += identity_files.LOOK_EVERY_S
-        assert files.signers() == ()
-        assert files.current().certificate is not None
+        assert files.signer_keys() == ()
+        assert files.current_credentials().certificate is not None
     assert len(watched_log.messages) == 1
 
 
@@ -153,5 +153,5 @@ def test_files_that_were_put_there_by_hand_need_no_signers(tmp_path, keys):
     for name, data in (("ca", made.ca), ("cert", made.certificate), ("key", made.key)):
         (tmp_path / f"{name}.pem").write_bytes(data)
     files = identity_files.IdentityFiles(H1, identity_files.files_in(tmp_path))
-    assert files.current().certificate.host == "h1"
-    assert files.signers() == ()
+    assert files.current_credentials().certificate.host == "h1"
+    assert files.signer_keys() == ()

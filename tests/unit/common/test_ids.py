@@ -22,17 +22,19 @@ def test_cid_is_the_blake3_of_the_bytes_but_for_its_last_bit(data):
 @given(st.binary(max_size=200))
 def test_content_is_matched_by_whoever_has_its_key(data):
     plain, keyed = ids.cid_of(data), ids.cid_of(data, KEY)
-    assert ids.Content(plain).matches(data) and ids.Content(plain, (KEY,)).matches(data)
-    assert ids.Content(keyed, (OTHER, KEY)).matches(data)
-    assert not ids.Content(keyed).matches(data) and not ids.Content(keyed, (OTHER,)).matches(data)
+    assert ids.Content(plain).matches_data(data) and ids.Content(plain, (KEY,)).matches_data(data)
+    assert ids.Content(keyed, (OTHER, KEY)).matches_data(data)
+    assert not ids.Content(keyed).matches_data(data) and not ids.Content(
+        keyed, (OTHER,)
+    ).matches_data(data)
     for content in (ids.Content(plain), ids.Content(keyed, (KEY,))):
-        assert not content.matches(data + b"x")
+        assert not content.matches_data(data + b"x")
 
 
 def test_cid_with_its_last_bit_turned_names_nothing():
     turned = ids.Cid(ids.cid_of(b"a")[:31] + bytes([ids.cid_of(b"a")[31] ^ 1]))
-    assert not ids.Content(turned).matches(b"a")
-    assert not ids.Content(turned, (KEY,)).matches(b"a")
+    assert not ids.Content(turned).matches_data(b"a")
+    assert not ids.Content(turned, (KEY,)).matches_data(b"a")
 
 
 @given(st.binary(min_size=32, max_size=32))

@@ -41,8 +41,8 @@ def built(extents: list[layout.Extent]) -> tuple[layout.Layout, bytes, bytes]:
     entries = b"".join(layout.pack(extent) for extent in layout.merge_adjacent(extents, CUT))
     index.feed(entries)
     stored = layout.Stored(layout.DiskFormat.QCOW2, 1 << 30, len(entries) // layout.ENTRY_BYTES)
-    buffer = b"ahead" + entries + index.slots()
-    return layout.Layout(buffer, 5, CUT, stored), entries, index.slots()
+    buffer = b"ahead" + entries + index.index_slots()
+    return layout.Layout(buffer, 5, CUT, stored), entries, index.index_slots()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -106,7 +106,7 @@ def test_pages_are_checked_by_themselves_as_they_are_read() -> None:
         assert layout.why_invalid(some, two, CUT, found.stored, page + 1) is not None
         table = layout.Table(some, 0, high - low)
         start, stop = page * layout.page_bytes(CUT), (page + 1) * layout.page_bytes(CUT)
-        assert table.between(start, stop, 0, high - low) == found.find(start, stop)
+        assert table.extents_between(start, stop, 0, high - low) == found.find(start, stop)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from acstor_common.util import log_once
 def test_what_is_wrong_is_told_once_until_it_changes(watched_log):
     fault = log_once.LogOnce(logging.getLogger("acstor_common"))
     for what in ("", "no route", "no route", "no broker: 100 %s", "no broker: 100 %s", "", ""):
-        fault.say(what)
+        fault.log_warning(what)
     assert [text for _, text in watched_log.messages] == ["no route", "no broker: 100 %s"]
-    fault.say("no broker: 100 %s")
+    fault.log_warning("no broker: 100 %s")
     assert len(watched_log.messages) == 3

@@ -94,7 +94,7 @@ def singly(messages) -> list[peer_wire.Message]:
     return [
         one
         for message in messages
-        for one in (message.each() if isinstance(message, peer_wire.Chunk) else (message,))
+        for one in (message.iter_chunks() if isinstance(message, peer_wire.Chunk) else (message,))
     ]
 
 
@@ -207,7 +207,7 @@ def receive(to: peer_wire.Receiver, data: bytes) -> list[peer_wire.Message]:
             buffer[: len(part)] = part
             data = data[len(part) :]
             count += len(part)
-        messages += to.received(count)
+        messages += to.bytes_received(count)
     return messages
 
 
@@ -218,7 +218,7 @@ def test_golden_bytes_are_what_is_sent_and_understood(side, is_encrypted):
     frames = [bytes.fromhex(text) for text in golden[f"encrypted {side}" if is_encrypted else side]]
     ours, theirs = (encryption_of(side) if is_encrypted else None for _ in range(2))
     assert [stream(message, encryption=ours) for message in SAID[side]] == frames
-    assert receiver(ACCEPTED[side], theirs).feed(b"".join(frames)) == SAID[side]
+    assert receiver(ACCEPTED[side], theirs).feed_bytes(b"".join(frames)) == SAID[side]
 
 
 def test_golden_bytes_of_two_chunks_are_one_frame():
@@ -226,7 +226,7 @@ def test_golden_bytes_of_two_chunks_are_one_frame():
     [frame_] = golden["server, two chunks"]
     chunks = [peer_wire.Chunk(9, b"one"), peer_wire.Chunk(2, b"two!")]
     assert b"".join(peer_wire.encode_chunks(chunks)).hex() == frame_
-    assert receiver().feed(stream(HELLO) + bytes.fromhex(frame_))[1:] == chunks
+    assert receiver().feed_bytes(stream(HELLO) + bytes.fromhex(frame_))[1:] == chunks
 
 
 @given(
@@ -268,7 +268,7 @@ def test_chunk_is_received_into_the_buffer_that_is_handed_out():
     view = to.get_buffers()[0]
     view[0] = 77
     place = 100_000 - len(view)
-    to.received(1)
+    to.bytes_received(1)
     [chunk] = receive(to, data[5001:])
     assert chunk.data[place] == 77 and bytes(chunk.data).count(0) == 99_999
 
@@ -315,7 +315,7 @@ def test_chunks_of_a_run_are_given_out_together_as_far_as_they_have_come():
     [one] = receive(to, data[149:299])
     assert one == (7, data[:150], 0, 0) and to.wanted_bytes == 1
     [rest] = receive(to, data[299:])
-    assert rest == (8, data[150:], 150, 0) and [c.request_id for c in rest.each()] == [8, 9]
+    assert rest == (8, data[150:], 150, 0) and [c.request_id for c in rest.iter_chunks()] == [8, 9]
     assert to.is_between_frames and rest.data.obj is one.data.obj
 
 
@@ -323,8 +323,8 @@ def test_chunks_of_a_run_that_are_not_all_awaited_lie_apart():
     to = receiver(peer_wire.FROM_SERVER)
     to.expects = lambda chunks: False
     run_ = peer_wire.Chunk(7, bytes(range(100)), 40)
-    _, *chunks = to.feed(stream(HELLO) + b"".join(peer_wire.encode_chunks([run_])))
-    assert chunks == list(run_.each()) and {type(chunk.data) for chunk in chunks} == {bytes}
+    _, *chunks = to.feed_bytes(stream(HELLO) + b"".join(peer_wire.encode_chunks([run_])))
+    assert chunks == list(run_.iter_chunks()) and {type(chunk.data) for chunk in chunks} == {bytes}
 
 
 @pytest.mark.parametrize("is_awaited", [True, False])
@@ -346,22 +346,24 @@ def test_compressed_chunk_is_heard_as_it_was_among_others(is_encrypted, is_await
 def test_run_that_is_longer_than_a_frame_leaves_in_parts(run_bytes, numbers):
     run_ = peer_wire.Chunk(7, bytes(range(100)) * 4, 150)
     buffers = peer_wire.encode_chunks([run_], run_bytes=run_bytes)
-    _, *got = receiver(peer_wire.FROM_SERVER).feed(stream(HELLO) + b"".join(buffers))
-    assert [[*one.numbers] for one in got] == numbers and singly(got) == list(run_.each())
+    _, *got = receiver(peer_wire.FROM_SERVER).feed_bytes(stream(HELLO) + b"".join(buffers))
+    assert [[*one.numbers] for one in got] == numbers and singly(got) == list(run_.iter_chunks())
 
 
 def test_no_chunk_of_a_frame_is_given_out_before_its_tag_was_found_right():
     ours = encryption_of("server")
     frames = stream(HELLO, encryption=ours) + b"".join(peer_wire.encode_chunks(run([5, 6]), ours))
     to = receiver(peer_wire.FROM_SERVER, encryption_of("server"))
-    assert to.feed(frames[:-1]) == [HELLO]
+    assert to.feed_bytes(frames[:-1]) == [HELLO]
     with pytest.raises(errors.RemoteProtocolError, match="MAC"):
-        to.feed(bytes([frames[-1] ^ 1]))
+        to.feed_bytes(bytes([frames[-1] ^ 1]))
 
 
 def test_chunks_of_a_frame_lie_one_behind_the_other():
     to = receiver(peer_wire.FROM_SERVER)
-    _, *chunks = to.feed(stream(HELLO) + b"".join(peer_wire.encode_chunks(run([4096, 4096, 100]))))
+    _, *chunks = to.feed_bytes(
+        stream(HELLO) + b"".join(peer_wire.encode_chunks(run([4096, 4096, 100])))
+    )
     assert len({id(chunk.data.obj) for chunk in chunks}) == 1
     assert chunks[0].data.obj == b"".join(chunk.data for chunk in chunks)
 
@@ -371,9 +373,9 @@ def test_encrypted_chunks_lie_where_they_were_decrypted_and_are_asked_about():
     to, asked = receiver(peer_wire.FROM_SERVER, theirs), []
     to.expects = lambda chunks: asked.append(chunks) or True
     data = b"".join(peer_wire.encode_chunks(run([5000, 6000]), ours))
-    assert to.feed(stream(HELLO, encryption=encryption_of("server"))) == [HELLO]
+    assert to.feed_bytes(stream(HELLO, encryption=encryption_of("server"))) == [HELLO]
     with pytest.raises(errors.RemoteProtocolError, match="MAC"):
-        to.feed(data)  # it is the first of its direction, and the second was expected
+        to.feed_bytes(data)  # it is the first of its direction, and the second was expected
     ours, theirs = encryption_of("server"), encryption_of("server")
     to = receiver(peer_wire.FROM_SERVER, theirs)
     to.expects = lambda chunks: asked.append(chunks) or True
@@ -388,9 +390,9 @@ def test_encrypted_chunks_lie_where_they_were_decrypted_and_are_asked_about():
 def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
     ours, theirs = encryption_of(), encryption_of()
     to = receiver(encryption=theirs)
-    to.feed(stream(HELLO, encryption=ours))
+    to.feed_bytes(stream(HELLO, encryption=ours))
     with pytest.raises(errors.RemoteProtocolError, match="peer-1"):
-        to.feed(ours.encrypt([stream(GET)[:cut] if cut else stream(GET) + b"x"]))
+        to.feed_bytes(ours.encrypt([stream(GET)[:cut] if cut else stream(GET) + b"x"]))
 
 
 @pytest.mark.parametrize(
@@ -404,21 +406,21 @@ def test_encrypted_frame_of_other_length_than_its_record_is_refused(cut):
 )
 def test_length_of_a_record_is_looked_at_before_there_is_memory_for_it(accepts, length):
     to = receiver(accepts, encryption_of())
-    to.feed(stream(HELLO, encryption=encryption_of()))
+    to.feed_bytes(stream(HELLO, encryption=encryption_of()))
     with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
-        to.feed(length.to_bytes(4, "big"))
+        to.feed_bytes(length.to_bytes(4, "big"))
     assert to._data is None
 
 
 def test_record_is_no_longer_than_the_chunks_that_may_come():
     one, other = (receiver(peer_wire.FROM_SERVER, encryption_of()) for _ in range(2))
     for to in (one, other):
-        to.feed(stream(HELLO, encryption=encryption_of()))
+        to.feed_bytes(stream(HELLO, encryption=encryption_of()))
         to.awaited_bytes = lambda: 2**16
-    one.feed((2**16 + 25).to_bytes(4, "big"))
+    one.feed_bytes((2**16 + 25).to_bytes(4, "big"))
     assert one._data is not None
     with pytest.raises(errors.RemoteProtocolError, match=f"frame of {2**17} bytes"):
-        other.feed((2**17).to_bytes(4, "big"))
+        other.feed_bytes((2**17).to_bytes(4, "big"))
     assert other._data is None
 
 
@@ -427,10 +429,10 @@ def test_record_that_comes_first_is_no_longer_than_a_hello(accepts):
     """So who has not said who it is gets no memory for a chunk."""
     longest = peer_wire.Hello(ids.HostId(255 * "h"), peer_wire.Klass.BULK, 1)
     data = stream(longest, encryption=encryption_of())
-    assert receiver(accepts, encryption_of()).feed(data) == [longest]
+    assert receiver(accepts, encryption_of()).feed_bytes(data) == [longest]
     to, length = receiver(accepts, encryption_of()), len(stream(longest)) + 1
     with pytest.raises(errors.RemoteProtocolError, match=f"frame of {length} bytes"):
-        to.feed(length.to_bytes(4, "big"))
+        to.feed_bytes(length.to_bytes(4, "big"))
 
 
 def test_next_key_is_taken_after_as_many_bytes_by_both_sides():
@@ -453,9 +455,9 @@ def test_chunks_of_a_frame_are_asked_about_by_its_head_before_there_is_memory_fo
     to = receiver(peer_wire.FROM_SERVER)
     to.expects = expects
     data = b"".join(peer_wire.encode_chunks(run([5000, 6000])))
-    assert to.feed(stream(HELLO) + data[:41]) == [HELLO]
+    assert to.feed_bytes(stream(HELLO) + data[:41]) == [HELLO]
     assert asked == [([(0, 5000, 0), (1, 6000, 0)], None)]
-    chunks = to.feed(data[41:])
+    chunks = to.feed_bytes(data[41:])
     assert chunks == run([5000, 6000])
     assert {type(chunk.data) for chunk in chunks} == {bytes}  # none holds the other's memory
 
@@ -492,7 +494,7 @@ def test_chunk_out_of_range_is_not_sent_among_others():
 def test_number_that_is_used_again_is_in_another_frame():
     chunks = [*run([5, 6]), *run([7])]
     data = stream(HELLO) + b"".join(peer_wire.encode_chunks(chunks))
-    assert receiver(peer_wire.FROM_SERVER).feed(data)[1:] == chunks
+    assert receiver(peer_wire.FROM_SERVER).feed_bytes(data)[1:] == chunks
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=200))
@@ -533,7 +535,7 @@ def test_frame_that_was_changed_left_out_or_doubled_is_refused(data, messages):
     to, got = receiver(encryption=encryption_of()), []
     with contextlib.suppress(errors.RemoteProtocolError):
         for frame_ in frames:
-            got += to.feed(frame_)
+            got += to.feed_bytes(frame_)
         assert not to.is_between_frames  # a length grew, and waits for bytes that do not come
     assert got == [HELLO, *messages, *messages][: len(got)] and len(got) <= number
 
@@ -541,7 +543,7 @@ def test_frame_that_was_changed_left_out_or_doubled_is_refused(data, messages):
 def test_frames_of_the_other_direction_or_in_clear_text_are_refused():
     for data in (stream(HELLO, encryption=encryption_of("server")), stream(HELLO, HELLO, HELLO)):
         with pytest.raises(errors.RemoteProtocolError, match=r"MAC|frame of"):
-            receiver(encryption=encryption_of()).feed(data)
+            receiver(encryption=encryption_of()).feed_bytes(data)
 
 
 @pytest.mark.parametrize(
@@ -554,7 +556,7 @@ def test_frames_of_the_other_direction_or_in_clear_text_are_refused():
 )
 def test_peer_of_another_mode_or_version_is_refused_with_the_reason(start, why):
     with pytest.raises(errors.RemoteProtocolError, match=why):
-        receiver().feed(start)
+        receiver().feed_bytes(start)
 
 
 def test_proof_is_of_one_pair_of_hosts_and_does_not_show_the_cid():
@@ -875,6 +877,6 @@ def test_message_out_of_range_is_not_sent(message):
 def test_encrypted_chunks_against_the_rules_are_refused(body):
     ours, theirs = encryption_of("server"), encryption_of("server")
     to = receiver(peer_wire.FROM_SERVER, theirs)
-    to.feed(stream(HELLO, encryption=ours))
+    to.feed_bytes(stream(HELLO, encryption=ours))
     with pytest.raises(errors.RemoteProtocolError, match="peer-1"):
-        to.feed(ours.encrypt([frame(3, body)]))
+        to.feed_bytes(ours.encrypt([frame(3, body)]))

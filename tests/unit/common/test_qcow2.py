@@ -34,13 +34,13 @@ def opened(file: File) -> qcow2.Qcow2:
 
 def part_of(disk: qcow2.Qcow2, start: int = 0, stop: int | None = None) -> qcow2.Part:
     cut = geometry.Geometry(disk.virtual_size, geometry.DEFAULT_CHUNK_BYTES)
-    return disk.part(start, disk.virtual_size if stop is None else stop, cut)
+    return disk.part_reader(start, disk.virtual_size if stop is None else stop, cut)
 
 
 def read(file: File) -> bytes:
     disk = opened(file)
     data = bytearray(b"\xaa" * disk.virtual_size)
-    if not part_of(disk).fill(memoryview(data), 0):
+    if not part_of(disk).fill_buffer(memoryview(data), 0):
         assert data == b"\xaa" * disk.virtual_size
         return bytes(disk.virtual_size)
     return bytes(data)
@@ -88,7 +88,7 @@ def test_disk_that_ends_within_a_cluster_is_read_to_its_end() -> None:
     entry = qcow2_files.compressed_entry(DATA, len(packed))
     file = File(size=CLUSTER + 512, l2_entries=[0, entry], data=packed)
     assert read(file) == bytes(CLUSTER) + b"ab" * 256
-    assert [extent.length for extent in opened(file).extents()] == [512]
+    assert [extent.length for extent in opened(file).iter_extents()] == [512]
 
 
 @pytest.mark.parametrize("start", [0, 2, 5])
@@ -98,7 +98,7 @@ def test_a_part_of_the_disk_is_read_alone(start: int) -> None:
         size=8 * CLUSTER, l2_entries=entries, data=b"".join(bytes([n]) * CLUSTER for n in b"abc")
     )
     view = memoryview(bytearray(2 * CLUSTER))
-    assert part_of(opened(file), start * CLUSTER).fill(view, start * CLUSTER)
+    assert part_of(opened(file), start * CLUSTER).fill_buffer(view, start * CLUSTER)
     assert view == read(file)[start * CLUSTER : (start + 2) * CLUSTER]
 
 
@@ -109,7 +109,7 @@ def test_compressed_neighbours_end_where_the_next_begins() -> None:
         entries.append(qcow2_files.compressed_entry(at, len(one)))
         at += len(one)
     file = File(size=3 * CLUSTER, l2_entries=entries, data=b"".join(packed))
-    assert [extent.stored_bytes for extent in opened(file).extents()] == [*map(len, packed)]
+    assert [extent.stored_bytes for extent in opened(file).iter_extents()] == [*map(len, packed)]
     assert read(file)[CLUSTER : CLUSTER + 700] == b"b" * 700
 
 
@@ -324,8 +324,8 @@ def test_huge_disk_with_nothing_on_it_costs_little() -> None:
     packed = file.pack()
     began_s = time.monotonic()
     source = Bytes(packed)
-    assert peak_bytes(lambda: list(qcow2.Qcow2(source).extents())) < 4 << 20
-    assert list(qcow2.Qcow2(source).extents()) == []
+    assert peak_bytes(lambda: list(qcow2.Qcow2(source).iter_extents())) < 4 << 20
+    assert list(qcow2.Qcow2(source).iter_extents()) == []
     assert time.monotonic() - began_s < 5
 
 
@@ -355,8 +355,8 @@ def test_tables_are_not_read_where_nobody_asks() -> None:
     source = Bytes(file.pack())
     disk = qcow2.Qcow2(source)
     before = source.read_bytes
-    assert not list(disk.extents(0, 32 << 20))
-    assert list(disk.extents(100_000 * cluster, 100_001 * cluster))
+    assert not list(disk.iter_extents(0, 32 << 20))
+    assert list(disk.iter_extents(100_000 * cluster, 100_001 * cluster))
     assert source.read_bytes - before < 1000
 
 
@@ -382,7 +382,7 @@ def test_threads_read_the_same_side_by_side() -> None:
     def read_all() -> None:
         data = bytearray(len(expected))
         for at in range(0, len(data), CLUSTER):
-            part_of(disk, at, at + CLUSTER).fill(memoryview(data)[at : at + CLUSTER], at)
+            part_of(disk, at, at + CLUSTER).fill_buffer(memoryview(data)[at : at + CLUSTER], at)
         if data != expected:
             wrong.append(data)
 

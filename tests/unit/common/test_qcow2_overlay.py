@@ -31,7 +31,7 @@ def opened(file: File) -> qcow2.Qcow2:
 
 
 def changes_of(file: File) -> list[Extent]:
-    return list(opened(file).changes())
+    return list(opened(file).iter_changes())
 
 
 def test_clusters_of_all_kinds_are_changes_and_what_is_not_there_is_none() -> None:

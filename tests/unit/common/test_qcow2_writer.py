@@ -38,7 +38,7 @@ def written(
     stored = iter(
         data if len(data) > 1 else data * (count * cluster) for _, count, data in clusters
     )
-    raw = b"".join(plan.parts(lambda run: [next(stored)]))
+    raw = b"".join(plan.iter_parts(lambda run: [next(stored)]))
     assert len(raw) == plan.file_bytes
     return raw
 
@@ -128,7 +128,7 @@ def test_every_disk_is_read_as_it_was_written_and_its_refcounts_are_right(
 def test_compressed_clusters_lie_one_right_behind_the_other() -> None:
     packed = [PACK[ZSTD](bytes([n]) * 300 + bytes(range(250)) + bytes(65536 - 550)) for n in b"abc"]
     raw = written(3 << 16, 1 << 16, ZSTD, [(n, 1, data) for n, data in enumerate(packed)])
-    first, second, third = qcow2.Qcow2(Bytes(raw)).extents()
+    first, second, third = qcow2.Qcow2(Bytes(raw)).iter_extents()
     assert first.offset + len(packed[0]) == second.offset
     assert second.offset + len(packed[1]) == third.offset
 
@@ -138,7 +138,7 @@ def test_tiny_compressed_clusters_can_all_be_counted() -> None:
     count = (2 << 20) // 64 + 10
     runs = [Run(number << 21, 1 << 21, 1) for number in range(count)]
     plan = qcow2_writer.Plan(count << 21, 1 << 21, ZSTD, lambda: runs)
-    tables = b"".join(plan.parts(lambda run: [b"x"]))
+    tables = b"".join(plan.iter_parts(lambda run: [b"x"]))
     blocks = [n for (n,) in struct.iter_unpack(">H", tables[2 << 21 : 3 << 21])]
     assert [n for n in blocks if n > 1] == [(2 << 20) // 64, 10]
 
@@ -148,7 +148,7 @@ def test_disk_of_64_tebibytes_takes_little_memory() -> None:
     tracemalloc.start()
     try:
         plan = qcow2_writer.Plan(64 << 40, 1 << 16, STORED, lambda: runs)
-        length = sum(len(part) for part in plan.parts(lambda run: [bytes(1 << 16)]))
+        length = sum(len(part) for part in plan.iter_parts(lambda run: [bytes(1 << 16)]))
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -190,7 +190,7 @@ def test_run_that_has_other_bytes_than_it_said_ends_the_file(length: int) -> Non
         yield bytes(length)
 
     with pytest.raises(ValueError, match="1 bytes too few or too many at 0"):
-        list(plan.parts(read_wrong))
+        list(plan.iter_parts(read_wrong))
 
 
 def overlay(backing: str, *runs: Run) -> qcow2_writer.Plan:
@@ -208,7 +208,7 @@ def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
     )
     data = {run.at: random.Random(run.at).randbytes(run.length) for run in runs if not run.is_zero}
     plan = overlay(str(tmp_path / "base"), *runs)
-    raw = b"".join(plan.parts(lambda run: [data[run.at]]))
+    raw = b"".join(plan.iter_parts(lambda run: [data[run.at]]))
     assert len(raw) == plan.file_bytes == plan.data_at + 3 * KIB64
     (tmp_path / "disk").write_bytes(raw)
     expected = bytearray(base.ljust(20 * KIB64, b"\0"))
@@ -224,7 +224,9 @@ def test_file_with_a_backing_file_is_what_qemu_takes_it_for(tmp_path) -> None:
     convert = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
     subprocess.run([*convert, tmp_path / "disk", tmp_path / "raw"], check=True)
     assert (tmp_path / "raw").read_bytes() == expected[:-512]
-    kinds = [change.kind for change in qcow2.Qcow2(Bytes(raw), may_have_backing=True).changes()]
+    kinds = [
+        change.kind for change in qcow2.Qcow2(Bytes(raw), may_have_backing=True).iter_changes()
+    ]
     assert kinds == [
         disk_delta.Kind.ZERO,
         disk_delta.Kind.DATA,

@@ -43,15 +43,19 @@ class Cloud:
         self.now_s += 2
         csr = certificates.request(host, key or self.keys[host])
         proof = signed_messages.signature_of(signing.RENEWAL, csr, proof_by) if proof_by else ""
-        return self.keeper.enrol(host, user, "10.0.0.1", csr, proof)
+        return self.keeper.enrol_host(host, user, "10.0.0.1", csr, proof)
 
     def read(
         self, issued: certificate_authority.IssuedCertificate, ca: bytes = b""
     ) -> certificates.HostCertificate:
-        return certificates.read_host_certificate(issued.certificate, ca or self.keeper.ca())
+        return certificates.read_host_certificate(
+            issued.certificate, ca or self.keeper.authority_chain()
+        )
 
     def fault(self, issued: certificate_authority.IssuedCertificate) -> str:
-        return self.keeper.trust().fault(self.read(issued, issued.ca), self.now_s)
+        return self.keeper.load_trust_state().why_untrusted(
+            self.read(issued, issued.ca), self.now_s
+        )
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ def test_of_instances_that_start_together_one_makes_the_keys(configure, tmp_path
 
     def start(keeper: certificate_authority.CertificateAuthority) -> None:
         together.wait(30)
-        found.append((keeper.trust().signer, keeper.authority().key_pem))
+        found.append((keeper.load_trust_state().signer, keeper.issuing_authority().key_pem))
 
     threads = [threading.Thread(target=start, args=(keeper,)) for keeper in keepers]
     for thread in threads:
@@ -110,7 +114,7 @@ def test_another_user_or_key_gets_no_certificate_of_a_host_that_enrolled(cloud):
     assert "host allow h1" in refused(cloud, V.OTHER_KEY, key=stolen)
     refused(cloud, V.OTHER_KEY, key=stolen, proof_by=stolen)
     refused(cloud, V.OTHER_KEY, key=stolen, proof_by=cloud.keys[H2])
-    assert cloud.store.enrolment("h1").public_key == signing.public_pem(cloud.keys[H1]).decode()
+    assert cloud.store.get_enrolment("h1").public_key == signing.public_pem(cloud.keys[H1]).decode()
 
 
 def test_a_host_renews_with_its_key_or_with_a_new_one_that_the_old_one_signs(cloud):
@@ -132,62 +136,62 @@ def test_a_proof_for_another_purpose_proves_nothing(cloud):
     proof = signed_messages.signature_of(signing.SAMPLE, csr, cloud.keys[H1])
     cloud.now_s += 2
     with pytest.raises(enrolment_rules.EnrolmentRefused, match="its key did not sign"):
-        cloud.keeper.enrol(H1, "u", "", csr, proof)
+        cloud.keeper.enrol_host(H1, "u", "", csr, proof)
 
 
 def test_a_request_that_its_key_did_not_sign_is_refused(cloud):
     with pytest.raises(errors.NotAuthenticated):
-        cloud.keeper.enrol(H1, "u", "", b"nonsense", "")
-    assert cloud.store.enrolment("h1") is None
+        cloud.keeper.enrol_host(H1, "u", "", b"nonsense", "")
+    assert cloud.store.get_enrolment("h1") is None
 
 
 def test_a_revoked_host_is_believed_no_more_and_gets_nothing_until_it_is_allowed(cloud):
     issued = cloud.enrol()
-    cloud.keeper.revoke(H1)
+    cloud.keeper.revoke_host(H1)
     assert cloud.fault(issued) == "it is revoked"
-    assert cloud.keeper.trust().revoked(cloud.now_s) == {
+    assert cloud.keeper.load_trust_state().list_revoked(cloud.now_s) == {
         "h1": certificates.refused_before(cloud.now_s)
     }
     assert "host allow h1" in refused(cloud, V.REVOKED)
-    cloud.keeper.allow(H1)
+    cloud.keeper.allow_host(H1)
     again = cloud.enrol(key=certificates.new_key(), user="new")
     assert cloud.fault(again) == "" and "revoked" in cloud.fault(issued)
-    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    revoked = cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
     assert not certificates.is_revoked(cloud.read(again), revoked)
     assert certificates.is_revoked(cloud.read(issued), revoked)
 
 
 def test_a_certificate_of_the_second_of_the_revocation_counts(cloud):
     cloud.enrol()
-    cloud.keeper.revoke(H1)
-    cloud.keeper.allow(H1)
+    cloud.keeper.revoke_host(H1)
+    cloud.keeper.allow_host(H1)
     csr = certificates.request(H1, cloud.keys[H1])
-    issued = cloud.keeper.enrol(H1, "u", "", csr, "")
+    issued = cloud.keeper.enrol_host(H1, "u", "", csr, "")
     assert cloud.fault(issued) == ""
 
 
 def test_a_host_may_be_revoked_before_it_ever_enrols(cloud):
-    cloud.keeper.revoke(H1)
+    cloud.keeper.revoke_host(H1)
     refused(cloud, V.REVOKED)
 
 
 def test_the_table_forgets_revocations_of_hosts_that_enrolled_anew_and_no_others(cloud):
     for host in (H1, H2):
         cloud.enrol(host)
-        cloud.keeper.revoke(host)
-    cloud.keeper.allow(H1)
+        cloud.keeper.revoke_host(host)
+    cloud.keeper.allow_host(H1)
     cloud.enrol()
-    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h1", "h2"}
+    assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h1", "h2"}
     cloud.now_s += trust_state.REVOCATION_KEPT_S + 10
-    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2"}
+    assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h2"}
 
 
 def test_of_more_revoked_hosts_than_a_table_holds_the_newest_are_named(cloud, monkeypatch):
     monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
     for number in range(4):
-        cloud.keeper.revoke(ids.HostId(f"h{number}"))
+        cloud.keeper.revoke_host(ids.HostId(f"h{number}"))
         cloud.now_s += 10
-    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2", "h3"}
+    assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h2", "h3"}
 
 
 def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
@@ -195,10 +199,10 @@ def test_where_hosts_have_to_be_approved_a_new_one_waits(configure, store):
     assert "openstack acstor host allow h1" in refused(cloud, V.WAIT)
     refused(cloud, V.WAIT)
     refused(cloud, V.OTHER_USER, user="other")
-    row = store.enrolment("h1")
+    row = store.get_enrolment("h1")
     assert (row.state, row.user_id, row.address) == ("waiting", "u", "10.0.0.1")
-    assert not cloud.keeper.trust().is_enrolled("h1")
-    cloud.keeper.allow(H1)
+    assert not cloud.keeper.load_trust_state().is_enrolled("h1")
+    cloud.keeper.allow_host(H1)
     refused(cloud, V.OTHER_KEY, key=certificates.new_key())
     assert cloud.fault(cloud.enrol()) == ""
     assert cloud.fault(cloud.enrol()) == "", "a renewal needs nobody's leave"
@@ -208,7 +212,7 @@ def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud, monkeypatch
     cloud.enrol()
     csr = certificates.request(H1, cloud.keys[H1])
     with pytest.raises(enrolment_rules.EnrolmentRefused, match="less than a second ago"):
-        cloud.keeper.enrol(H1, "u", "", csr, "")
+        cloud.keeper.enrol_host(H1, "u", "", csr, "")
     monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 1)
     assert "1 hosts are known, and no more may be" in refused(cloud, V.NO_ROOM, host=H2)
     cloud.enrol()
@@ -217,17 +221,17 @@ def test_hosts_that_ask_too_often_or_are_too_many_are_refused(cloud, monkeypatch
 def test_hosts_that_wait_for_long_make_room_when_there_is_none(configure, store, monkeypatch):
     cloud = Cloud(configure(enrolment="approved"), store)
     monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 2)
-    cloud.keeper.revoke(ids.HostId("h9"))
+    cloud.keeper.revoke_host(ids.HostId("h9"))
     refused(cloud, V.WAIT, host=H1)
     refused(cloud, V.NO_ROOM, host=H2)
     cloud.now_s += identity_queries.WAITS_S
     refused(cloud, V.WAIT, host=H2)
-    assert [row.host for row in store.enrolments()] == ["h2", "h9"]
+    assert [row.host for row in store.list_enrolments()] == ["h2", "h9"]
 
 
 def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_left_of_it(cloud):
     before = cloud.enrol()
-    cloud.keeper.renew(certificate_authority.CA, at_once=False)
+    cloud.keeper.renew_key(certificate_authority.CA, at_once=False)
     soon = cloud.enrol()
     assert soon.ca.startswith(before.ca) and soon.ca.count(b"BEGIN") == 2
     cloud.read(soon, before.ca)
@@ -243,25 +247,25 @@ def test_hosts_know_a_new_ca_before_it_issues_and_the_former_until_nothing_is_le
 
 def test_a_stolen_ca_is_trusted_no_more_at_once(cloud):
     before = cloud.enrol()
-    cloud.keeper.renew(certificate_authority.CA, at_once=True)
+    cloud.keeper.renew_key(certificate_authority.CA, at_once=True)
     cloud.now_s += 1
     with pytest.raises(errors.NotAuthenticated):
-        cloud.read(before, cloud.keeper.ca())
+        cloud.read(before, cloud.keeper.authority_chain())
     cloud.read(cloud.enrol())
 
 
 def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhile(cloud):
     issued = cloud.enrol()
-    old = cloud.keeper.trust()
-    cloud.keeper.renew(certificate_authority.SIGNER, at_once=False)
+    old = cloud.keeper.load_trust_state()
+    cloud.keeper.renew_key(certificate_authority.SIGNER, at_once=False)
     renewed = cloud.enrol()
-    now = cloud.keeper.trust()
+    now = cloud.keeper.load_trust_state()
     assert now.signer == old.signer and len(signing.read_public_keys(renewed.signers)) == 2
     cloud.now_s += DAY_S
-    now = cloud.keeper.trust()
+    now = cloud.keeper.load_trust_state()
     assert now.signer != old.signer
     table = b"{}"
-    signature = now.sign(signing.TABLE, table)
+    signature = now.sign_data(signing.TABLE, table)
     signed_messages.check_signature(
         signing.read_public_keys(renewed.signers), signing.TABLE, table, signature
     )
@@ -269,7 +273,7 @@ def test_hosts_know_a_new_signer_before_it_signs_and_believe_the_former_meanwhil
         signed_messages.check_signature(
             signing.read_public_keys(issued.signers), signing.TABLE, table, signature
         )
-    former = old.sign(signing.TABLE, table)  # a table of before, that comes late
+    former = old.sign_data(signing.TABLE, table)  # a table of before, that comes late
     signed_messages.check_signature(
         signing.read_public_keys(now.signers), signing.TABLE, table, former
     )
@@ -319,32 +323,36 @@ def test_a_revocation_counts_for_what_a_clock_that_was_ahead_has_issued(cloud):
     cloud.now_s += DAY_S
     stolen = cloud.enrol()
     cloud.now_s -= DAY_S
-    cloud.keeper.revoke(H1)
-    cloud.keeper.allow(H1)
+    cloud.keeper.revoke_host(H1)
+    cloud.keeper.allow_host(H1)
     again = cloud.enrol(key=certificates.new_key())
-    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    revoked = cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
     assert certificates.is_revoked(cloud.read(stolen), revoked)
     assert not certificates.is_revoked(cloud.read(again), revoked)
 
 
 def test_a_certificate_is_revoked_in_the_very_second_of_its_issue(cloud):
     cloud.enrol()
-    cloud.keeper.revoke(H1)
-    cloud.keeper.allow(H1)
+    cloud.keeper.revoke_host(H1)
+    cloud.keeper.allow_host(H1)
     csr = certificates.request(H1, cloud.keys[H1])
-    issued = cloud.keeper.enrol(H1, "u", "", csr, "")
-    cloud.keeper.revoke(H1)
-    assert certificates.is_revoked(cloud.read(issued), cloud.keeper.trust().revoked(cloud.now_s))
+    issued = cloud.keeper.enrol_host(H1, "u", "", csr, "")
+    cloud.keeper.revoke_host(H1)
+    assert certificates.is_revoked(
+        cloud.read(issued), cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
+    )
 
 
 def test_a_revocation_is_told_for_longer_than_the_longest_certificate_lasts(cloud):
     cloud.keeper.certificate_lifetime_s = 366 * DAY_S
     stolen = cloud.enrol()
-    cloud.keeper.revoke(H1)
-    cloud.keeper.allow(H1)
+    cloud.keeper.revoke_host(H1)
+    cloud.keeper.allow_host(H1)
     cloud.enrol(key=certificates.new_key())
     cloud.now_s = stolen.not_after_s + certificates.GRACE_S
-    assert certificates.is_revoked(cloud.read(stolen), cloud.keeper.trust().revoked(cloud.now_s))
+    assert certificates.is_revoked(
+        cloud.read(stolen), cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
+    )
 
 
 def test_a_recorded_request_for_the_key_before_does_not_shut_the_host_out(cloud):
@@ -359,11 +367,11 @@ def test_a_recorded_request_for_the_key_before_does_not_shut_the_host_out(cloud)
 @pytest.mark.parametrize("off_s", [-DAY_S, 0, DAY_S])
 @pytest.mark.parametrize("kind", [certificate_authority.CA, certificate_authority.SIGNER])
 def test_a_stolen_key_is_trusted_no_more_wherever_a_clock_stands(cloud, kind, off_s):
-    before = cloud.keeper.trust()
-    cloud.keeper.renew(kind, at_once=True)
-    cloud.keeper.renew(kind, at_once=False)
+    before = cloud.keeper.load_trust_state()
+    cloud.keeper.renew_key(kind, at_once=True)
+    cloud.keeper.renew_key(kind, at_once=False)
     cloud.now_s += off_s
-    now = cloud.keeper.trust()
+    now = cloud.keeper.load_trust_state()
     stolen, believed = {
         certificate_authority.CA: (before.ca, now.ca),
         certificate_authority.SIGNER: (signing.public_pem(before.signer), now.signers),
@@ -381,8 +389,8 @@ def test_who_asks_for_a_name_that_another_one_waits_for_is_not_told_to_let_that_
     told = refused(cloud, V.OTHER_USER)
     assert "another user or key asked for this name first" in told and "host show h1" in told
     assert "nobody of yours: openstack acstor host allow h1 --fingerprint KEY" in told
-    cloud.keeper.revoke(H1)
-    cloud.keeper.allow(H1)
+    cloud.keeper.revoke_host(H1)
+    cloud.keeper.allow_host(H1)
     assert cloud.fault(cloud.enrol()) == ""
 
 
@@ -395,18 +403,18 @@ def test_an_operator_lets_in_one_key_and_nobody_who_asks_before_it_gets_the_name
     configure, store, enrolment_mode
 ):
     cloud = Cloud(configure(enrolment=enrolment_mode), store)
-    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]))
     thief = certificates.new_key()
     told = refused(cloud, V.NOT_LET_IN, key=thief, user="thief")
     assert "an operator let another key in" in told and print_of(thief) not in told
     assert cloud.fault(cloud.enrol(user="any")) == ""
-    row = store.enrolment("h1")
+    row = store.get_enrolment("h1")
     assert (row.user_id, row.allowed_fingerprint) == ("any", "")
     assert cloud.fault(cloud.enrol(user="any")) == "", "it renews as every host"
 
 
 def test_an_operator_lets_in_one_user(cloud):
-    cloud.keeper.allow(H1, print_of(cloud.keys[H1]), "u")
+    cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]), "u")
     refused(cloud, V.OTHER_USER, user="thief")
     cloud.enrol()
 
@@ -415,18 +423,20 @@ def test_the_key_that_is_let_in_takes_the_place_of_who_asked_first(configure, st
     cloud = Cloud(configure(enrolment="approved"), store)
     thief = certificates.new_key()
     refused(cloud, V.WAIT, user="thief", key=thief)
-    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]))
     refused(cloud, V.NOT_LET_IN, user="thief", key=thief)
     cloud.enrol()
     refused(cloud, V.WAIT, host=H2)
-    cloud.keeper.allow(H2, print_of(cloud.keys[H2]))  # it is the one that waits: its user stays
+    cloud.keeper.allow_host(
+        H2, print_of(cloud.keys[H2])
+    )  # it is the one that waits: its user stays
     refused(cloud, V.OTHER_USER, host=H2, user="thief")
     cloud.enrol(H2)
 
 
 def test_a_host_is_let_in_anew_by_its_new_key_alone(cloud):
     before, new = cloud.enrol(), certificates.new_key()
-    cloud.keeper.allow(H1, print_of(new))
+    cloud.keeper.allow_host(H1, print_of(new))
     refused(cloud, V.NOT_LET_IN)
     again = cloud.enrol(key=new)
     assert cloud.fault(again) == "" and "revoked" in cloud.fault(before)
@@ -445,14 +455,14 @@ def test_one_user_takes_so_many_names_that_were_never_heard_and_no_more(
     for host in hosts(3):
         with contextlib.suppress(enrolment_rules.EnrolmentRefused):
             cloud.enrol(host, "shared", certificates.new_key())
-    assert len(store.enrolments()) == 3
+    assert len(store.list_enrolments()) == 3
     told = refused(cloud, V.NO_ROOM, user="shared")
     assert "3 hosts of this user were never heard" in told
     assert "openstack acstor host forget NAME" in told and "host allow h1 --fingerprint" in told
     with contextlib.suppress(enrolment_rules.EnrolmentRefused):
         cloud.enrol(H2, "of its own")
-    assert store.enrolment("h2") is not None
-    cloud.keeper.allow(H1, print_of(cloud.keys[H1]))
+    assert store.get_enrolment("h2") is not None
+    cloud.keeper.allow_host(H1, print_of(cloud.keys[H1]))
     cloud.enrol(H1, "shared")  # an operator let it in
 
 
@@ -472,14 +482,14 @@ def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud, m
     monkeypatch.setattr(identity_queries, "MAX_UNHEARD", 1)
     stolen = cloud.enrol(user="thief", key=certificates.new_key())
     samples.note(cloud.store, samples.sample(0, host="h1", sent_s=cloud.now_s - 3600))
-    assert cloud.keeper.forget(H1)
-    assert cloud.store.host("h1") is None
+    assert cloud.keeper.delete_host(H1)
+    assert cloud.store.get_host("h1") is None
     assert "not enrolled here" in cloud.fault(stolen)
-    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    revoked = cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
     assert certificates.is_revoked(cloud.read(stolen), revoked)
     issued = cloud.enrol(user="other")
     assert cloud.fault(issued) == ""
-    revoked = cloud.keeper.trust().revoked(cloud.now_s)
+    revoked = cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
     assert certificates.is_revoked(cloud.read(stolen), revoked)
     assert not certificates.is_revoked(cloud.read(issued), revoked)
     cloud.enrol(H2, user="thief")  # its bound counts forgotten names no more
@@ -487,22 +497,24 @@ def test_a_name_that_is_forgotten_is_free_and_gives_back_no_certificate(cloud, m
 
 def test_a_forgotten_name_waits_again_where_hosts_are_approved(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
-    cloud.keeper.allow(H1)
+    cloud.keeper.allow_host(H1)
     stolen = cloud.enrol()
-    cloud.keeper.forget(H1)
+    cloud.keeper.delete_host(H1)
     refused(cloud, V.WAIT, key=certificates.new_key(), user="new")
-    row = store.enrolment("h1")
+    row = store.get_enrolment("h1")
     assert (row.state, row.user_id) == ("waiting", "new")
-    assert certificates.is_revoked(cloud.read(stolen), cloud.keeper.trust().revoked(cloud.now_s))
+    assert certificates.is_revoked(
+        cloud.read(stolen), cloud.keeper.load_trust_state().list_revoked(cloud.now_s)
+    )
 
 
 def test_who_only_waits_is_forgotten_without_a_trace_and_who_is_unknown_is_said(configure, store):
     cloud = Cloud(configure(enrolment="approved"), store)
     refused(cloud, V.WAIT)
-    assert cloud.keeper.forget(H1) and store.enrolment("h1") is None
-    assert not cloud.keeper.forget(H1)
-    cloud.keeper.revoke(H1)
-    assert cloud.keeper.forget(H1) and not cloud.keeper.forget(H1)
+    assert cloud.keeper.delete_host(H1) and store.get_enrolment("h1") is None
+    assert not cloud.keeper.delete_host(H1)
+    cloud.keeper.revoke_host(H1)
+    assert cloud.keeper.delete_host(H1) and not cloud.keeper.delete_host(H1)
 
 
 def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
@@ -511,48 +523,50 @@ def test_a_host_that_still_sends_samples_is_not_forgotten(cloud):
     with pytest.raises(
         enrolment_rules.EnrolmentRefused, match=r"still sends samples.*host revoke h1"
     ):
-        cloud.keeper.forget(H1)
+        cloud.keeper.delete_host(H1)
     cloud.now_s += 31
-    assert cloud.keeper.forget(H1)
+    assert cloud.keeper.delete_host(H1)
 
 
 def test_freed_names_push_no_revoked_host_off_the_table_and_go_when_nothing_is_left_of_them(
     cloud, monkeypatch
 ):
     monkeypatch.setattr(hash_ring, "MAX_REVOKED", 2)
-    cloud.keeper.revoke(H2)
+    cloud.keeper.revoke_host(H2)
     for host in hosts(3):
         cloud.enrol(host, key=certificates.new_key())
-        cloud.keeper.forget(host)
-    assert set(cloud.keeper.trust().revoked(cloud.now_s)) == {"h2", "n2"}
+        cloud.keeper.delete_host(host)
+    assert set(cloud.keeper.load_trust_state().list_revoked(cloud.now_s)) == {"h2", "n2"}
     monkeypatch.setattr(identity_queries, "MAX_ENROLMENTS", 4)
     refused(cloud, V.NO_ROOM)
     cloud.now_s += trust_state.REVOCATION_KEPT_S + 10
     cloud.enrol()
-    assert [row.host for row in cloud.store.enrolments()] == ["h1", "h2"]
+    assert [row.host for row in cloud.store.list_enrolments()] == ["h1", "h2"]
 
 
 @pytest.mark.parametrize("kind", [certificate_authority.CA, certificate_authority.SIGNER])
 def test_no_more_keys_are_made_than_hosts_take(cloud, kind, monkeypatch):
     for _ in range(signing.MAX_PUBLIC_KEYS - 1):
-        cloud.keeper.renew(kind, at_once=False)
+        cloud.keeper.renew_key(kind, at_once=False)
         cloud.now_s += 60
     with pytest.raises(errors.Unusable, match=r"64 are trusted .* Try again after 2027-.*--stolen"):
-        cloud.keeper.renew(kind, at_once=False)
+        cloud.keeper.renew_key(kind, at_once=False)
     issued = cloud.enrol()
     assert cloud.fault(issued) == "" and signing.read_public_keys(issued.signers)
-    cloud.keeper.renew(kind, at_once=True)  # a stolen key cannot wait
-    assert len(signing.read_public_keys(cloud.keeper.signers())) <= 64
-    cloud.keeper.renew(kind, at_once=False)
+    cloud.keeper.renew_key(kind, at_once=True)  # a stolen key cannot wait
+    assert len(signing.read_public_keys(cloud.keeper.signer_keys())) <= 64
+    cloud.keeper.renew_key(kind, at_once=False)
 
 
 def test_of_more_keys_than_hosts_take_the_one_in_use_and_the_newest_are_told(cloud, monkeypatch):
     monkeypatch.setattr(certificate_authority, "MAX_KEYS", 10**6)
     for _ in range(70):
-        cloud.keeper.renew(certificate_authority.SIGNER, at_once=False)
+        cloud.keeper.renew_key(certificate_authority.SIGNER, at_once=False)
     monkeypatch.setattr(certificate_authority, "MAX_KEYS", signing.MAX_PUBLIC_KEYS)
     issued = cloud.enrol()
     told = signing.read_public_keys(issued.signers)
     assert len(told) == 64
-    in_use = cloud.keeper.trust()
-    signed_messages.check_signature(told, signing.TABLE, b"{}", in_use.sign(signing.TABLE, b"{}"))
+    in_use = cloud.keeper.load_trust_state()
+    signed_messages.check_signature(
+        told, signing.TABLE, b"{}", in_use.sign_data(signing.TABLE, b"{}")
+    )

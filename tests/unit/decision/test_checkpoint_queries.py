@@ -43,7 +43,7 @@ class Hosts:
         self.service = checkpoint_registry.CheckpointRegistry(
             store,
             self.nova,
-            self._hosts.keeper.trust,
+            self._hosts.keeper.load_trust_state,
             interval_lookup.IntervalLookup(self.nova, 300),
             kept=2,
             kept_after_s=100.0,
@@ -63,16 +63,18 @@ class Hosts:
         return messages.SealedMessage(box=base64.b64encode(box).decode(), **said)
 
     def opened(self, answer, purpose=signing.CHECKPOINT_ANSWER, kind=messages.CheckpointResponse):
-        signers = signing.read_public_keys(self._hosts.keeper.signers())
+        signers = signing.read_public_keys(self._hosts.keeper.signer_keys())
         signed = decision_messages.decode(answer, decision_messages.Signed)
         return signed_messages.verify_from_service(signed, purpose, signers, kind)
 
     def register(self, told, **how):
-        return self.opened(self.service.register(self.sealed(self.concealed(told), **how)))
+        return self.opened(
+            self.service.register_checkpoint(self.sealed(self.concealed(told), **how))
+        )
 
     def kept(self, host="h1", sent_s=NOW_S, **how):
         asked = self.sealed(messages.RetentionRequest(host=host, sent_s=sent_s), **how)
-        return self.opened(self.service.kept(asked))
+        return self.opened(self.service.list_kept(asked))
 
     def tells_where_it_is(self, host):
         self.store.note_samples({host: (decision_databases.sample(host), 0)})
@@ -80,13 +82,13 @@ class Hosts:
     def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
         told = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
         asked = self.sealed(told, **how)
-        said = self.service.intervals(asked)
+        said = self.service.answer_intervals(asked)
         return self.opened(said, signing.CHECKPOINT_INTERVALS, messages.IntervalResponse)
 
     def asked_gone(self, **how):
         self.now_s += 1
         asked = messages.OwnerRequest(host="h2", owners=("h1", "h2", "h3", "h9"), sent_s=self.now_s)
-        said = self.service.owners(self.sealed(asked, **how))
+        said = self.service.list_orphaned_owners(self.sealed(asked, **how))
         return self.opened(said, signing.CHECKPOINT_OWNERS, messages.OwnerResponse)
 
     def gone(self):
@@ -95,7 +97,7 @@ class Hosts:
         return answer.gone
 
     def ids(self):
-        return [row.checkpoint_id for row in self.store.checkpoints("", 100, "", "")]
+        return [row.checkpoint_id for row in self.store.list_checkpoints("", 100, "", "")]
 
 
 @pytest.fixture
@@ -189,20 +191,20 @@ def test_nobody_reads_the_key_on_the_way(hosts):
     told = taken(1)
     sent = msgspec.json.encode(hosts.sealed(hosts.concealed(told)))
     assert told.key.encode() not in sent and told.manifest_name.encode() not in sent
-    answer = hosts.opened(hosts.service.register(hosts.sealed(hosts.concealed(told))))
+    answer = hosts.opened(hosts.service.register_checkpoint(hosts.sealed(hosts.concealed(told))))
     assert (answer.why, answer.host, answer.sent_s) == ("", told.host, told.sent_s)
-    assert hosts.store.checkpoint(told.checkpoint_id).disk_key == told.key
+    assert hosts.store.get_checkpoint(told.checkpoint_id).disk_key == told.key
 
 
 @pytest.mark.expect_log("checkpoints:")
 def test_what_was_concealed_for_others_or_by_others_is_refused(hosts):
     for changed in ({"host": "h2"}, {"sent_s": NOW_S + 3}):
         sent = hosts.sealed(hosts.concealed(taken(1), **changed))
-        assert hosts.opened(hosts.service.register(sent)).why
+        assert hosts.opened(hosts.service.register_checkpoint(sent)).why
     box = sealed_box.encrypt(sealed_box.public_key(signing.new_key()), b"{}", b"h1")
     for raw in (base64.b64encode(box).decode(), "no base64", ""):
         sent = hosts.sealed(messages.SealedMessage(host="h1", box=raw, sent_s=NOW_S + len(raw)))
-        assert hosts.opened(hosts.service.register(sent)).why
+        assert hosts.opened(hosts.service.register_checkpoint(sent)).why
     assert hosts.ids() == []
 
 
@@ -300,16 +302,16 @@ def test_old_message_means_nothing(hosts, sent_s):
 def test_messages_that_prove_nothing_fill_no_log(hosts, watched_log):
     forged = {"payload": "{}", "signature": "A" * 86 + "=="}
     for _ in range(2 * message_bus.WARNINGS):
-        hosts.opened(hosts.service.kept(forged))
+        hosts.opened(hosts.service.list_kept(forged))
     assert len(watched_log.messages) == message_bus.WARNINGS
 
 
 @pytest.mark.expect_log("it was taken before")
 def test_copy_of_a_message_means_nothing(hosts):
     message = hosts.sealed(hosts.concealed(taken(1)))
-    hosts.service.register(message)
+    hosts.service.register_checkpoint(message)
     hosts.store.forget_checkpoint(checkpoint_id(1))
-    hosts.service.register(message)
+    hosts.service.register_checkpoint(message)
     assert hosts.ids() == []
 
 
@@ -325,7 +327,7 @@ def test_host_that_says_much_keeps_no_other_from_being_heard(hosts, monkeypatch)
     "payload", [None, {}, {"payload": "{}", "signature": "x"}, [1], "x" * 100, {"payload": 1}]
 )
 def test_nonsense_is_refused(hosts, payload):
-    assert hosts.opened(hosts.service.register(payload)).why
+    assert hosts.opened(hosts.service.register_checkpoint(payload)).why
     assert hosts.service.refused["not_authentic"] == 1
 
 
@@ -390,7 +392,7 @@ def test_no_checkpoint_is_due_of_a_server_that_is_on_no_host(hosts):
     hosts.register(taken(1))
     for host, instances in (("", []), ("h1", [SERVER]), ("", [])):
         hosts.nova.servers[SERVER] = nova_client.Server(host, checkpoint_hosts.PROJECT)
-        hosts.service.sweep(threading.Event())
+        hosts.service.sweep_servers(threading.Event())
         assert [one.instance_id for one in hosts.store.newest_checkpoints()] == instances
         assert hosts.ids() == [checkpoint_id(1)]
     hosts.nova.servers[SERVER] = nova_client.Server("h1", checkpoint_hosts.PROJECT)
@@ -419,12 +421,12 @@ def test_host_waits_for_one_answer_at_a_time(hosts):
 def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):
     assert not hosts.register(taken(1)).why
     assert hosts.gone() == ()
-    hosts.keeper.revoke("h1")
-    hosts.keeper.forget("h3")
+    hosts.keeper.revoke_host("h1")
+    hosts.keeper.delete_host("h3")
     assert hosts.gone() == ("h3",)  # h1's may still be wanted; h9 never was one of this cloud's
     hosts.store.forget_checkpoint(checkpoint_id(1))
     assert hosts.gone() == ("h1", "h3")
-    hosts.keeper.allow("h1")
+    hosts.keeper.allow_host("h1")
     assert hosts.gone() == ("h3",)
 
 
@@ -438,20 +440,20 @@ def test_checkpoints_go_some_time_after_their_server(hosts):
     hosts.nova.servers = {}
     for later_s, left in ((0, 1), (99, 1), (2, 0)):
         hosts.now_s += later_s
-        hosts.service.sweep(threading.Event())
+        hosts.service.sweep_servers(threading.Event())
         assert len(hosts.ids()) == left
 
 
 def test_server_that_comes_back_keeps_its_checkpoints(hosts):
     hosts.register(taken(1))
     servers, hosts.nova.servers = hosts.nova.servers, {}
-    hosts.service.sweep(threading.Event())
+    hosts.service.sweep_servers(threading.Event())
     assert hosts.store.newest_checkpoints() == []
     hosts.nova.servers = servers
-    hosts.service.sweep(threading.Event())
+    hosts.service.sweep_servers(threading.Event())
     hosts.nova.servers = {}
     hosts.now_s += 150
-    hosts.service.sweep(threading.Event())
+    hosts.service.sweep_servers(threading.Event())
     assert len(hosts.ids()) == 1
 
 
@@ -460,7 +462,7 @@ def test_nothing_goes_while_nova_is_away(hosts):
     hosts.nova.failure = nova_client.NovaUnreachable("HTTP 503")
     hosts.now_s += 10_000
     with pytest.raises(nova_client.NovaUnreachable):
-        hosts.service.sweep(threading.Event())
+        hosts.service.sweep_servers(threading.Event())
     assert len(hosts.ids()) == 1
 
 

@@ -61,7 +61,7 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     hosts = enrolled_hosts.EnrolledHosts(configure(), store, time.time)
     key, certificate = hosts.identity(HOST)
     hosts.identity("h2")  # keeps it
-    trust = hosts.keeper.trust()
+    trust = hosts.keeper.load_trust_state()
     held = identity_files.Set(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
@@ -69,28 +69,28 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     made = registration.Registration(HOST, files, transport, lambda instance: 600)
     asked = interval_lookup.IntervalLookup(nova, 300)
     kept = checkpoint_registry.CheckpointRegistry(
-        store, nova, hosts.keeper.trust, asked, kept=2, kept_after_s=60.0
+        store, nova, hosts.keeper.load_trust_state, asked, kept=2, kept_after_s=60.0
     )
     answers = {
-        messages.REGISTER_CHECKPOINT: kept.register,
-        messages.KEPT_CHECKPOINTS: kept.kept,
-        messages.INTERVALS: kept.intervals,
-        messages.OWNERS: kept.owners,
+        messages.REGISTER_CHECKPOINT: kept.register_checkpoint,
+        messages.KEPT_CHECKPOINTS: kept.list_kept,
+        messages.INTERVALS: kept.answer_intervals,
+        messages.OWNERS: kept.list_orphaned_owners,
         messages.SERVICE_KEY: kept.service_key,
     }
     table = decision_messages.RingTable(0, "{}")
     service = rpc.AgentBus(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
-    service.start()
+    service.start_server()
     assert listens.wait(WAIT_S)
     made.keeper = hosts.keeper
     yield made
     made.stop()
-    service.stop()
+    service.stop_server()
 
 
 def test_checkpoint_is_registered_over_the_bus(daemon, store):
-    assert daemon.register(RECORD) == {RECORD.manifest_name}
-    [row] = store.checkpoints("", 9, "", "")
+    assert daemon.register_checkpoint(RECORD) == {RECORD.manifest_name}
+    [row] = store.list_checkpoints("", 9, "", "")
     assert (row.checkpoint_id, row.disk_key, row.interval_s) == (
         RECORD.checkpoint_id,
         RECORD.key,
@@ -102,8 +102,8 @@ def test_checkpoint_is_registered_over_the_bus(daemon, store):
 def test_checkpoint_of_a_server_elsewhere_is_refused_over_the_bus(daemon, store, nova):
     nova.servers = {}
     with pytest.raises(errors.Unusable, match="Nova knows no server"):
-        daemon.register(RECORD)
-    assert store.checkpoints("", 9, "", "") == []
+        daemon.register_checkpoint(RECORD)
+    assert store.list_checkpoints("", 9, "", "") == []
 
 
 def test_intervals_of_aggregates_and_servers_come_over_the_bus(daemon, nova):
@@ -114,5 +114,5 @@ def test_intervals_of_aggregates_and_servers_come_over_the_bus(daemon, nova):
 
 
 def test_who_is_gone_for_good_is_told_over_the_bus(daemon):
-    daemon.keeper.revoke("h2")
+    daemon.keeper.revoke_host("h2")
     assert daemon.gone(["h2", HOST]) == {"h2"}

@@ -26,7 +26,7 @@ def cloud():
 
 
 def of(cloud, least_s=0, host="h1"):
-    return interval_lookup.IntervalLookup(cloud, least_s).of(host)
+    return interval_lookup.IntervalLookup(cloud, least_s).intervals_of_host(host)
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_aggregates_are_asked_for_once_a_minute_for_all_hosts(cloud):
     now_s = 1000.0
     made = interval_lookup.IntervalLookup(cloud, 0, lambda: now_s)
     for host in ("h1", "h2"):
-        made.of(host)
+        made.intervals_of_host(host)
     cloud.groups = [aggregate("600", "h1")]
-    assert made.of("h1").of_host is None
+    assert made.intervals_of_host("h1").of_host is None
     now_s += interval_lookup.KNOWN_S
-    assert made.of("h1").of_host == 600
+    assert made.intervals_of_host("h1").of_host == 600
 
 
 def test_what_nova_does_not_say_is_not_known(cloud):
     cloud.failure = nova_client.NovaUnreachable("HTTP 403")
     made = interval_lookup.IntervalLookup(cloud, 60)
     with pytest.raises(nova_client.NovaUnreachable):
-        made.of("h1")
+        made.intervals_of_host("h1")
     cloud.failure = None
     with pytest.raises(nova_client.NovaBusy, match="a moment ago"):
-        made.of("h2")  # it is not waited for again at once
+        made.intervals_of_host("h2")  # it is not waited for again at once
 
 
 def test_failure_is_remembered_for_a_minute(cloud):
@@ -104,10 +104,10 @@ def test_failure_is_remembered_for_a_minute(cloud):
     made = interval_lookup.IntervalLookup(cloud, 0, lambda: now_s)
     cloud.failure = nova_client.NovaUnreachable("timeout")
     with pytest.raises(nova_client.NovaUnreachable):
-        made.of("h1")
+        made.intervals_of_host("h1")
     cloud.failure = None
     now_s += interval_lookup.KNOWN_S
-    assert made.of("h1") == messages.IntervalResponse()
+    assert made.intervals_of_host("h1") == messages.IntervalResponse()
 
 
 def test_nobody_waits_while_another_one_asks(cloud):
@@ -121,10 +121,10 @@ def test_nobody_waits_while_another_one_asks(cloud):
     cloud.aggregates = slowly
     made = interval_lookup.IntervalLookup(cloud, 0)
     with futures.ThreadPoolExecutor() as pool:
-        first = pool.submit(made.of, "h1")
+        first = pool.submit(made.intervals_of_host, "h1")
         assert asked.wait(30)
         try:
-            second = pool.submit(made.of, "h2")
+            second = pool.submit(made.intervals_of_host, "h2")
             assert isinstance(second.exception(timeout=5), nova_client.NovaBusy)
         finally:
             answered.set()
@@ -134,9 +134,9 @@ def test_nobody_waits_while_another_one_asks(cloud):
 def test_host_that_asks_without_end_is_not_asked_for_each_time(cloud):
     now_s = 1000.0
     made = interval_lookup.IntervalLookup(cloud, 60, lambda: now_s)
-    made.of("h1")
-    made.of("h2")
+    made.intervals_of_host("h1")
+    made.intervals_of_host("h2")
     with pytest.raises(nova_client.NovaBusy, match="h1 has asked"):
-        made.of("h1")
+        made.intervals_of_host("h1")
     now_s += interval_lookup.LEAST_S
-    assert made.of("h1") == messages.IntervalResponse()
+    assert made.intervals_of_host("h1") == messages.IntervalResponse()

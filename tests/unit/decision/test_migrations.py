@@ -22,7 +22,7 @@ def test_hosts_that_enrolled_before_keys_could_be_named_go_on(configure):
     assert not store.is_current()
     store.upgrade()
     assert store.is_current()
-    [row] = store.enrolments()
+    [row] = store.list_enrolments()
     assert (row.host, row.public_key, row.revoked_before_s) == ("h1", "key", 7)
     assert row.allowed_fingerprint == "" and store.refused_enrolments() == {}
     store.close()

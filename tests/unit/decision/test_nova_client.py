@@ -50,14 +50,14 @@ def client(configure, web):
 def test_it_says_where_a_server_is_now(client):
     for host in ("h1", "h2", None):
         client.says(f"servers/{SERVER}", {"server": server(host=host)})
-        assert client.server(SERVER) == nova_client.Server(host or "", "p")
-    assert client.server(OTHER) is None
+        assert client.get_server(SERVER) == nova_client.Server(host or "", "p")
+    assert client.get_server(OTHER) is None
 
 
 def test_it_says_what_aggregates_there_are(client):
     told = {"hosts": ["h1", "h2"], "metadata": {"a": "b"}, "name": "fast"}
     client.says("os-aggregates", {"aggregates": [told]})
-    [found] = client.aggregates()
+    [found] = client.list_aggregates()
     assert (set(found.hosts), found.metadata) == ({"h1", "h2"}, {"a": "b"})
 
 
@@ -84,8 +84,8 @@ def test_what_is_odd_is_not_known(client, answer):
     for path in (f"servers/{SERVER}", ON_H1, "os-aggregates"):
         client.says(path, answer)
     for ask in (
-        lambda: client.server(SERVER),
-        client.aggregates,
+        lambda: client.get_server(SERVER),
+        client.list_aggregates,
         lambda: client.metadata_on("h1"),
     ):
         with pytest.raises(nova_client.NovaUnreachable):
@@ -97,12 +97,12 @@ def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
     del told["OS-EXT-SRV-ATTR:host"]
     client.says(f"servers/{SERVER}", {"server": told})
     client.says(ON_H1, {"servers": [told]})
-    for ask in (lambda: client.server(SERVER), lambda: client.metadata_on("h1")):
+    for ask in (lambda: client.get_server(SERVER), lambda: client.metadata_on("h1")):
         with pytest.raises(nova_client.NovaUnreachable, match="does not tell hosts"):
             ask()
     web.always = http_server.status(403)
     with pytest.raises(nova_client.NovaUnreachable, match="HTTP 403"):
-        client.server(SERVER)
+        client.get_server(SERVER)
 
 
 def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web, monkeypatch):
@@ -124,17 +124,17 @@ def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web, monkeyp
     web.files["os-aggregates"] = b'{"aggregates": []}'
     web.always = late
     with futures.ThreadPoolExecutor() as pool:
-        waiting = [pool.submit(client.aggregates) for _ in range(2)]
+        waiting = [pool.submit(client.list_aggregates) for _ in range(2)]
         assert all(asked.acquire(timeout=30) for _ in waiting)
         try:
-            third = pool.submit(client.aggregates)
+            third = pool.submit(client.list_aggregates)
             assert isinstance(third.exception(timeout=5), nova_client.NovaBusy)
         finally:
             answered.set()
         assert [one.result(30) for one in waiting] == [[], []]
-    assert client.aggregates() == []
+    assert client.list_aggregates() == []
 
 
 def test_without_a_user_nobody_is_asked(configure):
     with pytest.raises(nova_client.NovaUnreachable, match="auth_type is not set"):
-        nova_client.NovaClient(configure()).aggregates()
+        nova_client.NovaClient(configure()).list_aggregates()

@@ -59,7 +59,7 @@ class Loads(none.NoLoads):
 
     said: Any = ()
 
-    def levels(self, hosts: Any) -> Any:
+    def read_levels(self, hosts: Any) -> Any:
         if isinstance(self.said, Exception):
             raise self.said
         return self.said
@@ -97,20 +97,20 @@ class Instance:
             clock=lambda: self.now_s,
             wall=self.wall,
         )
-        self.service.prepare()
+        self.service.load_trust()
 
     def wall(self) -> float:
         return WALL_S + self.now_s
 
     def hear(self, sample: decision_messages.Sample) -> None:
-        self.service.hear(self.enrolled.sealed(sample))
+        self.service.accept_sample(self.enrolled.sealed(sample))
 
     def publish(self, table: decision_messages.RingTable) -> bool:
         self.published.append(table)
         return True
 
     def give_to(self, host: str, message: decision_messages.Signed) -> bool:
-        signers = signing.read_public_keys(self.enrolled.keeper.trust().signers)
+        signers = signing.read_public_keys(self.enrolled.keeper.load_trust_state().signers)
         given = signed_messages.verify_from_service(
             message, signing.TASK, signers, decision_messages.TaskForHosts
         )
@@ -163,7 +163,7 @@ class Cloud:
                 for host in ("h1", "h2", "h3"):
                     place = self.places.get(host, "")
                     one.hear(sample(host, self.number, float(host == busy), has, place))
-                one.service.round()
+                one.service.run_round()
 
 
 @pytest.fixture
@@ -176,18 +176,18 @@ def test_hosts_that_come_are_published_once_and_remembered(lone, store):
     assert lone.epochs() == [1]
     known = hash_ring.decode(lone.published[0].table.encode(), "table")
     assert [(host.host, host.vnodes) for host in known.hosts] == [(f"h{n}", 100) for n in (1, 2, 3)]
-    [noted] = store.rings(limit=9)
+    [noted] = store.list_rings(limit=9)
     assert (noted.epoch, noted.reason, noted.hosts, noted.moved) == (1, "members", 3, 300)
     assert noted.published_s == WALL_S + 2 * COLLECTION_S
-    assert [host.host for host in store.hosts()] == ["h1", "h2", "h3"]
-    assert len(store.traffic(0)) == 15
+    assert [host.host for host in store.list_hosts()] == ["h1", "h2", "h3"]
+    assert len(store.list_traffic(0)) == 15
 
 
 def test_overload_moves_v_nodes_and_says_who_it_was(lone, store):
     cloud = Cloud(lone)
     cloud.collect(2)
     cloud.collect(2, busy="h2")
-    newest = store.rings(limit=1)[0]
+    newest = store.list_rings(limit=1)[0]
     assert (newest.epoch, newest.reason, newest.overloaded) == (2, "overload", ("h2",))
     assert 0 < newest.moved < 100
 
@@ -253,7 +253,7 @@ def test_a_service_that_starts_anew_keeps_the_table_until_hosts_are_silent(confi
     again = Instance(configure(dead_after_samples=2), store, name="two")
     for _ in range(6):  # nobody is heard: then the bus has failed, not they
         again.now_s += COLLECTION_S
-        again.service.round()
+        again.service.run_round()
     assert again.epochs() == [] and again.service.current.epoch == 1
 
 
@@ -266,9 +266,9 @@ def test_of_two_that_think_they_lead_the_slower_one_steps_down(configure, store,
     assert (one.epochs(), two.epochs()) == ([1], [])
     late = database.Publication(2, 0.0, "members", (), 0, 0, 0, "other", "{}")
     two.lead.leads = True
-    decide = two.service.decider.decide
+    decide = two.service.decider.decide_table
     monkeypatch.setattr(
-        two.service.decider, "decide", lambda *a: (store.publish(late, 9), decide(*a))[1]
+        two.service.decider, "decide_table", lambda *a: (store.store_ring(late, 9), decide(*a))[1]
     )
     cloud.instances.remove(one)
     store.set_drained("h1", True)
@@ -369,8 +369,8 @@ def _killed_in_a_remap(conf, store, dies_at) -> bool:
         cloud.instances.remove(one)
         two.lead.leads = True
         cloud.collect(3, busy="h1", epoch=one.epochs()[-1])
-    assert [found.epoch for found in store.rings(limit=9)] == [2, 1]
-    [newest] = store.rings(limit=1, with_tables=True)
+    assert [found.epoch for found in store.list_rings(limit=9)] == [2, 1]
+    [newest] = store.list_rings(limit=1, with_tables=True)
     counts = {
         host.host: host.vnodes for host in hash_ring.decode(newest.table.encode(), "table").hosts
     }
@@ -396,7 +396,7 @@ def test_agents_with_a_higher_epoch_than_the_database_get_a_higher_one_yet(lone,
     assert lone.epochs() == [42]
     cloud.collect(1, epoch=77)
     assert lone.epochs() == [42, 78]
-    assert store.rings(limit=1)[0].reason == "epoch"
+    assert store.list_rings(limit=1)[0].reason == "epoch"
     cloud.collect(2, epoch=service.HIGHEST_TRUSTED_EPOCH)
     assert lone.epochs() == [42, 78]
 
@@ -448,7 +448,7 @@ def test_nonsense_by_the_thousand_does_not_fill_the_log(lone, watched_log):
 
 def open_table(one: Instance, told: decision_messages.RingTable) -> hash_ring.Ring:
     """Return a table as an agent takes it that enrolled now."""
-    signers = signing.read_public_keys(one.enrolled.keeper.trust().signers)
+    signers = signing.read_public_keys(one.enrolled.keeper.load_trust_state().signers)
     signed_messages.check_signature(signers, signing.TABLE, told.table.encode(), told.signature)
     return hash_ring.decode(told.table.encode(), "table")
 
@@ -459,15 +459,15 @@ def test_every_table_is_signed_also_one_that_was_taken_over(configure, store, lo
     for told in (*lone.published, lone.service.current_ring()):
         assert open_table(lone, told).epoch == 1
     other = Instance(configure(), store, leads=False, name="two")
-    other.service.round()
+    other.service.run_round()
     assert open_table(lone, other.service.current_ring()).epoch == 1
 
 
 def test_a_table_is_signed_anew_once_a_new_signer_is_in_use(lone):
     Cloud(lone).collect(3)
     before = lone.service.current_ring()
-    lone.enrolled.keeper.renew(certificate_authority.SIGNER, at_once=True)
-    lone.service.round()
+    lone.enrolled.keeper.renew_key(certificate_authority.SIGNER, at_once=True)
+    lone.service.run_round()
     after = lone.service.current_ring()
     assert (after.table, after.epoch) == (before.table, before.epoch)
     assert open_table(lone, after) and after.signature != before.signature
@@ -482,13 +482,13 @@ def test_a_sample_that_its_host_did_not_sign_is_refused(lone, lie):
     if lie == "by another authority":
         own = certificates.Authority.create("forger", lone.wall(), 3600)
         key, h1 = certificates.new_key(), ids.HostId("h1")
-        certificate = own.issue(certificates.request(h1, key), h1, lone.wall(), 600)
+        certificate = own.issue_certificate(certificates.request(h1, key), h1, lone.wall(), 600)
     forged = signed_messages.sign_payload(sample("h1", 9, 1.0, 1), signing.SAMPLE, key, certificate)
     if lie == "changed":
         forged = msgspec.structs.replace(good, payload=good.payload.replace(":7201", ":7202"))
     with pytest.raises(errors.NotAuthenticated):
-        lone.service.hear(forged)
-    lone.service.round()
+        lone.service.accept_sample(forged)
+    lone.service.run_round()
     assert lone.service.members[ids.HostId("h1")].last.number == 3
 
 
@@ -496,15 +496,15 @@ def test_a_sample_that_its_host_did_not_sign_is_refused(lone, lie):
 def test_a_revoked_host_leaves_the_table_in_the_next_round_and_is_heard_no_more(lone, store):
     cloud = Cloud(lone)
     cloud.collect(3)
-    lone.enrolled.keeper.revoke(ids.HostId("h1"))
+    lone.enrolled.keeper.revoke_host(ids.HostId("h1"))
     cloud.collect()
     table = open_table(lone, lone.published[-1])
     assert [host.host for host in table.hosts] == ["h2", "h3"]
     assert table.revoked == {"h1": certificates.refused_before(lone.wall() - COLLECTION_S)}
-    assert store.rings(limit=1)[0].reason == "revoked"
+    assert store.list_rings(limit=1)[0].reason == "revoked"
     assert lone.service.picture.refused["disbelieved"] == 1
     cloud.instances = []
-    lone.enrolled.keeper.allow(ids.HostId("h1"))
+    lone.enrolled.keeper.allow_host(ids.HostId("h1"))
     lone.enrolled.enrol("h1")
     cloud.instances = [lone]
     cloud.collect(3)
@@ -521,12 +521,12 @@ def test_a_certificate_that_the_service_did_not_issue_itself_is_not_enough(
     (tmp_path / "ca.key.pem").write_bytes(own.key_pem)
     lone = Instance(configure(ca_dir=str(tmp_path)), store, name="one")
     key, h9 = certificates.new_key(), ids.HostId("h9")
-    certificate = own.issue(certificates.request(h9, key), h9, WALL_S, 3600)
-    lone.service.hear(
+    certificate = own.issue_certificate(certificates.request(h9, key), h9, WALL_S, 3600)
+    lone.service.accept_sample(
         signed_messages.sign_payload(sample("h9", 1, 0, 0), signing.SAMPLE, key, certificate)
     )
-    lone.service.round()
-    assert lone.service.members.hosts() == []
+    lone.service.run_round()
+    assert lone.service.members.list_hosts() == []
 
 
 @pytest.mark.expect_log("h4: sample 4 is refused: taken_address")
@@ -547,10 +547,10 @@ class Network:
         self.hosts = {address_book.parse(f"{ip}:7201"): host for host, ip in hosts.items()}
         self.asked: list[address_book.Address] = []
 
-    def ask(self, addresses: Iterable[address_book.Address]) -> None:
+    def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
         self.asked += addresses
 
-    def results(self) -> list[address_verifier.VerifyResult]:
+    def take_results(self) -> list[address_verifier.VerifyResult]:
         asked, self.asked = self.asked, []
         return [
             address_verifier.VerifyResult(at, self.hosts.get(at, ""), "timed out") for at in asked
@@ -570,8 +570,8 @@ def test_an_address_is_published_once_its_host_was_found_there(configure, store)
     assert names == ["h1", "h2", "h3"]
     after = Instance(configure(), store, prover=Network())
     after.now_s = lone.now_s
-    after.service.round()
-    assert after.service.members.living(after.now_s) == ["h1", "h2", "h3"]  # as the table says
+    after.service.run_round()
+    assert after.service.members.list_live(after.now_s) == ["h1", "h2", "h3"]  # as the table says
 
 
 def test_one_host_that_claims_a_high_epoch_moves_nothing(lone, store):
@@ -581,7 +581,7 @@ def test_one_host_that_claims_a_high_epoch_moves_nothing(lone, store):
         lone.now_s = number * COLLECTION_S
         for host, epoch in (("h1", 2**52), ("h2", 1), ("h3", 1)):
             lone.hear(sample(host, number, 0.0, epoch))
-        lone.service.round()
+        lone.service.run_round()
     assert lone.epochs() == [1] and store.latest_epoch() == 1
 
 
@@ -590,8 +590,8 @@ def test_whatever_goes_wrong_in_a_round_the_next_one_comes(lone, monkeypatch):
     cloud = Cloud(lone)
     cloud.collect(3)
     with monkeypatch.context() as patched:
-        patched.setattr(lone.service.decider, "decide", lambda *_: 1 // 0)
-        lone.service.round()
+        patched.setattr(lone.service.decider, "decide_table", lambda *_: 1 // 0)
+        lone.service.run_round()
         assert not lone.service.leads
     lone.lead.leads = True
     cloud.collect(2)
@@ -615,7 +615,9 @@ def test_a_table_that_nobody_would_take_is_not_published(lone, store, monkeypatc
 
 @pytest.mark.expect_log("message sample_collected is of no use")
 def test_forged_samples_fill_no_log(lone, watched_log):
-    endpoint = rpc._Endpoint(lone.service.hear, lone.service.current_ring, lambda _: None, {})
+    endpoint = rpc._Endpoint(
+        lone.service.accept_sample, lone.service.current_ring, lambda _: None, {}
+    )
     for _ in range(1000):
         endpoint.sample_collected({}, {"payload": 5})
     assert len(watched_log.messages) == message_bus.WARNINGS
@@ -629,7 +631,7 @@ def test_one_host_cannot_fill_the_inbox_and_its_newest_samples_stay(lone):
         lone.hear(sample("h1", number, 0.0, 1, sent_s=lone.wall()))
     assert len(lone.service._inbox) == service.WAITING_OF_A_HOST
     lone.hear(sample("h2", 4, 0.0, 1))
-    lone.service.round()
+    lone.service.run_round()
     assert lone.service.members[ids.HostId("h1")].last.number == 59
     assert lone.service.members[ids.HostId("h2")].last.number == 4
 
@@ -643,11 +645,11 @@ def test_samples_that_are_sent_again_keep_no_host_from_being_heard(lone):
     for number in range(4, 14):
         lone.now_s = number * COLLECTION_S
         for copy in recorded * 11:
-            lone.service.hear(copy)
+            lone.service.accept_sample(copy)
         for host in ("h1", "h2", "h3"):
             lone.hear(sample(host, number, 0.0, 1))
         recorded.append(lone.enrolled.sealed(sample("h1", number, 0.0, 1)))
-        lone.service.round()
+        lone.service.run_round()
         assert lone.service.members[ids.HostId("h1")].last.number == number
     assert lone.epochs() == [1]
     refused = lone.service.picture.refused
@@ -661,11 +663,11 @@ def test_samples_that_are_sent_again_make_no_silent_host_live(lone):
     for number in range(4, 12):
         lone.now_s = number * COLLECTION_S
         for copy in recorded:
-            lone.service.hear(copy)
+            lone.service.accept_sample(copy)
         for host in ("h1", "h2"):
             lone.hear(sample(host, number, 0.0, 1))
-        lone.service.round()
-    assert lone.service.members.living(lone.now_s) == ["h1", "h2"]
+        lone.service.run_round()
+    assert lone.service.members.list_live(lone.now_s) == ["h1", "h2"]
 
 
 @pytest.mark.expect_log("is refused: its certificate is revoked")
@@ -673,15 +675,17 @@ def test_a_key_that_counts_no_more_takes_no_place_of_the_next_one(lone):
     """Who stole the former key signs what is newer than all that the host sends."""
     Cloud(lone).collect(3)
     stolen, certificate = lone.enrolled.identity("h1")
-    lone.enrolled.keeper.revoke(ids.HostId("h1"))
-    lone.enrolled.keeper.allow(ids.HostId("h1"))
+    lone.enrolled.keeper.revoke_host(ids.HostId("h1"))
+    lone.enrolled.keeper.allow_host(ids.HostId("h1"))
     lone.now_s += COLLECTION_S
     lone.enrolled.enrol("h1")
     for number in range(2**40, 2**40 + service.WAITING_OF_A_HOST):
         newer = sample("h1", number, 0.0, 1, sent_s=lone.wall() + 25)
-        lone.service.hear(signed_messages.sign_payload(newer, signing.SAMPLE, stolen, certificate))
+        lone.service.accept_sample(
+            signed_messages.sign_payload(newer, signing.SAMPLE, stolen, certificate)
+        )
     lone.hear(sample("h1", 4, 0.0, 1))
-    lone.service.round()
+    lone.service.run_round()
     assert lone.service.members[ids.HostId("h1")].last.number == 4
 
 
@@ -693,7 +697,7 @@ def test_without_its_database_the_service_goes_on_believing_who_it_believed(lone
         raise database.DatabaseError("sqlite://", "gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr(lone.store, "enrolments", gone)
+        patched.setattr(lone.store, "list_enrolments", gone)
         patched.setattr(service.LOG, "warning", lambda *_: None)
         cloud.collect()
     assert lone.service.members[ids.HostId("h1")].last.number == 4
@@ -726,7 +730,7 @@ def test_what_is_told_of_images_is_not_lost_behind_a_later_sample_of_the_round(l
     held = {image_id: decision_messages.HeldImage(size_bytes=5)}
     lone.hear(msgspec.structs.replace(told, images=held))
     lone.hear(sample("h1", 4, 0.0, 1))
-    lone.service.round()
+    lone.service.run_round()
     assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1"]
 
 
@@ -741,8 +745,8 @@ def test_boots_that_are_told_in_several_samples_of_a_round_are_all_noted(lone, s
         )
         told = sample("h1", 3 + number, 0.0, 1)
         lone.hear(msgspec.structs.replace(told, boots=(boot,)))
-    lone.service.round()
-    assert [[row.host for row in store.boots(one)] for one in servers] == [["h1"]] * 3
+    lone.service.run_round()
+    assert [[row.host for row in store.list_boots(one)] for one in servers] == [["h1"]] * 3
 
 
 def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, store):
@@ -754,7 +758,7 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
     cloud.collect(2)
     assert [row.host for row in store.image_hosts(IMAGE, 0)] == ["h9"]
     lone.now_s += image_queries.KEPT_S + service.FORGET_EVERY_S
-    lone.service.round()
+    lone.service.run_round()
     assert store.image_hosts(IMAGE, 0) == []
 
 

@@ -32,16 +32,16 @@ def hosts(**places: str) -> dict[ids.HostId, base.HostLoad]:
 
 
 def test_none_knows_of_no_switches(configure):
-    assert load(configure, "none").levels({}) == ()
+    assert load(configure, "none").read_levels({}) == ()
 
 
 def test_static_reads_its_file_each_time(configure, tmp_path):
     path: pathlib.Path = tmp_path / "switches.json"
     path.write_text('{"levels": [[{"traffic": 1, "capacity": 2.5}], []]}')
     loads = load(configure, "static", file=str(path))
-    assert loads.levels({}) == [[Load(1, 2.5)], []]
+    assert loads.read_levels({}) == [[Load(1, 2.5)], []]
     path.write_text('{"levels": []}')
-    assert loads.levels({}) == []
+    assert loads.read_levels({}) == []
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"levels": [[{"traffic": "much"}]]}', None])
@@ -50,12 +50,12 @@ def test_static_says_which_file_is_wrong(configure, tmp_path, text):
     if text is not None:
         path.write_text(text)
     with pytest.raises(base.LoadsUnknown, match=r"switches\.json"):
-        load(configure, "static", file=str(path)).levels({})
+        load(configure, "static", file=str(path)).read_levels({})
 
 
 def test_hosts_adds_up_what_leaves_the_places_below(configure):
     loads = load(configure, "hosts", capacity_bytes_s=[250.0, 300.0, 400.0])
-    levels = loads.levels(hosts(a="p1/r1", b="p1/r1", c="p1/r2", d="p2/r3"))
+    levels = loads.read_levels(hosts(a="p1/r1", b="p1/r1", c="p1/r2", d="p2/r3"))
     assert [sorted(switch.traffic for switch in level) for level in levels] == [
         [100.0, 100.0, 200.0],
         [100.0, pytest.approx(700 / 3)],  # of each of a and b two thirds leave their rack
@@ -65,8 +65,8 @@ def test_hosts_adds_up_what_leaves_the_places_below(configure):
 
 
 def test_hosts_without_capacities_or_hosts_know_nothing(configure):
-    assert load(configure, "hosts").levels(hosts(a="p1/r1")) == []
-    assert load(configure, "hosts", capacity_bytes_s=[1.0]).levels({}) == [[]]
+    assert load(configure, "hosts").read_levels(hosts(a="p1/r1")) == []
+    assert load(configure, "hosts", capacity_bytes_s=[1.0]).read_levels({}) == [[]]
 
 
 def test_prometheus_joins_traffic_and_capacity(configure, server):
@@ -76,8 +76,8 @@ def test_prometheus_joins_traffic_and_capacity(configure, server):
     loads = load(
         configure, "prometheus", url=server.url, traffic_query="traffic", capacity_query="capacity"
     )
-    assert loads.levels({}) == [[Load(5, 10), Load(7.5, 10)], [], [Load(95, 100)]]
-    assert threshold.busy_levels(loads.levels({})) == (2,)
+    assert loads.read_levels({}) == [[Load(5, 10), Load(7.5, 10)], [], [Load(95, 100)]]
+    assert threshold.busy_levels(loads.read_levels({})) == (2,)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_prometheus_joins_traffic_and_capacity(configure, server):
 def test_prometheus_that_does_not_know_says_so(configure, server, status, body):
     server.answer = status, body if isinstance(body, str) else json.dumps(body)
     with pytest.raises(base.LoadsUnknown, match=urllib.parse.urlsplit(server.url).netloc):
-        load(configure, "prometheus", url=server.url).levels({})
+        load(configure, "prometheus", url=server.url).read_levels({})
 
 
 def test_prometheus_that_is_gone_says_so(configure):
     with pytest.raises(base.LoadsUnknown, match="refused"):
-        load(configure, "prometheus", url="http://127.0.0.1:1").levels({})
+        load(configure, "prometheus", url="http://127.0.0.1:1").read_levels({})

@@ -127,7 +127,7 @@ def test_agents_of_other_versions_and_hosts_without_certificates_are_named(check
     )
     keeper = certificate_authority.CertificateAuthority(conf.acstor_decision, store)
     for number in range(1, 9):
-        keeper.allow(f"h{number:04}")
+        keeper.allow_host(f"h{number:04}")
     assert found(checks.tables()) == (Code.SUCCESS, "")
     code, details = found(checks.agents())
     assert code is Code.WARNING and "and 3 more" in details

@@ -52,13 +52,13 @@ def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) ->
     store(images, mine, GIB - 1000)
     store(images, mine, 5 * GIB, CONVERTED)
     quota = artefact_quota.ArtefactQuota(images, conf)
-    quota.reserve(mine, 600)
+    quota.reserve_bytes(mine, 600)
     with pytest.raises(errors.QuotaExceeded, match=r"1073741424 bytes, and 401 more .* of 1GiB"):
-        quota.reserve(mine, 401)
-    quota.reserve(mine, 400)
+        quota.reserve_bytes(mine, 401)
+    quota.reserve_bytes(mine, 400)
     with pytest.raises(errors.QuotaExceeded):
-        quota.reserve(mine, 0)
-    quota.reserve(other, GIB)
+        quota.reserve_bytes(mine, 0)
+    quota.reserve_bytes(other, GIB)
 
 
 def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
@@ -67,10 +67,10 @@ def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
     quota = artefact_quota.ArtefactQuota(images, conf, clock)
     for _ in range(2):
         with pytest.raises(errors.QuotaExceeded):
-            quota.reserve(mine, 1)
-        images.delete(artefact_id)
+            quota.reserve_bytes(mine, 1)
+        images.delete_artefact(artefact_id)
     clock.now_s += artefact_quota.ASK_AGAIN_S + 1
-    quota.reserve(mine, GIB)
+    quota.reserve_bytes(mine, GIB)
 
 
 @pytest.mark.expect_log("could not be prepared")
@@ -79,11 +79,11 @@ def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
     artefact_id = store(images, images.records[glance_records.IMAGE_ID], GIB)
     image = images.add(b"some bytes" * 100)
     image_id = ids.parse_image_id(image["id"])
-    assert image_preparer.ImagePreparer(images, conf).handle(image_id) is Outcome.FAILED
+    assert image_preparer.ImagePreparer(images, conf).prepare_image(image_id) is Outcome.FAILED
     assert "over their quota of 1GiB" in image["acstor_message"]
     assert image["acstor_retry"].startswith("1 2")
-    images.delete(artefact_id)
-    again = image_preparer.ImagePreparer(images, conf).handle(image_id, is_forced=True)
+    images.delete_artefact(artefact_id)
+    again = image_preparer.ImagePreparer(images, conf).prepare_image(image_id, is_forced=True)
     assert again is Outcome.PREPARED
     made = images.records[image[CHUNK_MAP.pointer]]
     assert made["acstor_project_id"] == image["owner"]
@@ -94,9 +94,9 @@ def test_image_whose_chunk_map_is_longer_fails_for_good(images, conf, monkeypatc
     monkeypatch.setattr(preparation_budget, "SPARE_ARTEFACT_BYTES", 0)
     image = images.add(b"some bytes")
     assert (
-        image_preparer.ImagePreparer(images, conf).handle(ids.parse_image_id(image["id"]))
+        image_preparer.ImagePreparer(images, conf).prepare_image(ids.parse_image_id(image["id"]))
         is Outcome.FAILED
     )
     assert "its 10 bytes do not allow that" in image["acstor_message"]
     assert image["acstor_retry"] == "1 never"
-    assert list(images.every_artefact()) == []
+    assert list(images.list_artefacts()) == []

@@ -58,13 +58,13 @@ class World:
             self.images.records[image_id] |= lineage.direct_base(base, image_id)
         if self.images.folder:
             (self.images.folder / image_id).write_bytes(raw)
-        outcome = self.preparer.handle(ids.parse_image_id(image_id))
+        outcome = self.preparer.prepare_image(ids.parse_image_id(image_id))
         assert outcome is image_preparer.PreparationOutcome.PREPARED
-        assert self.comparing.compare(image_id)
+        assert self.comparing.compare_image(image_id)
         return image_id
 
     def told(self, image_id):
-        record = self.images.read(image_id)
+        record = self.images.get_image(image_id)
         return [record.get(name) for name in NAMES]
 
     def counted(self, room: str) -> float:
@@ -99,14 +99,14 @@ def test_what_an_image_that_shares_no_room_tells_is_not_measured_again(world, mo
     first = world.add(data(1, 2, 3))
     second = world.add(data(1, 9, 3), first, base_image_ref=first)
     monkeypatch.setattr(backing_images, "chunk_map_of", pytest.fail)  # each is a download
-    assert world.comparing.compare(second)
+    assert world.comparing.compare_image(second)
     assert world.counted("elsewhere") == 1
 
 
 def test_nearest_image_that_is_there_counts(world):
     first = world.add(data(1, 2, 3))
     second = world.add(data(1, 9, 3), first)
-    world.images.delete(second)
+    world.images.delete_artefact(second)
     third = world.add(data(1, 9, 8), second, base_image_ref=first)
     assert world.told(third) == [first, str(2 * CHUNK), None]
 
@@ -173,8 +173,8 @@ def test_what_was_stopped_is_done_again(stored, monkeypatch):
     monkeypatch.setattr(block_dedup, "share_blocks", share)
     image = stored.images.add(data(1, 3), owner=A, base_image_ref=base)["id"]
     (stored.images.folder / image).write_bytes(data(1, 3))
-    stored.preparer.handle(image)
-    assert not stored.comparing.compare(image)
+    stored.preparer.prepare_image(image)
+    assert not stored.comparing.compare_image(image)
     assert image in to_compare(stored)
 
 
@@ -191,14 +191,14 @@ def test_reconcile_finds_what_shares_no_room_and_each_process_tries_it_once(worl
     image = world.add(data(1, 3), base)
     assert to_compare(world) == [image]
     tried = []
-    world.comparing.compare = lambda image_id: tried.append(image_id) or True
+    world.comparing.compare_image = lambda image_id: tried.append(image_id) or True
     world.comparing.start()
     try:
         for _ in range(3):
-            world.comparing.look_again([image])
-            wait_for(lambda: world.comparing._queue.sizes() == (0, 0))
+            world.comparing.requeue([image])
+            wait_for(lambda: world.comparing._queue.queue_sizes() == (0, 0))
         assert tried == [image]
-        world.comparing.prepared(image)
+        world.comparing.queue_image(image)
         wait_for(lambda: tried == [image, image])
     finally:
         world.comparing.stop()
@@ -217,11 +217,11 @@ def test_nothing_that_fails_ends_the_thread(world):
             raise failures.pop(0)
         return True
 
-    world.comparing.compare = compare
+    world.comparing.compare_image = compare
     world.comparing.start()
     try:
         for number in range(3):
-            world.comparing.prepared(f"image {number}")
+            world.comparing.queue_image(f"image {number}")
         wait_for(lambda: len(tried) == 3)
     finally:
         world.comparing.stop()

@@ -77,14 +77,14 @@ def test_hosts_are_told_what_came_before_and_who_may_read_it(images, decision, a
     first = images.add(DATA, name="web", owner="ours", **OLD)
     second = images.add(DATA, name="web", owner="ours", **NEW)
     images.add(DATA, name="web", owner="others", visibility="public", **OLD)
-    ahead.made(image_id(second))
+    ahead.announce(image_id(second))
     path = f"/v1/images/{second['id']}/prefetch-boot-image"
     assert decision.told == [(path, {"previous_images": [first["id"]], "is_public": False})]
 
 
 def test_hosts_are_told_of_a_public_image_though_none_came_before(images, decision, ahead):
     made = images.add(DATA, name="web", owner="ours", visibility="public", **NEW)
-    ahead.made(image_id(made))
+    ahead.announce(image_id(made))
     [(_, body)] = decision.told
     assert body == {"previous_images": [], "is_public": True}
 
@@ -93,8 +93,8 @@ def test_hosts_are_told_of_a_public_image_though_none_came_before(images, decisi
 def test_nobody_is_told_of_an_image_that_no_host_may_want(images, decision, ahead, visibility):
     """A tenant makes his image a community's by himself, and would have all hosts take it."""
     made = images.add(DATA, name="web", owner="ours", visibility=visibility, **NEW)
-    ahead.made(image_id(made))
-    ahead.made(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff"))  # deleted meanwhile
+    ahead.announce(image_id(made))
+    ahead.announce(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0aff"))  # deleted meanwhile
     assert decision.told == []
 
 
@@ -104,11 +104,11 @@ def test_what_cannot_be_told_is_told_later_and_no_more_than_once(images, decisio
     made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b")]
     decision.status = status
     for one in made:
-        ahead.made(image_id(one))
+        ahead.announce(image_id(one))
     assert decision.told == []
     decision.status = 202
-    ahead.tell()
-    ahead.tell()
+    ahead.announce_pending()
+    ahead.announce_pending()
     assert [path.split("/")[3] for path, _ in decision.told] == [one["id"] for one in made]
 
 
@@ -118,7 +118,7 @@ def test_what_waits_to_be_told_is_bounded(images, decision, ahead, monkeypatch):
     made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b", "c")]
     decision.status = 503
     for one in made:
-        ahead.made(image_id(one))
+        ahead.announce(image_id(one))
     decision.status = 202
-    ahead.tell()
+    ahead.announce_pending()
     assert [path.split("/")[3] for path, _ in decision.told] == [one["id"] for one in made[1:]]

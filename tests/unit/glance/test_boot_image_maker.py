@@ -114,65 +114,65 @@ def boot(*trace: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int = 
 def test_one_recorded_boot_is_enough_for_the_first_boot_image_and_two_for_a_better_one(
     glance, made
 ):
-    assert made.traced(boot(5, 3, 21, 9)) == IMAGE_ID
-    assert made.make(IMAGE_ID)
+    assert made.add_trace(boot(5, 3, 21, 9)) == IMAGE_ID
+    assert made.make_boot_image(IMAGE_ID)
     assert glance.published == [(1, [5, 3, 9])]  # chunk 21 is zeros
     assert glance.image["acstor_boot_state"] == "ready"
     assert glance.artefacts[artefacts.Kind.BOOT_IMAGE]["acstor_origin"] == "recorded"
-    assert not made.make(IMAGE_ID)
-    made.traced(boot(5, 3, 9, 11, host="h2"))
-    assert made.make(IMAGE_ID)
+    assert not made.make_boot_image(IMAGE_ID)
+    made.add_trace(boot(5, 3, 9, 11, host="h2"))
+    assert made.make_boot_image(IMAGE_ID)
     assert glance.published[-1] == (2, [5, 3, 9, 11])
 
 
 def test_one_recorded_boot_does_not_take_the_place_of_a_boot_image_that_is_there(glance, made):
-    made.traced(boot(5, 3))
-    assert made.make(IMAGE_ID)
+    made.add_trace(boot(5, 3))
+    assert made.make_boot_image(IMAGE_ID)
     folder = made._traces._folder
     for path in folder.iterdir():
         path.unlink()
-    made.traced(boot(7, 8, 9))
-    assert not made.make(IMAGE_ID)
-    made.traced(boot(7, 8, 9, host="h2"))
-    assert made.make(IMAGE_ID)
+    made.add_trace(boot(7, 8, 9))
+    assert not made.make_boot_image(IMAGE_ID)
+    made.add_trace(boot(7, 8, 9, host="h2"))
+    assert made.make_boot_image(IMAGE_ID)
 
 
 def test_better_one_replaces_it_with_a_higher_revision(glance, made):
     for host in ("h1", "h2"):
-        made.traced(boot(5, 3, host=host))
-    assert made.make(IMAGE_ID)
-    assert not made.make(IMAGE_ID)  # nothing has changed
+        made.add_trace(boot(5, 3, host=host))
+    assert made.make_boot_image(IMAGE_ID)
+    assert not made.make_boot_image(IMAGE_ID)  # nothing has changed
     for host in ("h3", "h4", "h5"):
-        made.traced(boot(5, 3, 7, host=host))
-    assert made.make(IMAGE_ID)
+        made.add_trace(boot(5, 3, 7, host=host))
+    assert made.make_boot_image(IMAGE_ID)
     assert glance.published[-1] == (2, [5, 3, 7])
 
 
 def test_chunks_of_few_boots_are_left_out(glance, made):
     for number in range(3):
-        made.traced(boot(5, 3, 10 + number, host=f"h{number}"))
-    made.make(IMAGE_ID)
+        made.add_trace(boot(5, 3, 10 + number, host=f"h{number}"))
+    made.make_boot_image(IMAGE_ID)
     assert glance.published[-1][1] == [5, 3]
 
 
 def test_traces_of_another_cut_or_of_unknown_images_come_to_nothing(glance, made):
     other = "00000000-0000-4000-8000-000000000001"
     for host in ("h1", "h2"):
-        made.traced(boot(5, 3, host=host, chunks=25))
-        made.traced(boot(5, 3, host=host, image_id=other))
-    assert not made.make(IMAGE_ID)
-    assert not made.make(ids.parse_image_id(other))
+        made.add_trace(boot(5, 3, host=host, chunks=25))
+        made.add_trace(boot(5, 3, host=host, image_id=other))
+    assert not made.make_boot_image(IMAGE_ID)
+    assert not made.make_boot_image(ids.parse_image_id(other))
     assert glance.published == []
 
 
 def test_image_without_a_chunk_map_or_not_served_has_no_boot_image(glance, made):
     for host in ("h1", "h2"):
-        made.traced(boot(5, 3, host=host))
+        made.add_trace(boot(5, 3, host=host))
     kept = glance.artefacts.pop(artefacts.Kind.CHUNK_MAP)
-    assert not made.make(IMAGE_ID)
+    assert not made.make_boot_image(IMAGE_ID)
     glance.artefacts[artefacts.Kind.CHUNK_MAP] = kept
     glance.image["status"] = "deactivated"
-    assert not made.make(IMAGE_ID)
+    assert not made.make_boot_image(IMAGE_ID)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_firmware_is_what_the_property_says_and_else_novas_default(said, firmwar
 @pytest.mark.expect_log("no boot image of recorded boots: chunk 3")
 def test_bytes_that_are_not_the_images_make_no_boot_image(glance, made):
     for host in ("h1", "h2"):
-        made.traced(boot(5, 3, host=host))
+        made.add_trace(boot(5, 3, host=host))
     glance.bytes[IMAGE_ID] = (
         DATA[: 3 * CHUNK] + bytes([DATA[3 * CHUNK] ^ 1]) + DATA[3 * CHUNK + 1 :]
     )
-    assert not made.make(IMAGE_ID)
+    assert not made.make_boot_image(IMAGE_ID)
     assert glance.published == []
 
 
@@ -198,20 +198,20 @@ def test_damaged_boot_image_in_glance_is_replaced(glance, made):
     glance.artefacts[artefacts.Kind.BOOT_IMAGE] = {"id": "the boot image"}
     glance.bytes["the boot image"] = b"damaged" * 1000
     for host in ("h1", "h2"):
-        made.traced(boot(5, 3, host=host))
-    assert made.make(IMAGE_ID)
+        made.add_trace(boot(5, 3, host=host))
+    assert made.make_boot_image(IMAGE_ID)
     assert glance.published == [(1, [5, 3])]
 
 
 def test_killed_process_owes_images_and_leaves_nothing(glance, made, conf, tmp_path):
     for host in ("h1", "h2"):
-        made.traced(boot(5, 3, host=host))
+        made.add_trace(boot(5, 3, host=host))
     folder = tmp_path / "state/boot"
     (folder / f"{IMAGE_ID}.acboot").write_bytes(b"half")
     (folder / f".incoming-{IMAGE_ID}.acboot-x").write_bytes(b"half")
     again = boot_image_maker.BootImageMaker(glance, conf, RECORDED)
-    assert again.recorded() == [IMAGE_ID]
-    assert again.make(IMAGE_ID)
+    assert again.list_recorded() == [IMAGE_ID]
+    assert again.make_boot_image(IMAGE_ID)
     assert glance.published == [(1, [5, 3])]
     assert list(folder.iterdir()) == []
 
@@ -240,8 +240,8 @@ def slow(tmp_path, glance, monkeypatch):
 
 @pytest.mark.expect_log("its clusters decode too slowly")
 def test_boot_image_of_recorded_boots_costs_no_more_than_the_budget(glance, made, slow):
-    made.traced(boot(0, 32, 64, 96, chunks=128))
-    assert not made.make(IMAGE_ID)
+    made.add_trace(boot(0, 32, 64, 96, chunks=128))
+    assert not made.make_boot_image(IMAGE_ID)
     assert glance.published == []
 
 
@@ -250,19 +250,19 @@ def test_build_that_costs_too_much_fails_for_good(glance, tmp_path, conf, slow):
     builds = boot_image_maker.BootImageMaker(
         glance, conf, build_modes.BuildModes(builds=True, records=False)
     )
-    assert not builds.make(IMAGE_ID)
+    assert not builds.make_boot_image(IMAGE_ID)
     assert glance.image["acstor_boot_state"] == "failed"
     assert "decode too slowly" in glance.image["acstor_boot_message"]
     assert glance.image["acstor_boot_retry"] == "1 never"
-    assert not builds.make(IMAGE_ID)
+    assert not builds.make_boot_image(IMAGE_ID)
     assert glance.image["acstor_boot_retry"] == "1 never"
 
 
 @pytest.mark.expect_log("over their quota of 16GiB")
 def test_boot_image_beyond_the_quota_of_its_project_is_not_made(glance, made, tmp_path):
     glance.artefacts[artefacts.Kind.CHUNK_MAP]["size"] = (16 << 30) - 1000
-    made.traced(boot(5, 3))
-    assert not made.make(IMAGE_ID)
+    made.add_trace(boot(5, 3))
+    assert not made.make_boot_image(IMAGE_ID)
     assert glance.published == []
     assert list((tmp_path / "state/boot").iterdir()) == []
 
@@ -274,7 +274,7 @@ def test_build_beyond_the_quota_of_its_project_is_tried_again_later(glance, tmp_
     builds = boot_image_maker.BootImageMaker(
         glance, conf, build_modes.BuildModes(builds=True, records=False)
     )
-    assert not builds.make(IMAGE_ID)
+    assert not builds.make_boot_image(IMAGE_ID)
     assert "over their quota" in glance.image["acstor_boot_message"]
     assert glance.image["acstor_boot_retry"].startswith("1 2")
 

@@ -91,22 +91,25 @@ def test_mark_goes_and_other_tags_stay():
 def known(*images, at_s=0.0, marked_at_s=0.0, **told):
     """Return what is known after acstor's protection of images was found and something was told."""
     made = deletion_protection.ProtectionState()
-    made.listed(dict.fromkeys(images, WALL_S + marked_at_s), at_s)
-    made.told(needed(**told), at_s)
+    made.set_protected(dict.fromkeys(images, WALL_S + marked_at_s), at_s)
+    made.set_needed(needed(**told), at_s)
     return made
 
 
 def test_needed_image_is_looked_at_once_and_protected():
     made = deletion_protection.ProtectionState()
-    made.told(needed(IMAGE), 0.0)
-    assert (made.due(0.0), made.standings()) == ([IMAGE], {IMAGE: None})
-    made.looked(IMAGE, record(), BY)
-    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([IMAGE], deletion_protection.Change.SET)
-    made.looked(IMAGE, record(protected=True, mark=mark()), BY)
-    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([], None)
-    assert (made.standings(), made.ours()) == ({IMAGE: Standing.OURS}, [IMAGE])
-    made.told(needed(IMAGE, now_s=5.0, last_sample_s=5.0), 5.0)
-    assert made.due(5.0) == []
+    made.set_needed(needed(IMAGE), 0.0)
+    assert (made.images_to_check(0.0), made.list_states()) == ([IMAGE], {IMAGE: None})
+    made.update_image(IMAGE, record(), BY)
+    assert (made.images_to_check(0.0), made.plan_change(IMAGE, 0.0)) == (
+        [IMAGE],
+        deletion_protection.Change.SET,
+    )
+    made.update_image(IMAGE, record(protected=True, mark=mark()), BY)
+    assert (made.images_to_check(0.0), made.plan_change(IMAGE, 0.0)) == ([], None)
+    assert (made.list_states(), made.list_protected()) == ({IMAGE: Standing.OURS}, [IMAGE])
+    made.set_needed(needed(IMAGE, now_s=5.0, last_sample_s=5.0), 5.0)
+    assert made.images_to_check(5.0) == []
 
 
 @pytest.mark.parametrize(
@@ -121,18 +124,18 @@ def test_needed_image_is_looked_at_once_and_protected():
 )
 def test_image_that_is_not_acstors_to_protect_is_left_alone(image):
     made = deletion_protection.ProtectionState()
-    made.told(needed(IMAGE), 0.0)
-    made.looked(IMAGE, image, BY)
-    assert (made.change(IMAGE, 0.0), made.due(0.0)) == (None, [])
-    made.told(needed(now_s=9.0, last_sample_s=9.0), 9.0)
-    assert made.due(9.0 + deletion_protection.UNNEEDED_S) == []
+    made.set_needed(needed(IMAGE), 0.0)
+    made.update_image(IMAGE, image, BY)
+    assert (made.plan_change(IMAGE, 0.0), made.images_to_check(0.0)) == (None, [])
+    made.set_needed(needed(now_s=9.0, last_sample_s=9.0), 9.0)
+    assert made.images_to_check(9.0 + deletion_protection.UNNEEDED_S) == []
 
 
 def tell_until(made, from_s, until_s, **told):
     """Let nothing be needed from a time on; return what is due at the end."""
     for at_s in (*range(int(from_s), int(until_s), 30), until_s):
         made.told(needed(**{"now_s": at_s, "last_sample_s": at_s, **told}), at_s)
-    return made.due(until_s)
+    return made.images_to_check(until_s)
 
 
 def test_time_in_which_nobody_asked_or_not_all_was_told_does_not_count():
@@ -148,16 +151,16 @@ def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
     made = known(IMAGE)
     late_s = deletion_protection.UNNEEDED_S
     assert tell_until(made, 0.0, late_s - 1) == []
-    made.told(needed(IMAGE, now_s=late_s, last_sample_s=late_s), late_s)  # and again
+    made.set_needed(needed(IMAGE, now_s=late_s, last_sample_s=late_s), late_s)  # and again
     assert tell_until(made, late_s + 1, 2 * late_s) == []
     at_s = 2 * late_s + 1
-    made.told(needed(now_s=at_s, last_sample_s=at_s), at_s)
-    assert (made.due(at_s), made.change(IMAGE, at_s)) == (
+    made.set_needed(needed(now_s=at_s, last_sample_s=at_s), at_s)
+    assert (made.images_to_check(at_s), made.plan_change(IMAGE, at_s)) == (
         [IMAGE],
         deletion_protection.Change.TAKE_BACK,
     )
-    made.looked(IMAGE, record(), BY)
-    assert (made.ours(), made.due(at_s)) == ([], [])
+    made.update_image(IMAGE, record(), BY)
+    assert (made.list_protected(), made.images_to_check(at_s)) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -177,30 +180,34 @@ def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
 def test_it_is_not_taken_back_for_want_of_news(told, marked_at_s, is_due):
     made = known(IMAGE, marked_at_s=marked_at_s)
     tell_until(made, 0.0, 199.0)
-    made.told(needed(**{"now_s": 200.0, "last_sample_s": 200.0, **told}), 200.0)
-    assert made.due(200.0) == ([IMAGE] if is_due else [])
+    made.set_needed(needed(**{"now_s": 200.0, "last_sample_s": 200.0, **told}), 200.0)
+    assert made.images_to_check(200.0) == ([IMAGE] if is_due else [])
 
 
 def test_image_that_cannot_be_changed_comes_again_later_and_after_the_others():
     made = deletion_protection.ProtectionState()
-    made.told(needed(IMAGE, OTHER), 0.0)
-    made.failed(OTHER, 0.0)
-    assert made.due(0.0) == [IMAGE]
-    assert made.due(deletion_protection.AGAIN_S) == [IMAGE, OTHER]
-    made.listed({}, 1.0)
-    assert made.standings() == {IMAGE: None, OTHER: Standing.FAILED}
-    made.looked(OTHER, record(OTHER, protected=True), BY)
-    assert made.due(deletion_protection.AGAIN_S) == [IMAGE]
+    made.set_needed(needed(IMAGE, OTHER), 0.0)
+    made.mark_failed(OTHER, 0.0)
+    assert made.images_to_check(0.0) == [IMAGE]
+    assert made.images_to_check(deletion_protection.AGAIN_S) == [IMAGE, OTHER]
+    made.set_protected({}, 1.0)
+    assert made.list_states() == {IMAGE: None, OTHER: Standing.FAILED}
+    made.update_image(OTHER, record(OTHER, protected=True), BY)
+    assert made.images_to_check(deletion_protection.AGAIN_S) == [IMAGE]
 
 
 def test_take_back_that_fails_is_tried_again():
     made, late_s = known(IMAGE), deletion_protection.UNNEEDED_S
     assert tell_until(made, 0.0, late_s) == [IMAGE]
-    made.failed(IMAGE, late_s)
-    assert (made.due(late_s), made.ours(), made.ours(late_s)) == ([], [IMAGE], [])
+    made.mark_failed(IMAGE, late_s)
+    assert (made.images_to_check(late_s), made.list_protected(), made.list_protected(late_s)) == (
+        [],
+        [IMAGE],
+        [],
+    )
     again_s = late_s + deletion_protection.AGAIN_S
     assert tell_until(made, late_s + 1, again_s) == [IMAGE]
-    assert made.change(IMAGE, again_s) is deletion_protection.Change.TAKE_BACK
+    assert made.plan_change(IMAGE, again_s) is deletion_protection.Change.TAKE_BACK
 
 
 def test_images_that_are_looked_at_again_hold_no_new_one_up():
@@ -208,58 +215,61 @@ def test_images_that_are_looked_at_again_hold_no_new_one_up():
     lies = [f"00000000-0000-0000-0000-{n:012}" for n in range(3 * 1024)]
     made, looked_at_s, asked = deletion_protection.ProtectionState(), None, dict.fromkeys(lies, 0)
     for now_s in range(0, 1000, 5):
-        made.told(needed(*lies, *([IMAGE] if now_s >= 600 else [])), float(now_s))
-        for one in made.due(float(now_s))[:50]:
-            made.looked(one, None if one != IMAGE else record(protected=True), BY)
+        made.set_needed(needed(*lies, *([IMAGE] if now_s >= 600 else [])), float(now_s))
+        for one in made.images_to_check(float(now_s))[:50]:
+            made.update_image(one, None if one != IMAGE else record(protected=True), BY)
             asked[one] = asked.get(one, 0) + 1
             looked_at_s = now_s if one == IMAGE and looked_at_s is None else looked_at_s
         if now_s % 300 == 0:
-            made.listed({}, float(now_s))
+            made.set_protected({}, float(now_s))
     assert looked_at_s == 600
     assert min(asked[one] for one in lies) >= 2  # nor do these hold each other up
 
 
 def test_what_somebody_took_back_is_noted_and_his_own_protection_stays():
     made = known(IMAGE)
-    made.told(needed(IMAGE), 0.0)
+    made.set_needed(needed(IMAGE), 0.0)
     image = record(mark=mark())
-    made.looked(IMAGE, image, BY)
-    assert (made.due(0.0), made.change(IMAGE, 0.0)) == ([IMAGE], deletion_protection.Change.NOTE)
+    made.update_image(IMAGE, image, BY)
+    assert (made.images_to_check(0.0), made.plan_change(IMAGE, 0.0)) == (
+        [IMAGE],
+        deletion_protection.Change.NOTE,
+    )
     image["tags"] = deletion_protection.tags_after(
         deletion_protection.Change.NOTE, image, BY, WALL_S
     )
     assert image["tags"] == ["mine", NOTED]
-    made.looked(IMAGE, image, BY)
-    assert (made.due(0.0), made.standings()) == ([], {IMAGE: Standing.DECLINED})
+    made.update_image(IMAGE, image, BY)
+    assert (made.images_to_check(0.0), made.list_states()) == ([], {IMAGE: Standing.DECLINED})
     image["protected"] = True
-    made.looked(IMAGE, image, BY)
-    assert made.standings() == {IMAGE: Standing.OTHERS}
+    made.update_image(IMAGE, image, BY)
+    assert made.list_states() == {IMAGE: Standing.OTHERS}
     assert tell_until(made, 1.0, 500.0) == []
 
 
 def test_what_somebody_took_back_is_noted_also_when_only_the_list_shows_it():
     made = known(IMAGE)  # it is needed no longer, and the notification was lost
-    made.listed({}, 300.0)
-    assert made.due(300.0) == [IMAGE]
+    made.set_protected({}, 300.0)
+    assert made.images_to_check(300.0) == [IMAGE]
     image = record(mark=mark())
-    made.looked(IMAGE, image, BY)
-    assert made.change(IMAGE, 300.0) is deletion_protection.Change.NOTE
-    made.failed(IMAGE, 300.0)  # Glance is away just then
-    made.told(needed(now_s=310.0, last_sample_s=310.0), 310.0)
-    assert made.due(331.0) == [IMAGE]
-    made.looked(IMAGE, image, BY)
-    assert made.change(IMAGE, 331.0) is deletion_protection.Change.NOTE
-    made.looked(IMAGE, record(mark=NOTED), BY)
-    made.told(needed(now_s=340.0, last_sample_s=340.0), 340.0)
-    assert (made.due(340.0), made.ours()) == ([], [])
+    made.update_image(IMAGE, image, BY)
+    assert made.plan_change(IMAGE, 300.0) is deletion_protection.Change.NOTE
+    made.mark_failed(IMAGE, 300.0)  # Glance is away just then
+    made.set_needed(needed(now_s=310.0, last_sample_s=310.0), 310.0)
+    assert made.images_to_check(331.0) == [IMAGE]
+    made.update_image(IMAGE, image, BY)
+    assert made.plan_change(IMAGE, 331.0) is deletion_protection.Change.NOTE
+    made.update_image(IMAGE, record(mark=NOTED), BY)
+    made.set_needed(needed(now_s=340.0, last_sample_s=340.0), 340.0)
+    assert (made.images_to_check(340.0), made.list_protected()) == ([], [])
 
 
 def test_host_that_names_other_images_each_time_holds_nobody_up():
     made = deletion_protection.ProtectionState()
-    made.told(needed(*(f"00000000-0000-0000-0000-{n:012}" for n in range(9)), IMAGE), 0.0)
+    made.set_needed(needed(*(f"00000000-0000-0000-0000-{n:012}" for n in range(9)), IMAGE), 0.0)
     later = [f"00000000-0000-0000-0001-{n:012}" for n in range(9)]
-    made.told(needed(*later, IMAGE), 5.0)
-    assert made.due(5.0) == [IMAGE, *later]
+    made.set_needed(needed(*later, IMAGE), 5.0)
+    assert made.images_to_check(5.0) == [IMAGE, *later]
 
 
 def test_what_is_no_id_of_an_image_is_not_taken():
@@ -279,12 +289,12 @@ def test_what_is_no_id_of_an_image_is_not_taken():
 
 def test_image_to_which_something_happened_is_looked_at_if_it_matters():
     made = known(IMAGE, at_s=0.0)
-    made.told(needed(IMAGE), 0.0)
+    made.set_needed(needed(IMAGE), 0.0)
     for image_id in (IMAGE, OTHER):
-        made.changed(image_id)
-    assert made.due(0.0) == [IMAGE]
-    made.looked(IMAGE, record(mark=NOTED), BY)
-    assert (made.standings(), made.due(0.0)) == ({IMAGE: Standing.DECLINED}, [])
+        made.mark_changed(image_id)
+    assert made.images_to_check(0.0) == [IMAGE]
+    made.update_image(IMAGE, record(mark=NOTED), BY)
+    assert (made.list_states(), made.images_to_check(0.0)) == ({IMAGE: Standing.DECLINED}, [])
 
 
 class OwnersAndHosts(stateful.RuleBasedStateMachine):
@@ -316,7 +326,7 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
             for one, image in self.glance.items()
             if deletion_protection.protection_of(image, BY) is Standing.OURS
         }
-        self.guard.listed(ours, self.now_s)
+        self.guard.set_protected(ours, self.now_s)
 
     @stateful.rule(image_id=one)
     def need(self, image_id):
@@ -331,7 +341,7 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
     @stateful.rule(image_id=one, protected=st.booleans())
     def owner_changes(self, image_id, protected):
         self.glance[image_id]["protected"] = protected
-        self.guard.changed(image_id)
+        self.guard.mark_changed(image_id)
 
     @stateful.rule(later_s=st.sampled_from([1.0, 130.0]))
     def make_pass(self, later_s):
@@ -339,15 +349,15 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
             self.now_s += 30.0
             later_s -= 30.0
             told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
-            self.guard.told(told, self.now_s)
+            self.guard.set_needed(told, self.now_s)
         self.now_s += later_s
         told = needed(*sorted(self.needed), now_s=self.now_s, last_sample_s=self.now_s)
-        self.guard.told(told, self.now_s)
-        for image_id in self.guard.due(self.now_s):
+        self.guard.set_needed(told, self.now_s)
+        for image_id in self.guard.images_to_check(self.now_s):
             image = self.glance[image_id]
             before = deletion_protection.protection_of(image, BY)
-            self.guard.looked(image_id, image, BY)
-            change = self.guard.change(image_id, self.now_s)
+            self.guard.update_image(image_id, image, BY)
+            change = self.guard.plan_change(image_id, self.now_s)
             if change is deletion_protection.Change.SET:
                 assert before is Standing.FREE and image_id in self.needed
                 image["protected"] = True
@@ -360,7 +370,7 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
             if change is not None:
                 now_s = WALL_S + self.now_s
                 image["tags"] = deletion_protection.tags_after(change, image, BY, now_s)
-            self.guard.looked(image_id, image, BY)
+            self.guard.update_image(image_id, image, BY)
         for image_id in self.needed:
             assert deletion_protection.protection_of(self.glance[image_id], BY) is not Standing.FREE
 

@@ -145,8 +145,8 @@ def test_what_is_remembered_ends_and_is_bounded():
     assert known.get("a") == 1  # used last
     known.put("c", 3)
     assert (known.get("a"), known.get("b"), known.get("c")) == (1, None, 3)
-    known.forget("c")
-    known.forget("never known")
+    known.invalidate("c")
+    known.invalidate("never known")
     assert known.get("c") is None
     now[0] = 10.0
     assert known.get("a") is None

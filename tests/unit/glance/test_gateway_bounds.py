@@ -48,7 +48,7 @@ def test_base_whose_clusters_lie_in_one_place_ends_before_all_is_looked_at() -> 
     data = qcow2_bombs.aliased(2 * TIB, stored_bytes=4096)
     disk = qcow2.Qcow2(qcow2_files.Bytes(data))
     bounds = flatten_limits.limits_for(len(data), disk.virtual_size, 160, 64)
-    pieces = merge_plan.pieces((), disk.extents(), disk.virtual_size)
+    pieces = merge_plan.pieces((), disk.iter_extents(), disk.virtual_size)
     seen = 0
     with pytest.raises(http_errors.HttpError, match="the base decodes to more than 10740"):
         for piece in flatten_limits.bounded_pieces(pieces, bounds):

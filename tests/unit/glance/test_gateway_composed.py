@@ -35,7 +35,7 @@ def base_file(size: int, kinds: str, codec: layout.Codec) -> bytes:
             )
             stored.append(data)
     plan, rest = qcow2_writer.Plan(size, CLUSTER, codec, lambda: runs), iter(stored)
-    return b"".join(plan.parts(lambda run: [next(rest)]))
+    return b"".join(plan.iter_parts(lambda run: [next(rest)]))
 
 
 @strategies.composite
@@ -52,7 +52,7 @@ def bases(draw: strategies.DrawFn) -> changed_disks.Base:
 
 def stream(found: list[Extent], size: int) -> tuple[bytes, bytes]:
     """Return a stream of changes, and all bytes of the disk as if each had been written."""
-    table = disk_delta.Table.of(found, size)
+    table = disk_delta.Table.from_runs(found, size)
     writer = disk_delta.Writer(size, changed_disks.BASE_ID, chunk_map.UNKNOWN_OS_HASH, table)
     disk = b"".join(bytes([n % 251 + 1]) * 512 for n in range(size // 512))
     data = b"".join(disk[c.at : c.stop] for c in table if c.kind is Kind.DATA)
@@ -87,7 +87,7 @@ def test_every_disk_is_composed_as_it_is(
 
 
 def codecs_of(file: bytes) -> list[tuple[int, layout.Codec]]:
-    extents = qcow2.Qcow2(Bytes(file)).extents()
+    extents = qcow2.Qcow2(Bytes(file)).iter_extents()
     return [(extent.at // CLUSTER, extent.codec) for extent in extents]
 
 

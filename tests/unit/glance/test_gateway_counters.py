@@ -114,7 +114,7 @@ def answers(address):
 def test_one_process_needs_no_folder_and_another_one_is_told_so(address, monkeypatch):
     monkeypatch.delenv(gateway_metrics.FOLDER_VARIABLE, raising=False)
     one = gateway_metrics.GatewayMetrics()
-    one.answered(409)
+    one.count_response(409)
     stop = one.serve(address)
     try:
         samples = scrape(address)

@@ -32,7 +32,7 @@ def tables(draw):
         for start, stop in itertools.pairwise(ends)
         if draw(st.booleans())
     ]
-    return disk_delta.Table.of(runs, DISK)
+    return disk_delta.Table.from_runs(runs, DISK)
 
 
 @st.composite
@@ -113,13 +113,13 @@ def test_stretches_are_runs_that_a_file_can_have_and_lose_nothing(table, base, c
     assert shown == expected(table, base)
     runs = [stretch.run for stretch in stretches]
     plan = qcow2_writer.Plan(DISK, cluster_bytes, DEFLATE, lambda: runs)
-    data = plan.parts(lambda run: [bytes(run.packed_bytes or run.length)])
+    data = plan.iter_parts(lambda run: [bytes(run.packed_bytes or run.length)])
     assert sum(map(len, data)) == plan.file_bytes
 
 
 def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_is_not():
     base = [layout.Extent(at, CLUSTER, DEFLATE, 9000 + at, 700) for at in (0, CLUSTER)]
-    table = disk_delta.Table.of([disk_delta.Extent(CLUSTER + SECTOR, SECTOR, DATA)], DISK)
+    table = disk_delta.Table.from_runs([disk_delta.Extent(CLUSTER + SECTOR, SECTOR, DATA)], DISK)
     first, second = merge_plan.cluster_runs(merge_plan.pieces(table, base, DISK), CLUSTER)
     assert first == (
         qcow2_writer.Run(0, CLUSTER, 700),
@@ -131,7 +131,7 @@ def test_cluster_that_is_whole_and_untouched_is_carried_and_one_that_is_changed_
 
 
 def test_what_is_all_zeros_takes_no_cluster_and_the_last_one_is_filled_up():
-    table = disk_delta.Table.of([disk_delta.Extent(0, CLUSTER, ZERO)], DISK)
+    table = disk_delta.Table.from_runs([disk_delta.Extent(0, CLUSTER, ZERO)], DISK)
     base = [layout.Extent(0, 3 * CLUSTER, STORED, 0, 3 * CLUSTER)]
     whole, last = merge_plan.cluster_runs(
         merge_plan.pieces(table, base, 2 * CLUSTER + SECTOR), CLUSTER

@@ -25,28 +25,28 @@ DISK = 1 << 20
 
 def test_place_is_given_until_all_or_those_of_a_project_are_taken():
     made = job_slots.JobSlots(3, 2)
-    with made.taken("a"), made.taken("a"):
+    with made.acquire_slot("a"), made.acquire_slot("a"):
         with pytest.raises(
             http_errors.HttpError, match="2 compositions of this project are under way"
         ):
-            made.taken("a").__enter__()
+            made.acquire_slot("a").__enter__()
         with (
-            made.taken("b"),
+            made.acquire_slot("b"),
             pytest.raises(http_errors.HttpError, match="3 compositions are") as caught,
         ):
-            made.taken("c").__enter__()
+            made.acquire_slot("c").__enter__()
         assert (caught.value.status, caught.value.headers) == (503, {"Retry-After": "30"})
-    with made.taken("a"), made.taken("b"), made.taken("c"):
+    with made.acquire_slot("a"), made.acquire_slot("b"), made.acquire_slot("c"):
         pass
 
 
 def test_place_is_given_back_by_what_fails_and_nobody_has_one_where_there_are_none():
     made = job_slots.JobSlots(1, 1)
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), made.taken("a"):
+        with pytest.raises(ZeroDivisionError), made.acquire_slot("a"):
             raise ZeroDivisionError
     with pytest.raises(http_errors.HttpError, match="0 compositions are under way, of 0"):
-        job_slots.JobSlots(0, 1).taken("a").__enter__()
+        job_slots.JobSlots(0, 1).acquire_slot("a").__enter__()
 
 
 # The watch
@@ -56,26 +56,26 @@ def test_watch_says_when_nothing_has_moved_and_ends_what_moves_after():
     now_s = [100.0]
     made = watchdog.Watchdog(10.0, lambda: now_s[0])
     now_s[0] = 109.0
-    assert (made.is_still, made.left_s) == (False, 1.0)
-    made.moved()
+    assert (made.is_stalled, made.left_s) == (False, 1.0)
+    made.note_progress()
     now_s[0] = 120.0
-    assert (made.is_still, made.left_s) == (True, 0.0)
-    made.end(http_errors.FlattenAborted(408, "first", "client"))
-    made.end(http_errors.FlattenAborted(409, "second", "client"))
+    assert (made.is_stalled, made.left_s) == (True, 0.0)
+    made.stop_work(http_errors.FlattenAborted(408, "first", "client"))
+    made.stop_work(http_errors.FlattenAborted(409, "second", "client"))
     with pytest.raises(http_errors.FlattenAborted, match="first"):
-        made.moved()
+        made.note_progress()
 
 
 def test_watch_ends_what_moves_for_too_long():
     now_s = [100.0]
     made = watchdog.Watchdog(10.0, lambda: now_s[0])
-    made.end_in(25.0)
+    made.set_deadline(25.0)
     for at_s in (110.0, 118.0, 125.0):
         now_s[0] = at_s
-        made.moved()
+        made.note_progress()
     now_s[0] = 126.0
     with pytest.raises(http_errors.FlattenAborted, match="not done in 25 s"):
-        made.moved()
+        made.note_progress()
 
 
 # The body
@@ -88,7 +88,7 @@ def body_of(raw, length_bytes=None):
 
 
 def stream_of(*found, data=b""):
-    table = disk_delta.Table.of(found, DISK)
+    table = disk_delta.Table.from_runs(found, DISK)
     writer = disk_delta.Writer(DISK, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
     writer.feed(data)
     return writer.front + data + writer.end()
@@ -100,7 +100,7 @@ WHOLE = stream_of(disk_delta.Extent(512, 1024, disk_delta.Kind.DATA), data=DATA)
 
 def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
     body = body_of(WHOLE)
-    head, table = body.front()
+    head, table = body.read_header()
     assert (head.virtual_size, head.base, len(table)) == (DISK, IMAGE, 1)
     assert (b"".join(body.read(512)), body.is_whole.is_set()) == (DATA[:512], False)
     assert (b"".join(body.read(512)), body.is_whole.is_set()) == (DATA[512:], True)
@@ -109,7 +109,7 @@ def test_body_gives_the_bytes_of_the_changes_and_is_whole_with_the_last():
 
 def test_body_without_bytes_is_whole_with_its_table():
     body = body_of(stream_of(disk_delta.Extent(512, 1024, disk_delta.Kind.ZERO)))
-    body.front()
+    body.read_header()
     assert body.is_whole.is_set()
 
 
@@ -144,10 +144,10 @@ def test_client_that_drips_is_sent_away_though_something_always_moves(each_s, is
 
 def test_larger_disk_than_is_served_is_refused_by_its_header():
     size = image_record.SERVED_VIRTUAL_BYTES + 512
-    table = disk_delta.Table.of([disk_delta.Extent(0, 512, disk_delta.Kind.ZERO)], size)
+    table = disk_delta.Table.from_runs([disk_delta.Extent(0, 512, disk_delta.Kind.ZERO)], size)
     writer = disk_delta.Writer(size, IMAGE, chunk_map.UNKNOWN_OS_HASH, table)
     with pytest.raises(http_errors.FlattenAborted, match="are allowed"):
-        body_of(writer.front + writer.end()).front()
+        body_of(writer.front + writer.end()).read_header()
 
 
 @pytest.mark.parametrize("length", range(0, len(WHOLE), 97))
@@ -161,7 +161,7 @@ def test_body_that_ends_early_gives_not_its_last_bytes(length):
 
 
 def read_all(body, got):
-    body.front()
+    body.read_header()
     got.extend(body.read(len(DATA)))
 
 
@@ -179,7 +179,7 @@ def test_body_that_was_altered_gives_not_its_last_bytes(at):
 def test_length_that_is_not_that_of_the_changes_is_refused_at_the_header(more):
     body = body_of(WHOLE, len(WHOLE) + more)
     with pytest.raises(http_errors.FlattenAborted, match="not what its header says"):
-        body.front()
+        body.read_header()
     assert body.read_bytes == disk_delta.HEADER_BYTES
 
 
@@ -203,11 +203,11 @@ def test_read_that_waits_for_the_client_can_be_broken_off():
         watched = watchdog.Watchdog(5.0)
         body = delta_body.DeltaBody(Link(ours), len(WHOLE), IMAGE, watched)
         theirs.sendall(WHOLE[:100])
-        watched.end(http_errors.FlattenAborted(408, "too slow", "client"))
-        body.break_off()
+        watched.stop_work(http_errors.FlattenAborted(408, "too slow", "client"))
+        body.abort_read()
         with pytest.raises(http_errors.FlattenAborted, match="too slow"):
-            body.front()
-    body_of(WHOLE).break_off()  # a stream that has no socket
+            body.read_header()
+    body_of(WHOLE).abort_read()  # a stream that has no socket
 
 
 # The base's file
@@ -240,7 +240,7 @@ def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not(monkeypatch):
         file.read_into(memoryview(view), at)
         assert view == store.data[at : at + 100]
     assert [asked.offset // backing_file.PAGE_BYTES for asked in store.asked] == [0, 1, 3]
-    assert file.part(10, 20) == store.data[10:30]
+    assert file.read_part(10, 20) == store.data[10:30]
     assert file.read_bytes == 65_536 * 2 + 256_000 % 65_536 + 20
 
 
@@ -248,11 +248,11 @@ def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not(monkeypat
     monkeypatch.setattr(backing_file, "PAUSE_S", 0.01)
     passing = [http_errors.HttpError(status, "later") for status in (502, 503, 504)]
     store = Store(b"x" * 100, *passing)
-    assert file_of(store).part(0, 10) == b"x" * 10
+    assert file_of(store).read_part(0, 10) == b"x" * 10
     assert len(store.asked) == 4
     gone = Store(b"x" * 100, http_errors.HttpError(409, "no such object"))
     with pytest.raises(http_errors.FlattenAborted, match="the base: no such object") as caught:
-        file_of(gone).part(0, 10)
+        file_of(gone).read_part(0, 10)
     assert (caught.value.status, caught.value.who) == (409, "base")
 
 
@@ -260,5 +260,5 @@ def test_store_that_stays_busy_ends_the_composition_in_time(monkeypatch):
     monkeypatch.setattr(backing_file, "PAUSE_S", 0.01)
     store = Store(b"x", *[http_errors.HttpError(503, "full")] * 1000)
     with pytest.raises(http_errors.FlattenAborted, match="full") as caught:
-        file_of(store, longest_s=0.1).part(0, 1)
+        file_of(store, longest_s=0.1).read_part(0, 1)
     assert caught.value.status == 503

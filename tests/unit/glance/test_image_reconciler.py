@@ -112,7 +112,7 @@ def test_artefacts_of_images_that_have_another_one_or_are_gone_are_deleted(
     before = kept[Kind.CHUNK_MAP.pointer]
     add_artefact(images, kept, Kind.CHUNK_MAP, created_at=OLD)
     of_gone = [gone[kind.pointer] for kind in (Kind.CHUNK_MAP, Kind.BOOT_IMAGE)]
-    images.delete(gone["id"])
+    images.delete_artefact(gone["id"])
     secret = images.add(b"secret", **artefacts.new_secret(records.SERVICE_PROJECT))
     found = run(images)
     assert sorted(found.deleted) == sorted([before, *of_gone])
@@ -125,8 +125,10 @@ class Unlisted(memory_images.MemoryImages):
 
     unlisted = ""
 
-    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
-        return (one for one in super().every(sorted_by, **filters) if one["id"] != self.unlisted)
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+        return (
+            one for one in super().list_images(sorted_by, **filters) if one["id"] != self.unlisted
+        )
 
 
 def test_artefacts_are_deleted_only_after_one_more_look_at_their_image() -> None:
@@ -138,8 +140,8 @@ def test_artefacts_are_deleted_only_after_one_more_look_at_their_image() -> None
 class Decoded(memory_images.MemoryImages):
     """Gives records that share nothing with each other, as those are that came over a network."""
 
-    def every(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
-        for record in super().every(sorted_by, **filters):
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+        for record in super().list_images(sorted_by, **filters):
             yield json.loads(json.dumps(record))
 
 

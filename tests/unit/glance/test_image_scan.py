@@ -113,9 +113,9 @@ class Listed(memory_images.MemoryImages):
         super().__init__()
         self.records, self.looked_up = {record["id"]: record for record in found}, 0
 
-    def read(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Record:
         self.looked_up += 1
-        return super().read(image_id)
+        return super().get_image(image_id)
 
 
 def image_id(number: int, of: str = "a") -> str:

@@ -21,34 +21,34 @@ def waiting(tmp_path: pathlib.Path) -> map_spool.MapSpool:
     staged = tmp_path / "staged"
     staged.write_bytes(records.BYTES)
     made = map_spool.MapSpool(tmp_path / "state")
-    prehash.prehash(staged, made.path(IMAGE_ID), IMAGE_ID, chunk_bytes=16384, workers=1)
+    prehash.prehash(staged, made.map_path(IMAGE_ID), IMAGE_ID, chunk_bytes=16384, workers=1)
     return made
 
 
 def test_waiting_map_is_bound_to_the_hash_that_glance_found(waiting: map_spool.MapSpool) -> None:
     image = records.image()
     with pytest.raises(errors.ChunkMapFormatError, match="made for other bytes"):
-        artefacts.parse_chunk_map(image, waiting.path(IMAGE_ID).read_bytes())
-    with waiting.bound(image, ()) as file:
+        artefacts.parse_chunk_map(image, waiting.map_path(IMAGE_ID).read_bytes())
+    with waiting.finished_map(image, ()) as file:
         assert file is not None
         found = artefacts.parse_chunk_map(image, file.read())
     assert len(found) == -(-len(records.BYTES) // 16384)
 
 
 def test_map_of_other_bytes_than_were_imported_is_no_use(waiting: map_spool.MapSpool) -> None:
-    with waiting.bound(records.image(size=len(records.BYTES) + 1), ()) as file:
+    with waiting.finished_map(records.image(size=len(records.BYTES) + 1), ()) as file:
         assert file is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x89acmap", b"x" * 500])
 def test_damaged_map_is_no_use(waiting: map_spool.MapSpool, damage: bytes) -> None:
-    waiting.path(IMAGE_ID).write_bytes(damage)
-    with waiting.bound(records.image(), ()) as file:
+    waiting.map_path(IMAGE_ID).write_bytes(damage)
+    with waiting.finished_map(records.image(), ()) as file:
         assert file is None
 
 
 def test_image_without_a_map_has_none(tmp_path: pathlib.Path) -> None:
-    with map_spool.MapSpool(tmp_path).bound(records.image(), ()) as file:
+    with map_spool.MapSpool(tmp_path).finished_map(records.image(), ()) as file:
         assert file is None
 
 
@@ -59,9 +59,9 @@ def test_nobody_else_may_look_at_the_spool(tmp_path: pathlib.Path) -> None:
 
 def test_what_nobody_came_for_is_removed(waiting: map_spool.MapSpool) -> None:
     assert waiting.remove_older(60.0) == 0
-    os.utime(waiting.path(IMAGE_ID), (0, 0))
+    os.utime(waiting.map_path(IMAGE_ID), (0, 0))
     assert waiting.remove_older(60.0) == 1
-    assert not waiting.path(IMAGE_ID).exists()
+    assert not waiting.map_path(IMAGE_ID).exists()
 
 
 def test_spool_that_cannot_be_made_is_said(tmp_path: pathlib.Path) -> None:

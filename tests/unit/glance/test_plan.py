@@ -132,13 +132,13 @@ def test_failure_copied_onto_a_snapshot_does_not_keep_it_waiting() -> None:
 def test_each_failure_doubles_the_time_up_to_a_limit() -> None:
     retry, waits = None, []
     for _ in range(13):
-        retry = plan.Retry.after(retry, NOW)
+        retry = plan.Retry.after_failure(retry, NOW)
         assert retry.at is not None
         waits.append((retry.at - NOW).total_seconds())
         assert plan.Retry.parse(str(retry)) == retry
     assert waits[:4] == [60, 120, 240, 480]
     assert waits[-3:] == [60 * 2**10, 86400, 86400]
-    assert plan.Retry.after(plan.Retry(99999, None), NOW).attempts == 100000
+    assert plan.Retry.after_failure(plan.Retry(99999, None), NOW).attempts == 100000
 
 
 def orphan(artefact: dict[str, Any], image: dict[str, Any] | None = None) -> str:

@@ -57,7 +57,7 @@ def made(
 def prepare(images: memory_images.MemoryImages, conf: cfg.ConfigOpts) -> Any:
     def one(data: bytes, **record: Any) -> dict[str, Any]:
         image = images.add(data, **record)
-        image_preparer.ImagePreparer(images, conf).handle(ids.parse_image_id(image["id"]))
+        image_preparer.ImagePreparer(images, conf).prepare_image(ids.parse_image_id(image["id"]))
         assert image["acstor_boot_state"] == "waiting"
         return image
 
@@ -70,7 +70,7 @@ def boot(made: boot_image_maker.BootImageMaker, image: dict[str, Any], *trace: i
     told = trace_message.BootTrace(
         host="h1", image_id=image["id"], size_bytes=size, chunk_bytes=CHUNK, trace=trace
     )
-    return made.make(made.traced(told))
+    return made.make_boot_image(made.add_trace(told))
 
 
 def trace_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> list[int]:
@@ -118,7 +118,7 @@ def test_new_version_has_the_boot_image_of_the_one_before_as_far_as_contents_agr
     moved = [*range(100, 105), *range(35)]  # five chunks more in front, the last ones gone
     moved[5 + 20] = 999  # and one that is new
     second = prepare(chunks(*moved), **NEW)
-    assert made.make(ids.parse_image_id(second["id"]))
+    assert made.make_boot_image(ids.parse_image_id(second["id"]))
     assert trace_of(images, second) == [n + 5 for n in BOOTED if n != 20]
     assert origin(images, second) == "inherited"
     assert second["acstor_boot_state"] == "waiting"  # for its own
@@ -126,7 +126,7 @@ def test_new_version_has_the_boot_image_of_the_one_before_as_far_as_contents_agr
         second, {second[BOOT_IMAGE.pointer]: images.records[second[BOOT_IMAGE.pointer]]},
         images.project_id,
     ) is not None  # fmt: skip
-    assert not made.make(ids.parse_image_id(second["id"]))  # once is enough
+    assert not made.make_boot_image(ids.parse_image_id(second["id"]))  # once is enough
     assert boot(made, second, *(n + 5 for n in BOOTED))
     assert (origin(images, second), second["acstor_boot_state"]) == ("recorded", "ready")
     assert trace_of(images, second) == [n + 5 for n in BOOTED]
@@ -139,7 +139,7 @@ def test_its_own_takes_the_place_of_an_inherited_one_though_they_hardly_differ(
 ):
     assert boot(made, prepare(chunks(*range(40)), **OLD), *BOOTED)
     second = prepare(chunks(*range(41)), **NEW)
-    assert made.make(ids.parse_image_id(second["id"]))
+    assert made.make_boot_image(ids.parse_image_id(second["id"]))
     assert boot(made, second, *BOOTED)
     assert origin(images, second) == "recorded"
 
@@ -150,15 +150,15 @@ def test_image_that_inherits_one_and_cannot_be_built_has_one(images, made, conf,
     both = boot_image_maker.BootImageMaker(
         images, conf, build_modes.BuildModes(builds=True, records=True)
     )
-    assert both.make(ids.parse_image_id(arm["id"]))  # so hosts are told of it
+    assert both.make_boot_image(ids.parse_image_id(arm["id"]))  # so hosts are told of it
     assert (origin(images, arm), arm["acstor_boot_state"]) == ("inherited", "unbootable")
-    assert not both.make(ids.parse_image_id(arm["id"]))
+    assert not both.make_boot_image(ids.parse_image_id(arm["id"]))
 
 
 def test_images_with_little_in_common_inherit_nothing(images, made, prepare):
     assert boot(made, prepare(chunks(*range(40)), **OLD), *BOOTED)
     image = prepare(chunks(*range(15), *range(100, 125)), **NEW)
-    assert not made.make(ids.parse_image_id(image["id"]))
+    assert not made.make_boot_image(ids.parse_image_id(image["id"]))
     assert BOOT_IMAGE.pointer not in image
 
 
@@ -166,7 +166,7 @@ def test_other_projects_learn_nothing_of_boots(images, made, prepare):
     public = prepare(chunks(*range(40)), visibility="public", owner="a" * 32, **OLD)
     assert boot(made, public, *BOOTED)
     other = prepare(chunks(*range(40)), visibility="public", owner="b" * 32, **NEW)
-    assert not made.make(ids.parse_image_id(other["id"]))
+    assert not made.make_boot_image(ids.parse_image_id(other["id"]))
 
 
 def test_of_many_predecessors_the_youngest_with_a_boot_image_counts(images, made, prepare):
@@ -176,7 +176,7 @@ def test_of_many_predecessors_the_youngest_with_a_boot_image_counts(images, made
     assert boot(made, second, *reversed(BOOTED))
     prepare(chunks(*range(40)), created_at="2025-07-01T00:00:00Z")  # has none
     image = prepare(chunks(*range(40), *range(50, 90)), **NEW)
-    assert made.make(ids.parse_image_id(image["id"]))
+    assert made.make_boot_image(ids.parse_image_id(image["id"]))
     assert trace_of(images, image) == [n + 40 for n in reversed(BOOTED)]
 
 
@@ -187,7 +187,7 @@ def test_damaged_artefact_of_the_one_before_harms_nobody(images, made, prepare, 
     pointer = first[kind.pointer]
     images.data[pointer] = b"x" * len(images.data[pointer])
     image = prepare(chunks(*range(40)), **NEW)
-    assert not made.make(ids.parse_image_id(image["id"]))
+    assert not made.make_boot_image(ids.parse_image_id(image["id"]))
     assert image["acstor_state"] == "ready" and BOOT_IMAGE.pointer not in image
 
 
@@ -198,9 +198,9 @@ def test_glance_that_is_away_meanwhile_is_told_and_tried_again(images, made, pre
     def away(**_filters: Any) -> Any:
         raise errors.ImageServiceUnreachable("list of images", "it is away")
 
-    monkeypatch.setattr(images, "every", away)
+    monkeypatch.setattr(images, "list_images", away)
     with pytest.raises(errors.ImageServiceUnreachable):
-        made.make(ids.parse_image_id(image["id"]))
+        made.make_boot_image(ids.parse_image_id(image["id"]))
     monkeypatch.undo()
-    assert made.make(ids.parse_image_id(image["id"]))
+    assert made.make_boot_image(ids.parse_image_id(image["id"]))
     assert origin(images, image) == "inherited"

@@ -61,7 +61,7 @@ def expected_cids(path: pathlib.Path, chunk_bytes: int = CHUNK) -> list[ids.Cid]
 
 def cids_of(path: pathlib.Path) -> list[ids.Cid]:
     found = chunk_map.ChunkMap.parse(path.read_bytes(), str(path), expected_image_id=IMAGE_ID)
-    return [found.cid(chunk_no) for chunk_no in range(len(found))]
+    return [found.cid_of(chunk_no) for chunk_no in range(len(found))]
 
 
 def make(image: pathlib.Path, **options: object) -> prehash.Summary:
@@ -202,9 +202,9 @@ def test_stopped_run_hashes_the_image_from_its_start_and_keeps_the_chunks(
     named: list[int] = []
 
     class Counting(deduplication.Naming):
-        def name(self, chunk_no: int, data: deduplication.Data) -> ids.Cid:
+        def cid_of(self, chunk_no: int, data: deduplication.Data) -> ids.Cid:
             named.append(chunk_no)
-            return super().name(chunk_no, data)
+            return super().cid_of(chunk_no, data)
 
     summary = make(image, os_hash=os_hash, naming=Counting())
     assert summary.resumed_chunks == 20
@@ -222,7 +222,7 @@ def test_log_of_other_names_is_started_over(image: pathlib.Path) -> None:
     assert found.scope_keys == (key,)
     for chunk_no, cid in enumerate(plain):
         assert found.is_zero(chunk_no) == (cid == ids.ZERO_CID)
-        assert ids.is_keyed(found.cid(chunk_no)) != (cid == ids.ZERO_CID)
+        assert ids.is_keyed(found.cid_of(chunk_no)) != (cid == ids.ZERO_CID)
     assert map_of(image).stat().st_mode & 0o777 == 0o600
 
 

@@ -31,23 +31,23 @@ def made(uploaded_bytes: float, ratio: int = 64, clock: Clock | None = None):
 
 def test_decoded_bytes_are_bounded_by_a_ratio_to_uploaded_ones() -> None:
     spent = made(10 * MIB)
-    spent.decoded(640 * MIB, 1.0)
+    spent.charge_decoded(640 * MIB, 1.0)
     with pytest.raises(errors.LimitExceeded, match=r"max_expansion_ratio \(64\)"):
-        spent.decoded(1, 0.0)
+        spent.charge_decoded(1, 0.0)
 
 
 def test_small_image_may_decode_to_something() -> None:
     spent = made(1000)
-    spent.decoded(preparation_budget.SPARE_BYTES, 1.0)
+    spent.charge_decoded(preparation_budget.SPARE_BYTES, 1.0)
     with pytest.raises(errors.LimitExceeded, match="its 1000 bytes decode to more than 268435456"):
-        spent.decoded(1, 0.0)
+        spent.charge_decoded(1, 0.0)
 
 
 def test_slow_decoder_is_refused_whatever_the_sizes() -> None:
     spent = made(float("inf"))
-    spent.decoded(32 * MIB, 2.9)
+    spent.charge_decoded(32 * MIB, 2.9)
     with pytest.raises(errors.LimitExceeded, match="33554432 bytes in 3"):
-        spent.decoded(0, 0.2)
+        spent.charge_decoded(0, 0.2)
 
 
 def test_deadline_grows_with_the_uploaded_bytes() -> None:
@@ -56,7 +56,7 @@ def test_deadline_grows_with_the_uploaded_bytes() -> None:
     clock.now_s += 400.0
     spent.check_time()
     clock.now_s += 1.0
-    for late in (spent.check_time, lambda: spent.decoded(0, 0)):
+    for late in (spent.check_time, lambda: spent.charge_decoded(0, 0)):
         with pytest.raises(errors.LimitExceeded, match="not prepared in 400 s"):
             late()
 
@@ -82,7 +82,7 @@ def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:
             yield b"x" * 1000
 
     with pytest.raises(errors.LimitExceeded, match="not prepared in 300 s"):
-        for piece in spent.in_time(dripping()):
+        for piece in spent.enforce_deadline(dripping()):
             received += len(piece)
     assert received == 30_000
 
@@ -96,4 +96,4 @@ def test_location_that_sends_is_read_to_its_end() -> None:
             clock.now_s += 1.0
             yield bytes(MIB)
 
-    assert sum(map(len, spent.in_time(sending()))) == 600 * MIB
+    assert sum(map(len, spent.enforce_deadline(sending()))) == 600 * MIB

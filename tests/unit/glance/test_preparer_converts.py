@@ -52,7 +52,7 @@ def data(tmp_path: pathlib.Path) -> bytes:
 def handle(
     images: memory_images.MemoryImages, conf: cfg.ConfigOpts, image: dict[str, Any], **how: bool
 ) -> Outcome:
-    outcome = image_preparer.ImagePreparer(images, conf).handle(
+    outcome = image_preparer.ImagePreparer(images, conf).prepare_image(
         ids.parse_image_id(image["id"]), **how
     )
     assert list(pathlib.Path(conf.acstor_glance.state_dir, "maps").iterdir()) == []
@@ -60,7 +60,7 @@ def handle(
 
 
 def made_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> set[str]:
-    return {one["id"] for one in images.every_artefact(image["id"])}
+    return {one["id"] for one in images.list_artefacts(image["id"])}
 
 
 def test_conversion_and_its_map_appear_together_and_are_whole(images, conf, data):

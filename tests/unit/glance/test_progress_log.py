@@ -34,12 +34,12 @@ def test_records_of_zeros_take_no_room_and_come_back(tmp_path: pathlib.Path) -> 
     path = tmp_path / "log"
     with opened(path) as log:
         empty_bytes = path.stat().st_size
-        log.append(RECORDS[0])
+        log.append_record(RECORDS[0])
         assert path.stat().st_size - empty_bytes < 40
         for record in RECORDS[1:]:
-            log.append(record)
+            log.append_record(record)
     with opened(path) as log:
-        assert list(log.records()) == RECORDS
+        assert list(log.iter_records()) == RECORDS
         assert log.chunk_count == CUT.chunk_count
 
 
@@ -48,8 +48,8 @@ def test_record_whose_length_was_changed_is_done_again(tmp_path: pathlib.Path, b
     path = tmp_path / "log"
     with opened(path) as log:
         at = path.stat().st_size
-        log.append(RECORDS[0])
-        log.append(RECORDS[1])
+        log.append_record(RECORDS[0])
+        log.append_record(RECORDS[1])
     raw = bytearray(path.read_bytes())
     raw[at + bit // 8] ^= 1 << bit % 8
     path.write_bytes(raw)

@@ -62,16 +62,16 @@ def again(
 ) -> chunk_map.ChunkMap:
     images = preparer._images
     assert isinstance(images, memory_images.MemoryImages)
-    outcome = preparer.handle(ids.parse_image_id(image["id"]), is_forced=is_forced)
+    outcome = preparer.prepare_image(ids.parse_image_id(image["id"]), is_forced=is_forced)
     assert outcome is image_preparer.PreparationOutcome.PREPARED
-    record = images.read(image["id"])
+    record = images.get_image(image["id"])
     pointer = artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP)
     assert pointer is not None
     return artefacts.parse_chunk_map(record, images.data[pointer])
 
 
 def names(found: chunk_map.ChunkMap) -> list[ids.Cid]:
-    return [found.cid(chunk_no) for chunk_no in range(len(found))]
+    return [found.cid_of(chunk_no) for chunk_no in range(len(found))]
 
 
 def test_two_projects_name_the_same_bytes_differently(
@@ -99,7 +99,7 @@ def test_scope_cloud_names_private_images_for_all(
     conf.set_override("dedup_scope", "cloud", "acstor_glance")
     found = prepared(image_preparer.ImagePreparer(images, conf), data(1), owner=A)
     assert names(found) == [ids.cid_of(data(1))]
-    assert not list(images.every_artefact(kind=artefacts.SCOPE_SECRET))  # none is needed
+    assert not list(images.list_artefacts(kind=artefacts.SCOPE_SECRET))  # none is needed
 
 
 def test_snapshots_of_two_projects_go_on_sharing_with_their_base(
@@ -109,7 +109,7 @@ def test_snapshots_of_two_projects_go_on_sharing_with_their_base(
     base_names = names(again(preparer, base, is_forced=False))
     for owner in (A, B):
         found = prepared(preparer, data(1, 9, 3), owner=owner, base_image_ref=base["id"])
-        assert names(found)[::2] == base_names[::2] and ids.is_keyed(found.cid(1))
+        assert names(found)[::2] == base_names[::2] and ids.is_keyed(found.cid_of(1))
 
 
 def test_snapshot_of_a_shared_image_keeps_its_names_for_members_only(
@@ -121,7 +121,7 @@ def test_snapshot_of_a_shared_image_keeps_its_names_for_members_only(
     assert not set(names(stranger)) & set(base_names)
     images.shared_with[base["id"]] = [B]
     member = prepared(preparer, data(1, 7), owner=B, base_image_ref=base["id"])
-    assert member.cid(0) == base_names[0] and len(member.scope_keys) == 2
+    assert member.cid_of(0) == base_names[0] and len(member.scope_keys) == 2
 
 
 @pytest.mark.parametrize("visibility", ["private", "shared"])
@@ -147,11 +147,11 @@ def test_base_without_a_usable_chunk_map_shares_nothing(
     preparer: image_preparer.ImagePreparer, images: memory_images.MemoryImages
 ) -> None:
     base = images.add(data(1), owner=A, visibility="public")
-    assert ids.is_keyed(prepared(preparer, data(1), owner=A, base_image_ref=base["id"]).cid(0))
+    assert ids.is_keyed(prepared(preparer, data(1), owner=A, base_image_ref=base["id"]).cid_of(0))
     again(preparer, base)
-    pointer = images.read(base["id"])["acstor_chunk_map"]
+    pointer = images.get_image(base["id"])["acstor_chunk_map"]
     images.data[pointer] = images.data[pointer][:-1] + b"x"
-    assert ids.is_keyed(prepared(preparer, data(1), owner=A, base_image_ref=base["id"]).cid(0))
+    assert ids.is_keyed(prepared(preparer, data(1), owner=A, base_image_ref=base["id"]).cid_of(0))
 
 
 def test_image_that_becomes_public_is_named_for_all_when_that_is_asked_for(
@@ -160,7 +160,7 @@ def test_image_that_becomes_public_is_named_for_all_when_that_is_asked_for(
     image = images.add(data(1), owner=A)
     again(preparer, image, is_forced=False)
     image["visibility"] = "public"
-    outcome = preparer.handle(ids.parse_image_id(image["id"]))
+    outcome = preparer.prepare_image(ids.parse_image_id(image["id"]))
     assert outcome is image_preparer.PreparationOutcome.NOTHING  # its names stay until then
     boot = images.add(b"frames", **artefacts.new_artefact(
         image, artefacts.Kind.BOOT_IMAGE, images.project_id, 2))  # fmt: skip
@@ -188,7 +188,7 @@ def test_stored_map_is_verified_in_the_scope_it_was_made_in(
 
 
 def secrets_of(images: memory_images.MemoryImages) -> list[dict[str, Any]]:
-    return [dict(r) for r in images.every_artefact(kind=artefacts.SCOPE_SECRET)]
+    return [dict(r) for r in images.list_artefacts(kind=artefacts.SCOPE_SECRET)]
 
 
 def test_secret_is_made_once_and_hidden(
@@ -217,11 +217,13 @@ def test_lost_secret_costs_sharing_with_older_images_only(
 ) -> None:
     image = images.add(data(1), owner=A)
     first = again(preparer, image, is_forced=False)
-    images.delete(secrets_of(images)[0]["id"])
+    images.delete_artefact(secrets_of(images)[0]["id"])
     second = prepared(preparer, data(1), owner=A)
     assert second.scope_keys != first.scope_keys
     assert (
-        artefact_verifier.verify_image(images, images.read(image["id"]), is_thorough=True).fault
+        artefact_verifier.verify_image(
+            images, images.get_image(image["id"]), is_thorough=True
+        ).fault
         == ""
     )
 
@@ -233,7 +235,9 @@ def test_damaged_secret_is_named_and_nothing_is_published(
     for damaged in (b"t" * 32, b"", b"s" * 31):
         images.data[record["id"]] = damaged
         with pytest.raises(errors.Unusable, match=f"{record['id']}.* damaged.* Delete it"):
-            with scope_lookup.ScopeLookup(images, conf).naming(images.add(data(1), owner=A)):
+            with scope_lookup.ScopeLookup(images, conf).naming_of_image(
+                images.add(data(1), owner=A)
+            ):
                 pass
 
 

@@ -51,7 +51,7 @@ def test_map_of_a_stream_has_the_images_cids(
     found = artefacts.parse_chunk_map(image, make(image, pieces_of(bytes(data), lengths)))
     chunks = [bytes(data[at : at + CHUNK]) for at in range(0, size, CHUNK)]
     expected = [ids.cid_of(chunk) if any(chunk) else ids.ZERO_CID for chunk in chunks]
-    assert [found.cid(number) for number in range(len(found))] == expected
+    assert [found.cid_of(number) for number in range(len(found))] == expected
 
 
 @pytest.mark.parametrize("came", [b"x" * 99, b"x" * 101, b""])
@@ -96,7 +96,7 @@ def test_stream_of_a_qcow2_image_gives_the_map_of_what_a_guest_reads(
     raw = make_qcow2(tmp_path, data, data)
     found = artefacts.parse_chunk_map(image_of(data, disk_format="qcow2"), raw)
     guest = b"s" * 4096 + bytes(4096) + b"c" * 4096 + bytes(4096)
-    assert [found.cid(0), found.cid(1)] == [ids.cid_of(guest), ids.ZERO_CID]
+    assert [found.cid_of(0), found.cid_of(1)] == [ids.cid_of(guest), ids.ZERO_CID]
     assert found.geometry.size_bytes == 5 * 4096
     assert [extent.offset for extent in found.layout.find(0, 5 * 4096)] == [5 << 12, 4 << 12]
     assert list(tmp_path.iterdir()) == []

@@ -22,12 +22,12 @@ def message(number: int, host: str = "h1", image_id: str = IMAGE_ID, chunks: int
 
 
 def firsts(store):
-    return [trace.trace[0] for trace in store.traces(IMAGE_ID)]
+    return [trace.trace[0] for trace in store.list_traces(IMAGE_ID)]
 
 
 def test_traces_are_kept_and_found_again(tmp_path):
     store = trace_store.TraceStore(tmp_path)
-    assert [store.put(message(n, f"h{n}")) for n in range(3)] == [1, 2, 3]
+    assert [store.add_trace(message(n, f"h{n}")) for n in range(3)] == [1, 2, 3]
     assert firsts(trace_store.TraceStore(tmp_path)) == [0, 1, 2]
     store.remove(IMAGE_ID)
     store.remove(IMAGE_ID)
@@ -36,16 +36,16 @@ def test_traces_are_kept_and_found_again(tmp_path):
 
 def test_one_host_has_its_share_only(tmp_path):
     store = trace_store.TraceStore(tmp_path)
-    store.put(message(0, "other"))
+    store.add_trace(message(0, "other"))
     for number in range(1, 30):
-        store.put(message(number))
+        store.add_trace(message(number))
     assert firsts(store) == [0, 28, 29]
 
 
 def test_forged_hosts_gain_no_more_than_the_places_that_there_are(tmp_path):
     store = trace_store.TraceStore(tmp_path)
     for number in range(50):
-        count = store.put(message(number, f"forged-{number}"))
+        count = store.add_trace(message(number, f"forged-{number}"))
     assert count == len(firsts(store)) == trace_store.TRACES_LIMIT
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 10_000
 
@@ -54,21 +54,21 @@ def test_images_that_are_too_many_push_out_the_oldest(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_store, "IMAGES_LIMIT", 5)
     store = trace_store.TraceStore(tmp_path)
     for _ in range(20):
-        store.put(message(1, image_id=str(uuid.uuid4())))
+        store.add_trace(message(1, image_id=str(uuid.uuid4())))
     assert len(list((tmp_path / "traces").iterdir())) == 5
 
 
 def test_trace_of_another_length_of_the_image_starts_anew(tmp_path):
     store = trace_store.TraceStore(tmp_path)
-    store.put(message(1, "h1"))
-    assert store.put(message(2, "h2", chunks=999)) == 1
+    store.add_trace(message(1, "h1"))
+    assert store.add_trace(message(2, "h2", chunks=999)) == 1
 
 
 def test_damaged_file_is_worth_nothing_and_harms_nothing(tmp_path):
     store = trace_store.TraceStore(tmp_path)
-    store.put(message(1))
+    store.add_trace(message(1))
     (path,) = (tmp_path / "traces").iterdir()
     for damage in (b"", b"[{}]", b"\xff" * 100, b'[{"host": 5}]'):
         path.write_bytes(damage)
-        assert store.traces(IMAGE_ID) == []
-    assert store.put(message(3)) == 1
+        assert store.list_traces(IMAGE_ID) == []
+    assert store.add_trace(message(3)) == 1

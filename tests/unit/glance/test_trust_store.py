@@ -50,19 +50,19 @@ def test_files_are_read_and_nobody_is_asked(conf, session, tmp_path):
     (tmp_path / "ca.pem").write_text(CA)
     conf.set_override("trusted_dir", str(tmp_path), "acstor_glance")
     knows = trust_store.TrustStore(conf)
-    knows.look()
-    assert (knows.trust().ca, knows.trust().signers) == (CA.encode(), ())
+    knows.refresh()
+    assert (knows.trust_anchors().ca, knows.trust_anchors().signers) == (CA.encode(), ())
     (tmp_path / "signers.pem").write_text(SIGNERS)
-    knows.look()
-    assert len(knows.trust().signers) == 1
+    knows.refresh()
+    assert len(knows.trust_anchors().signers) == 1
     assert session.asked == []
     (tmp_path / "ca.pem").write_text("garbage")
     with pytest.raises(errors.Unusable, match=rf"{tmp_path}.*no PEM of X.509"):
-        knows.look()
+        knows.refresh()
     (tmp_path / "ca.pem").unlink()
     with pytest.raises(FileNotFoundError):
-        knows.look()
-    assert knows.trust().ca == CA.encode()
+        knows.refresh()
+    assert knows.trust_anchors().ca == CA.encode()
 
 
 @pytest.mark.expect_log("asked in clear text at http://d.example:9710/v1/authority: ")
@@ -70,31 +70,31 @@ def test_an_endpoint_without_tls_is_told_once(conf, session, watched_log):
     session.served_at = "http://d.example:9710"
     knows = trust_store.TrustStore(conf)
     for _ in range(3):
-        knows.look()
+        knows.refresh()
     assert len(watched_log.messages) == 1
 
 
 def test_the_decision_service_says_it(conf, session):
     knows = trust_store.TrustStore(conf)
-    assert knows.trust().ca == b""
-    knows.look()
+    assert knows.trust_anchors().ca == b""
+    knows.refresh()
     assert session.asked == [("GET", "/v1/authority", "acstor")]
-    assert (knows.trust().ca, knows.trust().revoked) == (CA.encode(), {"h1": 5})
-    assert len(knows.trust().signers) == 1
+    assert (knows.trust_anchors().ca, knows.trust_anchors().revoked) == (CA.encode(), {"h1": 5})
+    assert len(knows.trust_anchors().signers) == 1
 
 
 def test_where_it_is_is_asked_anew_once_it_does_not_answer(conf, monkeypatch, session):
     made = []
     monkeypatch.setattr(glance_client, "session_of", lambda _: made.append(1) or session)
     knows = trust_store.TrustStore(conf)
-    knows.look()
-    knows.look()
+    knows.refresh()
+    knows.refresh()
     session.answer = exceptions.ConnectFailure("no route")
     with pytest.raises(errors.ImageServiceUnreachable):
-        knows.look()
+        knows.refresh()
     assert len(made) == 1
     session.answer = {"ca": CA, "signers": SIGNERS}
-    knows.look()
+    knows.refresh()
     assert len(made) == 2
 
 
@@ -113,12 +113,12 @@ def test_where_it_is_is_asked_anew_once_it_does_not_answer(conf, monkeypatch, se
 )
 def test_what_it_does_not_say_leaves_what_was_known(conf, session, answer):
     knows = trust_store.TrustStore(conf)
-    knows.look()
-    known = knows.trust()
+    knows.refresh()
+    known = knows.trust_anchors()
     session.answer = answer
     with pytest.raises(errors.AcstorError):
-        knows.look()
-    assert knows.trust() is known
+        knows.refresh()
+    assert knows.trust_anchors() is known
 
 
 @pytest.mark.expect_log("whom to believe on the message bus is not known anew: .*no route")
@@ -131,10 +131,10 @@ def test_it_is_asked_again_until_it_answers(conf, session, monkeypatch, watched_
     while len(session.asked) < 3 and time.monotonic() < deadline_s:
         time.sleep(0.01)
     session.answer = {"ca": CA, "signers": SIGNERS}
-    while not knows.trust().ca and time.monotonic() < deadline_s:
+    while not knows.trust_anchors().ca and time.monotonic() < deadline_s:
         time.sleep(0.01)
     knows.stop()
-    assert knows.trust().ca == CA.encode()
+    assert knows.trust_anchors().ca == CA.encode()
     assert len(watched_log.messages) == 1
 
 
@@ -142,5 +142,5 @@ def test_as_many_revoked_hosts_are_heard_of_as_there_may_be(conf, session):
     named = {f"h{number:0254}": 1 << 40 for number in range(hash_ring.MAX_REVOKED)}
     session.answer["revoked"] = named
     knows = trust_store.TrustStore(conf)
-    knows.look()
-    assert knows.trust().revoked == named
+    knows.refresh()
+    assert knows.trust_anchors().revoked == named

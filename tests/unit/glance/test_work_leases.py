@@ -20,7 +20,7 @@ OTHER = ids.parse_image_id("0c9e3f7a-1111-4222-8333-444455556666")
 
 
 def hold(folder: pathlib.Path, has_it: Event) -> None:
-    with work_leases.WorkLeases(None, folder, "chunk_map").held(ONE) as is_ours:
+    with work_leases.WorkLeases(None, folder, "chunk_map").lease_image(ONE) as is_ours:
         if is_ours:
             has_it.set()
         multiprocessing.Event().wait()
@@ -28,11 +28,15 @@ def hold(folder: pathlib.Path, has_it: Event) -> None:
 
 def test_image_is_claimed_once(tmp_path: pathlib.Path) -> None:
     mine, yours = (work_leases.WorkLeases(None, tmp_path, "chunk_map") for _ in range(2))
-    with mine.held(ONE) as first, mine.held(ONE) as again, yours.held(ONE) as theirs:
+    with (
+        mine.lease_image(ONE) as first,
+        mine.lease_image(ONE) as again,
+        yours.lease_image(ONE) as theirs,
+    ):
         assert (first, again, theirs) == (True, False, False)
-        with yours.held(OTHER) as other:
+        with yours.lease_image(OTHER) as other:
             assert other
-    with yours.held(ONE) as later:
+    with yours.lease_image(ONE) as later:
         assert later
 
 
@@ -40,7 +44,7 @@ def test_claim_to_one_thing_of_an_image_leaves_the_others_free(tmp_path: pathlib
     chunk_maps, boot_images = (
         work_leases.WorkLeases(None, tmp_path, what) for what in ("map", "boot")
     )
-    with chunk_maps.held(ONE) as first, boot_images.held(ONE) as second:
+    with chunk_maps.lease_image(ONE) as first, boot_images.lease_image(ONE) as second:
         assert (first, second) == (True, True)
 
 
@@ -52,11 +56,11 @@ def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
     try:
         assert has_it.wait(60)
         mine = work_leases.WorkLeases(None, tmp_path, "chunk_map")
-        with mine.held(ONE) as is_ours:
+        with mine.lease_image(ONE) as is_ours:
             assert not is_ours
         holder.kill()
         holder.join(60)
-        with mine.held(ONE) as is_ours:
+        with mine.lease_image(ONE) as is_ours:
             assert is_ours
     finally:
         holder.kill()
@@ -66,7 +70,7 @@ def test_claim_ends_when_its_holder_is_killed(tmp_path: pathlib.Path) -> None:
 def test_coordination_service_that_is_away_is_said_without_its_password() -> None:
     url = "etcd3+http://user:secret@127.0.0.1:1/?timeout=1"
     away = work_leases.WorkLeases(url, pathlib.Path("/nowhere"), "chunk_map")
-    with pytest.raises(errors.ImageServiceUnreachable) as caught, away.held(ONE):
+    with pytest.raises(errors.ImageServiceUnreachable) as caught, away.lease_image(ONE):
         pass
     assert "secret" not in str(caught.value)
 
@@ -81,7 +85,7 @@ def test_coordination_service_that_hangs_is_given_up(
         for _ in range(3):
             with (
                 pytest.raises(errors.ImageServiceUnreachable, match=r"within 0.5 s .*coordination"),
-                hung.held(ONE),
+                hung.lease_image(ONE),
             ):
                 pytest.fail("it was claimed")
         assert time.monotonic() - began_s < 10
@@ -93,9 +97,9 @@ def test_files_of_old_claims_go_and_others_can_claim_again(tmp_path: pathlib.Pat
     boot_images = work_leases.WorkLeases(None, tmp_path, "boot_image")
     images = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(20)]
     for image_id in images:
-        with mine.held(image_id) as is_ours:
+        with mine.lease_image(image_id) as is_ours:
             assert is_ours
-    with boot_images.held(ONE):
+    with boot_images.lease_image(ONE):
         pass
     assert mine.remove_older(3600.0) == 0
     before = {path.name for path in (tmp_path / "claims").iterdir()}
@@ -105,7 +109,7 @@ def test_files_of_old_claims_go_and_others_can_claim_again(tmp_path: pathlib.Pat
     assert mine.remove_older(3600.0) == len(images) + 1
     left = {path.name for path in (tmp_path / "claims").iterdir()}
     assert len(before - left) == len(images) + 1
-    with mine.held(images[0]) as is_ours:
+    with mine.lease_image(images[0]) as is_ours:
         assert is_ours
 
 

@@ -15,7 +15,7 @@ B = ids.parse_image_id("0c9e3f7a-1111-4222-8333-444455556666")
 
 
 def take(queue: work_queue.WorkQueue) -> ids.ImageId | None:
-    turn = queue.take()
+    turn = queue.take_image()
     return turn.image_id if turn else None
 
 
@@ -26,23 +26,23 @@ def images(count: int, first: int = 0) -> list[ids.ImageId]:
 def test_image_waits_once_in_the_order_of_arrival() -> None:
     queue = work_queue.WorkQueue(9)
     for image_id in (B, A, B):
-        queue.put(image_id)
-    assert queue.sizes() == (2, 0)
+        queue.add_image(image_id)
+    assert queue.queue_sizes() == (2, 0)
     assert [take(queue), take(queue)] == [B, A]
-    assert queue.sizes() == (0, 2)
+    assert queue.queue_sizes() == (0, 2)
 
 
 def test_image_that_is_put_while_worked_on_waits_until_that_is_done() -> None:
     queue = work_queue.WorkQueue(9)
-    queue.put(A)
+    queue.add_image(A)
     assert take(queue) == A
-    queue.put(A)
-    queue.put(B)
+    queue.add_image(A)
+    queue.add_image(B)
     assert take(queue) == B
     taken: list[object] = []
     worker = threading.Thread(target=lambda: taken.append(take(queue)))
     worker.start()
-    queue.done(A)
+    queue.finish_image(A)
     worker.join(60)
     assert taken == [A]
 
@@ -55,52 +55,52 @@ def test_closed_queue_lets_workers_end() -> None:
     queue.close()
     worker.join(60)
     assert taken == [None]
-    queue.put(A)
+    queue.add_image(A)
     assert take(queue) is None
 
 
 def test_no_more_images_wait_than_there_is_room_for(monkeypatch) -> None:
     monkeypatch.setattr(work_queue, "MOST_WAITING", 1)
     queue = work_queue.WorkQueue(9)
-    queue.put(A)
-    queue.put(B)
-    assert queue.sizes() == (1, 0) and take(queue) == A
+    queue.add_image(A)
+    queue.add_image(B)
+    assert queue.queue_sizes() == (1, 0) and take(queue) == A
 
 
 def test_what_hosts_boot_goes_before_what_is_new_and_that_before_what_is_old() -> None:
     queue = work_queue.WorkQueue(9)
-    queue.put(A, Rank.OLD)
-    queue.put(B, Rank.NEW)
-    queue.put(C, Rank.BOOTED)
+    queue.add_image(A, Rank.OLD)
+    queue.add_image(B, Rank.NEW)
+    queue.add_image(C, Rank.BOOTED)
     assert [take(queue), take(queue), take(queue)] == [C, B, A]
 
 
 def test_image_that_waits_moves_up_and_never_down() -> None:
     queue = work_queue.WorkQueue(9)
     for image_id in (A, B, C):
-        queue.put(image_id, Rank.OLD)
-    queue.put(C, Rank.BOOTED)
-    queue.put(C, Rank.OLD)
-    queue.put(B, Rank.NEW)
-    assert queue.sizes() == (3, 0)
+        queue.add_image(image_id, Rank.OLD)
+    queue.add_image(C, Rank.BOOTED)
+    queue.add_image(C, Rank.OLD)
+    queue.add_image(B, Rank.NEW)
+    assert queue.queue_sizes() == (3, 0)
     assert [take(queue), take(queue), take(queue)] == [C, B, A]
 
 
 def test_full_queue_leaves_out_what_is_least_urgent(monkeypatch) -> None:
     monkeypatch.setattr(work_queue, "MOST_WAITING", 2)
     queue = work_queue.WorkQueue(9)
-    queue.put(A, Rank.OLD)
-    queue.put(B, Rank.OLD)
-    queue.put(C, Rank.OLD)  # no room, and no more urgent than the others
-    queue.put(C, Rank.NEW)
-    assert queue.sizes() == (2, 0)  # nobody signs what is new: it takes no place
-    queue.put(C, Rank.BOOTED)
+    queue.add_image(A, Rank.OLD)
+    queue.add_image(B, Rank.OLD)
+    queue.add_image(C, Rank.OLD)  # no room, and no more urgent than the others
+    queue.add_image(C, Rank.NEW)
+    assert queue.queue_sizes() == (2, 0)  # nobody signs what is new: it takes no place
+    queue.add_image(C, Rank.BOOTED)
     assert [take(queue), take(queue)] == [C, A]
     for image_id in (A, B):
-        queue.put(image_id, Rank.BOOTED)
-    queue.put(C, Rank.BOOTED)
-    assert queue.sizes() == (2, 2)
-    queue.done(A)
+        queue.add_image(image_id, Rank.BOOTED)
+    queue.add_image(C, Rank.BOOTED)
+    assert queue.queue_sizes() == (2, 2)
+    queue.finish_image(A)
     assert take(queue) == A
 
 
@@ -108,9 +108,9 @@ def test_what_notifications_name_and_what_a_reconcile_found_have_turns() -> None
     queue = work_queue.WorkQueue(9)
     named = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
     for image_id in named:
-        queue.put(image_id, Rank.NEW)
+        queue.add_image(image_id, Rank.NEW)
     for image_id in (A, B):
-        queue.put(image_id, Rank.OLD, "a project")
+        queue.add_image(image_id, Rank.OLD, "a project")
     assert [take(queue) for _ in range(4)] == [named[0], A, named[1], B]
 
 
@@ -119,16 +119,16 @@ def test_ten_thousand_images_that_wait_delay_no_urgent_one_and_are_each_done_onc
     queue = work_queue.WorkQueue(9)
     for _ in range(2):  # two passes find them
         for image_id in catalogue:
-            queue.put(image_id, Rank.OLD)
-    queue.put(B, Rank.NEW)
-    queue.put(catalogue[-1], Rank.BOOTED)
-    assert queue.sizes() == (10_001, 0)
+            queue.add_image(image_id, Rank.OLD)
+    queue.add_image(B, Rank.NEW)
+    queue.add_image(catalogue[-1], Rank.BOOTED)
+    assert queue.queue_sizes() == (10_001, 0)
     taken: list[ids.ImageId] = []
 
     def work() -> None:
         while (image_id := take(queue)) is not None:
             taken.append(image_id)
-            queue.done(image_id)
+            queue.finish_image(image_id)
 
     assert take(queue) == catalogue[-1] and take(queue) == B
     workers = [threading.Thread(target=work) for _ in range(2)]
@@ -147,58 +147,58 @@ def test_projects_take_turns_whatever_each_has_waiting() -> None:
     queue = work_queue.WorkQueue()
     many, few = images(100), images(2, first=1000)
     for image_id in many:
-        queue.put(image_id, Rank.NEW, "many")
+        queue.add_image(image_id, Rank.NEW, "many")
     for image_id in few:
-        queue.put(image_id, Rank.OLD, "few")
+        queue.add_image(image_id, Rank.OLD, "few")
     taken = []
     for _ in range(5):
         taken.append(take(queue))
-        queue.done(taken[-1])
+        queue.finish_image(taken[-1])
     assert taken == [many[0], few[0], many[1], few[1], many[2]]
 
 
 def test_one_project_leaves_a_worker_to_the_others() -> None:
     queue = work_queue.WorkQueue(3)
     for image_id in images(5):
-        queue.put(image_id, Rank.BOOTED, "long")
-    assert [queue.take().project for _ in range(2)] == ["long", "long"]
+        queue.add_image(image_id, Rank.BOOTED, "long")
+    assert [queue.take_image().project for _ in range(2)] == ["long", "long"]
     taken: list[object] = []
-    worker = threading.Thread(target=lambda: taken.append(queue.take()))
+    worker = threading.Thread(target=lambda: taken.append(queue.take_image()))
     worker.start()
     worker.join(0.1)
     assert taken == []
-    queue.put(A, Rank.OLD, "other")
+    queue.add_image(A, Rank.OLD, "other")
     worker.join(60)
     assert taken == [(A, Rank.OLD, "other")]
 
 
 def test_image_of_which_a_message_told_waits_for_the_turn_of_its_project() -> None:
     queue = work_queue.WorkQueue()
-    queue.put(A, Rank.NEW)
-    turn = queue.take()
+    queue.add_image(A, Rank.NEW)
+    turn = queue.take_image()
     assert turn == (A, Rank.NEW, work_queue.UNKNOWN)
-    assert not queue.begins(turn, "its own")
-    queue.done(A)
-    turn = queue.take()
-    assert turn == (A, Rank.NEW, "its own") and queue.begins(turn, "its own")
-    queue.put(B, Rank.NEW, "its own")
-    queue.put(B, Rank.BOOTED)  # a message does not take it from its project
-    queue.done(A)
-    assert queue.take() == (B, Rank.BOOTED, "its own")
+    assert not queue.may_begin(turn, "its own")
+    queue.finish_image(A)
+    turn = queue.take_image()
+    assert turn == (A, Rank.NEW, "its own") and queue.may_begin(turn, "its own")
+    queue.add_image(B, Rank.NEW, "its own")
+    queue.add_image(B, Rank.BOOTED)  # a message does not take it from its project
+    queue.finish_image(A)
+    assert queue.take_image() == (B, Rank.BOOTED, "its own")
 
 
 def test_flood_of_messages_keeps_out_nothing_that_a_reconcile_found(monkeypatch) -> None:
     monkeypatch.setattr(work_queue, "MOST_WAITING", 50)
     queue = work_queue.WorkQueue()
     for image_id in images(200):
-        queue.put(image_id, Rank.NEW)
+        queue.add_image(image_id, Rank.NEW)
     for image_id in (A, B):
-        queue.put(image_id, Rank.OLD, "other")
+        queue.add_image(image_id, Rank.OLD, "other")
     for image_id in images(200, first=1000):
-        queue.put(image_id, Rank.NEW)
-    assert queue.sizes() == (50, 0)
+        queue.add_image(image_id, Rank.NEW)
+    assert queue.queue_sizes() == (50, 0)
     taken = []
     for _ in range(4):
         taken.append(take(queue))
-        queue.done(taken[-1])
+        queue.finish_image(taken[-1])
     assert {A, B} < set(taken)

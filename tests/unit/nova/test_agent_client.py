@@ -35,12 +35,12 @@ def test_answers_are_returned(path, client):
         ),
     }
     with scripted_agent.running(path, answers) as agent:
-        assert client.ensure(IMAGE) == ("qcow2", 7)
+        assert client.attach_image(IMAGE) == ("qcow2", 7)
         cut = geometry.Geometry(9 << 16, 1 << 16)
         older = chunk_map.UNKNOWN_OS_HASH
-        assert client.zeros(IMAGE) == agent_client.ZeroMap(cut, b"\xff\x01", older)
-        assert client.status() == {"host": "h1"}
-        client.switched_off(IMAGE, 20.0)
+        assert client.zero_map(IMAGE) == agent_client.ZeroMap(cut, b"\xff\x01", older)
+        assert client.agent_status() == {"host": "h1"}
+        client.notify_power_off(IMAGE, 20.0)
         client.count_fallback(control_wire.Fallback.DISK_FORMAT, 3)
     assert agent.asked == [
         control_wire.Ensure(IMAGE),
@@ -64,13 +64,13 @@ def test_refusal_has_its_kind(path, client):
         scripted_agent.running(path, answers),
         pytest.raises(errors.AgentRefused, match="no map") as e,
     ):
-        client.ensure(IMAGE)
+        client.attach_image(IMAGE)
     assert e.value.kind == "ChunkMissing"
 
 
 def test_agent_that_is_away_is_named(path, client):
     with pytest.raises(errors.AgentUnreachable, match=str(path)):
-        client.status()
+        client.agent_status()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_agent_that_does_not_answer_is_given_up(path, said, why):
         scripted_agent.running(path, {control_wire.Status: lambda request: said}),
         pytest.raises(errors.AgentUnreachable, match=why),
     ):
-        quick.status()
+        quick.agent_status()
 
 
 def test_agent_that_goes_away_is_noticed(path, client, monkeypatch):
@@ -97,4 +97,4 @@ def test_agent_that_goes_away_is_noticed(path, client, monkeypatch):
         scripted_agent.running(path, {control_wire.Status: lambda request: b""}),
         pytest.raises(errors.AgentUnreachable, match="before it answered"),
     ):
-        client.status()
+        client.agent_status()

@@ -185,7 +185,7 @@ def test_changes_are_sent_and_nova_has_nothing_left_to_do(
     assert nova.events == [("update", SNAPSHOT, wanted), ("update", SNAPSHOT, base), *live]
     ((path, raw),) = gateway.composed
     assert path == f"/v1/images/{SNAPSHOT}/changes?format={image_format}"
-    head = disk_delta.Reader("test").head(raw[: disk_delta.HEADER_BYTES])
+    head = disk_delta.Reader("test").read_head(raw[: disk_delta.HEADER_BYTES])
     assert (head.base, head.data_bytes, head.virtual_size) == (IMAGE, 2 * CHUNK, SIZE)
     assert head.os_hash == ("sha512", b"\xab" * 64)
     assert not nova.host.fallbacks.total

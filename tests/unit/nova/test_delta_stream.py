@@ -65,9 +65,9 @@ def run(*command):
 def composed(base, raw):
     """Do what the gateway does; return the table and the disk."""
     reader, at = disk_delta.Reader("test"), disk_delta.HEADER_BYTES
-    head = reader.head(raw[:at])
+    head = reader.read_head(raw[:at])
     assert (head.base, head.os_hash) == (BASE, OS_HASH)
-    table = reader.table(raw[at : at + head.table_bytes])
+    table = reader.read_table(raw[at : at + head.table_bytes])
     at += head.table_bytes
     made = bytearray(base.ljust(head.virtual_size, b"\0"))
     for change in table:

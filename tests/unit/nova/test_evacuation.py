@@ -520,4 +520,4 @@ def test_agent_that_is_too_old_refuses(nova):
     failed = scripted_agent.failed("RemoteProtocolError", "what is that")
     with scripted_agent.running(nova.socket, {control_wire.Recovered: failed}):
         with pytest.raises(errors.AgentRefused):
-            agent_client.AgentClient(str(nova.socket), 5.0).recovered()
+            agent_client.AgentClient(str(nova.socket), 5.0).list_recovered()

@@ -43,9 +43,9 @@ def client(gateway):
 
 
 def test_changes_are_sent_as_they_are_for_who_wants_the_snapshot(gateway, client):
-    client.look()
+    client.check_gateway()
     client.check_base(IMAGE)
-    assert client.compose(IMAGE, "qcow2", Body()) == gateway_server.DONE["size"]
+    assert client.flatten_image(IMAGE, "qcow2", Body()) == gateway_server.DONE["size"]
     path = f"/v1/images/{IMAGE}/changes?format=qcow2"
     assert gateway.composed == [(path, b"".join(PIECES))]
     _, looked, sent = gateway.asked
@@ -60,7 +60,7 @@ def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
     with pytest.raises(REFUSED, match=r"\(404\): there is no such image"):
         client.check_base(IMAGE)
     with pytest.raises(REFUSED, match=r"\(503\): 4 compositions are under way"):
-        client.compose(IMAGE, "raw", Body())
+        client.flatten_image(IMAGE, "raw", Body())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_refusal_is_told_in_the_gateway_s_words(gateway, client):
 def test_answer_that_does_not_end_well_is_an_error(gateway, client, lines, error, why):
     gateway.lines = lines
     with pytest.raises(error, match=why):
-        client.compose(IMAGE, "raw", Body())
+        client.flatten_image(IMAGE, "raw", Body())
 
 
 class LongBody(Body):
@@ -99,7 +99,7 @@ class LongBody(Body):
 def test_gateway_that_goes_away_in_the_middle_is_unreachable(gateway, client, body):
     gateway.takes_bytes = 3
     with pytest.raises(UNREACHABLE):
-        client.compose(IMAGE, "raw", body)
+        client.flatten_image(IMAGE, "raw", body)
 
 
 def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gateway):
@@ -108,7 +108,7 @@ def test_gateway_that_ends_in_the_middle_is_noticed_though_much_is_under_way(gat
     with tripwire.tripwire(port, 4 << 20, lambda: ended.append(True)) as through:
         client = gateway_client.GatewayClient(f"http://127.0.0.1:{through}", "")
         with pytest.raises(UNREACHABLE):
-            client.compose(IMAGE, "raw", LongBody())
+            client.flatten_image(IMAGE, "raw", LongBody())
     assert ended
 
 
@@ -118,13 +118,13 @@ def test_gateway_that_says_nothing_more_is_waited_for_no_longer_than_allowed(
     monkeypatch.setattr(gateway_client, "_SENT_S", (0.2, 0.2))
     gateway.stalls_s = 1.0
     with pytest.raises(UNREACHABLE, match="timed out"):
-        client.compose(IMAGE, "raw", Body())
+        client.flatten_image(IMAGE, "raw", Body())
 
 
 def test_disk_that_cannot_be_read_is_not_blamed_on_the_gateway(client):
     fault = errors.Unusable("disk", "it became shorter")
     with pytest.raises(errors.Unusable, match="it became shorter"):
-        client.compose(IMAGE, "raw", Body(fault))
+        client.flatten_image(IMAGE, "raw", Body(fault))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_disk_that_cannot_be_read_is_not_blamed_on_the_gateway(client):
 )
 def test_gateway_that_is_not_there_is_unreachable(url, ca_file):
     client = gateway_client.GatewayClient(url, ca_file)
-    for ask in (client.look, lambda: client.check_base(IMAGE)):
+    for ask in (client.check_gateway, lambda: client.check_base(IMAGE)):
         with pytest.raises(UNREACHABLE, match="no answer from the gateway"):
             ask()
 
@@ -146,7 +146,7 @@ def test_gateway_that_is_not_there_is_unreachable(url, ca_file):
 def test_redirection_is_not_followed(gateway, client):
     gateway.refuse("PUT", 302, "over there")
     with pytest.raises(REFUSED, match="over there"):
-        client.compose(IMAGE, "raw", Body())
+        client.flatten_image(IMAGE, "raw", Body())
 
 
 def test_kernel_asks_a_gateway_that_is_silent_whether_it_lives():

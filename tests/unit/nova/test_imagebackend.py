@@ -198,7 +198,7 @@ def test_without_an_agent_images_are_downloaded_and_the_count_is_told_later(nova
 def test_agent_that_is_back_is_told_without_another_image(nova, monkeypatch):
     monkeypatch.setattr(fallbacks, "TELL_AGAIN_S", 0.05)
     for _ in range(2):
-        nova.host.fall_back(IMAGE, R.AGENT_UNREACHABLE, "it is away")
+        nova.host.record_fallback(IMAGE, R.AGENT_UNREACHABLE, "it is away")
     time.sleep(0.2)  # it is asked again and again
     nova.answers[control_wire.CountFallback] = scripted_agent.done()
     with scripted_agent.running(nova.socket, nova.answers) as agent:
@@ -217,12 +217,12 @@ def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova,
         return scripted_agent.done()(request)
 
     agent.answers[control_wire.CountFallback] = answer
-    nova.host.fall_back(IMAGE, R.HOLES_UNKNOWN, "no map of holes")
-    nova.host.fall_back(IMAGE, R.DISK_FORMAT, "its format is vmdk")
+    nova.host.record_fallback(IMAGE, R.HOLES_UNKNOWN, "no map of holes")
+    nova.host.record_fallback(IMAGE, R.DISK_FORMAT, "its format is vmdk")
     assert agent.asked[-1] == control_wire.CountFallback(R.DISK_FORMAT, 1)
     agent.answers[control_wire.CountFallback] = scripted_agent.done()
-    nova.host.fallbacks.tell(agent=nova.host.agent)
-    nova.host.fallbacks.tell(agent=nova.host.agent)
+    nova.host.fallbacks.report(agent=nova.host.agent)
+    nova.host.fallbacks.report(agent=nova.host.agent)
     assert agent.asked.count(control_wire.CountFallback(R.DISK_FORMAT, 1)) == 1
     assert agent.asked[-1] == control_wire.CountFallback(R.HOLES_UNKNOWN, 1)
 

@@ -92,4 +92,4 @@ def test_client_is_made_for_the_version_that_was_asked_for(later):
         _api_version={"acstor": "1.0"},
     )
     with pytest.raises(exceptions.CommandError, match=r"asks for 1\.0"):
-        plugin.make_client(given).since("1.8")
+        plugin.make_client(given).require_version("1.8")

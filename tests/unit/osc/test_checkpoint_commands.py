@@ -114,7 +114,9 @@ def test_all_that_can_be_are_deleted(run, two, store):
     unknown = checkpoint_id(9)
     with pytest.raises(exceptions.CommandError, match=f"{unknown}.*not known"):
         run(checkpoint.DeleteCheckpoint, unknown, checkpoint_id(1))
-    assert [row.checkpoint_id for row in store.checkpoints("", 9, "", "")] == [checkpoint_id(2)]
+    assert [row.checkpoint_id for row in store.list_checkpoints("", 9, "", "")] == [
+        checkpoint_id(2)
+    ]
 
 
 def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(run, two, store):
@@ -122,7 +124,9 @@ def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(run, t
     with pytest.raises(exceptions.CommandError, match="--force deletes it now"):
         run(checkpoint.DeleteCheckpoint, checkpoint_id(1))
     run(checkpoint.DeleteCheckpoint, checkpoint_id(1), "--force")
-    assert [row.checkpoint_id for row in store.checkpoints("", 9, "", "")] == [checkpoint_id(2)]
+    assert [row.checkpoint_id for row in store.list_checkpoints("", 9, "", "")] == [
+        checkpoint_id(2)
+    ]
 
 
 @pytest.mark.parametrize(

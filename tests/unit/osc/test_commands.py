@@ -240,7 +240,7 @@ def test_unknown_host_is_named(run):
 
 def test_drain_and_enable(run, store):
     assert fields(run(host.DrainHost, "h0001"))["is_drained"]
-    assert store.drained() == {"h0001"}
+    assert store.list_drained() == {"h0001"}
     assert not fields(run(host.EnableHost, "h0001"))["is_drained"]
 
 

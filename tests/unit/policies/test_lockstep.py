@@ -88,8 +88,8 @@ def learn(machine):
     """Have a host named that stands before this one; return it and a chunk for which it was."""
     parent = behind(HERE)[-1]
     number = machine.chunk_of(behind(HERE)[-3])
-    machine.wanted([chunk(number)], Priority.GUEST, "learns")
-    machine.referred(machine.home_of(number), machine.attempt().number, (parent,))
+    machine.request_chunks([chunk(number)], Priority.GUEST, "learns")
+    machine.peer_referred(machine.home_of(number), machine.attempt().number, (parent,))
     assert machine.asks() == {parent: [(number, Mode.HELD_ONLY)]}
     machine.chunks_arrived(parent, [(machine.attempt().number, data_of(number))])
     return parent, number
@@ -99,32 +99,32 @@ def test_parent_is_asked_unless_the_home_stands_between(machine):
     parent, _ = learn(machine)
     for home in behind(HERE):
         number = machine.chunk_of(home, 1)
-        machine.wanted([chunk(number)], Priority.GUEST, number)
+        machine.request_chunks([chunk(number)], Priority.GUEST, number)
         mode = Mode.HOME if home == parent else Mode.HELD
         assert machine.asks() == {parent: [(number, mode)]}
     nearer = behind(HERE)[-2]  # it is none, seen from here
     number = machine.chunk_of(behind(HERE)[-4], 2)
-    machine.wanted([chunk(number)], Priority.GUEST, number)
-    machine.referred(parent, machine.attempt().number, (nearer,))
+    machine.request_chunks([chunk(number)], Priority.GUEST, number)
+    machine.peer_referred(parent, machine.attempt().number, (nearer,))
     number = machine.chunk_of(behind(HERE)[-4], 3)
-    machine.wanted([chunk(number)], Priority.GUEST, number)
+    machine.request_chunks([chunk(number)], Priority.GUEST, number)
     assert machine.asks() == {parent: [(number, Mode.HELD)]}
 
 
 def test_chunk_of_a_home_behind_the_parent_is_asked_of_the_home(machine):
     parent, far = behind(HERE)[-1], behind(HERE)[-3]
     number = machine.chunk_of(behind(HERE)[-5])
-    machine.wanted([chunk(number)], Priority.GUEST, "learns")
-    machine.referred(machine.home_of(number), machine.attempt().number, (far,))
+    machine.request_chunks([chunk(number)], Priority.GUEST, "learns")
+    machine.peer_referred(machine.home_of(number), machine.attempt().number, (far,))
     number = machine.chunk_of(parent)
-    machine.wanted([chunk(number)], Priority.GUEST, "between")
+    machine.request_chunks([chunk(number)], Priority.GUEST, "between")
     assert machine.asks() == {parent: [(number, Mode.HOME)]}
 
 
 def test_whom_a_tree_names_is_no_parent(machine):
     parent, number = behind(HERE)[-1], machine.chunk_of(behind(HERE)[-3])
-    machine.wanted([chunk(number)], Priority.GUEST, "tree")
-    machine.referred(
+    machine.request_chunks([chunk(number)], Priority.GUEST, "tree")
+    machine.peer_referred(
         machine.home_of(number), machine.attempt().number, (parent, machine.home_of(number))
     )
     assert machine.asks() == {parent: [(number, Mode.HELD_ONLY)]}
@@ -135,14 +135,14 @@ def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
     parent, _ = learn(machine)
     for skip in range(1, 1 + lockstep.MISSES):
         number = machine.chunk_of(behind(HERE)[-3], skip)
-        machine.wanted([chunk(number)], Priority.GUEST, number)
-        machine.refused(parent, [(machine.attempt().number, Failure.MISSING)])
+        machine.request_chunks([chunk(number)], Priority.GUEST, number)
+        machine.peer_refused(parent, [(machine.attempt().number, Failure.MISSING)])
         assert machine.asks() == {machine.home_of(number): [(number, Mode.HOME)]}
     table = machine.core.context.lockstep.predecessors
     assert not len(table)
-    table.named(IMAGE, parent, machine.now)
+    table.propose_predecessor(IMAGE, parent, machine.now)
     assert not len(table)
-    table.named(IMAGE, parent, machine.now + lockstep.AVOIDED_S)
+    table.propose_predecessor(IMAGE, parent, machine.now + lockstep.AVOIDED_S)
     assert len(table) == 1
 
 
@@ -150,18 +150,18 @@ def test_parent_that_gives_nothing_for_long_is_none(machine):
     parent, _ = learn(machine)
     home = behind(HERE)[-3]
     table = machine.core.context.lockstep.predecessors
-    assert table.of(IMAGE, home, machine.now + lockstep.LEASE_S - 0.2) == parent
-    assert table.of(IMAGE, home, machine.now + lockstep.LEASE_S + 0.1) is None
+    assert table.requests_of_guest(IMAGE, home, machine.now + lockstep.LEASE_S - 0.2) == parent
+    assert table.requests_of_guest(IMAGE, home, machine.now + lockstep.LEASE_S + 0.1) is None
     assert not len(table)
 
 
 def test_what_is_known_is_bounded():
     steps, table = lockstep.ReadPositions(), lockstep.Predecessors(HERE, lambda now: True)
     for n in range(lockstep.IMAGES + 5):
-        steps.note(ids.ImageId(f"i{n}"), HERE, 0, 0.0)
-        table.named(ids.ImageId(f"i{n}"), ids.HostId("h2"), 0.0)
+        steps.record_read(ids.ImageId(f"i{n}"), HERE, 0, 0.0)
+        table.propose_predecessor(ids.ImageId(f"i{n}"), ids.HostId("h2"), 0.0)
     for n in range(lockstep.HOSTS + 5):
-        steps.note(IMAGE, ids.HostId(f"h{n}"), 0, 0.0)
+        steps.record_read(IMAGE, ids.HostId(f"h{n}"), 0, 0.0)
     assert len(table) == len(steps._images) == lockstep.IMAGES
     assert len(steps.in_step(IMAGE, ids.HostId("x"), 0, 0.0)) == lockstep.HOSTS
 
@@ -170,17 +170,17 @@ def test_what_is_known_is_bounded():
 
 
 def test_what_guests_here_are_about_to_read_is_waited_for(machine):
-    machine.wanted([chunk(1)], Priority.GUEST, "reads")
+    machine.request_chunks([chunk(1)], Priority.GUEST, "reads")
     machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
     assert not machine.last
-    machine.wanted([chunk(2)], Priority.GUEST, "reads on")
+    machine.request_chunks([chunk(2)], Priority.GUEST, "reads on")
     attempt = machine.attempt()
     machine.chunks_arrived(attempt.host, [(attempt.number, data_of(2))])
     assert [answer.data for answer in machine.answers()] == [data_of(2)]
 
 
 def test_it_is_not_waited_for_for_long(machine):
-    machine.wanted([chunk(1)], Priority.GUEST, "reads")
+    machine.request_chunks([chunk(1)], Priority.GUEST, "reads")
     machine.ask_me("h3", machine.request(2, "h3", Mode.HELD))
     machine.wait(learned_ring.AWAITED_S + peer_requests.LOOK_S)
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]
@@ -201,7 +201,7 @@ def test_who_took_the_last_place_has_none_before_another_has_one(machine):
     machine.ask_me("h3", *(machine.request(n, "h3", Mode.HELD_ONLY) for n in range(3, 5)))
     assert [reply.connection for reply in machine.got(actions.Reply)] == ["h3", "h2"]
     machine.now += 0.03
-    machine.delivered(["h2"])  # all that it had has arrived
+    machine.answers_delivered(["h2"])  # all that it had has arrived
     assert [reply.connection for reply in machine.got(actions.Reply)] == ["h2", "h3"]
 
 
@@ -232,12 +232,12 @@ def test_only_one_of_a_tree_is_not_named_alone(policy):
 def test_who_names_itself_last_is_asked_again_once(machine):
     parent, number = behind(HERE)[-1], machine.chunk_of(behind(HERE)[-3])
     home = machine.home_of(number)
-    machine.wanted([chunk(number)], Priority.GUEST, "tree")
-    machine.referred(home, machine.attempt().number, (parent, home))
+    machine.request_chunks([chunk(number)], Priority.GUEST, "tree")
+    machine.peer_referred(home, machine.attempt().number, (parent, home))
     asked = [machine.asks()]
-    machine.refused(parent, [(machine.attempt().number, Failure.MISSING)])
+    machine.peer_refused(parent, [(machine.attempt().number, Failure.MISSING)])
     asked.append(machine.asks())
-    machine.refused(home, [(machine.attempt().number, Failure.BUSY)])
+    machine.peer_refused(home, [(machine.attempt().number, Failure.BUSY)])
     asked.append(machine.asks())
     assert asked[:2] == [{parent: [(number, Mode.HELD_ONLY)]}, {home: [(number, Mode.HOME_ONLY)]}]
     assert home not in asked[2]

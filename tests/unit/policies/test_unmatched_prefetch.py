@@ -21,10 +21,10 @@ class Reader:
     def advertise(self, *chunk_nos: int) -> list[int]:
         """Advertise in one batch; return what was prefetched, and has come."""
         for chunk_no in chunk_nos:
-            self.prefetcher.advertised(chunk_no)
-        taken = self.prefetcher.take(MANY)
+            self.prefetcher.chunk_advertised(chunk_no)
+        taken = self.prefetcher.take_candidates(MANY)
         for chunk_no in taken:
-            self.states.apply(chunk_no, E.PREFETCH_ARRIVED)
+            self.states.apply_event(chunk_no, E.PREFETCH_ARRIVED)
         return taken
 
     def read(self, *chunk_nos: int) -> list[int]:
@@ -32,8 +32,8 @@ class Reader:
         for chunk_no in chunk_nos:
             if not self.states.can_happen(chunk_no, E.GUEST_READ):
                 self.prefetcher.fetched_on_demand(chunk_no)
-            self.states.apply(chunk_no, E.DEMAND_ARRIVED)
-        return self.prefetcher.take(MANY)
+            self.states.apply_event(chunk_no, E.DEMAND_ARRIVED)
+        return self.prefetcher.take_candidates(MANY)
 
 
 def test_limit_zero_never_prefetches_and_none_always():
@@ -79,15 +79,18 @@ def test_chunk_that_nobody_advertised_reactivates_nothing():
 def test_what_waits_for_a_place_is_not_fetched_twice_if_a_guest_comes_first():
     reader = Reader()
     for chunk_no in (5, 6):
-        reader.prefetcher.advertised(chunk_no)
+        reader.prefetcher.chunk_advertised(chunk_no)
     assert reader.read(5) == [6]
 
 
 def test_places_are_given_in_the_order_of_the_advertisements():
     reader = Reader()
     for chunk_no in (9, 3, 7, 3):
-        reader.prefetcher.advertised(chunk_no)
-    assert [reader.prefetcher.take(2), reader.prefetcher.take(2)] == [[9, 3], [7]]
+        reader.prefetcher.chunk_advertised(chunk_no)
+    assert [reader.prefetcher.take_candidates(2), reader.prefetcher.take_candidates(2)] == [
+        [9, 3],
+        [7],
+    ]
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
@@ -111,9 +114,9 @@ def test_nothing_is_asked_for_that_is_here_and_nothing_beyond_the_limit(batch, l
         if what == "a":
             taken = reader.advertise(*(range(chunk_no, min(31, chunk_no + batch))))
             assert not taken or limit is None or before < limit
-            assert all(states.state(n) is chunk_state.ChunkState.LOCAL for n in taken)
+            assert all(states.state_of(n) is chunk_state.ChunkState.LOCAL for n in taken)
         elif what == "r":
             assert reader.read(chunk_no) == []
         else:
-            states.apply(chunk_no, E.WHOLE_WRITTEN if what == "w" else E.EVICTED)
-        assert prefetcher.take(MANY) == []
+            states.apply_event(chunk_no, E.WHOLE_WRITTEN if what == "w" else E.EVICTED)
+        assert prefetcher.take_candidates(MANY) == []

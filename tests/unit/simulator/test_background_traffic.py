@@ -22,16 +22,16 @@ def test_no_load_leaves_every_link_alone() -> None:
     tree = topology.Tree(topology.ONE_SWITCH)
     loads = background_traffic.draw_loads(32, 0.0, 1.2, LIMIT, random.Random(3))
     background_traffic.put(tree, background_traffic.flows(tree, loads, 4, 5, random.Random(3)))
-    assert all(link.others == 0 for host in range(32) for link in tree.nic(host))
+    assert all(link.others == 0 for host in range(32) for link in tree.host_links(host))
 
 
 def test_half_of_a_load_leaves_its_host_and_everything_sent_is_received() -> None:
     tree = topology.Tree(topology.Shape(2, 2, 4))
     loads = background_traffic.draw_loads(16, 10e6, 0.8, LIMIT, random.Random(3))
     background_traffic.put(tree, background_traffic.flows(tree, loads, 8, 5, random.Random(3)))
-    sent = [tree.nic(host)[0].others for host in range(16)]
+    sent = [tree.host_links(host)[0].others for host in range(16)]
     assert sent == pytest.approx([load / 2 for load in loads])
-    assert sum(tree.nic(host)[1].others for host in range(16)) == pytest.approx(sum(sent))
+    assert sum(tree.host_links(host)[1].others for host in range(16)) == pytest.approx(sum(sent))
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_partners_load_the_switches_between_them_and_no_others(
 def test_lone_host_of_a_rack_has_nobody_near_to_talk_to() -> None:
     tree = topology.Tree(topology.Shape(1, 2, 1))
     background_traffic.put(tree, background_traffic.flows(tree, [10e6] * 2, 8, 1, random.Random(3)))
-    assert all(link.others == 0 for host in range(2) for link in tree.nic(host))
+    assert all(link.others == 0 for host in range(2) for link in tree.host_links(host))

@@ -16,24 +16,24 @@ def run(*sendings: tuple[list[network.Link], float]) -> list[float]:
         arrived[number] = agenda.now
 
     for number, (way, begin_s) in enumerate(sendings):
-        agenda.after(begin_s, network.send, agenda, way, CHUNK, 0.0, note, number)
+        agenda.schedule_after(begin_s, network.send, agenda, way, CHUNK, 0.0, note, number)
     agenda.run(until_s=60.0)
     return arrived
 
 
 def test_things_of_one_moment_happen_in_the_order_of_their_coming() -> None:
     agenda, seen = network.EventQueue(), list[str]()
-    agenda.after(1.0, seen.append, "first")
-    agenda.after(1.0, seen.append, "second")
-    agenda.after(0.5, agenda.after, 0.5, seen.append, "third")
+    agenda.schedule_after(1.0, seen.append, "first")
+    agenda.schedule_after(1.0, seen.append, "second")
+    agenda.schedule_after(0.5, agenda.schedule_after, 0.5, seen.append, "third")
     agenda.run(until_s=1.0)
     assert seen == ["first", "second", "third"]
 
 
 def test_who_stops_the_agenda_is_the_last_to_be_called() -> None:
     agenda, seen = network.EventQueue(), list[str]()
-    agenda.after(1.0, agenda.stop)
-    agenda.after(1.0, seen.append, "too late")
+    agenda.schedule_after(1.0, agenda.stop)
+    agenda.schedule_after(1.0, seen.append, "too late")
     agenda.run(until_s=2.0)
     assert (seen, agenda.now) == ([], 1.0)
 

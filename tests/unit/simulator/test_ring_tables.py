@@ -59,7 +59,7 @@ def collect(of: ring_tables.TrafficTable, times: int, first: int = 1) -> None:
             )
             for host in hosts
         ]
-        of.collected(collection, figures, COLLECTION_S)
+        of.end_collection(collection, figures, COLLECTION_S)
 
 
 def test_rack_that_gives_late_is_asked_for_less_by_the_others_and_serves_itself() -> None:
@@ -73,7 +73,7 @@ def test_rack_that_gives_late_is_asked_for_less_by_the_others_and_serves_itself(
     assert after < before / 3
     reader = SLOW_RACK * TREE.shape.rack_hosts
     placement = {home_of(of.ring, cid, reader) for cid in CIDS}
-    assert placement == set(TREE.within(reader, 1)), "those of its own rack ask it as ever"
+    assert placement == set(TREE.hosts_within(reader, 1)), "those of its own rack ask it as ever"
 
 
 def test_host_that_is_the_clouds_home_asks_nobody_but_the_storage() -> None:
@@ -100,7 +100,7 @@ def tell(
             )
             for host in range(TREE.shape.hosts)
         ]
-        made.append(of.collected(collection, figures, COLLECTION_S))
+        made.append(of.end_collection(collection, figures, COLLECTION_S))
     return [table for table in made if table is not None]
 
 

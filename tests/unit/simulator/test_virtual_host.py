@@ -42,11 +42,11 @@ def make_world(policy: str = "acstor") -> cloud.Cloud:
 
 def read_all(world: cloud.Cloud, reader: cloud.Host, within_s: float = 60.0) -> None:
     """Let a host read the image, one chunk after the other."""
-    reader.attach(IMAGE)
+    reader.attach_image(IMAGE)
     left = IMAGE.chunks[::-1]
 
     def read() -> None:
-        while left and reader.have(left.pop(), read):
+        while left and reader.read_chunk(left.pop(), read):
             pass
 
     read()
@@ -101,7 +101,7 @@ def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch
     read_all(world, first)
     assert {told.host for told in heard} >= {first.name}
     heard.clear()
-    monkeypatch.setattr(announcements.Announcements, "have", lambda *_: None)
+    monkeypatch.setattr(announcements.Announcements, "announce_chunks", lambda *_: None)
     world = make_world()
     read_all(world, world.hosts[first.name])
     assert not heard
@@ -110,7 +110,7 @@ def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch
 def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> None:
     world = make_world()
     first, second, *_ = world.hosts.values()
-    second.attach(IMAGE)
+    second.attach_image(IMAGE)
     read_all(world, first)
     [prefetching] = second.images.values()
     assert 1 <= prefetching.prefetched == prefetching.states.unmatched <= prefetch.FIRST
@@ -122,9 +122,11 @@ def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> No
 def test_what_cannot_be_fetched_ahead_is_asked_for_anew_when_a_guest_wants_it() -> None:
     world = make_world()
     first, second, *_ = world.hosts.values()
-    second.attach(IMAGE)
+    second.attach_image(IMAGE)
     told = one_machine.announced(*IMAGE.chunks)
-    second.do(second.core.heard(world.now, first.name, told, [], []))  # which is not true
+    second.run_actions(
+        second.core.announcement_received(world.now, first.name, told, [], [])
+    )  # which is not true
     world.agenda.run(5.0)
     [prefetching] = second.images.values()
     assert (prefetching.prefetched, prefetching.states.under_way) == (0, 0)
@@ -144,7 +146,7 @@ def test_options_of_acstor_are_what_agents_have_by_default() -> None:
 def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() -> None:
     world = make_world()
     reader, liar, *_ = world.hosts.values()
-    liar.said = lambda host, answers: [  # type: ignore[method-assign]
+    liar.outgoing_answers = lambda host, answers: [  # type: ignore[method-assign]
         answer._replace(data=b"a lie") if isinstance(answer, actions.Given) else answer
         for answer in answers
     ]
@@ -184,9 +186,9 @@ def test_messages_take_no_room_on_links_and_chunks_do() -> None:
     world = make_world()
     reader, *others = world.hosts.values()
     read_all(world, reader)
-    received = world.tree.nic(reader.number)[1].chunk_bytes
+    received = world.tree.host_links(reader.number)[1].chunk_bytes
     assert received == cloud.CHUNK_BYTES * len(IMAGE.chunks)
-    sent = sum(world.tree.nic(host.number)[0].chunk_bytes for host in others)
+    sent = sum(world.tree.host_links(host.number)[0].chunk_bytes for host in others)
     assert sent == cloud.CHUNK_BYTES * world.counts.peer > 0
     assert world.counts.storage == len(IMAGE.chunks), "each once, whoever was its home"
 

@@ -19,7 +19,7 @@ def test_deadline_doubles_with_each_miss_up_to_the_bound():
     seen = []
     for _ in range(6):
         seen.append(waits.deadline_s())
-        waits.missed(seen[-1])
+        waits.record_timeout(seen[-1])
     assert seen == [30.0, 60.0, 120.0, 240.0, 480.0, 480.0]
     assert waits.misses == 6
 
@@ -27,24 +27,24 @@ def test_deadline_doubles_with_each_miss_up_to_the_bound():
 def test_attempts_that_miss_side_by_side_double_it_once():
     waits = attempt_timeout.AttemptTimeout(base_s=30.0)
     for deadline_s in [waits.deadline_s()] * 8:
-        waits.missed(deadline_s)
+        waits.record_timeout(deadline_s)
     assert waits.deadline_s() == 60.0
 
 
 def test_slow_answers_keep_it_long_and_quick_ones_let_it_fall():
     waits = attempt_timeout.AttemptTimeout(base_s=30.0)
-    waits.missed(30.0)
-    waits.answered(43.0)
-    waits.answered(0.1)  # a short read between long ones changes nothing
+    waits.record_timeout(30.0)
+    waits.record_answer(43.0)
+    waits.record_answer(0.1)  # a short read between long ones changes nothing
     assert waits.deadline_s() == 86.0
     for _ in range(attempt_timeout.LATEST):
-        waits.answered(0.1)
+        waits.record_answer(0.1)
     assert waits.deadline_s() == 30.0
 
 
 def test_base_above_the_bound_is_the_bound():
     waits = attempt_timeout.AttemptTimeout(base_s=600.0, most_s=480.0)
-    waits.missed(waits.deadline_s())
+    waits.record_timeout(waits.deadline_s())
     assert waits.deadline_s() == 600.0
 
 
@@ -57,8 +57,8 @@ def test_deadline_is_between_its_bounds_and_twice_the_latest(attempts, length):
     for is_answered, took_s, of_bytes in attempts:
         deadline_s = waits.deadline_s(of_bytes)
         if is_answered and took_s < deadline_s:
-            waits.answered(took_s)
+            waits.record_answer(took_s)
         else:
-            waits.missed(deadline_s)
+            waits.record_timeout(deadline_s)
         assert waits.deadline_s() >= min(480.0, 2 * min(took_s, deadline_s))
     assert 5.0 <= waits.deadline_s(length) <= 480.0

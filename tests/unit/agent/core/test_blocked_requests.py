@@ -19,29 +19,29 @@ def test_late_are_exactly_those_that_wait_for_so_long(steps, for_s):
     for after_s, guest, number in steps:
         now_s += after_s
         if guest is not None:
-            truth.append(table.begin(guest, now_s, number))
+            truth.append(table.begin_request(guest, now_s, number))
         elif truth:
-            table.end(truth.pop(number % len(truth)))
-    late = table.late(now_s, for_s)
+            table.end_request(truth.pop(number % len(truth)))
+    late = table.late_guests(now_s, for_s)
     for guest in GUESTS:
         own = [now_s - one.since_s for one in truth if one.guest == guest]
         own_late = [waited_s for waited_s in own if waited_s >= for_s]
         assert (late[guest].count if guest in late else 0) == len(own_late)
         if own_late:
             assert late[guest].longest_s == max(own_late)
-        assert len(table.of(guest)) == len(own)
+        assert len(table.requests_of_guest(guest)) == len(own)
 
 
 def test_what_the_oldest_waits_for_is_told():
     table = blocked_requests.BlockedRequests()
     for since_s, why in ((1.0, "refused"), (2.0, "no answer")):
-        table.begin(GUESTS[0], since_s, since_s).why = why
-    assert table.late(9.0, 5.0)[GUESTS[0]] == blocked_requests.LateWaits(2, 8.0, "refused")
+        table.begin_request(GUESTS[0], since_s, since_s).why = why
+    assert table.late_guests(9.0, 5.0)[GUESTS[0]] == blocked_requests.LateWaits(2, 8.0, "refused")
 
 
 def test_what_is_answered_twice_is_answered():
     table = blocked_requests.BlockedRequests()
-    wait = table.begin(GUESTS[0], 1.0, "a")
-    table.end(wait)
-    table.end(wait)
-    assert len(table) == 0 and table.late(99.0, 0.0) == {}
+    wait = table.begin_request(GUESTS[0], 1.0, "a")
+    table.end_request(wait)
+    table.end_request(wait)
+    assert len(table) == 0 and table.late_guests(99.0, 0.0) == {}

@@ -16,44 +16,44 @@ def memory(limit_bytes=100):
 
 def test_boot_image_that_does_not_fit_is_refused_and_changes_nothing():
     made = memory()
-    assert made.take(ONE, 70, 0.0) == []
-    assert made.take(TWO, 31, 1.0) is None
-    assert made.take(THREE, 101, 100.0) is None
+    assert made.reserve(ONE, 70, 0.0) == []
+    assert made.reserve(TWO, 31, 1.0) is None
+    assert made.reserve(THREE, 101, 100.0) is None
     assert made.used_bytes == 70
 
 
 def test_quietest_ones_make_room_and_no_more_than_needed():
     made = memory()
     for image_id in (ONE, TWO, THREE):
-        made.take(image_id, 30, 0.0)
-    made.used(ONE, 7.0)
-    made.used(TWO, 5.0)
-    made.used(THREE, 6.0)
-    assert made.take(ids.ImageId("four"), 40, 11.0) == [TWO]
+        made.reserve(image_id, 30, 0.0)
+    made.note_use(ONE, 7.0)
+    made.note_use(TWO, 5.0)
+    made.note_use(THREE, 6.0)
+    assert made.reserve(ids.ImageId("four"), 40, 11.0) == [TWO]
     assert made.used_bytes == 100
 
 
 def test_one_that_was_just_read_makes_no_room():
     made = memory()
-    made.take(ONE, 100, 0.0)
-    made.used(ONE, 96.0)
-    assert made.take(TWO, 1, 100.0) is None
+    made.reserve(ONE, 100, 0.0)
+    made.note_use(ONE, 96.0)
+    assert made.reserve(TWO, 1, 100.0) is None
 
 
 def test_taking_again_takes_the_place_of_what_was_taken():
     made = memory()
-    made.take(ONE, 100, 0.0)
-    assert made.take(ONE, 90, 1.0) == []
+    made.reserve(ONE, 100, 0.0)
+    assert made.reserve(ONE, 90, 1.0) == []
     assert made.used_bytes == 90
-    made.free(ONE)
-    made.free(ONE)
+    made.release_bytes(ONE)
+    made.release_bytes(ONE)
     assert made.used_bytes == 0
 
 
 def test_quiet_boot_image_is_due_after_the_idle_time():
     made = memory()
-    made.take(ONE, 10, 0.0)
-    made.used(ONE, 30.0)
+    made.reserve(ONE, 10, 0.0)
+    made.note_use(ONE, 30.0)
     assert made.take_due(89.0) == []
     assert made.take_due(90.0) == [ONE]
     assert made.take_due(90.0) == []
@@ -62,18 +62,18 @@ def test_quiet_boot_image_is_due_after_the_idle_time():
 
 def test_boot_image_that_is_read_for_ever_is_due_after_the_longest_time():
     made = memory()
-    made.take(ONE, 10, 0.0)
-    made.begun(ONE, 100.0)
-    made.used(ONE, 699.0)
+    made.reserve(ONE, 10, 0.0)
+    made.note_boot(ONE, 100.0)
+    made.note_use(ONE, 699.0)
     assert made.take_due(699.0) == []
-    made.used(ONE, 700.0)
+    made.note_use(ONE, 700.0)
     assert made.take_due(700.0) == [ONE]
 
 
 def test_what_is_not_held_is_nobodys_business():
     made = memory()
-    made.begun(ONE, 1.0)
-    made.used(ONE, 1.0)
+    made.note_boot(ONE, 1.0)
+    made.note_use(ONE, 1.0)
     assert made.take_due(1000.0) == []
 
 

@@ -42,11 +42,11 @@ def test_slots_that_no_slab_can_have_are_lacking():
 def pin_and_place(cache, lengths) -> None:
     """Pin chunks; if the cache says that it has room for all of them, it must take them."""
     for number, length in enumerate(lengths):
-        cache.pin(cid(number), length)
+        cache.pin_chunk(cid(number), length)
     if cache.lacking_bytes({}):
         return
     for number, length in enumerate(lengths):
-        cache.place(cid(number), length, public_cache.KeepClass.BORROWED)
+        cache.allocate_slot(cid(number), length, public_cache.KeepClass.BORROWED)
     assert cache.pinned_chunks == len(lengths)
     assert cache.disk_bytes <= cache.limit_bytes
 
@@ -70,7 +70,7 @@ def test_cache_that_says_it_has_room_takes_all_sizes(counts, slabs):
 def test_cache_that_says_it_has_room_takes_one_size_whatever_was_in_it(count, slabs, noise):
     cache = public_cache.PublicCache(slabs * SLAB_BYTES, SLAB_BYTES)
     for number, size in enumerate(noise):
-        cache.place(cid(10_000 + number), size, public_cache.KeepClass.BOOT)
+        cache.allocate_slot(cid(10_000 + number), size, public_cache.KeepClass.BOOT)
     pin_and_place(cache, [16 * KIB] * count)
 
 
@@ -78,14 +78,14 @@ def test_lacking_bytes_let_the_cache_grow_as_far_as_needed():
     limit_bytes = 2 * SLAB_BYTES
     cache = public_cache.PublicCache(limit_bytes, SLAB_BYTES)
     for number in range(20):
-        cache.pin(cid(number), 64 * KIB)
+        cache.pin_chunk(cid(number), 64 * KIB)
     with pytest.raises(errors.CacheFull):
         for number in range(20):
-            cache.place(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
+            cache.allocate_slot(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
     cache.pins.beyond_bytes = cache.lacking_bytes({})
     for number in range(20):
         if cid(number) not in cache:
-            cache.place(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
+            cache.allocate_slot(cid(number), 64 * KIB, public_cache.KeepClass.BORROWED)
     assert cache.pinned_chunks == 20
-    layout = cache_slab.SlabLayout.within(SLAB_BYTES, 64 * KIB)
+    layout = cache_slab.SlabLayout.largest_within(SLAB_BYTES, 64 * KIB)
     assert cache.disk_bytes == 7 * layout.file_bytes

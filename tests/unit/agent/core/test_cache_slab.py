@@ -21,7 +21,7 @@ CID = ids.cid_of(b"acstor")
 
 @hypothesis.given(st.integers(0, 2**34), st.integers(12, 22))
 def test_slab_holds_as_many_slots_as_fit(slab_bytes, exponent):
-    layout = cache_slab.SlabLayout.within(slab_bytes, 1 << exponent)
+    layout = cache_slab.SlabLayout.largest_within(slab_bytes, 1 << exponent)
     one_more = cache_slab.SlabLayout(layout.slot_bytes, layout.slot_count + 1)
     assert layout.slot_count == 0 or layout.file_bytes <= slab_bytes
     assert one_more.file_bytes > slab_bytes

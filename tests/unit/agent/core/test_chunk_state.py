@@ -28,8 +28,8 @@ PAIRS = list(itertools.product(S, E))
 def states_with(state: S) -> chunk_state.ChunkStates:
     states = chunk_state.ChunkStates(1)
     for event in TO_REACH[state]:
-        states.apply(0, event)
-    assert states.state(0) is state
+        states.apply_event(0, event)
+    assert states.state_of(0) is state
     return states
 
 
@@ -50,11 +50,11 @@ def test_one_byte_a_chunk_says_the_same_as_the_table(state, event):
     assert states.can_happen(0, event) == ((state, event) not in ILLEGAL)
     if (state, event) in ILLEGAL:
         with pytest.raises(errors.LocalProtocolError):
-            states.apply(0, event)
-        assert states.state(0) is state
+            states.apply_event(0, event)
+        assert states.state_of(0) is state
     else:
         after = chunk_state.next_state(state, event)
-        assert states.apply(0, event) is after is states.state(0)
+        assert states.apply_event(0, event) is after is states.state_of(0)
 
 
 @pytest.mark.parametrize("event", E)
@@ -72,7 +72,7 @@ def test_late_or_doubled_prefetch_changes_only_what_waits_for_it(state):
 def test_overwritten_prefetch_is_not_unmatched_any_more():
     states = states_with(S.LOCAL)
     assert states.unmatched == 1
-    states.apply(0, E.WHOLE_WRITTEN)
+    states.apply_event(0, E.WHOLE_WRITTEN)
     assert states.unmatched == 0 == states.matched
 
 
@@ -90,7 +90,7 @@ def test_overwritten_prefetch_is_not_unmatched_any_more():
 def test_a_prefetch_is_judged_once_by_what_became_of_it(events, matched, evicted_unread):
     states = states_with(S.PREFETCH)
     for event in events:
-        states.apply(0, event)
+        states.apply_event(0, event)
     assert (states.matched, states.evicted_unread) == (matched, evicted_unread)
 
 
@@ -99,32 +99,32 @@ def test_all_local_chunks_are_forgiven_and_no_others(count):
     states = chunk_state.ChunkStates(count)
     local, read = (0, 7, 8, 500, count - 1), (1, 9)
     for chunk_no in (*local, *read):
-        states.apply(chunk_no, E.PREFETCH_SENT)
-        states.apply(chunk_no, E.PREFETCH_ARRIVED)
+        states.apply_event(chunk_no, E.PREFETCH_SENT)
+        states.apply_event(chunk_no, E.PREFETCH_ARRIVED)
     for chunk_no in read:
-        states.apply(chunk_no, E.GUEST_READ)
+        states.apply_event(chunk_no, E.GUEST_READ)
     assert len(states) == count and states.unmatched == len(local)
-    states.forgive()
+    states.accept_unmatched()
     assert states.unmatched == 0
     for chunk_no in local:
-        assert states.state(chunk_no) is S.LOCAL
-        states.apply(chunk_no, E.GUEST_READ)
+        assert states.state_of(chunk_no) is S.LOCAL
+        states.apply_event(chunk_no, E.GUEST_READ)
     assert states.matched == len(local) + len(read) and states.unmatched == 0
-    assert states.state(2) is S.REMOTE
+    assert states.state_of(2) is S.REMOTE
 
 
 def test_forgiven_chunk_stays_local_and_counts_no_more():
     states = states_with(S.LOCAL)
-    states.forgive()
-    assert states.state(0) is S.LOCAL
+    states.accept_unmatched()
+    assert states.state_of(0) is S.LOCAL
     assert states.unmatched == 0
-    states.apply(0, E.PREFETCH_ARRIVED)
+    states.apply_event(0, E.PREFETCH_ARRIVED)
     assert states.unmatched == 0
-    states.apply(0, E.GUEST_READ)
+    states.apply_event(0, E.GUEST_READ)
     assert states.unmatched == 0 and states.matched == 1
-    states.apply(0, E.EVICTED)
-    states.apply(0, E.PREFETCH_SENT)
-    states.apply(0, E.PREFETCH_ARRIVED)
+    states.apply_event(0, E.EVICTED)
+    states.apply_event(0, E.PREFETCH_SENT)
+    states.apply_event(0, E.PREFETCH_ARRIVED)
     assert states.unmatched == 1
 
 
@@ -146,10 +146,10 @@ def test_counts_are_those_of_the_states_whatever_happens(happenings):
     model, forgiven = [S.REMOTE] * 5, set()
     for chunk_no, event in happenings:
         if event is None:
-            states.forgive()
+            states.accept_unmatched()
             forgiven = {n for n in range(5) if model[n] is S.LOCAL}
         elif (model[chunk_no], event) not in ILLEGAL:
-            states.apply(chunk_no, event)
+            states.apply_event(chunk_no, event)
             model[chunk_no] = chunk_state.next_state(model[chunk_no], event)
             forgiven -= {chunk_no} if model[chunk_no] is not S.LOCAL else set()
         assert list(states) == model

@@ -18,10 +18,10 @@ def test_what_is_counted_of_an_image_is_counted_in_the_total():
     one.read.add(counters.Origin.PEER, 5)
     two.read.add(counters.Origin.PEER, 7)
     two.read.add(counters.Origin.HOME, 1)
-    one.took(0.003)
-    two.waits(1)
-    two.failed(is_lost=False)
-    one.failed(is_lost=True)
+    one.count_read(0.003)
+    two.count_waiting(1)
+    two.count_failed(is_lost=False)
+    one.count_failed(is_lost=True)
     assert total.read.as_dict()["peer"] == {"requests": 2, "bytes": 12}
     assert total.read.as_dict()["home"] == {"requests": 1, "bytes": 1}
     assert (total.latency.count, total.in_flight) == (1, 1)

@@ -28,13 +28,13 @@ class Host:
         return self.slots.wait(image_id, guest(name))
 
     def begin(self) -> decode_slots.Job:
-        job = self.slots.begin(self.now_s)
+        job = self.slots.begin_job(self.now_s)
         assert job is not None
         return job
 
     def end(self, job: decode_slots.Job, used_s: float, decoded_bytes: int = ENOUGH_BYTES) -> None:
         self.now_s += used_s
-        self.slots.end(job, used_s, decoded_bytes, self.now_s)
+        self.slots.end_job(job, used_s, decoded_bytes, self.now_s)
 
 
 def test_no_more_jobs_than_slots() -> None:
@@ -42,7 +42,7 @@ def test_no_more_jobs_than_slots() -> None:
     for _ in range(3):
         host.wait(A)
     first, _ = host.begin(), host.begin()
-    assert host.slots.begin(host.now_s) is None
+    assert host.slots.begin_job(host.now_s) is None
     assert (host.slots._waiting, host.slots.delay_s(host.now_s)) == (1, None)
     host.end(first, SLICE_S)
     host.begin()
@@ -107,7 +107,7 @@ def test_image_that_decodes_slowly_gets_a_second_and_then_a_share() -> None:
     host, began_s, used_s = Host(), 100.0, 0.0
     host.wait(A)
     while host.now_s < began_s + 100.0:
-        job = host.slots.begin(host.now_s)
+        job = host.slots.begin_job(host.now_s)
         if job is None:
             delay_s = host.slots.delay_s(host.now_s)
             assert delay_s
@@ -147,7 +147,7 @@ def test_image_that_decodes_slowly_leaves_a_slot_to_others() -> None:
         host.end(job, 0.01, decoded_bytes=0)
         host.wait(A)
     host.begin(), host.begin()
-    assert host.slots.begin(host.now_s) is None
+    assert host.slots.begin_job(host.now_s) is None
     host.wait(B)
     assert host.begin().image_id == B
 
@@ -162,9 +162,9 @@ def test_image_that_decodes_fast_is_never_held_up() -> None:
 def test_job_that_leaves_is_not_begun() -> None:
     host = Host()
     gone = host.wait(A)
-    host.slots.leave(gone)
-    host.slots.leave(gone)
-    assert host.slots.begin(host.now_s) is None
+    host.slots.leave_queue(gone)
+    host.slots.leave_queue(gone)
+    assert host.slots.begin_job(host.now_s) is None
     assert host.slots._waiting == 0
 
 
@@ -177,4 +177,4 @@ def test_idle_images_are_forgotten_but_not_their_debts() -> None:
         host.end(host.begin(), 0.0001)
     assert len(host.slots._images) <= decode_slots.IMAGES + 1
     host.wait(A)
-    assert host.slots.begin(host.now_s) is None
+    assert host.slots.begin_job(host.now_s) is None

@@ -26,42 +26,42 @@ class Link:
 
 def test_idle_link_is_taken_nearly_as_a_whole():
     spare, link = fill_rate.SpareBandwidth(), Link()
-    assert spare.looked(link.look()) == fill_rate.SHARE * LINK_BYTES_S
+    assert spare.spare_bytes_s(link.look()) == fill_rate.SHARE * LINK_BYTES_S
     own = 11_000_000
-    spare.came(own)
-    assert spare.looked(link.look(own * interface_traffic.HEADERS)) == pytest.approx(
+    spare.count_bytes(own)
+    assert spare.spare_bytes_s(link.look(own * interface_traffic.HEADERS)) == pytest.approx(
         0.9 * LINK_BYTES_S
     )
 
 
 def test_what_others_take_is_left_to_them_at_once_and_taken_back_slowly():
     spare, link = fill_rate.SpareBandwidth(), Link()
-    spare.looked(link.look())
-    busy = spare.looked(link.look(10_000_000))
+    spare.spare_bytes_s(link.look())
+    busy = spare.spare_bytes_s(link.look(10_000_000))
     assert busy == pytest.approx(0.9 * 2_500_000)
-    calmer = [spare.looked(link.look()) for _ in range(3)]
+    calmer = [spare.spare_bytes_s(link.look()) for _ in range(3)]
     assert calmer == [pytest.approx(0.9 * rate) for rate in (7_500_000, 10_000_000, 11_250_000)]
 
 
 def test_fill_goes_on_slowly_on_a_full_link():
     spare, link = fill_rate.SpareBandwidth(), Link()
-    spare.looked(link.look())
-    assert spare.looked(link.look(LINK_BYTES_S)) == fill_rate.LEAST_BYTES_S
+    spare.spare_bytes_s(link.look())
+    assert spare.spare_bytes_s(link.look(LINK_BYTES_S)) == fill_rate.LEAST_BYTES_S
 
 
 def test_after_a_pause_what_was_carried_meanwhile_does_not_count():
     spare, link = fill_rate.SpareBandwidth(), Link()
-    spare.looked(link.look())
-    spare.forget()
-    assert spare.looked(link.look(LINK_BYTES_S * 3600)) == fill_rate.SHARE * LINK_BYTES_S
+    spare.spare_bytes_s(link.look())
+    spare.reset()
+    assert spare.spare_bytes_s(link.look(LINK_BYTES_S * 3600)) == fill_rate.SHARE * LINK_BYTES_S
 
 
 def test_interface_that_is_made_anew_is_no_traffic():
     spare, link = fill_rate.SpareBandwidth(), Link()
     link.received = 10**12
-    spare.looked(link.look())
+    spare.spare_bytes_s(link.look())
     link.received = 0
-    assert spare.looked(link.look()) == fill_rate.SHARE * LINK_BYTES_S
+    assert spare.spare_bytes_s(link.look()) == fill_rate.SHARE * LINK_BYTES_S
 
 
 @pytest.mark.parametrize("bytes_s", [1e5, 1e7])
@@ -109,34 +109,34 @@ def test_speed_follows_what_came_and_tells_the_time_left():
     speed = fill_rate.Speed()
     assert speed.left_s(100) is None
     for second in range(60):
-        speed.look(float(second))
-        speed.came(1000)
+        speed.refresh(float(second))
+        speed.count_bytes(1000)
     assert speed.bytes_s == pytest.approx(1000)
     assert speed.left_s(60_000) == pytest.approx(60)
     for second in range(60, 200):
-        speed.look(float(second))
+        speed.refresh(float(second))
     assert speed.left_s(60_000) is None or speed.left_s(60_000) > 1e6
 
 
 def test_speed_survives_two_looks_at_one_moment():
     speed = fill_rate.Speed()
-    speed.look(1.0)
-    speed.came(500)
-    speed.look(1.0)
-    speed.look(2.0)
+    speed.refresh(1.0)
+    speed.count_bytes(500)
+    speed.refresh(1.0)
+    speed.refresh(2.0)
     assert speed.bytes_s == 500
 
 
 def test_patience_grows_up_to_a_bound_and_is_forgotten_with_a_success():
     backoff, now_s, pauses = fill_rate.Backoff(), 0.0, []
     for _ in range(10):
-        backoff.failed("why", now_s)
+        backoff.record_failure("why", now_s)
         assert not backoff.may_try(now_s)
         pauses.append(backoff.failure.again_s - now_s)
         now_s = backoff.failure.again_s
         assert backoff.may_try(now_s)
     assert pauses[:3] == [5.0, 10.0, 20.0] and max(pauses) == fill_rate.LONGEST_PAUSE_S
-    backoff.succeeded()
+    backoff.record_success()
     assert backoff.failure is None and backoff.may_try(-math.inf)
 
 
@@ -196,12 +196,12 @@ def test_what_is_left_comes_as_fast_as_it_can_when_only_the_reserve_of_time_is(w
 def test_image_with_a_deadline_is_tried_again_before_a_tenth_of_the_time_left_is_over():
     backoff, deadline, now_s = fill_rate.Backoff(), fill_rate.Deadline(1000.0, 1000.0), 0.0
     while now_s < 1000.0:
-        backoff.failed("why", now_s, deadline)
+        backoff.record_failure("why", now_s, deadline)
         pause_s = backoff.failure.again_s - now_s
         assert pause_s <= max(fill_rate.FIRST_PAUSE_S, 0.1 * (1000.0 - now_s)) + 1e-6
         now_s += pause_s
     for _ in range(10):
-        backoff.failed("why", now_s, deadline)
+        backoff.record_failure("why", now_s, deadline)
     assert backoff.failure.again_s - now_s == fill_rate.LONGEST_PAUSE_S
 
 

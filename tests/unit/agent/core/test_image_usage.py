@@ -15,14 +15,14 @@ PASS_S = 40 * 60.0
 
 def look(openings, found, attached=(ONE, TWO)):
     openings.begin_look()
-    openings.looked(found, attached)
+    openings.note_open_files(found, attached)
 
 
 def test_everything_may_be_open_before_processes_were_looked_at():
     openings = image_usage.Openings()
     assert openings.is_open(ONE) and openings.is_open(TWO)
-    openings.opened(ONE)
-    openings.closed(ONE)
+    openings.image_opened(ONE)
+    openings.image_closed(ONE)
     assert openings.is_open(ONE)
 
 
@@ -30,7 +30,7 @@ def test_opened_before_the_start_is_open_until_a_look_does_not_find_it():
     openings = image_usage.Openings()
     look(openings, [ONE])
     assert (openings.is_open(ONE), openings.is_open(TWO)) == (True, False)
-    openings.closed(ONE)
+    openings.image_closed(ONE)
     assert openings.is_open(ONE)  # another one may have it open
     assert openings.must_look([ONE])
     look(openings, [])
@@ -42,10 +42,10 @@ def test_settled_image_is_counted_exactly():
     openings = image_usage.Openings()
     look(openings, [])
     for _ in range(2):
-        openings.opened(ONE)
-    openings.closed(ONE)
+        openings.image_opened(ONE)
+    openings.image_closed(ONE)
     assert openings.is_open(ONE)
-    openings.closed(ONE)
+    openings.image_closed(ONE)
     assert not openings.is_open(ONE)
     assert not openings.must_look([ONE])
 
@@ -53,17 +53,17 @@ def test_settled_image_is_counted_exactly():
 def test_what_changes_during_a_look_is_not_settled_by_it():
     openings = image_usage.Openings()
     openings.begin_look()
-    openings.closed(ONE)  # one of two, opened before the start; the look came too late for it
-    openings.looked([], [ONE])
+    openings.image_closed(ONE)  # one of two, opened before the start; the look came too late for it
+    openings.note_open_files([], [ONE])
     assert openings.must_look([ONE])
     openings.begin_look()
-    openings.looked([ONE], [ONE])
+    openings.note_open_files([ONE], [ONE])
     assert openings.is_open(ONE)
 
 
 def test_counted_openings_need_no_look():
     openings = image_usage.Openings()
-    openings.opened(ONE)
+    openings.image_opened(ONE)
     assert not openings.must_look([ONE])
 
 
@@ -71,13 +71,13 @@ def test_closed_more_often_than_counted_does_not_hide_a_later_opening():
     """Those opened before the start are closed, and a look shows that none is left."""
     openings = image_usage.Openings()
     look(openings, [ONE])
-    openings.closed(ONE)
-    openings.closed(ONE)
+    openings.image_closed(ONE)
+    openings.image_closed(ONE)
     look(openings, [])
-    openings.opened(ONE)
+    openings.image_opened(ONE)
     assert openings.is_open(ONE)
     look(openings, [ONE])
-    openings.closed(ONE)
+    openings.image_closed(ONE)
     assert not openings.is_open(ONE)
 
 
@@ -85,10 +85,10 @@ def test_what_is_not_attached_is_forgotten():
     openings, touches = image_usage.Openings(), image_usage.Touches(0.0)
     for number in range(1000):
         image_id = ids.parse_image_id(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012x}")
-        openings.opened(image_id)
-        openings.closed(image_id)
-        openings.closed(image_id)
-        touches.touched(image_id, float(number))
+        openings.image_opened(image_id)
+        openings.image_closed(image_id)
+        openings.image_closed(image_id)
+        touches.image_touched(image_id, float(number))
         look(openings, [], [image_id])
         touches.forget_others([image_id])
     assert (len(openings), len(touches)) == (1, 1)
@@ -103,10 +103,10 @@ def test_open_image_is_never_told_to_be_closed(former, steps):
     for step in steps:
         if step == "open":
             is_open += 1
-            openings.opened(ONE)
+            openings.image_opened(ONE)
         elif step == "close" and is_open:
             is_open -= 1
-            openings.closed(ONE)
+            openings.image_closed(ONE)
         elif step == "look":
             look(openings, [ONE] if is_open else [], [ONE])
             assert openings.is_open(ONE) == bool(is_open)
@@ -114,8 +114,8 @@ def test_open_image_is_never_told_to_be_closed(former, steps):
             openings.begin_look()
             found = [ONE] if is_open else []
             is_open += 1
-            openings.opened(ONE)
-            openings.looked(found, [ONE])
+            openings.image_opened(ONE)
+            openings.note_open_files(found, [ONE])
         assert openings.is_open(ONE) or not is_open
 
 
@@ -125,7 +125,7 @@ def nova_passes(touches, image_ids, from_s, until_s):
     while at_s + PASS_S <= until_s:
         at_s += PASS_S
         for image_id in image_ids:
-            touches.touched(image_id, at_s, is_by_nova=True)
+            touches.image_touched(image_id, at_s, is_by_nova=True)
     return at_s
 
 
@@ -138,7 +138,7 @@ def test_idle_time_is_counted_while_nova_touches_anything():
 
 def test_time_in_which_nova_touches_nothing_at_all_does_not_count_for_a_week():
     touches = image_usage.Touches(0.0, [ONE])
-    touches.touched(TWO, HOUR_S, is_by_nova=True)
+    touches.image_touched(TWO, HOUR_S, is_by_nova=True)
     assert touches.idle_s(ONE, 48 * HOUR_S) == HOUR_S
     assert touches.idle_s(TWO, 48 * HOUR_S) == 0.0
     assert touches.idle_s(TWO, HOUR_S + image_usage.SILENCE_S + 1) == image_usage.SILENCE_S + 1
@@ -148,7 +148,7 @@ def test_time_in_which_nova_touches_nothing_at_all_does_not_count_for_a_week():
 def test_nova_that_is_back_has_time_to_touch_its_other_images(away_s):
     touches = image_usage.Touches(0.0, [ONE, TWO])
     last_s = nova_passes(touches, [ONE, TWO], 0.0, 9 * HOUR_S)
-    touches.touched(THREE, last_s + away_s, is_by_nova=True)
+    touches.image_touched(THREE, last_s + away_s, is_by_nova=True)
     assert touches.idle_s(ONE, last_s + away_s) == 0.0
     assert touches.idle_s(ONE, last_s + away_s + PASS_S) == PASS_S
     last_s = nova_passes(touches, [TWO], last_s + away_s, last_s + away_s + 4 * HOUR_S)
@@ -157,11 +157,11 @@ def test_nova_that_is_back_has_time_to_touch_its_other_images(away_s):
 
 def test_what_anybody_but_nova_does_neither_ends_its_silence_nor_hides_it():
     touches = image_usage.Touches(0.0, [ONE, TWO])
-    touches.touched(ONE, HOUR_S, is_by_nova=True)
+    touches.image_touched(ONE, HOUR_S, is_by_nova=True)
     for hour in range(1, 48):
-        touches.touched(TWO, hour * HOUR_S)
+        touches.image_touched(TWO, hour * HOUR_S)
         assert touches.idle_s(ONE, (hour + 1) * HOUR_S) <= HOUR_S
-    touches.touched(THREE, 48 * HOUR_S, is_by_nova=True)
+    touches.image_touched(THREE, 48 * HOUR_S, is_by_nova=True)
     assert touches.idle_s(ONE, 48 * HOUR_S) == 0.0
     assert touches.idle_s(TWO, 49 * HOUR_S) == HOUR_S  # it is not young for longer by the silence
 
@@ -170,11 +170,13 @@ def test_what_nova_uses_is_used_in_every_moment_of_a_silence_and_of_its_end():
     """Also before it is clear that Nova is away, and whenever it had touched another one."""
     touches = image_usage.Touches(0.0, [ONE, TWO])
     last_s = nova_passes(touches, [ONE], 0.0, 5 * HOUR_S)
-    touches.touched(TWO, last_s + PASS_S - 1, is_by_nova=True)  # an instance is made, then it dies
+    touches.image_touched(
+        TWO, last_s + PASS_S - 1, is_by_nova=True
+    )  # an instance is made, then it dies
     back_s = last_s + 30 * HOUR_S
     for minute in range(30 * 60):
         assert touches.idle_s(ONE, last_s + minute * 60.0) < image_usage.IN_USE_S
-    touches.touched(TWO, back_s, is_by_nova=True)
+    touches.image_touched(TWO, back_s, is_by_nova=True)
     for minute in range(40):
         assert touches.idle_s(ONE, back_s + minute * 60.0) < image_usage.IN_USE_S
 
@@ -182,10 +184,10 @@ def test_what_nova_uses_is_used_in_every_moment_of_a_silence_and_of_its_end():
 def test_everything_counts_as_touched_at_the_start_and_is_seen_when_it_is_touched():
     touches = image_usage.Touches(100.0, [ONE, TWO])
     assert [touches.idle_s(one, 160.0) for one in (ONE, TWO)] == [60.0, 60.0]
-    touches.touched(ONE, 160.0)
-    touches.touched(THREE, 160.0)
+    touches.image_touched(ONE, 160.0)
+    touches.image_touched(THREE, 160.0)
     assert [touches.is_seen(one) for one in (ONE, TWO, THREE)] == [True, False, True]
-    touches.forget(ONE)
+    touches.forget_image(ONE)
     touches.forget_others([THREE])
     assert [touches.is_seen(one) for one in (ONE, TWO, THREE)] == [False, False, True]
 

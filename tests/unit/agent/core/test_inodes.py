@@ -28,7 +28,7 @@ def test_numbers_that_guests_hold_mean_the_same_to_every_version():
     """Who changes one of them gives LAYOUT another value, and adds a line here."""
     numbers = host()
     image = numbers.know_image(IMAGE)
-    tag = numbers.tag(4321, 987654)
+    tag = numbers.process_tag(4321, 987654)
     found = (image, numbers.know_disk(DISK), tag, numbers.open(image, 3, tag))
     kept = {1: (0x800002C04216FB6E, 0x40000266D3FB5A96, 0x296E, 0x83A5BAC04216FB6E)}
     assert kept[inodes.LAYOUT] == found
@@ -40,8 +40,8 @@ def test_next_worker_knows_every_handle_that_a_former_one_has_given():
     this.know_image(IMAGE)
     recorded = [former.open(inode, number) for number in range(1, boot_recorder.OPENERS + 1)]
     others = [former.open(inode, 0) for _ in range(80)]
-    assert [this.opening(handle).opener for handle in recorded] == [1, 2, 3, 4, 5, 6, 7]
-    assert {this.opening(handle).image_id for handle in (inode, *recorded, *others)} == {IMAGE}
+    assert [this.opening_of(handle).opener for handle in recorded] == [1, 2, 3, 4, 5, 6, 7]
+    assert {this.opening_of(handle).image_id for handle in (inode, *recorded, *others)} == {IMAGE}
 
 
 def test_guest_that_is_not_recorded_never_has_the_number_of_one_that_is():
@@ -54,9 +54,9 @@ def test_guest_that_is_not_recorded_never_has_the_number_of_one_that_is():
 
 def test_guest_is_named_by_its_disk_or_its_opening():
     known = host()
-    assert str(known.guest(known.know_disk(DISK))) == f"guest:{DISK}"
-    assert str(known.guest(known.open(known.know_image(IMAGE), 3))) == f"guest:{IMAGE}/3"
-    assert str(known.guest(12345)) == "guest:"
+    assert str(known.guest_of(known.know_disk(DISK))) == f"guest:{DISK}"
+    assert str(known.guest_of(known.open(known.know_image(IMAGE), 3))) == f"guest:{IMAGE}/3"
+    assert str(known.guest_of(12345)) == "guest:"
 
 
 def test_no_number_or_handle_of_one_is_one_of_another():
@@ -79,7 +79,7 @@ def test_second_image_of_a_number_is_refused_by_name():
     with pytest.raises(errors.NumberInUse) as refused:
         known.know_image(OTHER)
     assert IMAGE in str(refused.value) and OTHER in str(refused.value)
-    assert known.opening(handle)[:2] == (IMAGE, 1)
+    assert known.opening_of(handle)[:2] == (IMAGE, 1)
     assert known.know_image(IMAGE) == known.of_image(OTHER)
 
 
@@ -96,7 +96,7 @@ def test_number_that_two_have_at_the_start_is_nobodys(order):
     known = inodes.Inodes(one_number_for_all)
     (refused,) = known.know_at_start(order, [DISK])
     assert IMAGE in str(refused) and OTHER in str(refused)
-    assert known.opening(known.of_image(IMAGE)) is None
+    assert known.opening_of(known.of_image(IMAGE)) is None
     for image_id in order:
         with pytest.raises(errors.NumberInUse):
             known.know_image(image_id)
@@ -113,7 +113,7 @@ def test_image_and_disk_that_are_forgotten_leave_nothing_and_others_stay():
         known.know_disk(DISK)
         known.forget_image(IMAGE)
         known.forget_disk(DISK)
-        assert known.opening(inode) is None
+        assert known.opening_of(inode) is None
     assert sorted(known._owners) == sorted(kept)
     assert known.openings == {}
 
@@ -124,7 +124,7 @@ def test_who_was_refused_a_number_does_not_take_it_away():
     known.know_disk(DISK)
     known.forget_image(OTHER)
     known.forget_disk(disk_header.DiskId(OTHER))
-    assert known.opening(known.of_image(IMAGE)).image_id == IMAGE
+    assert known.opening_of(known.of_image(IMAGE)).image_id == IMAGE
     assert list(known.disks.values()) == [DISK]
 
 
@@ -134,15 +134,15 @@ def test_numbers_of_detached_images_are_known_for_long_but_not_for_ever(monkeypa
     some = [ids.parse_image_id(str(uuid.UUID(int=number))) for number in range(100)]
     handles = {image_id: known.open(known.know_image(image_id), 3) for image_id in some}
     for image_id in some:
-        known.detached(image_id)
-        assert known.opening(handles[image_id]).image_id == image_id
-    assert [image_id for image_id in some if known.opening(handles[image_id])] == some[-10:]
+        known.image_detached(image_id)
+        assert known.opening_of(handles[image_id]).image_id == image_id
+    assert [image_id for image_id in some if known.opening_of(handles[image_id])] == some[-10:]
     known.know_image(some[-10])  # is attached again, and does not count any more
     for image_id in (some[-1], *some[:9]):
         known.know_image(image_id)
-        known.detached(image_id)
-    assert known.opening(handles[some[-10]])
-    assert known.opening(handles[some[-1]])
+        known.image_detached(image_id)
+    assert known.opening_of(handles[some[-10]])
+    assert known.opening_of(handles[some[-1]])
     assert len(known._detached) == 10 and len(known._images) == 11
 
 
@@ -150,34 +150,34 @@ def test_handle_says_to_every_worker_which_process_may_have_opened_it():
     former, this = host(), host()
     inode = former.know_image(IMAGE)
     this.know_image(IMAGE)
-    tag = former.tag(4242, 123456)
+    tag = former.process_tag(4242, 123456)
     handle = former.open(inode, 3, tag)
-    opening = this.opening(handle)
+    opening = this.opening_of(handle)
     assert opening[:2] == (IMAGE, 3)
-    assert this.owner(opening.guest) == (inode, tag)
-    assert this.tag(4242, 123456) == tag != this.tag(4242, 123457)
+    assert this.owner_of(opening.guest) == (inode, tag)
+    assert this.process_tag(4242, 123456) == tag != this.process_tag(4242, 123457)
 
 
 def test_tag_is_never_that_of_nobody():
-    tags = [host().tag(pid, started) for pid in range(1, 200) for started in range(200)]
+    tags = [host().process_tag(pid, started) for pid in range(1, 200) for started in range(200)]
     assert 1 <= min(tags) and max(tags) < 1 << 14
     assert len(set(tags)) > 14_000
 
 
 def test_owner_of_a_disk_or_of_an_unknown_opener_is_known_by_its_file_alone():
     known = host()
-    assert known.owner(known.guest(known.know_disk(DISK))) == (known.of_disk(DISK), 0)
+    assert known.owner_of(known.guest_of(known.know_disk(DISK))) == (known.of_disk(DISK), 0)
     handle = known.open(known.know_image(IMAGE), 0)
-    assert known.owner(known.guest(handle)) == (known.of_image(IMAGE), 0)
+    assert known.owner_of(known.guest_of(handle)) == (known.of_image(IMAGE), 0)
 
 
 def test_handles_that_are_closed_leave_nothing():
     known = host()
     inode = known.know_image(IMAGE)
     for pid in range(1, 500):
-        handle = known.open(inode, 0, known.tag(pid, 1))
+        handle = known.open(inode, 0, known.process_tag(pid, 1))
         assert known.openings[handle].image_id == IMAGE
-        known.closed(handle)
-        known.closed(handle)
+        known.handle_closed(handle)
+        known.handle_closed(handle)
     assert known.openings == {}
-    assert known.opening(handle).image_id == IMAGE  # another one may have been given the same
+    assert known.opening_of(handle).image_id == IMAGE  # another one may have been given the same

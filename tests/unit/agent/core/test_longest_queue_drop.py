@@ -8,45 +8,45 @@ from acstor_agent.core import longest_queue_drop
 def test_only_the_one_with_most_is_refused_and_its_newest_first():
     waiting = longest_queue_drop.LongestQueueDrop(limit=100)
     for number in range(100):
-        assert waiting.enter("flood", number, 1) == []
-    assert [waiting.enter("small", f"s{n}", 1) for n in range(3)] == [[99], [98], [97]]
-    assert waiting.enter("flood", "more", 1) == ["more"]
+        assert waiting.add_waiter("flood", number, 1) == []
+    assert [waiting.add_waiter("small", f"s{n}", 1) for n in range(3)] == [[99], [98], [97]]
+    assert waiting.add_waiter("flood", "more", 1) == ["more"]
     assert (waiting.total, len(waiting)) == (100, 100)
 
 
 def test_weight_counts_and_not_the_number():
     waiting = longest_queue_drop.LongestQueueDrop(limit=10)
-    assert waiting.enter("heavy", "h", 8) == []
-    assert [waiting.enter("light", n, 1) for n in range(3)] == [[], [], ["h"]]
+    assert waiting.add_waiter("heavy", "h", 8) == []
+    assert [waiting.add_waiter("light", n, 1) for n in range(3)] == [[], [], ["h"]]
     assert waiting.total == 3
 
 
 def test_one_that_was_refused_leaves_without_being_counted_twice():
     waiting = longest_queue_drop.LongestQueueDrop(limit=1)
-    waiting.enter("a", 1, 1)
-    assert waiting.enter("a", 2, 1) == [2]
-    waiting.leave("a", 2)
-    waiting.leave("a", 1)
-    waiting.leave("b", 7)
+    waiting.add_waiter("a", 1, 1)
+    assert waiting.add_waiter("a", 2, 1) == [2]
+    waiting.remove_waiter("a", 2)
+    waiting.remove_waiter("a", 1)
+    waiting.remove_waiter("b", 7)
     assert (waiting.total, len(waiting)) == (0, 0)
 
 
 def test_one_that_is_heavy_lets_several_go():
     waiting = longest_queue_drop.LongestQueueDrop(limit=10)
-    assert [waiting.enter("light", n, 2) for n in range(5)] == 5 * [[]]
-    assert waiting.enter("heavy", "h", 5) == [4, 3, 2]
+    assert [waiting.add_waiter("light", n, 2) for n in range(5)] == 5 * [[]]
+    assert waiting.add_waiter("heavy", "h", 5) == [4, 3, 2]
     assert waiting.total == 9
 
 
 def test_one_of_which_a_part_leaves_weighs_less_and_keeps_its_turn():
     waiting = longest_queue_drop.LongestQueueDrop(limit=10)
-    waiting.enter("a", "first", 6)
-    waiting.enter("a", "second", 4)
-    waiting.lighten("a", "first", 5)
+    waiting.add_waiter("a", "first", 6)
+    waiting.add_waiter("a", "second", 4)
+    waiting.reduce_waiter("a", "first", 5)
     assert (waiting.total, len(waiting)) == (5, 2)
-    assert waiting.enter("a", "third", 5) == []
-    assert waiting.enter("b", "other", 3) == ["third"]
-    waiting.lighten("a", "first", 1)
+    assert waiting.add_waiter("a", "third", 5) == []
+    assert waiting.add_waiter("b", "other", 3) == ["third"]
+    waiting.reduce_waiter("a", "first", 1)
     assert (waiting.total, len(waiting)) == (7, 2)
 
 
@@ -56,10 +56,10 @@ def test_total_never_exceeds_the_limit_and_is_what_waits(steps):
     for token, (who, weight, leaves) in enumerate(steps):
         if leaves and held:
             gone, (owner, _) = held.popitem()
-            waiting.leave(owner, gone)
+            waiting.remove_waiter(owner, gone)
             continue
         held[token] = (who, weight)
-        for dropped in waiting.enter(who, token, weight):
+        for dropped in waiting.add_waiter(who, token, weight):
             del held[dropped]
         assert waiting.total == sum(weight for _, weight in held.values()) <= 100
         assert len(waiting) == len(held)

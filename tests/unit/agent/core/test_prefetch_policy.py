@@ -62,8 +62,8 @@ def test_no_more_than_a_few_hosts_begin_in_a_second_and_none_waits_for_ever(host
 
 def test_in_a_day_comes_what_is_kept_and_a_host_that_took_nothing_may_have_it_at_once():
     buckets = token_buckets.TokenBuckets[None](prefetch_policy.daily(1000), 1)
-    assert buckets.takes(None, 1000, 0.0)
-    assert not buckets.takes(None, 500, prefetch_policy.DAY_S / 2 - 1)
-    assert buckets.takes(None, 500, prefetch_policy.DAY_S / 2)
-    assert not buckets.takes(None, 1, prefetch_policy.DAY_S / 2)
-    assert not buckets.takes(None, 1001, 100 * prefetch_policy.DAY_S)
+    assert buckets.try_take(None, 1000, 0.0)
+    assert not buckets.try_take(None, 500, prefetch_policy.DAY_S / 2 - 1)
+    assert buckets.try_take(None, 500, prefetch_policy.DAY_S / 2)
+    assert not buckets.try_take(None, 1, prefetch_policy.DAY_S / 2)
+    assert not buckets.try_take(None, 1001, 100 * prefetch_policy.DAY_S)

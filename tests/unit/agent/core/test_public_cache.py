@@ -29,7 +29,7 @@ def make(order: str = "lru", slabs: int = 1) -> public_cache.PublicCache:
 
 def fill(cache: public_cache.PublicCache, numbers, keep_class=KeepClass.BORROWED) -> None:
     for number in numbers:
-        cache.place(cid(number), 16 * KIB, keep_class)
+        cache.allocate_slot(cid(number), 16 * KIB, keep_class)
 
 
 def held(cache: public_cache.PublicCache) -> list[ids.Cid]:
@@ -50,7 +50,7 @@ def test_borrowed_chunk_that_may_go_goes_first(order):
     fill(cache, [1, 2, 3, 4])
     for number in (1, 2, 3, 3, 3, 4):
         cache.lookup(cid(number))
-    assert cache.demote(cache.peek(cid(3)))
+    assert cache.demote_chunk(cache.slot_of(cid(3)))
     fill(cache, [5])
     assert held(cache) == [cid(1), cid(2), cid(4), cid(5)]
 
@@ -58,7 +58,7 @@ def test_borrowed_chunk_that_may_go_goes_first(order):
 def test_chunk_that_may_go_and_is_used_again_stays():
     cache = make("lru")
     fill(cache, [1, 2, 3, 4])
-    assert cache.demote(cache.peek(cid(3)))
+    assert cache.demote_chunk(cache.slot_of(cid(3)))
     cache.lookup(cid(3))
     fill(cache, [5])
     assert cid(3) in cache and cid(1) not in cache
@@ -70,7 +70,7 @@ def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
     fill(cache, [1, 2])
     fill(cache, [3], keep_class)
     fill(cache, [4])
-    assert not cache.demote(cache.peek(cid(3)))
+    assert not cache.demote_chunk(cache.slot_of(cid(3)))
     fill(cache, [5, 6, 7])
     assert cid(3) in cache
 
@@ -79,14 +79,14 @@ def test_chunk_that_is_kept_for_others_or_for_booting_is_not_let_go(keep_class):
 def test_no_more_than_a_part_is_kept_for_booting_and_what_was_used_last_stays(order):
     cache = make(order, slabs=3)
     fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
-    cache.place(cid(6), 4 * KIB, KeepClass.BOOT)  # of another slab
+    cache.allocate_slot(cid(6), 4 * KIB, KeepClass.BOOT)  # of another slab
     for number in (2, 3, 4, 5, 6):
         cache.lookup(cid(number))
     may_keep = cache.limit_bytes // public_cache.BOOT_SHARES[KeepClass.BOOT]
     cache.bound_boot()
     kept_bytes = cache.class_bytes[KeepClass.BOOT]
     assert kept_bytes <= may_keep < 16 * KIB + kept_bytes
-    kept = {c for c in cache.cids() if cache.peek(c).keep_class is KeepClass.BOOT}
+    kept = {c for c in cache.cids() if cache.slot_of(c).keep_class is KeepClass.BOOT}
     assert len(cache) == 6 and cid(1) not in kept and cid(6) in kept
     fill(cache, range(10, 30))
     assert kept <= set(cache.cids()) and cid(1) not in cache
@@ -102,15 +102,15 @@ def test_what_was_brought_ahead_gives_way_by_itself_and_never_takes_from_boots(o
     fill(cache, range(1, 6), KeepClass.BOOT)
     for number in range(10, 20):
         fill(cache, [number])
-        cache.promote(cache.peek(cid(number)), KeepClass.AHEAD)
+        cache.promote_chunk(cache.slot_of(cid(number)), KeepClass.AHEAD)
         cache.bound_boot()
         assert cache.class_bytes[KeepClass.AHEAD] <= limits[KeepClass.AHEAD]
     assert cache.class_chunks == [5, 0, 5, 5]
-    assert all(cache.peek(cid(n)).keep_class is KeepClass.AHEAD for n in range(15, 20))
+    assert all(cache.slot_of(cid(n)).keep_class is KeepClass.AHEAD for n in range(15, 20))
     fill(cache, range(20, 60))  # nothing else is left of what was not used
-    assert [cache.peek(cid(n)).keep_class for n in range(1, 6)] == 5 * [KeepClass.BOOT]
+    assert [cache.slot_of(cid(n)).keep_class for n in range(1, 6)] == 5 * [KeepClass.BOOT]
     assert cid(19) in cache and cid(14) not in cache
-    cache.promote(cache.peek(cid(19)), KeepClass.BOOT)  # a guest boots from it
+    cache.promote_chunk(cache.slot_of(cid(19)), KeepClass.BOOT)  # a guest boots from it
     assert cache.class_chunks == [cache.class_chunks[0], 0, 4, 6]
 
 
@@ -118,24 +118,24 @@ def test_pinned_chunks_of_boot_images_stay_what_they_are_though_they_are_many():
     cache = make(slabs=3)
     fill(cache, [1, 2, 3, 4, 5], KeepClass.BOOT)
     for number in range(1, 6):
-        cache.pin(cid(number), 16 * KIB)
+        cache.pin_chunk(cid(number), 16 * KIB)
     cache.bound_boot()
     assert cache.class_chunks == [0, 0, 0, 5]
-    cache.unpin(cid(3), 16 * KIB)
+    cache.unpin_chunk(cid(3), 16 * KIB)
     cache.bound_boot()
-    assert cache.peek(cid(3)).keep_class is KeepClass.BORROWED
+    assert cache.slot_of(cid(3)).keep_class is KeepClass.BORROWED
     assert cache.class_chunks == [1, 0, 0, 4]
 
 
 def test_held_chunk_that_may_go_is_not_handed_out():
     cache = make("lru")
     fill(cache, [1, 2, 3, 4])
-    slot = cache.peek(cid(4))
-    cache.hold(slot)
+    slot = cache.slot_of(cid(4))
+    cache.hold_slot(slot)
     fill(cache, [5])
-    assert cache.demote(slot)
+    assert cache.demote_chunk(slot)
     fill(cache, [6, 7])  # slot 4 is parked when it comes up
-    assert cache.demote(slot)
+    assert cache.demote_chunk(slot)
     assert cid(4) in cache
     cache.release(slot)
 
@@ -145,15 +145,15 @@ def test_every_chunk_that_leaves_is_told_of_once():
     cache.gone = gone.append
     fill(cache, [1, 2, 3, 4, 5, 6])
     assert gone == [cid(1), cid(2)]
-    cache.drop(cache.peek(cid(4)))
+    cache.drop_chunk(cache.slot_of(cid(4)))
     assert gone == [cid(1), cid(2), cid(4)]
-    assert not cache.demote(cache_slot_of_gone(cache, 5))
+    assert not cache.demote_chunk(cache_slot_of_gone(cache, 5))
     assert gone == [cid(1), cid(2), cid(4), cid(5)]
 
 
 def cache_slot_of_gone(cache, number):
-    slot = cache.peek(cid(number))
-    cache.drop(slot)
+    slot = cache.slot_of(cid(number))
+    cache.drop_chunk(slot)
     return slot
 
 
@@ -181,14 +181,14 @@ def test_lfu_forgets_no_use_of_a_slot_that_was_held():
     fill(cache, [1, 2, 3, 4])
     slots = [cache.lookup(cid(number)) for number in (1, 2, 3, 4)]
     for slot in slots:
-        cache.hold(slot)
+        cache.hold_slot(slot)
     with pytest.raises(errors.CacheFull):
         fill(cache, [5])
     for slot in slots:
         for _ in range(8):
             cache.lookup(slot.cid)
         cache.release(slot)
-    cache.drop(slots[0])
+    cache.drop_chunk(slots[0])
     fill(cache, [5, 6])
     assert held(cache) == [cid(2), cid(3), cid(4), cid(6)]
 
@@ -214,8 +214,8 @@ def test_borrowed_goes_before_home_and_home_before_boot(order):
 def test_promoted_chunk_outlives_its_neighbours(order):
     cache = make(order)
     fill(cache, [1, 2, 3, 4])
-    assert cache.promote(cache.peek(cid(1)), KeepClass.BOOT)
-    assert not cache.promote(cache.peek(cid(1)), KeepClass.HOME)
+    assert cache.promote_chunk(cache.slot_of(cid(1)), KeepClass.BOOT)
+    assert not cache.promote_chunk(cache.slot_of(cid(1)), KeepClass.HOME)
     fill(cache, [5, 6, 7])
     assert cid(1) in cache
     assert cache.class_chunks == [3, 0, 0, 1]
@@ -225,9 +225,9 @@ def test_promoted_chunk_outlives_its_neighbours(order):
 def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(order):
     cache = make(order)
     fill(cache, [1, 2, 3, 4])
-    slot = cache.peek(cid(1))
-    cache.hold(slot)
-    cache.hold(slot)
+    slot = cache.slot_of(cid(1))
+    cache.hold_slot(slot)
+    cache.hold_slot(slot)
     fill(cache, [5, 6, 7])
     assert cid(1) in cache
     cache.release(slot)
@@ -241,21 +241,21 @@ def test_held_slot_is_never_handed_out_and_is_a_victim_again_afterwards(order):
 def test_place_of_a_dropped_chunk_is_not_used_while_it_is_held():
     cache = make()
     fill(cache, [1, 2, 3, 4])
-    slot = cache.peek(cid(1))
-    cache.hold(slot)
-    cache.drop(slot)
+    slot = cache.slot_of(cid(1))
+    cache.hold_slot(slot)
+    cache.drop_chunk(slot)
     assert slot.is_gone and cid(1) not in cache
     fill(cache, [5])
-    assert cache.peek(cid(5)).slot_no != slot.slot_no
+    assert cache.slot_of(cid(5)).slot_no != slot.slot_no
     cache.release(slot)
     fill(cache, [6])
-    assert cache.peek(cid(6)).slot_no == slot.slot_no
+    assert cache.slot_of(cid(6)).slot_no == slot.slot_no
 
 
 def test_chunks_that_come_one_after_the_other_are_neighbours_on_disk():
     cache = make()
     fill(cache, [1, 2, 3, 4])
-    offsets = [cache.peek(cid(number)).offset for number in (1, 2, 3, 4)]
+    offsets = [cache.slot_of(cid(number)).offset for number in (1, 2, 3, 4)]
     assert offsets == [8192 + number * 16 * KIB for number in range(4)]
 
 
@@ -263,20 +263,20 @@ def test_full_cache_of_held_slots_says_so():
     cache = make()
     fill(cache, [1, 2, 3, 4])
     for number in (1, 2, 3, 4):
-        cache.hold(cache.peek(cid(number)))
+        cache.hold_slot(cache.slot_of(cid(number)))
     with pytest.raises(errors.CacheFull, match="everything is in use"):
         fill(cache, [5])
     with pytest.raises(errors.CacheFull, match="everything is in use"):
-        cache.place(cid(6), 4096, KeepClass.BOOT)
+        cache.allocate_slot(cid(6), 4096, KeepClass.BOOT)
 
 
 def test_borrowed_chunk_does_not_push_out_a_dearer_one_while_borrowed_ones_are_held():
     cache = make(slabs=2)
     fill(cache, [1, 2])
     fill(cache, [3, 4], KeepClass.HOME)
-    cache.place(cid(99), 30 * KIB, KeepClass.HOME)
+    cache.allocate_slot(cid(99), 30 * KIB, KeepClass.HOME)
     for number in (1, 2):
-        cache.hold(cache.peek(cid(number)))
+        cache.hold_slot(cache.slot_of(cid(number)))
     with pytest.raises(errors.CacheFull, match="everything is in use"):
         fill(cache, [5])
     fill(cache, [6], KeepClass.HOME)
@@ -285,20 +285,20 @@ def test_borrowed_chunk_does_not_push_out_a_dearer_one_while_borrowed_ones_are_h
 
 def test_chunk_larger_than_a_slab_is_refused():
     with pytest.raises(errors.CacheFull, match="slabs are too small"):
-        make().place(cid(1), 256 * KIB, KeepClass.BOOT)
+        make().allocate_slot(cid(1), 256 * KIB, KeepClass.BOOT)
 
 
 def test_chunk_without_bytes_is_refused():
     with pytest.raises(ValueError, match="0 bytes"):
-        make().place(cid(1), 0, KeepClass.BOOT)
+        make().allocate_slot(cid(1), 0, KeepClass.BOOT)
 
 
 def test_new_slot_size_takes_the_slab_that_was_used_longest_ago():
     cache = make(slabs=2)
     fill(cache, range(8))
     cache.lookup(cid(0))
-    first, second = cache.peek(cid(0)).slab, cache.peek(cid(7)).slab
-    slot, actions = cache.place(cid(100), 30 * KIB, KeepClass.BORROWED)
+    first, second = cache.slot_of(cid(0)).slab, cache.slot_of(cid(7)).slab
+    slot, actions = cache.allocate_slot(cid(100), 30 * KIB, KeepClass.BORROWED)
     assert [type(action).__name__ for action in actions] == ["RemoveSlab", "MakeSlab"]
     assert actions[0].slab is second and actions[1].slab is slot.slab
     assert slot.slab.layout.slot_bytes == 32 * KIB
@@ -311,15 +311,15 @@ def test_slab_with_a_dear_chunk_is_given_up_last():
     fill(cache, range(3))
     fill(cache, [3], KeepClass.BOOT)
     fill(cache, range(4, 8))
-    cache.place(cid(100), 30 * KIB, KeepClass.BORROWED)
+    cache.allocate_slot(cid(100), 30 * KIB, KeepClass.BORROWED)
     assert cid(3) in cache and cid(7) not in cache
 
 
 def test_slab_with_a_held_slot_is_not_given_up():
     cache = make(slabs=2)
     fill(cache, range(8))
-    cache.hold(cache.peek(cid(0)))
-    cache.place(cid(100), 30 * KIB, KeepClass.BORROWED)
+    cache.hold_slot(cache.slot_of(cid(0)))
+    cache.allocate_slot(cid(100), 30 * KIB, KeepClass.BORROWED)
     assert cid(0) in cache and cid(7) not in cache
 
 
@@ -327,7 +327,7 @@ def test_slot_size_that_is_no_longer_used_loses_its_slabs():
     cache = make(slabs=3)
     fill(cache, range(12))
     for number in range(100, 130):
-        cache.place(cid(number), 30 * KIB, KeepClass.BORROWED)
+        cache.allocate_slot(cid(number), 30 * KIB, KeepClass.BORROWED)
     assert not any(cid(number) in cache for number in range(12))
     assert cache.slab_count == 3
 
@@ -336,7 +336,7 @@ def test_slot_size_in_use_keeps_its_slabs():
     cache = make(slabs=3)
     fill(cache, range(12))
     for number in range(100, 130):
-        cache.place(cid(number), 30 * KIB, KeepClass.BORROWED)
+        cache.allocate_slot(cid(number), 30 * KIB, KeepClass.BORROWED)
         for hot in range(12):
             cache.lookup(cid(hot))
     assert sum(cid(number) in cache for number in range(12)) == 8
@@ -345,8 +345,8 @@ def test_slot_size_in_use_keeps_its_slabs():
 def test_cache_without_a_slab_that_could_not_be_made_goes_on_with_the_rest():
     cache = make(slabs=3)
     fill(cache, range(4))
-    slot, actions = cache.place(cid(100), 16 * KIB, KeepClass.BORROWED)
-    cache.hold(slot)
+    slot, actions = cache.allocate_slot(cid(100), 16 * KIB, KeepClass.BORROWED)
+    cache.hold_slot(slot)
     cache.lose_slab(actions[-1].slab)
     cache.release(slot)
     assert held(cache) == sorted(cid(number) for number in range(4))
@@ -355,7 +355,7 @@ def test_cache_without_a_slab_that_could_not_be_made_goes_on_with_the_rest():
 
 
 def found(number: int, records, slot_bytes: int = 16 * KIB) -> public_cache.FoundSlab:
-    layout = cache_slab.SlabLayout.within(SLAB_BYTES, slot_bytes)
+    layout = cache_slab.SlabLayout.largest_within(SLAB_BYTES, slot_bytes)
     return public_cache.FoundSlab(number, layout, [cache_slab.Record(*r) for r in records])
 
 
@@ -363,23 +363,23 @@ def found(number: int, records, slot_bytes: int = 16 * KIB) -> public_cache.Foun
 def test_order_survives_a_restart(order):
     cache = make(order)
     records = [(i, cid(i + 1), seq, 16 * KIB, 0) for i, seq in enumerate((7, 3, 9, 5))]
-    assert cache.restore([found(0, records)]) == []
+    assert cache.restore_slabs([found(0, records)]) == []
     fill(cache, [10])
     assert cid(2) not in cache
     fill(cache, [11])
     assert held(cache) == [cid(1), cid(3), cid(10), cid(11)]
-    assert cache.peek(cid(10)).sequence > 9
+    assert cache.slot_of(cid(10)).sequence > 9
 
 
 def test_younger_of_two_records_counts_and_the_place_of_the_older_is_free():
     cache = make(slabs=2)
-    cache.restore(
+    cache.restore_slabs(
         [
             found(0, [(2, cid(1), 20, 16 * KIB, 0)]),
             found(1, [(0, cid(1), 10, 16 * KIB, 1), (1, cid(2), 11, 16 * KIB, 3)]),
         ]
     )
-    slot = cache.peek(cid(1))
+    slot = cache.slot_of(cid(1))
     assert (slot.slab.number, slot.slot_no) == (0, 2)
     assert cache.class_chunks == [1, 0, 0, 1]
     fill(cache, range(10, 16))
@@ -388,7 +388,7 @@ def test_younger_of_two_records_counts_and_the_place_of_the_older_is_free():
 
 def test_smaller_limit_removes_the_least_valuable_slabs():
     cache = make(slabs=2)
-    actions = cache.restore(
+    actions = cache.restore_slabs(
         [
             found(0, [(0, cid(1), 90, 16 * KIB, 0)]),
             found(1, [(0, cid(2), 10, 16 * KIB, 2)]),
@@ -408,8 +408,8 @@ def small_slab(number: int, sequence: int) -> public_cache.FoundSlab:
 
 def test_as_many_small_slabs_of_a_former_run_are_given_up_as_a_new_one_needs():
     cache = make(slabs=2)
-    cache.restore([small_slab(number, sequence=100 - number) for number in range(4)])
-    _, actions = cache.place(cid(20), 30 * KIB, KeepClass.BORROWED)
+    cache.restore_slabs([small_slab(number, sequence=100 - number) for number in range(4)])
+    _, actions = cache.allocate_slot(cid(20), 30 * KIB, KeepClass.BORROWED)
     gone = [a.slab.number for a in actions if isinstance(a, public_cache.RemoveSlab)]
     assert gone == [3, 2]
     assert cache.disk_bytes <= cache.limit_bytes
@@ -417,8 +417,8 @@ def test_as_many_small_slabs_of_a_former_run_are_given_up_as_a_new_one_needs():
 
 def test_no_slab_is_given_up_if_that_would_not_make_enough_room():
     cache = make(slabs=1)
-    cache.restore([small_slab(0, 1), small_slab(1, 2)])
-    cache.hold(cache.peek(cid(0)))
+    cache.restore_slabs([small_slab(0, 1), small_slab(1, 2)])
+    cache.hold_slot(cache.slot_of(cid(0)))
     with pytest.raises(errors.CacheFull):
         fill(cache, [10])
     assert held(cache) == [cid(0), cid(1)]
@@ -427,8 +427,8 @@ def test_no_slab_is_given_up_if_that_would_not_make_enough_room():
 def test_all_bytes_are_counted_by_class():
     cache = make(slabs=2)
     fill(cache, [1, 2], KeepClass.HOME)
-    cache.place(cid(3), 10_000, KeepClass.BOOT)
-    cache.drop(cache.peek(cid(1)))
+    cache.allocate_slot(cid(3), 10_000, KeepClass.BOOT)
+    cache.drop_chunk(cache.slot_of(cid(1)))
     assert cache.class_bytes == [0, 16 * KIB, 0, 10_000]
     assert cache.class_chunks == [0, 1, 0, 1]
 
@@ -438,20 +438,20 @@ def test_pinned_chunk_is_never_a_victim_until_its_last_pin_goes(order):
     cache = make(order)
     fill(cache, [1, 2, 3, 4])
     for _ in range(2):
-        cache.pin(cid(1), 16 * KIB)
+        cache.pin_chunk(cid(1), 16 * KIB)
     fill(cache, range(10, 30))
     assert cid(1) in cache
-    cache.unpin(cid(1), 16 * KIB)
+    cache.unpin_chunk(cid(1), 16 * KIB)
     fill(cache, range(30, 50))
     assert cid(1) in cache
-    cache.unpin(cid(1), 16 * KIB)
+    cache.unpin_chunk(cid(1), 16 * KIB)
     fill(cache, range(50, 60))
     assert cid(1) not in cache
 
 
 def test_chunk_that_is_pinned_before_it_comes_stays():
     cache = make()
-    cache.pin(cid(1), 16 * KIB)
+    cache.pin_chunk(cid(1), 16 * KIB)
     fill(cache, [1])
     fill(cache, range(10, 30))
     assert cid(1) in cache
@@ -462,12 +462,12 @@ def test_pinned_chunk_pushes_out_the_dearest_that_is_not():
     cache = make()
     fill(cache, [1, 2, 3, 4], KeepClass.BOOT)
     for number in range(10, 14):
-        cache.pin(cid(number), 16 * KIB)
+        cache.pin_chunk(cid(number), 16 * KIB)
         fill(cache, [number])
     assert held(cache) == [cid(number) for number in range(10, 14)]
     with pytest.raises(errors.CacheFull, match="everything is in use"):
         fill(cache, [20], KeepClass.BOOT)
-    cache.pin(cid(20), 16 * KIB)
+    cache.pin_chunk(cid(20), 16 * KIB)
     with pytest.raises(errors.CacheFull, match="everything is in use"):
         fill(cache, [20])
 
@@ -476,7 +476,7 @@ def test_pinned_chunks_do_not_count_as_cheaper_ones():
     """Else a borrowed newcomer would be refused where it may push out one of a home."""
     cache = make()
     fill(cache, [1])
-    cache.pin(cid(1), 16 * KIB)
+    cache.pin_chunk(cid(1), 16 * KIB)
     fill(cache, [2, 3, 4], KeepClass.HOME)
     fill(cache, [5])
     assert cid(2) not in cache and cid(5) in cache
@@ -485,25 +485,25 @@ def test_pinned_chunks_do_not_count_as_cheaper_ones():
 def test_slab_with_a_pinned_chunk_is_not_given_up_for_another_size():
     cache = make(slabs=2)
     fill(cache, range(8))
-    cache.pin(cid(0), 16 * KIB)
-    cache.place(cid(100), 30 * KIB, KeepClass.BOOT)
+    cache.pin_chunk(cid(0), 16 * KIB)
+    cache.allocate_slot(cid(100), 30 * KIB, KeepClass.BOOT)
     assert cid(0) in cache and cid(7) not in cache
-    cache.pin(cid(100), 30 * KIB)
+    cache.pin_chunk(cid(100), 30 * KIB)
     with pytest.raises(errors.CacheFull):
-        cache.place(cid(101), 60 * KIB, KeepClass.BOOT)
+        cache.allocate_slot(cid(101), 60 * KIB, KeepClass.BOOT)
 
 
 def test_pinned_chunk_lies_in_a_larger_slot_where_no_slab_can_be_had():
     cache = make(slabs=2)
     for number in range(2):  # two slots of 32 KiB a slab
-        cache.place(cid(number), 30 * KIB, KeepClass.BORROWED)
-        cache.place(cid(number + 10), 30 * KIB, KeepClass.BORROWED)
-        cache.pin(cid(number), 30 * KIB)
+        cache.allocate_slot(cid(number), 30 * KIB, KeepClass.BORROWED)
+        cache.allocate_slot(cid(number + 10), 30 * KIB, KeepClass.BORROWED)
+        cache.pin_chunk(cid(number), 30 * KIB)
     assert cache.slab_count == 2
     with pytest.raises(errors.CacheFull):
-        cache.place(cid(50), 5000, KeepClass.BOOT)
-    cache.pin(cid(50), 5000)
-    slot, actions = cache.place(cid(50), 5000, KeepClass.BORROWED)
+        cache.allocate_slot(cid(50), 5000, KeepClass.BOOT)
+    cache.pin_chunk(cid(50), 5000)
+    slot, actions = cache.allocate_slot(cid(50), 5000, KeepClass.BORROWED)
     assert (slot.length, slot.slab.layout.slot_bytes, actions) == (5000, 32 * KIB, [])
     assert cid(0) in cache and cid(1) in cache
 
@@ -511,13 +511,13 @@ def test_pinned_chunk_lies_in_a_larger_slot_where_no_slab_can_be_had():
 def test_pin_outlives_the_loss_of_its_chunk():
     cache = make()
     fill(cache, [1, 2, 3, 4])
-    cache.pin(cid(1), 16 * KIB)
-    cache.drop(cache.peek(cid(1)))
+    cache.pin_chunk(cid(1), 16 * KIB)
+    cache.drop_chunk(cache.slot_of(cid(1)))
     assert (len(cache.pins), cache.pinned_chunks) == (1, 0)
     fill(cache, [1])
     fill(cache, range(10, 30))
     assert cid(1) in cache
-    slab = cache.peek(cid(1)).slab
+    slab = cache.slot_of(cid(1)).slab
     cache.forget_slab(slab)
     assert (len(cache.pins), cache.pinned_chunks, cache.pinned_bytes) == (1, 0, 0)
     fill(cache, [1])
@@ -528,15 +528,15 @@ def test_pin_outlives_the_loss_of_its_chunk():
 def test_held_chunk_that_is_pinned_and_unpinned_keeps_its_place_until_it_is_released():
     cache = make()
     fill(cache, [1, 2, 3, 4])
-    slot = cache.peek(cid(1))
-    cache.hold(slot)
+    slot = cache.slot_of(cid(1))
+    cache.hold_slot(slot)
     fill(cache, range(10, 20))  # parks it
-    cache.pin(cid(1), 16 * KIB)
+    cache.pin_chunk(cid(1), 16 * KIB)
     cache.release(slot)
     fill(cache, range(20, 30))
     assert cid(1) in cache
-    cache.hold(slot)
-    cache.unpin(cid(1), 16 * KIB)
+    cache.hold_slot(slot)
+    cache.unpin_chunk(cid(1), 16 * KIB)
     fill(cache, range(30, 40))
     assert cid(1) in cache
     cache.release(slot)
@@ -547,12 +547,12 @@ def test_held_chunk_that_is_pinned_and_unpinned_keeps_its_place_until_it_is_rele
 def test_pinned_chunk_is_not_let_go_and_can_be_promoted():
     cache = make()
     fill(cache, [1, 2, 3, 4])
-    cache.pin(cid(1), 16 * KIB)
-    cache.demote(cache.peek(cid(1)))
-    assert cache.promote(cache.peek(cid(1)), KeepClass.HOME)
+    cache.pin_chunk(cid(1), 16 * KIB)
+    cache.demote_chunk(cache.slot_of(cid(1)))
+    assert cache.promote_chunk(cache.slot_of(cid(1)), KeepClass.HOME)
     fill(cache, range(10, 20))
     assert cid(1) in cache
-    assert cache.peek(cid(1)).keep_class is KeepClass.HOME  # as its record says
+    assert cache.slot_of(cid(1)).keep_class is KeepClass.HOME  # as its record says
 
 
 def pinned_cache(numbers, slabs: int) -> public_cache.PublicCache:
@@ -565,14 +565,14 @@ def pinned_cache(numbers, slabs: int) -> public_cache.PublicCache:
 def test_pinned_chunks_outlive_a_restart_under_load():
     cache = pinned_cache([1, 2], slabs=1)
     records = [(i, cid(i + 1), seq, 16 * KIB, 0) for i, seq in enumerate((1, 2, 8, 9))]
-    assert cache.restore([found(0, records)]) == []
+    assert cache.restore_slabs([found(0, records)]) == []
     fill(cache, range(10, 30))
     assert cid(1) in cache and cid(2) in cache
 
 
 def test_smaller_limit_removes_no_slab_with_a_pinned_chunk():
     cache = pinned_cache([2, 3], slabs=1)
-    actions = cache.restore(
+    actions = cache.restore_slabs(
         [
             found(0, [(0, cid(1), 90, 16 * KIB, 2)]),
             found(1, [(0, cid(2), 10, 16 * KIB, 0), (1, cid(4), 11, 16 * KIB, 0)]),
@@ -584,16 +584,16 @@ def test_smaller_limit_removes_no_slab_with_a_pinned_chunk():
     assert cache.disk_bytes > cache.limit_bytes
     fill(cache, range(10, 30))  # what is free is used, nothing is added
     assert cache.slab_count == 2 and cid(2) in cache and cid(3) in cache
-    cache.unpin(cid(2), 16 * KIB)
-    assert [action.slab.number for action in cache.trim()] == [1]
+    cache.unpin_chunk(cid(2), 16 * KIB)
+    assert [action.slab.number for action in cache.shrink_to_limit()] == [1]
     assert cache.disk_bytes <= cache.limit_bytes and cid(3) in cache
-    assert cache.trim() == []
+    assert cache.shrink_to_limit() == []
 
 
 def test_cache_grows_beyond_its_limit_only_as_far_as_that_is_allowed():
     cache = make(slabs=1)
     for number in range(12):
-        cache.pin(cid(number), 16 * KIB)
+        cache.pin_chunk(cid(number), 16 * KIB)
     fill(cache, range(4))
     with pytest.raises(errors.CacheFull):
         fill(cache, [4])
@@ -603,9 +603,9 @@ def test_cache_grows_beyond_its_limit_only_as_far_as_that_is_allowed():
     with pytest.raises(errors.CacheFull):
         fill(cache, [8])
     for number in range(4):
-        cache.unpin(cid(number), 16 * KIB)
+        cache.unpin_chunk(cid(number), 16 * KIB)
     cache.pins.beyond_bytes = 0
-    assert len(cache.trim()) == 1
+    assert len(cache.shrink_to_limit()) == 1
     assert held(cache) == sorted(cid(number) for number in range(4, 8))
 
 
@@ -614,7 +614,7 @@ def test_cache_says_what_it_lacks_before_anything_is_pinned():
     assert cache.lacking_bytes({16 * KIB: 40}) == 0
     assert cache.lacking_bytes({16 * KIB: 41}) > 0
     for number in range(30):
-        cache.pin(cid(number), 16 * KIB)
+        cache.pin_chunk(cid(number), 16 * KIB)
     assert cache.lacking_bytes({16 * KIB: 10}) == 0
     assert cache.lacking_bytes({16 * KIB: 11}) > 0
     assert cache.lacking_bytes({256 * KIB: 1}) > 0  # no slab can have it
@@ -630,13 +630,13 @@ def test_all_that_is_pinned_finds_room_in_any_order_where_the_cache_may_grow(
 ):
     cache = make(slabs=slabs)
     for number, length in enumerate(lengths):
-        cache.pin(cid(number), length)
+        cache.pin_chunk(cid(number), length)
     cache.pins.may_grow = True
     fill(cache, range(1000, 1000 + others))
     for number, length in enumerate(lengths):
-        cache.place(cid(number), length, KeepClass.BORROWED)
+        cache.allocate_slot(cid(number), length, KeepClass.BORROWED)
     assert all(cid(number) in cache for number in range(len(lengths)))
-    with_pins = {cache.peek(cid(number)).slab for number in range(len(lengths))}
+    with_pins = {cache.slot_of(cid(number)).slab for number in range(len(lengths))}
     assert cache.slab_count <= max(slabs, len(with_pins))
 
 
@@ -644,9 +644,9 @@ def test_cache_grows_for_pins_only_while_the_disk_has_room():
     cache = make()
     cache.pins.may_grow = True
     for number in range(6):
-        cache.pin(cid(number), 16 * KIB)
+        cache.pin_chunk(cid(number), 16 * KIB)
     fill(cache, range(4))
-    [made] = cache.place(cid(4), 16 * KIB, KeepClass.BORROWED).actions
+    [made] = cache.allocate_slot(cid(4), 16 * KIB, KeepClass.BORROWED).actions
     cache.lose_slab(made.slab)
     with pytest.raises(errors.CacheFull):
         fill(cache, [4])
@@ -692,12 +692,12 @@ class CacheMachine(stateful.RuleBasedStateMachine):
         same_size = {
             c: v
             for c, v in before.items()
-            if self.cache.peek(c).slab.layout.slot_bytes == slot_bytes
+            if self.cache.slot_of(c).slab.layout.slot_bytes == slot_bytes
         }
         safe = {slot.cid for slot in self.holds if not slot.is_gone} | self.pins.keys()
         is_pinned = cid(number) in self.pins
         try:
-            slot, actions = self.cache.place(cid(number), length, keep_class)
+            slot, actions = self.cache.allocate_slot(cid(number), length, keep_class)
         except errors.CacheFull:
             may_go = (v[1] for c, v in same_size.items() if c not in safe)
             assert all(not is_pinned and its > keep_class for its in may_go)
@@ -712,7 +712,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
             assert before[gone.pop()][1] == lowest
         self.model = {c: v for c, v in before.items() if c in self.cache}
         self.model[cid(number)] = (length, keep_class)
-        assert slot is self.cache.peek(cid(number))
+        assert slot is self.cache.slot_of(cid(number))
 
     @stateful.rule(
         first=st.integers(1, 35),
@@ -730,24 +730,24 @@ class CacheMachine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(number=st.integers(1, 40), keep_class=st.sampled_from(KeepClass))
     def promote(self, number, keep_class):
-        slot = self.cache.peek(cid(number))
+        slot = self.cache.slot_of(cid(number))
         if slot is not None:
             length, before = self.model[slot.cid]
-            assert self.cache.promote(slot, keep_class) == (keep_class > before)
+            assert self.cache.promote_chunk(slot, keep_class) == (keep_class > before)
             self.model[slot.cid] = (length, max(before, keep_class))
 
     @stateful.rule(number=st.integers(1, 40))
     def drop(self, number):
-        slot = self.cache.peek(cid(number))
+        slot = self.cache.slot_of(cid(number))
         if slot is not None:
-            self.cache.drop(slot)
+            self.cache.drop_chunk(slot)
             del self.model[slot.cid]
 
     @stateful.rule(number=st.integers(1, 40))
     def hold(self, number):
-        slot = self.cache.peek(cid(number))
+        slot = self.cache.slot_of(cid(number))
         if slot is not None:
-            self.cache.hold(slot)
+            self.cache.hold_slot(slot)
             self.holds.append(slot)
 
     @stateful.precondition(lambda self: self.holds)
@@ -760,13 +760,13 @@ class CacheMachine(stateful.RuleBasedStateMachine):
     def pin(self, number):
         """Pin a chunk; one that is not here with the length that it has when it comes."""
         self.pins[cid(number)] = self.pins.get(cid(number), 0) + 1
-        self.cache.pin(cid(number), 4096)
+        self.cache.pin_chunk(cid(number), 4096)
 
     @stateful.precondition(lambda self: self.pins)
     @stateful.rule(data=st.data())
     def unpin(self, data):
         one = data.draw(st.sampled_from(sorted(self.pins)))
-        self.cache.unpin(one, 4096)
+        self.cache.unpin_chunk(one, 4096)
         self.pins[one] -= 1
         if not self.pins[one]:
             del self.pins[one]
@@ -774,13 +774,13 @@ class CacheMachine(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def trim(self):
         before = set(self.cache.cids())
-        self.note_actions(self.cache.trim())
+        self.note_actions(self.cache.shrink_to_limit())
         assert before == set(self.cache.cids())  # it is never above its limit
 
     @stateful.rule()
     def lose_a_fresh_slab(self):
         try:
-            slot, actions = self.cache.place(cid(99), 8192, KeepClass.HOME)
+            slot, actions = self.cache.allocate_slot(cid(99), 8192, KeepClass.HOME)
         except errors.CacheFull:
             return
         self.note_actions(actions)
@@ -788,12 +788,12 @@ class CacheMachine(stateful.RuleBasedStateMachine):
             self.cache.lose_slab(slot.slab)
             del self.files[slot.slab.number]
         else:
-            self.cache.drop(slot)
+            self.cache.drop_chunk(slot)
         self.model = {c: v for c, v in self.model.items() if c in self.cache}
 
     @stateful.invariant()
     def content_is_the_models(self):
-        slots = {c: self.cache.peek(c) for c in self.cache.cids()}
+        slots = {c: self.cache.slot_of(c) for c in self.cache.cids()}
         assert {c: (s.length, s.keep_class) for c, s in slots.items()} == self.model
         chunks = [sum(v[1] == k for v in self.model.values()) for k in KeepClass]
         sizes = [sum(v[0] for v in self.model.values() if v[1] == k) for k in KeepClass]
@@ -808,7 +808,7 @@ class CacheMachine(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def no_two_chunks_share_a_place(self):
-        used = [self.cache.peek(c) for c in self.cache.cids()]
+        used = [self.cache.slot_of(c) for c in self.cache.cids()]
         used += {s for s in self.holds if s.is_gone}
         places = [(id(s.slab), s.slot_no) for s in used]
         assert len(places) == len(set(places))

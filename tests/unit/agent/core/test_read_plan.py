@@ -36,7 +36,7 @@ def plan(kinds, offset, length):
         if kind is read_plan.StepKind.MEMORY
     }
     length = max(0, min(length, SIZE - offset))
-    numbers = [piece.chunk_no for piece in CUT.pieces(offset, length)]
+    numbers = [piece.chunk_no for piece in CUT.split_range(offset, length)]
     cids = [cid_of(kinds, n) for n in numbers]
     return read_plan.plan(offset, length, CHUNK, cids, [*map(cached.get, cids)], in_memory)
 

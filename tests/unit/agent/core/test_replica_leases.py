@@ -15,76 +15,79 @@ def image(number: int) -> ids.ImageId:
 
 def test_lease_ends_by_itself_and_is_renewed():
     leases = replica_leases.Leases()
-    assert leases.told(H2, image(1), 100, now_s=0)
-    assert leases.told(H3, image(1), 50, now_s=0)
-    leases.told(H2, image(1), 100, now_s=60)
-    leases.expire(now_s=101)
-    assert leases.hosts(image(1)) == [H2] and leases.until_s(image(1)) == 160
-    leases.expire(now_s=160)
-    assert image(1) not in leases and not leases.hosts(image(1))
+    assert leases.grant_lease(H2, image(1), 100, now_s=0)
+    assert leases.grant_lease(H3, image(1), 50, now_s=0)
+    leases.grant_lease(H2, image(1), 100, now_s=60)
+    leases.end_expired(now_s=101)
+    assert leases.hosts_of(image(1)) == [H2] and leases.until_s(image(1)) == 160
+    leases.end_expired(now_s=160)
+    assert image(1) not in leases and not leases.hosts_of(image(1))
 
 
 def test_no_lease_is_longer_than_a_day():
     leases = replica_leases.Leases()
-    leases.told(H2, image(1), 10**18, now_s=5)
+    leases.grant_lease(H2, image(1), 10**18, now_s=5)
     assert leases.until_s(image(1)) == 5 + 24 * 3600
 
 
 def test_one_host_cannot_ask_for_more_than_its_part():
     leases = replica_leases.Leases()
-    told = [leases.told(H2, image(number), 100, 0) for number in range(300)]
+    told = [leases.grant_lease(H2, image(number), 100, 0) for number in range(300)]
     assert told.count(True) == replica_leases.IMAGES_OF_HOST == len(leases)
-    assert leases.told(H3, image(299), 100, 0)  # others are not kept from it
-    assert leases.told(H2, image(0), 100, 1)  # nor is it from what it has
-    assert leases.told(H2, image(0), 0, 2) and leases.told(H2, image(298), 100, 3)
+    assert leases.grant_lease(H3, image(299), 100, 0)  # others are not kept from it
+    assert leases.grant_lease(H2, image(0), 100, 1)  # nor is it from what it has
+    assert leases.grant_lease(H2, image(0), 0, 2) and leases.grant_lease(H2, image(298), 100, 3)
 
 
 def test_many_hosts_cannot_ask_for_more_than_there_may_be():
     leases = replica_leases.Leases()
     for number in range(5 * replica_leases.IMAGES):
-        leases.told(ids.HostId(f"h{number % 50}"), image(number), 100, 0)
+        leases.grant_lease(ids.HostId(f"h{number % 50}"), image(number), 100, 0)
     assert len(leases) == replica_leases.IMAGES
-    leases.expire(now_s=100)
-    assert len(leases) == 0 and leases.told(H2, image(1), 1, 100)
+    leases.end_expired(now_s=100)
+    assert len(leases) == 0 and leases.grant_lease(H2, image(1), 1, 100)
 
 
 def test_thousand_hosts_may_ask_for_as_much_as_they_may():
     leases = replica_leases.Leases()
     for host in range(1000):
         for number in range(17):
-            assert leases.told(ids.HostId(f"h{host}"), image(number), 100, 0)
-    assert len(leases.hosts(image(0))) == 1000
+            assert leases.grant_lease(ids.HostId(f"h{host}"), image(number), 100, 0)
+    assert len(leases.hosts_of(image(0))) == 1000
 
 
 def test_hosts_that_fill_the_table_give_way_to_others_and_not_to_each_other():
     leases, bad = replica_leases.Leases(), [ids.HostId(f"bad{number}") for number in range(8)]
     for number in range(replica_leases.IMAGES):
         for host in (bad[number // 256], bad[4 + number // 256]):  # each image by two of them
-            assert leases.told(host, image(number), 1000, 0)
+            assert leases.grant_lease(host, image(number), 1000, 0)
     honest = [ids.HostId(f"h{number}") for number in range(100)]
     for number, host in enumerate(honest):
-        assert leases.told(host, image(5000 + number), 1000, 1)
+        assert leases.grant_lease(host, image(5000 + number), 1000, 1)
     assert len(leases) == replica_leases.IMAGES
     for number in range(300):  # those who gave way ask again
-        leases.told(bad[0], image(9000 + number), 1000, 2)
-    assert all(leases.has(host, image(5000 + at)) for at, host in enumerate(honest))
-    leases.expire(now_s=2000)
+        leases.grant_lease(bad[0], image(9000 + number), 1000, 2)
+    assert all(leases.has_lease(host, image(5000 + at)) for at, host in enumerate(honest))
+    leases.end_expired(now_s=2000)
     assert not leases._charges and not leases._charged_to and not leases._counts
 
 
 def test_what_the_former_worker_was_asked_for_counts_against_who_asks_again():
     leases = replica_leases.Leases()
     for number in range(replica_leases.IMAGES):
-        assert leases.told(replica_leases.FORMER, image(number), 1000, 0)
-    assert leases.told(H2, image(replica_leases.IMAGES - 1), 1000, 1)
+        assert leases.grant_lease(replica_leases.FORMER, image(number), 1000, 0)
+    assert leases.grant_lease(H2, image(replica_leases.IMAGES - 1), 1000, 1)
     for number in range(2000, 2300):
-        leases.told(H3, image(number), 1000, 2)
-    assert leases.has(H2, image(replica_leases.IMAGES - 1)) and len(leases) == replica_leases.IMAGES
+        leases.grant_lease(H3, image(number), 1000, 2)
+    assert (
+        leases.has_lease(H2, image(replica_leases.IMAGES - 1))
+        and len(leases) == replica_leases.IMAGES
+    )
 
 
 def test_only_who_asked_can_take_it_back():
     leases = replica_leases.Leases()
-    leases.told(H2, image(1), 100, 0)
-    leases.told(H3, image(1), 0, 0)
-    leases.told(H3, image(2), 0, 0)
-    assert leases.hosts(image(1)) == [H2] and len(leases) == 1
+    leases.grant_lease(H2, image(1), 100, 0)
+    leases.grant_lease(H3, image(1), 0, 0)
+    leases.grant_lease(H3, image(2), 0, 0)
+    assert leases.hosts_of(image(1)) == [H2] and len(leases) == 1

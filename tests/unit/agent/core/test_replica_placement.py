@@ -21,7 +21,7 @@ CHUNK = one_host.CHUNK
 DATA = one_host.image_bytes(300 * CHUNK) + bytes(5 * CHUNK)
 DATA += DATA[: 20 * CHUNK] + one_host.image_bytes(99, seed=2)
 MAP = chunk_map.ChunkMap.parse(one_host.map_of(DATA), "a map")
-CONTENTS = {MAP.cid(number) for number in range(len(MAP))} - {ids.ZERO_CID}
+CONTENTS = {MAP.cid_of(number) for number in range(len(MAP))} - {ids.ZERO_CID}
 
 
 def table_of(*names: str, epoch: int = 1, locations: dict[str, str] | None = None, **options):
@@ -39,9 +39,9 @@ def kept(table: hash_ring.Ring, naming: identity.Identity | None = None) -> dict
     found = {}
     for host in table.hosts:
         mine = replica_placement.ReplicaPlacement(
-            ids.HostId(host.host), lambda: table, named.oid, is_by_place=named.is_by_place
+            ids.HostId(host.host), lambda: table, named.oid_of, is_by_place=named.is_by_place
         )
-        found[host.host] = set(mine.part_of(MAP, mine.table()).contents())
+        found[host.host] = set(mine.part_of(MAP, mine.share_table()).list_contents())
     return found
 
 
@@ -74,14 +74,14 @@ def test_host_without_v_nodes_has_no_share_and_counts_as_no_copy():
 
 def test_host_that_is_not_on_the_table_keeps_all():
     mine = replica_placement.ReplicaPlacement(
-        ids.HostId("h9"), lambda: table_of("h1", "h2"), identity.ByContent().oid
+        ids.HostId("h9"), lambda: table_of("h1", "h2"), identity.ByContent().oid_of
     )
-    assert mine.table() is None
-    assert set(mine.part_of(MAP, None).contents()) == CONTENTS
+    assert mine.share_table() is None
+    assert set(mine.part_of(MAP, None).list_contents()) == CONTENTS
     nobody = replica_placement.ReplicaPlacement(
-        ids.HostId("h9"), lambda: hash_ring.Ring(0, ()), identity.ByContent().oid
+        ids.HostId("h9"), lambda: hash_ring.Ring(0, ()), identity.ByContent().oid_of
     )
-    assert nobody.table() is None
+    assert nobody.share_table() is None
 
 
 def test_host_that_leaves_is_replaced_and_nobody_else_gives_anything_up():
@@ -112,9 +112,9 @@ def test_chunks_that_are_named_by_place_are_kept_by_the_owners_of_each_place():
     naming = place_identity.ByPlace()
     found = kept(table, naming)
     for number in range(len(MAP)):
-        cid = MAP.cid(number)
+        cid = MAP.cid_of(number)
         if cid != ids.ZERO_CID:
-            oid = naming.oid(MAP.image_id, number * CHUNK, cid)
+            oid = naming.oid_of(MAP.image_id, number * CHUNK, cid)
             assert all(cid in found[host] for host in table.owners_at(oid, 2))
 
 
@@ -124,9 +124,9 @@ def test_segments_are_kept_by_the_owners_of_each_segment(naming, length):
     table = table_of("h1", "h2", "h3", "h4", segment_chunks=length)
     found, expected = kept(table, naming), {host.host: set() for host in table.hosts}
     for first in range(0, len(MAP), length):
-        cids = MAP.cids(first, min(first + length, len(MAP)))
+        cids = MAP.cids_between(first, min(first + length, len(MAP)))
         places = range(first * CHUNK, (first + len(cids)) * CHUNK, CHUNK)
-        oids = naming.oids(MAP.image_id, places, cids)
+        oids = naming.oids_of(MAP.image_id, places, cids)
         names = segments.names(cids, oids, length)
         for cid in set(cids) - {ids.ZERO_CID}:
             for host in table.owners_at(names[0], 2):
@@ -138,7 +138,7 @@ def test_bytes_of_all_shares_are_those_of_all_copies():
     table = table_of("h1", "h2", "h3")
     parts = [
         replica_placement.ReplicaPlacement(
-            ids.HostId(name), lambda: table, identity.ByContent().oid
+            ids.HostId(name), lambda: table, identity.ByContent().oid_of
         ).part_of(MAP, table)
         for name in ("h1", "h2", "h3")
     ]
@@ -200,7 +200,7 @@ def test_part_of_a_large_image_takes_a_few_bytes_for_each_chunk():
     table = table_of("h1", "h2", "h3")
     for naming in (identity.ByContent(), place_identity.ByPlace()):
         mine = replica_placement.ReplicaPlacement(
-            ids.HostId("h1"), lambda: table, naming.oid, is_by_place=naming.is_by_place
+            ids.HostId("h1"), lambda: table, naming.oid_of, is_by_place=naming.is_by_place
         )
         tracemalloc.start()
         try:

@@ -24,7 +24,7 @@ def named(news):
 
 def taken(outgoing):
     """Return all turns: the numbers of requests, or what news is about."""
-    turns = iter(outgoing.take, None)
+    turns = iter(outgoing.pop_next, None)
     return [
         [one.request_id for one in turn] if isinstance(turn, list) else named(turn)
         for turn in turns
@@ -33,11 +33,11 @@ def taken(outgoing):
 
 def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([request(1), request(2)])
-    outgoing.tell(peer_wire.Advertise(announced.alone(7)))
-    outgoing.ask([request(3, SOON)])
+    outgoing.queue_requests([request(1), request(2)])
+    outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
+    outgoing.queue_requests([request(3, SOON)])
     assert taken(outgoing) == [[3], (7,), [1, 2]]
-    assert not outgoing and outgoing.take() is None
+    assert not outgoing and outgoing.pop_next() is None
 
 
 def test_news_leave_in_their_order():
@@ -47,8 +47,8 @@ def test_news_leave_in_their_order():
         peer_wire.Gone(announced.alone(7)),
         peer_wire.Advertise(announced.alone(8)),
     ):
-        outgoing.tell(news)
-    assert [type(outgoing.take()) for _ in range(3)] == [
+        outgoing.queue_announcements(news)
+    assert [type(outgoing.pop_next()) for _ in range(3)] == [
         peer_wire.Advertise,
         peer_wire.Gone,
         peer_wire.Advertise,
@@ -57,34 +57,34 @@ def test_news_leave_in_their_order():
 
 def test_hurried_request_goes_with_those_that_somebody_waits_for():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([request(1), request(2)])
-    outgoing.tell(peer_wire.Advertise(announced.alone(7)))
-    outgoing.hurry(2)
-    outgoing.hurry(99)
+    outgoing.queue_requests([request(1), request(2)])
+    outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
+    outgoing.raise_priority(2)
+    outgoing.raise_priority(99)
     assert taken(outgoing) == [[2], (7,), [1]]
 
 
 def test_dropped_request_does_not_leave():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([request(1), request(2, SOON)])
+    outgoing.queue_requests([request(1), request(2, SOON)])
     assert 1 in outgoing and 2 in outgoing
-    assert outgoing.drop(1) and outgoing.drop(2) and not outgoing.drop(1)
+    assert outgoing.drop_request(1) and outgoing.drop_request(2) and not outgoing.drop_request(1)
     assert 1 not in outgoing and not outgoing
 
 
 def test_turn_is_as_many_requests_as_a_message_holds():
     outgoing = send_queue.SendQueue()
-    outgoing.ask(map(request, range(peer_wire.MAX_BATCH + 1)))
+    outgoing.queue_requests(map(request, range(peer_wire.MAX_BATCH + 1)))
     assert [len(numbers) for numbers in taken(outgoing)] == [peer_wire.MAX_BATCH, 1]
 
 
 def test_endless_news_do_not_starve_what_nobody_waits_for():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([request(1)])
+    outgoing.queue_requests([request(1)])
     turns = []
     for number in itertools.count():
-        outgoing.tell(peer_wire.Advertise(announced.alone(number)))
-        turns.append(outgoing.take())
+        outgoing.queue_announcements(peer_wire.Advertise(announced.alone(number)))
+        turns.append(outgoing.pop_next())
         if isinstance(turns[-1], list):
             break
     assert len(turns) == send_queue.LOWER_EVERY
@@ -92,12 +92,12 @@ def test_endless_news_do_not_starve_what_nobody_waits_for():
 
 def test_endless_urgent_requests_starve_neither_news_nor_the_rest():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([request(1)])
-    outgoing.tell(peer_wire.Advertise(announced.alone(7)))
+    outgoing.queue_requests([request(1)])
+    outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
     turns = []
     for number in range(2, 2 + 2 * send_queue.LOWER_EVERY):
-        outgoing.ask([request(number, SOON)])
-        turns.append(outgoing.take())
+        outgoing.queue_requests([request(number, SOON)])
+        turns.append(outgoing.pop_next())
     lower = [turn for turn in turns if not (isinstance(turn, list) and turn[0].priority is SOON)]
     assert lower == [peer_wire.Advertise(announced.alone(7)), [request(1)]]
 
@@ -109,15 +109,15 @@ def test_everything_leaves_once(steps):
     for step in steps:
         if step in "wl":
             put.append(next(numbers))
-            outgoing.ask([request(put[-1], SOON if step == "w" else LATER)])
+            outgoing.queue_requests([request(put[-1], SOON if step == "w" else LATER)])
         elif step == "n":
             put.append(next(numbers))
-            outgoing.tell(peer_wire.Advertise(announced.alone(put[-1])))
+            outgoing.queue_announcements(peer_wire.Advertise(announced.alone(put[-1])))
         elif step == "h" and put:
-            outgoing.hurry(put[-1])
-        elif step == "d" and put and outgoing.drop(put[-1]):
+            outgoing.raise_priority(put[-1])
+        elif step == "d" and put and outgoing.drop_request(put[-1]):
             dropped.add(put[-1])
-        elif step == "t" and (turn := outgoing.take()) is not None:
+        elif step == "t" and (turn := outgoing.pop_next()) is not None:
             left += [r.request_id for r in turn] if isinstance(turn, list) else named(turn)
     left += itertools.chain.from_iterable(taken(outgoing))
     assert sorted(left) == [number for number in put if number not in dropped]
@@ -130,17 +130,17 @@ def run(number, count, priority=LATER):
 
 def test_run_leaves_whole_while_one_of_its_chunks_is_wanted():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([run(1, 3)])
-    assert not outgoing.drop(1) and not outgoing.drop(3)
+    outgoing.queue_requests([run(1, 3)])
+    assert not outgoing.drop_request(1) and not outgoing.drop_request(3)
     assert 1 not in outgoing and 2 in outgoing
-    [[left]] = [outgoing.take()]
+    [[left]] = [outgoing.pop_next()]
     assert left == run(1, 3) and 2 not in outgoing and not outgoing
 
 
 def test_run_of_which_no_chunk_is_wanted_does_not_leave():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([run(1, 3), run(4, 2, SOON)])
-    assert [outgoing.drop(number) for number in (1, 2, 3, 3, 9)] == [
+    outgoing.queue_requests([run(1, 3), run(4, 2, SOON)])
+    assert [outgoing.drop_request(number) for number in (1, 2, 3, 3, 9)] == [
         False,
         False,
         True,
@@ -152,6 +152,6 @@ def test_run_of_which_no_chunk_is_wanted_does_not_leave():
 
 def test_turn_has_as_many_chunks_as_a_message_may_name():
     outgoing = send_queue.SendQueue()
-    outgoing.ask([run(1 + 40 * n, 40) for n in range(3)])
-    outgoing.hurry(50)
+    outgoing.queue_requests([run(1 + 40 * n, 40) for n in range(3)])
+    outgoing.raise_priority(50)
     assert taken(outgoing) == [[41], [1], [81]]

@@ -17,10 +17,10 @@ Via = boot_timeline.Via
 
 def read(recorder, from_s, to_s, *got, offset=0):
     """Read from one moment after the opening to another one."""
-    one = recorder.begin(offset, sum(length for _, length in got), OPENED_S + from_s)
+    one = recorder.begin_read(offset, sum(length for _, length in got), OPENED_S + from_s)
     for via, length in got:
         one.add(via, length)
-    recorder.end(one, OPENED_S + to_s)
+    recorder.end_read(one, OPENED_S + to_s)
 
 
 def in_all(recorder, now_s):
@@ -38,16 +38,16 @@ def test_read_waits_for_the_slowest_of_what_it_got():
 
 def test_read_that_fails_waited_for_nothing_that_came():
     recorder = Recorder(OPENED_S)
-    one = recorder.begin(0, 10, OPENED_S)
+    one = recorder.begin_read(0, 10, OPENED_S)
     one.add(Via.BOOT, 5)
     one.is_failed = True
-    recorder.end(one, OPENED_S + 2)
+    recorder.end_read(one, OPENED_S + 2)
     assert recorder.waited_s(OPENED_S + 2) == {"failed": 2.0}
 
 
 def test_read_that_goes_on_is_told_as_pending():
     recorder = Recorder(OPENED_S)
-    recorder.begin(0, 10, OPENED_S + 1)
+    recorder.begin_read(0, 10, OPENED_S + 1)
     assert recorder.waited_s(OPENED_S + 4) == {"pending": 3.0}
     assert not recorder.is_over(OPENED_S + 100, idle_s=20, longest_s=600)
     assert recorder.is_over(OPENED_S + 600, idle_s=20, longest_s=600)
@@ -73,9 +73,9 @@ def test_guest_that_computes_for_a_minute_still_boots():
 def test_time_after_the_last_read_takes_no_slices():
     recorder = Recorder(OPENED_S)
     read(recorder, 1, 12, (Via.BOOT, 1))
-    before = recorder.slice_s, recorder.slices()
+    before = recorder.slice_s, recorder.time_slices()
     assert in_all(recorder, 500) == 11
-    assert (recorder.slice_s, recorder.slices()) == before
+    assert (recorder.slice_s, recorder.time_slices()) == before
 
 
 def test_longest_reads_are_kept_in_the_order_of_time():
@@ -85,7 +85,7 @@ def test_longest_reads_are_kept_in_the_order_of_time():
         took_s = 1 + (number * 37) % 100  # each length once
         read(recorder, at_s, at_s + took_s, (Via.SOURCE, 4096), offset=number)
         at_s += took_s + 1
-    found = recorder.longest(OPENED_S - 5)
+    found = recorder.longest_reads(OPENED_S - 5)
     assert sorted(round(one.took_s) for one in found) == list(range(91, 101))
     assert [one.at_s for one in found] == sorted(one.at_s for one in found)
     assert found[0].at_s >= 5
@@ -98,7 +98,7 @@ def test_slices_hold_all_reads_and_all_waits_however_long_it_takes(stop_s):
     for number in range(reads):
         at_s = stop_s * number / reads
         read(recorder, at_s, at_s + stop_s / reads / 2, (Via.PEER, 7))
-    slices = recorder.slices()
+    slices = recorder.time_slices()
     assert len(slices) <= boot_timeline.MAX_SLICES
     assert sum(one.reads for one in slices) == reads
     assert sum(one.bytes.get("peer", 0) for one in slices) == 7 * reads
@@ -126,15 +126,15 @@ def test_waits_add_up_to_the_time_in_which_a_read_was_under_way(wanted):
     for at_s, is_end, number, via in sorted(events, key=lambda one: one[:3]):
         if is_end:
             under_way[number].add(via, 1)
-            recorder.end(under_way.pop(number), OPENED_S + at_s)
+            recorder.end_read(under_way.pop(number), OPENED_S + at_s)
         else:
-            under_way[number] = recorder.begin(0, 1, OPENED_S + at_s)
+            under_way[number] = recorder.begin_read(0, 1, OPENED_S + at_s)
     covered_s = until_s = 0.0
     for from_s, took_s, _ in sorted(wanted):
         covered_s += max(0.0, from_s + took_s - max(from_s, until_s))
         until_s = max(until_s, from_s + took_s)
     assert in_all(recorder, 1000) == pytest.approx(covered_s, abs=1e-6)
-    assert sum(one.waited_s for one in recorder.slices()) == pytest.approx(covered_s, abs=1e-6)
+    assert sum(one.waited_s for one in recorder.time_slices()) == pytest.approx(covered_s, abs=1e-6)
 
 
 def test_what_is_noted_of_a_boot_of_very_many_reads_is_small():
@@ -150,8 +150,8 @@ def test_what_is_noted_of_a_boot_of_very_many_reads_is_small():
         waited_s=recorder.waited_s(OPENED_S + 600),
         bytes=dict(recorder.bytes),
         slice_s=recorder.slice_s,
-        slices=recorder.slices(),
-        longest=recorder.longest(OPENED_S),
+        slices=recorder.time_slices(),
+        longest=recorder.longest_reads(OPENED_S),
     )
     raw = msgspec.json.encode(told)
     assert len(raw) < 20_000

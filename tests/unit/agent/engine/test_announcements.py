@@ -51,9 +51,9 @@ def machine():
 
 def backoff(machine, name):
     """Let a host give wrong bytes."""
-    machine.wanted([chunk(machine.chunk_of(name))], Priority.GUEST, "t")
-    machine.refused(ids.HostId(name), [(machine.attempt().number, failure.Failure.INVALID)])
-    assert machine.core.context.peers.is_alone(ids.HostId(name), machine.now)
+    machine.request_chunks([chunk(machine.chunk_of(name))], Priority.GUEST, "t")
+    machine.peer_refused(ids.HostId(name), [(machine.attempt().number, failure.Failure.INVALID)])
+    assert machine.core.context.peers.is_in_backoff(ids.HostId(name), machine.now)
 
 
 def tells(machine, seconds=0.2):
@@ -67,27 +67,29 @@ def tells(machine, seconds=0.2):
 
 def test_only_who_told_can_take_back_or_deny():
     known = location_index.LocationIndex(host_interning.HostInterning())
-    known.told(host(1), [SEVEN])
-    known.taken_back(host(2), [SEVEN])
-    assert not known.denied(host(2), REF) and known.of(REF) == [host(1)]
-    assert known.denied(host(1), REF) and known.of(REF) == [] and not len(known)
+    known.add_holder(host(1), [SEVEN])
+    known.remove_holder(host(2), [SEVEN])
+    assert not known.record_denial(host(2), REF) and known.holders_of_chunk(REF) == [host(1)]
+    assert (
+        known.record_denial(host(1), REF) and known.holders_of_chunk(REF) == [] and not len(known)
+    )
 
 
 def test_of_many_who_tell_the_last_ones_are_remembered():
     known = location_index.LocationIndex(host_interning.HostInterning())
     for n in range(9):
-        known.told(host(n), [SEVEN])
-    assert known.of(REF) == [host(n) for n in range(5, 9)]
+        known.add_holder(host(n), [SEVEN])
+    assert known.holders_of_chunk(REF) == [host(n) for n in range(5, 9)]
 
 
 def test_host_that_is_forgotten_counts_anew_when_it_tells_again():
     keys = host_interning.HostInterning()
     known = location_index.LocationIndex(keys)
-    known.told(host(1), announced(*numbered(7, 8)))
-    keys.forget(host(1))
-    assert known.of(REF) == []
-    known.told(host(1), [SEVEN])
-    assert known.of(REF) == [host(1)] and known.of(*numbered(8)) == []
+    known.add_holder(host(1), announced(*numbered(7, 8)))
+    keys.forget_host(host(1))
+    assert known.holders_of_chunk(REF) == []
+    known.add_holder(host(1), [SEVEN])
+    assert known.holders_of_chunk(REF) == [host(1)] and known.holders_of_chunk(*numbered(8)) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(("told", "taken_back", "denied")))))
@@ -95,22 +97,22 @@ def test_holders_are_those_who_told_last_and_did_not_take_it_back(says):
     known, right = location_index.LocationIndex(host_interning.HostInterning()), []
     for n, what in says:
         if what == "told":
-            known.told(host(n), [SEVEN])
+            known.add_holder(host(n), [SEVEN])
         elif what == "denied":
-            assert known.denied(host(n), REF) == (n in right)
+            assert known.record_denial(host(n), REF) == (n in right)
         else:
-            known.taken_back(host(n), [SEVEN])
+            known.remove_holder(host(n), [SEVEN])
         right = [m for m in right if m != n]
         if what == "told":
             right = [*right, n][-location_index.HOLDERS :]
-        assert known.of(REF) == [host(m) for m in right]
+        assert known.holders_of_chunk(REF) == [host(m) for m in right]
 
 
 def test_holders_are_bounded_and_what_is_used_stays():
     known = location_index.LocationIndex(host_interning.HostInterning(), limit=1000)
     for oid in range(20_000):
-        known.told(host(oid % 50), announced(*numbered(oid)))
-        assert known.of(*numbered(0)) == [host(0)]
+        known.add_holder(host(oid % 50), announced(*numbered(oid)))
+        assert known.holders_of_chunk(*numbered(0)) == [host(0)]
     assert len(known) <= 1000
 
 
@@ -119,20 +121,20 @@ def test_holders_are_bounded_and_what_is_used_stays():
 
 def test_what_a_host_in_backoff_tells_is_not_listened_to(machine):
     backoff(machine, "h5")
-    machine.heard(H5, announced(chunk(1)), [], [])
-    assert machine.core.context.locations.of(chunk(1)) == [] and not machine.last
+    machine.announcement_received(H5, announced(chunk(1)), [], [])
+    assert machine.core.context.locations.holders_of_chunk(chunk(1)) == [] and not machine.last
     machine.wait(3600)
-    machine.heard(H5, announced(chunk(1)), [], [])
-    assert machine.core.context.locations.of(chunk(1)) == [H5]
+    machine.announcement_received(H5, announced(chunk(1)), [], [])
+    assert machine.core.context.locations.holders_of_chunk(chunk(1)) == [H5]
 
 
 def test_host_that_left_the_table_holds_nothing_any_more(machine):
-    machine.heard(H5, announced(chunk(1)), [], [])
+    machine.announcement_received(H5, announced(chunk(1)), [], [])
     machine.table_changed(one_machine.table(4, epoch=2), None)
-    assert machine.core.context.locations.of(chunk(1)) == []
+    assert machine.core.context.locations.holders_of_chunk(chunk(1)) == []
     assert len(machine.core.context.host_keys) == 0
-    machine.heard(H5, announced(chunk(1)), [], [])
-    assert machine.core.context.locations.of(chunk(1)) == []
+    machine.announcement_received(H5, announced(chunk(1)), [], [])
+    assert machine.core.context.locations.holders_of_chunk(chunk(1)) == []
 
 
 def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
@@ -145,14 +147,14 @@ def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
 
 
 def test_flood_of_what_is_gone_is_not_listened_to_either_and_the_allowance_grows_again(machine):
-    machine.heard(H5, [SEVEN], [], [])
-    machine.heard(H5, [], announced(*numbered(*range(100, 30_000))), [])
-    machine.heard(H5, [], [SEVEN], [])
-    assert machine.core.context.locations.of(REF) == [H5]
+    machine.announcement_received(H5, [SEVEN], [], [])
+    machine.announcement_received(H5, [], announced(*numbered(*range(100, 30_000))), [])
+    machine.announcement_received(H5, [], [SEVEN], [])
+    assert machine.core.context.locations.holders_of_chunk(REF) == [H5]
     assert machine.core.counters.ignored == 29_900 + 2 - 20_000
     machine.wait(1.0)
-    machine.heard(H5, [], [SEVEN], [])
-    assert machine.core.context.locations.of(REF) == []
+    machine.announcement_received(H5, [], [SEVEN], [])
+    assert machine.core.context.locations.holders_of_chunk(REF) == []
 
 
 def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
@@ -160,37 +162,37 @@ def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
     numbers = (n for n in itertools.count() if machine.home_of(n) not in ("h1", "h5"))
     for turn in range(100):
         some = [chunk(next(numbers)) for _ in range(200)]
-        machine.heard(H5, announced(*some), [], [])
-        believed = [one for one in some if machine.core.context.locations.of(one)]
+        machine.announcement_received(H5, announced(*some), [], [])
+        believed = [one for one in some if machine.core.context.locations.holders_of_chunk(one)]
         asked += len(believed)
         for one in believed:
-            machine.wanted([one], Priority.ADVERTISED, (turn, one.oid))
-            machine.refused(H5, [(machine.attempt().number, failure.Failure.MISSING)])
+            machine.request_chunks([one], Priority.ADVERTISED, (turn, one.oid))
+            machine.peer_refused(H5, [(machine.attempt().number, failure.Failure.MISSING)])
     assert 20_000 / 17 - 200 <= asked <= 20_000 / 17 + 200  # each costs one, and 16 for the denial
     assert machine.core.counters.denied == asked
     machine.wait(2.0)
-    machine.heard(H5, [SEVEN], [], [])
-    assert machine.core.context.locations.of(REF) == [H5]  # but not forever
+    machine.announcement_received(H5, [SEVEN], [], [])
+    assert machine.core.context.locations.holders_of_chunk(REF) == [H5]  # but not forever
 
 
 # What is told
 
 
 def test_news_gather_and_nobody_is_told_what_he_gave_or_told(machine):
-    machine.heard(H3, announced(chunk(1)), [], [])
-    machine.stored([arrived(1, H2), arrived(2)])
+    machine.announcement_received(H3, announced(chunk(1)), [], [])
+    machine.chunks_stored([arrived(1, H2), arrived(2)])
     assert not machine.got(actions.Tell)
     told = tells(machine)
     assert told.pop("h2") == told.pop("h3") == (announced(chunk(2)), (), ())
     assert len(told) == 5 and set(told.values()) == {(announced(chunk(1), chunk(2)), (), ())}
-    machine.stored([arrived(1), arrived(2)])
+    machine.chunks_stored([arrived(1), arrived(2)])
     assert not tells(machine)  # nothing twice
 
 
 def test_what_is_gone_is_taken_back_from_those_who_were_told(machine):
-    machine.stored([arrived(1, H2)])
+    machine.chunks_stored([arrived(1, H2)])
     tells(machine)
-    machine.gone([chunk(1).cid])
+    machine.chunk_evicted([chunk(1).cid])
     told = tells(machine)
     assert "h2" not in told and set(told.values()) == {((), announced(chunk(1)), ())}
 
@@ -200,48 +202,48 @@ def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
     told = machine.core.context.announcements._told
     for first in range(0, 2 * announcements.TOLD_CHUNKS, 512):
         refs = numbered(*range(first + 1, first + 513))
-        machine.core.context.announcements.have(refs, None, machine.now)
+        machine.core.context.announcements.announce_chunks(refs, None, machine.now)
         assert len(told) <= announcements.TOLD_CHUNKS
     assert ids.Oid(1) not in told and ids.Oid(2 * announcements.TOLD_CHUNKS) in told
 
 
 def test_what_is_gone_is_told_to_a_neighbour_that_came_later(machine):
-    machine.stored([arrived(1, H2)])
+    machine.chunks_stored([arrived(1, H2)])
     tells(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
-    machine.gone([chunk(1).cid])
+    machine.chunk_evicted([chunk(1).cid])
     told = tells(machine)
     assert "h2" not in told and told["h9"] == ((), announced(chunk(1)), ())
 
 
 def test_what_comes_and_goes_before_it_was_told_is_not_told(machine):
-    machine.stored([arrived(1)])
-    machine.gone([chunk(1).cid])
+    machine.chunks_stored([arrived(1)])
+    machine.chunk_evicted([chunk(1).cid])
     assert not tells(machine)
-    machine.stored([arrived(1)])
+    machine.chunks_stored([arrived(1)])
     tells(machine)
-    machine.gone([chunk(1).cid])
-    machine.stored([arrived(1)])
+    machine.chunk_evicted([chunk(1).cid])
+    machine.chunks_stored([arrived(1)])
     assert not tells(machine)
 
 
 def test_who_tells_it_meanwhile_is_not_told(machine):
-    machine.stored([arrived(1)])
-    machine.heard(H3, announced(chunk(1)), [], [])
+    machine.chunks_stored([arrived(1)])
+    machine.announcement_received(H3, announced(chunk(1)), [], [])
     told = tells(machine)
     assert "h3" not in told and len(told) == 6
-    machine.gone([chunk(1).cid])
+    machine.chunk_evicted([chunk(1).cid])
     assert "h3" not in tells(machine)
 
 
 def test_full_message_leaves_at_once(machine):
-    machine.stored([arrived(n) for n in range(announcements.BATCH_CHUNKS + 1)])
+    machine.chunks_stored([arrived(n) for n in range(announcements.BATCH_CHUNKS + 1)])
     assert {len(tell.here) for tell in machine.got(actions.Tell)} == {announcements.BATCH_CHUNKS}
     assert {len(here) for here, _, _ in tells(machine).values()} == {1}
 
 
 def test_new_neighbour_is_told_what_was_told_last(machine):
-    machine.stored([arrived(n) for n in range(600)])
+    machine.chunks_stored([arrived(n) for n in range(600)])
     tells(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
     told = machine.got(actions.Tell)
@@ -249,10 +251,10 @@ def test_new_neighbour_is_told_what_was_told_last(machine):
 
 
 def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
-    machine.stored([arrived(n) for n in range(600)])
+    machine.chunks_stored([arrived(n) for n in range(600)])
     tells(machine)
     for _ in range(3):  # it says so of each message
-        machine.unheard(H2)
+        machine.announcement_lost(H2)
     assert not tells(machine, announcements.AGAIN_S - 0.1)
     machine.wait(0.2)
     told = machine.got(actions.Tell)
@@ -261,34 +263,34 @@ def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
 
 
 def test_neighbour_that_is_never_reached_is_told_ever_more_seldom(machine):
-    machine.stored([arrived(1)])
+    machine.chunks_stored([arrived(1)])
     tells(machine)
 
     def waited_s():
         began_s = machine.now
-        machine.unheard(H2)
+        machine.announcement_lost(H2)
         while not tells(machine, 0.5):
             assert machine.now < began_s + 100
         return machine.now - began_s
 
     assert [waited_s() for _ in range(8)] == pytest.approx([1, 2, 4, 8, 16, 32, 60, 60])
-    machine.heard(H2, (SEVEN,), (), ())
+    machine.announcement_received(H2, (SEVEN,), (), ())
     assert waited_s() == pytest.approx(announcements.AGAIN_S)
 
 
 def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
-    machine.stored([arrived(1)])
+    machine.chunks_stored([arrived(1)])
     tells(machine)
-    machine.unheard(ids.HostId("h9"))
-    machine.unheard(ids.HostId("h8"))
+    machine.announcement_lost(ids.HostId("h9"))
+    machine.announcement_lost(ids.HostId("h8"))
     machine.table_changed(one_machine.table(7, epoch=2), None)
     assert not tells(machine, 2 * announcements.AGAIN_S)
 
 
 def test_what_was_here_before_there_was_a_neighbour_is_told_then():
     machine = one_machine.Machine(1, topology=topologies.everybody)
-    machine.stored([arrived(1), arrived(2)])
-    machine.gone([chunk(2).cid])
+    machine.chunks_stored([arrived(1), arrived(2)])
+    machine.chunk_evicted([chunk(2).cid])
     assert not tells(machine)
     machine.table_changed(one_machine.table(2, epoch=2), None)
     assert [(tell.host, tell.here) for tell in machine.got(actions.Tell)] == [
@@ -298,14 +300,14 @@ def test_what_was_here_before_there_was_a_neighbour_is_told_then():
 
 def test_news_do_not_go_to_hosts_in_backoff(machine):
     backoff(machine, "h5")
-    machine.stored([arrived(7)])
+    machine.chunks_stored([arrived(7)])
     told = tells(machine)
     assert "h5" not in told and len(told) == 6
 
 
 def test_hints_go_to_nobody_in_backoff_or_off_the_table(machine):
     for name in ("h2", "h5", "h8"):
-        machine.core.context.announcements.hint(ids.HostId(name), REF)
+        machine.core.context.announcements.hint_eviction(ids.HostId(name), REF)
     backoff(machine, "h5")
     machine.table_changed(one_machine.table(7, epoch=2), None)
     assert tells(machine, announcements.HINT_EVERY_S + 0.1) == {"h2": ((), (), (SEVEN,))}
@@ -316,14 +318,14 @@ def test_hints_are_bounded_and_leave_in_pieces():
     machine = one_machine.Machine(3000, copies_limit=1)
     waiting = machine.core.context.announcements
     for oid in range(2 * announcements.HINTS):
-        waiting.hint(H2, *numbered(oid))
+        waiting.hint_eviction(H2, *numbered(oid))
     assert len(waiting.hints[H2]) == announcements.HINTS
     for number in range(3, 2 * announcements.HINTS):
-        waiting.hint(host(number), REF)
+        waiting.hint_eviction(host(number), REF)
     assert len(waiting.hints) == announcements.HINTS and H2 not in waiting.hints
     for oid in range(600):
-        waiting.hint(H2, *numbered(oid))
-    waiting.unhint(H2, *numbered(599))
+        waiting.hint_eviction(H2, *numbered(oid))
+    waiting.withdraw_hint(H2, *numbered(599))
     told = []
     while waiting.hints:
         machine.wait(announcements.HINT_EVERY_S)
@@ -342,7 +344,7 @@ def test_one_stored_chunk_costs_no_more_than_its_messages():
         machine = one_machine.Machine(count, topology=topologies.everybody)
         began_s = time.process_time()
         for number in range(20):
-            machine.stored([arrived(number)])
+            machine.chunks_stored([arrived(number)])
             assert len(machine.core.context.timers) <= 1
             assert len(machine.wait(0.2)) == count - 1
         return time.process_time() - began_s

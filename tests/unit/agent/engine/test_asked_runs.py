@@ -49,7 +49,7 @@ def test_run_that_is_here_is_given_in_one_event_and_nothing_waits(machine):
     assert {answer.want.cid for answer in machine.answers()} == machine.cache
     assert not len(machine.core.requests) and machine.core.requests.given == COUNT
     assert machine.core.requests.uploads.used == COUNT
-    machine.delivered(["h2"])
+    machine.answers_delivered(["h2"])
     assert not machine.core.requests.uploads.used
 
 
@@ -59,7 +59,7 @@ def test_what_is_not_here_of_a_run_is_read_and_the_rest_is_given(machine):
     assert given(machine) == [4, 5, 7, 8, 9, 10, 11]
     (read,) = machine.got(actions.ReadSource)
     assert [want.cid for want in read.wants] == [chunk(6).cid]
-    machine.source_gave(read.number, [(0, data_of(6))])
+    machine.source_read_progressed(read.number, [(0, data_of(6))])
     assert given(machine) == [6]
 
 
@@ -89,7 +89,7 @@ def test_one_cid_that_the_asker_does_not_know_hides_the_others(machine):
 
 
 def test_run_with_the_same_chunk_twice_is_given_chunk_by_chunk(machine):
-    machine.maps.contents = lambda request: [chunk(FIRST).content] * COUNT
+    machine.maps.contents_of = lambda request: [chunk(FIRST).content] * COUNT
     machine.ask_me("h2", run(machine, [chunk(FIRST).cid] * COUNT))
     assert given(machine) == [*NUMBERS]
 
@@ -121,7 +121,7 @@ def test_chunk_of_a_run_that_the_cache_cannot_read_is_brought(machine):
     machine.cache.remove(chunk(7).cid)
     machine.could_not_read("h2", 7)
     (read,) = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(0, data_of(7))])
+    machine.source_read_progressed(read.number, [(0, data_of(7))])
     assert given(machine) == [7] and not len(machine.core.requests)
 
 

@@ -27,7 +27,7 @@ def machine():
 def ask_batch(machine, count=8, urgency=P.GUEST):
     """Have ``count`` chunks of h2's asked for; return their numbers and the attempts."""
     numbers = [machine.chunk_of("h2", skip) for skip in range(count)]
-    machine.wanted([chunk(n) for n in numbers], urgency, "batch")
+    machine.request_chunks([chunk(n) for n in numbers], urgency, "batch")
     [ask] = machine.got(actions.Ask)
     assert ask.host == "h2" and len(ask.attempts) == count
     return numbers, ask.attempts
@@ -45,10 +45,10 @@ def test_one_chunk_that_is_not_given_goes_on_alone(machine, why, order):
     odd = attempts.pop(3)
     give(machine, attempts[::order])
     assert len(machine.got(actions.Store)[0].runs) == 7 and not machine.completes()
-    machine.refused(H2, [(odd.number, why)])
+    machine.peer_refused(H2, [(odd.number, why)])
     assert list(machine.asks().values()) == [[(numbers[3], Mode.HOME)]]
     assert "h2" not in machine.asks()
-    assert bool(machine.core.context.peers.is_alone(H2, 0.0)) is (why is F.INVALID)
+    assert bool(machine.core.context.peers.is_in_backoff(H2, 0.0)) is (why is F.INVALID)
     again = machine.attempt()
     machine.chunks_arrived(again.host, [(again.number, data_of(numbers[3]))])
     assert machine.completes()[0].chunks == [data_of(n) for n in numbers]
@@ -59,7 +59,7 @@ def test_lie_among_other_refusals_is_a_lie(machine):
     """Whatever else one event tells of a peer, it is judged by the worst."""
     _, attempts = ask_batch(machine, 3)
     whys = (F.BUSY, F.INVALID, F.MISSING)
-    machine.refused(H2, [(a.number, why) for a, why in zip(attempts, whys, strict=True)])
+    machine.peer_refused(H2, [(a.number, why) for a, why in zip(attempts, whys, strict=True)])
     [alone] = machine.got(actions.LeftAlone)
     assert alone.for_s > peer_state.LIAR_S / 2
     assert machine.core.counters.invalid == 1
@@ -95,19 +95,19 @@ def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine
     most = peer_state.CREDIT_BYTES // one_machine.CHUNK
     machine = one_machine.Machine(background_limit=10_000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
-    machine.wanted([chunk(n) for n in numbers], P.SOON, "batch")
+    machine.request_chunks([chunk(n) for n in numbers], P.SOON, "batch")
     sent = {a.number for ask in machine.got(actions.Ask) for a in ask.attempts}
-    [unsent] = set(machine.core.context.peers.of(H2).asks) - sent
+    [unsent] = set(machine.core.context.peers.get_or_create(H2).asks) - sent
     assert not machine.chunks_arrived(H2, [(unsent, b"a guess")])
-    assert not machine.refused(H2, [(unsent, F.INVALID)])
-    assert unsent in machine.core.context.peers.of(H2).asks
+    assert not machine.peer_refused(H2, [(unsent, F.INVALID)])
+    assert unsent in machine.core.context.peers.get_or_create(H2).asks
 
 
 def test_what_came_is_stored_before_anybody_is_told(machine):
     """Who is told may look for it in the cache at once."""
     numbers, attempts = ask_batch(machine, 2)
     machine.ask_me("h3", machine.request(numbers[0], "h3"))
-    machine.wanted([chunk(numbers[0])], P.GUEST, "one")
+    machine.request_chunks([chunk(numbers[0])], P.GUEST, "one")
     kinds = [type(action) for action in give(machine, attempts)]
     assert kinds[0] is actions.Store and kinds.count(actions.Complete) == 2
 
@@ -119,7 +119,7 @@ def test_answers_by_the_table_before_are_taken_and_the_rest_goes_by_the_new_one(
     numbers, attempts = ask_batch(machine)
     machine.table_changed(one_machine.table(4, epoch=2, weights={"h2": 1, "h3": 4000}), None)
     assert not machine.got(actions.Cancel) and not machine.got(actions.Ask)
-    machine.refused(H2, [(a.number, F.MISSING) for a in attempts[:3]])
+    machine.peer_refused(H2, [(a.number, F.MISSING) for a in attempts[:3]])
     homes = {n: machine.home_of(n) for n in numbers[:3]}
     assert "h2" not in homes.values()
     asked = {n for asked in machine.asks().values() for n, _ in asked}
@@ -134,7 +134,7 @@ def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
     machine.table_changed(type(machine.table)(2, hosts), None)
     give(machine, attempts[:4])
     assert len(machine.got(actions.Store)[0].runs) == 4
-    machine.lost(H2, None)
+    machine.connection_lost(H2, None)
     asked = {n for ns in machine.asks().values() for n, _ in ns}
     reads = {
         w.offset // one_machine.CHUNK for r in machine.got(actions.ReadSource) for w in r.wants
@@ -158,7 +158,7 @@ def test_peers_that_left_are_forgotten_when_they_owe_nothing(machine):
 def test_names_of_a_content_are_bounded_however_many_images_have_it(machine):
     number = machine.chunk_of("h2")
     for token, image_id in enumerate(IMAGES):
-        machine.wanted([chunk(number, image_id)], P.GUEST, token)
+        machine.request_chunks([chunk(number, image_id)], P.GUEST, token)
     [made] = machine.core.context.transfers.values()
     assert len(made.names) == transfer.MOST_NAMES
     assert made.names[-1][0].image_id == IMAGES[-1]

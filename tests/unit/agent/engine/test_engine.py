@@ -35,7 +35,7 @@ def alive(kind):
 
 
 def want(machine, number, token="a guest", urgency=Priority.GUEST):
-    return machine.wanted([chunk(number)], urgency, token)
+    return machine.request_chunks([chunk(number)], urgency, token)
 
 
 def give(machine, attempt, number):
@@ -44,7 +44,7 @@ def give(machine, attempt, number):
 
 def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
     numbers = list(range(16))
-    machine.wanted([chunk(n) for n in numbers], Priority.GUEST, "a guest")
+    machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, "a guest")
     asked, attempts = machine.asks(), [a for ask in machine.got(actions.Ask) for a in ask.attempts]
     own = [n for n in numbers if machine.home_of(n) == "h1"]
     assert set(asked) == {machine.home_of(n) for n in numbers} - {"h1"}
@@ -57,7 +57,7 @@ def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
         for number, found in machine.core.context.source_reads._ranges.copy().items():
             offsets = [(n, read.want.offset) for n, read in found.reads.items()]
             told = [(n, data_of(offset // one_machine.CHUNK)) for n, offset in offsets]
-            machine.source_gave(number, told)
+            machine.source_read_progressed(number, told)
     (done,) = machine.completes()
     assert done.token == "a guest" and done.failure is None
     assert done.chunks == [data_of(n) for n in numbers]
@@ -67,7 +67,7 @@ def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
 def test_what_has_come_is_remembered_by_nothing_though_its_time_is_not_over(machine):
     """Not by the deadlines either: at 1 GB/s there are 80,000 chunks in five seconds."""
     numbers = [n for n in range(64) if machine.home_of(n) != "h1"]
-    machine.wanted([chunk(n) for n in numbers], Priority.GUEST, "a guest")
+    machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, "a guest")
     assert alive(transfer.Attempt) == alive(transfer.Transfer) == len(numbers)
     for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:
         give(machine, attempt, attempt.want.offset // one_machine.CHUNK)
@@ -83,7 +83,7 @@ def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
     want(machine, number)
     (read,) = machine.got(actions.ReadSource)
     assert read.wants == [chunk(number)]
-    machine.source_gave(read.number, [(0, b"bytes")])
+    machine.source_read_progressed(read.number, [(0, b"bytes")])
     (store,) = machine.got(actions.Store)
     assert store.runs[0].is_kept and store.runs[0].giver is None and store.runs[0].is_own
     assert machine.completes()[0].chunks == [b"bytes"]
@@ -101,10 +101,10 @@ def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
 def test_where_homes_keep_others_store_what_is_to_be_here_only(home, priority, is_stored):
     machine = one_machine.Machine(homes_keep=True)
     number = machine.chunk_of(home)
-    machine.wanted([chunk(number)], priority, "a guest")
+    machine.request_chunks([chunk(number)], priority, "a guest")
     if home == "h1":
         (read,) = machine.got(actions.ReadSource)
-        machine.source_gave(read.number, [(0, data_of(number))])
+        machine.source_read_progressed(read.number, [(0, data_of(number))])
     else:
         give(machine, machine.attempt(), number)
     (store,), (done,) = machine.got(actions.Store), machine.completes()
@@ -117,21 +117,21 @@ def test_where_homes_keep_who_reads_for_others_keeps_it():
     number = machine.chunk_of("h2")  # by the table of h3 this host is its home
     machine.ask_me("h3", machine.request(number, "h3"))
     read = next(iter(machine.got(actions.ReadSource)))
-    machine.source_gave(read.number, [(0, data_of(number))])
+    machine.source_read_progressed(read.number, [(0, data_of(number))])
     (store,) = machine.got(actions.Store)
     assert store.runs[0].is_stored
 
 
 def test_what_lies_together_of_an_image_is_one_read(machine):
     machine = one_machine.Machine(hosts=1)
-    machine.wanted([chunk(n) for n in (3, 4, 5, 9)], Priority.GUEST, 1)
+    machine.request_chunks([chunk(n) for n in (3, 4, 5, 9)], Priority.GUEST, 1)
     wants = [read.wants for read in machine.got(actions.ReadSource)]
     assert wants == [[chunk(3), chunk(4), chunk(5)], [chunk(9)]]
 
 
 def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
     number = machine.chunk_of("h2")
-    machine.wanted([chunk(number), chunk(number)], Priority.GUEST, "twice")
+    machine.request_chunks([chunk(number), chunk(number)], Priority.GUEST, "twice")
     attempt = machine.attempt()
     for token in range(1000):
         want(machine, number, token)
@@ -144,7 +144,7 @@ def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
 def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     machine = one_machine.Machine(topology=topologies.everybody)
-    machine.heard(H3, announced(*map(chunk, numbers)), [], [])
+    machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
     want(machine, numbers[0], 0)
     assert machine.asks() == {"h3": [(numbers[0], Mode.HELD)]}
     want(machine, numbers[1], 1)
@@ -156,11 +156,11 @@ def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
 def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
     machine = one_machine.Machine(topology=topologies.everybody)
     number = machine.chunk_of("h2")
-    machine.heard(H3, announced(chunk(number)), [], [])
+    machine.announcement_received(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
     attempt = machine.attempt()
     assert attempt.host == "h3"
-    machine.refused(H3, [(attempt.number, Failure.MISSING)])
+    machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
     (done,) = machine.completes()
     assert done.failure is Failure.NO_HOLDER and not len(machine.core)
 
@@ -168,11 +168,11 @@ def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
 def test_guest_who_joins_a_prefetch_makes_it_ask_everybody(machine):
     machine = one_machine.Machine(topology=topologies.everybody)
     number = machine.chunk_of("h2")
-    machine.heard(H3, announced(chunk(number)), [], [])
+    machine.announcement_received(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
     attempt = machine.attempt()
     want(machine, number)
-    machine.refused(H3, [(attempt.number, Failure.MISSING)])
+    machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
     give(machine, machine.attempt(), number)
     assert {done.token for done in machine.completes()} == {"prefetch", "a guest"}
@@ -189,14 +189,14 @@ def test_who_acts_for_a_home_is_asked_then_the_source_then_who_may_have_it(machi
     for _ in range(2):
         attempt = machine.attempt()
         asked.append((attempt.host, attempt.mode))
-        machine.refused(attempt.host, [(attempt.number, Failure.BUSY)])
+        machine.peer_refused(attempt.host, [(attempt.number, Failure.BUSY)])
     assert asked == [(owners[0], Mode.HOME), (owners[1], Mode.HOME)]
     (read,) = machine.got(actions.ReadSource)
     machine.source_ended(read.number, Failure.UNREACHABLE)
     for _ in range(2):
         attempt = machine.attempt()
         asked.append((attempt.host, attempt.mode))
-        machine.refused(attempt.host, [(attempt.number, Failure.MISSING)])
+        machine.peer_refused(attempt.host, [(attempt.number, Failure.MISSING)])
     assert asked[2:] == [(owners[2], Mode.HELD), (owners[3], Mode.HELD)]
     assert [told.token for told in machine.got(actions.Told)] == ["a guest"]
     machine.wait(0.2)  # it is tried again
@@ -214,7 +214,7 @@ def test_who_is_no_guest_is_told_why_and_nothing_goes_on(machine):
 
 def test_deadline_ends_the_wait_with_the_reason(machine):
     machine = one_machine.Machine(hosts=1)
-    machine.wanted([chunk(1)], Priority.GUEST, "a guest", deadline_s=5.0)
+    machine.request_chunks([chunk(1)], Priority.GUEST, "a guest", deadline_s=5.0)
     while not machine.completes() and machine.now < 20:
         for read in machine.got(actions.ReadSource):
             machine.source_ended(read.number, Failure.UNREACHABLE)
@@ -229,26 +229,26 @@ def test_cancelled_waiter_is_never_answered_and_what_was_under_way_is_stored(mac
     number = machine.chunk_of("h2")
     want(machine, number)
     attempt = machine.attempt()
-    machine.cancelled("a guest")
+    machine.cancel_reads("a guest")
     give(machine, attempt, number)
     assert machine.got(actions.Store) and not machine.completes()
 
 
 def test_lost_connection_sends_all_its_chunks_elsewhere_and_is_one_failure(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(4)]
-    machine.wanted([chunk(n) for n in numbers], Priority.GUEST, 1)
-    machine.lost(H2)
+    machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, 1)
+    machine.connection_lost(H2)
     assert sum(map(len, machine.asks().values())) + len(machine.got(actions.ReadSource)) >= 4
     assert "h2" not in machine.asks()
-    assert not machine.core.context.peers.is_alone(H2, machine.now)
-    assert sum(peer.failures for peer in machine.core.context.peers.all()) == 1
+    assert not machine.core.context.peers.is_in_backoff(H2, machine.now)
+    assert sum(peer.failures for peer in machine.core.context.peers.list_peers()) == 1
 
 
 def test_liar_is_left_alone_at_once_and_the_chunk_comes_from_elsewhere(machine):
     number = machine.chunk_of("h2")
     want(machine, number)
     attempt = machine.attempt()
-    machine.refused(H2, [(attempt.number, Failure.INVALID)])
+    machine.peer_refused(H2, [(attempt.number, Failure.INVALID)])
     assert machine.got(actions.LeftAlone)[0].host == "h2"
     assert machine.asks().keys() | {"source"} != {"h2"}
 
@@ -259,7 +259,7 @@ def test_answers_nobody_asked_for_doubled_or_from_another_host_change_nothing(ma
     attempt = machine.attempt()
     assert not machine.chunks_arrived(H3, [(attempt.number, b"x")])
     assert not machine.chunks_arrived(H2, [(attempt.number + 7, b"x")])
-    assert not machine.refused(H3, [(attempt.number, Failure.MISSING)])
+    assert not machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
     give(machine, attempt, number)
     assert len(machine.completes()) == 1
     assert not give(machine, attempt, number)
@@ -269,14 +269,14 @@ def test_referral_is_followed_once_and_ends_at_who_referred(machine):
     number = machine.chunk_of("h2")
     want(machine, number)
     first = machine.attempt()
-    machine.referred(H2, first.number, (H1, H3, ids.HostId("unknown"), ids.HostId("h4")))
+    machine.peer_referred(H2, first.number, (H1, H3, ids.HostId("unknown"), ids.HostId("h4")))
     assert machine.asks() == {"h3": [(number, Mode.HELD_ONLY)]}
-    machine.refused(H3, [(machine.attempt().number, Failure.MISSING)])
+    machine.peer_refused(H3, [(machine.attempt().number, Failure.MISSING)])
     assert machine.asks() == {"h4": [(number, Mode.HELD_ONLY)]}
-    machine.refused(ids.HostId("h4"), [(machine.attempt().number, Failure.MISSING)])
+    machine.peer_refused(ids.HostId("h4"), [(machine.attempt().number, Failure.MISSING)])
     assert machine.asks() == {"h2": [(number, Mode.HOME_ONLY)]}
     last = machine.attempt()
-    machine.referred(H2, last.number, (H3,))  # it may not
+    machine.peer_referred(H2, last.number, (H3,))  # it may not
     assert machine.got(actions.LeftAlone)[0].host == "h2"
 
 
@@ -291,7 +291,7 @@ def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
         give(machine, rival, number)
     else:
         (read,) = machine.got(actions.ReadSource)
-        machine.source_gave(read.number, [(0, data_of(number))])
+        machine.source_read_progressed(read.number, [(0, data_of(number))])
     assert machine.completes()[0].chunks == [data_of(number)]
     assert machine.got(actions.Cancel) == [actions.Cancel(H2, [slow.number])]
 
@@ -303,14 +303,14 @@ def test_home_that_refers_late_has_nobody_asked_beside_the_place_that_was_raced(
     machine.wait(0.6)
     hedged = machine.attempt()
     named = next(name for name in map(ids.HostId, ("h3", "h4")) if name != hedged.host)
-    assert not machine.referred(H2, asked.number, (named,))
-    machine.refused(hedged.host, [(hedged.number, Failure.MISSING)])
+    assert not machine.peer_referred(H2, asked.number, (named,))
+    machine.peer_refused(hedged.host, [(hedged.number, Failure.MISSING)])
     assert machine.asks() == {named: [(number, Mode.HELD_ONLY)]}
 
 
 def test_silent_peer_loses_its_chunks_when_its_time_is_over(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
-    machine.wanted([chunk(n) for n in numbers], Priority.SOON, 1)
+    machine.request_chunks([chunk(n) for n in numbers], Priority.SOON, 1)
     machine.wait(9.9)
     assert not machine.got(actions.Cancel)
     machine.wait(0.3)
@@ -320,13 +320,13 @@ def test_silent_peer_loses_its_chunks_when_its_time_is_over(machine):
 
 def test_peer_that_answers_something_has_more_time_but_not_for_ever(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(30)]
-    machine.wanted([chunk(n) for n in numbers], Priority.SOON, 1)
+    machine.request_chunks([chunk(n) for n in numbers], Priority.SOON, 1)
     cancelled = 0
     for _ in range(12):
         machine.wait(5.0)
         cancels = [cancel for cancel in machine.got(actions.Cancel) if cancel.host == "h2"]
         cancelled += sum(len(cancel.numbers) for cancel in cancels)
-        machine.alive(H2)
+        machine.keep_alive_received(H2)
         if machine.now == 35.0:
             assert not cancelled
     assert cancelled == 30
@@ -336,7 +336,7 @@ def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
     most = peer_state.CREDIT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 10)]
     machine = one_machine.Machine(background_limit=10_000)
-    machine.wanted([chunk(n) for n in numbers[:-1]], Priority.SOON, 1)
+    machine.request_chunks([chunk(n) for n in numbers[:-1]], Priority.SOON, 1)
     sent = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
     assert len(sent) == most
     assert {len(ask.attempts) for ask in machine.got(actions.Ask)} == {peer_request.MAX_BATCH}
@@ -349,7 +349,7 @@ def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
 def test_lanes_bound_what_nobody_waits_for_and_the_cache_stops_them():
     machine = one_machine.Machine(hosts=2, background_limit=3)
     numbers = [machine.chunk_of("h2", skip) for skip in range(8)]
-    machine.wanted([chunk(n) for n in numbers], Priority.WHOLE, 1)
+    machine.request_chunks([chunk(n) for n in numbers], Priority.WHOLE, 1)
     assert len(machine.asks()["h2"]) == 3
     attempts = machine.got(actions.Ask)[0].attempts
     machine.has_room(False)
@@ -366,11 +366,11 @@ def test_image_that_is_gone_does_not_take_the_same_content_of_another_one_along(
     machine = one_machine.Machine(hosts=1)
     want(machine, 1, "gone")
     read = machine.got(actions.ReadSource)[0]
-    machine.wanted([chunk(1, one_machine.OTHER)], Priority.GUEST, "there")
+    machine.request_chunks([chunk(1, one_machine.OTHER)], Priority.GUEST, "there")
     machine.source_ended(read.number, Failure.MISSING)
     (read,) = machine.got(actions.ReadSource)
     assert read.image_id == one_machine.OTHER
-    machine.source_gave(read.number, [(0, b"bytes")])
+    machine.source_read_progressed(read.number, [(0, b"bytes")])
     assert {done.token for done in machine.completes()} == {"gone", "there"}
 
 
@@ -388,7 +388,7 @@ def test_chunk_is_lost_when_the_source_and_every_host_say_no_for_long_enough():
             elif isinstance(action, actions.Ask):
                 asked.add(action.host)
                 numbers = [(a.number, Failure.MISSING) for a in action.attempts]
-                machine.refused(action.host, numbers)
+                machine.peer_refused(action.host, numbers)
                 todo += machine.last
         if not any(isinstance(action, actions.Complete) for action in todo):
             machine.wait(1.0)
@@ -409,7 +409,7 @@ def test_silent_host_leaves_hope_that_nothing_is_lost():
                 todo += machine.last
             elif isinstance(action, actions.Ask):
                 no = Failure.MISSING if action.host == "h2" else Failure.BUSY
-                machine.refused(action.host, [(a.number, no) for a in action.attempts])
+                machine.peer_refused(action.host, [(a.number, no) for a in action.attempts])
                 todo += machine.last
         assert not [a for a in todo if isinstance(a, actions.Complete)]
         machine.wait(1.0)
@@ -442,19 +442,19 @@ def test_new_home_is_told_that_it_is_one():
 def test_what_was_merely_advertised_is_asked_of_all_when_it_is_wanted_for_another_reason():
     machine = one_machine.Machine(topology=topologies.everybody)
     numbers = [machine.chunk_of("h2", skip) for skip in range(6)]
-    machine.heard(H3, announced(*map(chunk, numbers)), [], [])
-    machine.wanted([chunk(n) for n in numbers], Priority.ADVERTISED, "prefetch")
+    machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
+    machine.request_chunks([chunk(n) for n in numbers], Priority.ADVERTISED, "prefetch")
     attempts = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
     assert len(attempts) == 4  # two wait in their lane
-    machine.wanted([chunk(n) for n in numbers], Priority.WHOLE, "whole")
+    machine.request_chunks([chunk(n) for n in numbers], Priority.WHOLE, "whole")
     for attempt in attempts:
-        machine.refused(H3, [(attempt.number, Failure.MISSING)])
+        machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
         assert machine.asks()["h2"] and not machine.completes()
 
 
 def test_answered_batch_leaves_no_bytes_behind_in_its_deadline(machine):
     number = machine.chunk_of("h2")
-    machine.wanted([chunk(number)], Priority.GUEST, 1, deadline_s=1000.0)
+    machine.request_chunks([chunk(number)], Priority.GUEST, 1, deadline_s=1000.0)
     (waiter,) = machine.core.pending._waiters.values()
     give(machine, machine.attempt(), number)
     assert machine.completes()[0].chunks == [data_of(number)]
@@ -465,7 +465,7 @@ def test_late_answer_of_a_peer_that_was_forgotten_meanwhile_is_not_taken_for_ano
     number = machine.chunk_of("h2")
     want(machine, number)
     former = machine.attempt().number
-    machine.lost(H2)
+    machine.connection_lost(H2)
     machine.table_changed(one_machine.table(1, epoch=2), None)
     machine.table_changed(machine.table, None)
     want(machine, machine.chunk_of("h2", skip=1), 2)
@@ -474,8 +474,8 @@ def test_late_answer_of_a_peer_that_was_forgotten_meanwhile_is_not_taken_for_ano
 
 def test_lane_goes_on_when_what_was_in_it_failed():
     machine = one_machine.Machine(hosts=1, background_limit=1)
-    machine.wanted([chunk(1)], Priority.WHOLE, 1)
-    machine.wanted([chunk(3)], Priority.WHOLE, 2)
+    machine.request_chunks([chunk(1)], Priority.WHOLE, 1)
+    machine.request_chunks([chunk(3)], Priority.WHOLE, 2)
     machine.source_ended(1, Failure.UNREACHABLE)
     assert machine.completes()[0].failure is Failure.UNREACHABLE
     assert [read.wants for read in machine.got(actions.ReadSource)] == [[chunk(3)]]
@@ -485,7 +485,7 @@ def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(4)]
     book = machine.core.context.peers
     for _ in range(2):
-        book.failed(H2, Failure.UNREACHABLE, machine.now)
+        book.record_failure(H2, Failure.UNREACHABLE, machine.now)
     machine.wait(1.0)
     want(machine, numbers[0])
     asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
@@ -494,7 +494,7 @@ def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
         give(machine, asked[1], numbers[0])
     else:
         (read,) = machine.got(actions.ReadSource)
-        machine.source_gave(read.number, [(0, data_of(numbers[0]))])
+        machine.source_read_progressed(read.number, [(0, data_of(numbers[0]))])
     assert machine.completes() and not machine.got(actions.Cancel)
     assert book.is_doubtful(H2)
     machine.now += 0.01
@@ -506,29 +506,35 @@ def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):
     number = machine.chunk_of("h2")
     book = machine.core.context.peers
     for _ in range(2):
-        book.failed(H2, Failure.UNREACHABLE, machine.now)
+        book.record_failure(H2, Failure.UNREACHABLE, machine.now)
     machine.wait(1.0)
     want(machine, number)
     asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
     if len(asked) == 2:
         give(machine, asked[1], number)
     else:
-        machine.source_gave(machine.got(actions.ReadSource)[0].number, [(0, data_of(number))])
+        machine.source_read_progressed(
+            machine.got(actions.ReadSource)[0].number, [(0, data_of(number))]
+        )
     machine.wait(0.6)
     assert machine.got(actions.Cancel) == [actions.Cancel(H2, [asked[0].number])]
-    assert book.is_alone(H2, machine.now) and not machine.core.context.peers.pending(H2)
+    assert book.is_in_backoff(H2, machine.now) and not machine.core.context.peers.pending_attempts(
+        H2
+    )
 
 
 def test_nobody_is_asked_for_what_came_in_the_same_event(machine):
     most = peer_state.CREDIT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
     machine = one_machine.Machine(background_limit=10_000)
-    machine.wanted([chunk(n) for n in numbers], Priority.SOON, 1)  # the last one waits in a line
+    machine.request_chunks(
+        [chunk(n) for n in numbers], Priority.SOON, 1
+    )  # the last one waits in a line
     both = [machine.request(n, "h3") for n in (numbers[0], numbers[-1])]
     machine.peer_asked("a link", H3, both)  # by its table this host is their home
     first, second = machine.got(actions.ReadSource)
-    machine.core.source_gave(0.0, first.number, [(0, data_of(numbers[0]))])
-    machine.source_gave(second.number, [(0, data_of(numbers[-1]))])
+    machine.core.source_read_progressed(0.0, first.number, [(0, data_of(numbers[0]))])
+    machine.source_read_progressed(second.number, [(0, data_of(numbers[-1]))])
     assert len(machine.got(actions.Store)[0].runs) == 1
     assert not machine.got(actions.Ask)
     (cancel,) = machine.got(actions.Cancel)

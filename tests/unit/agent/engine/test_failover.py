@@ -46,15 +46,15 @@ class World:
         told, tries, waiting = {}, {}, {}  # of attempts: until when they pause, or 0
         failures = {}
         while True:
-            if (attempt := request.next(self.now)) is not None:
+            if (attempt := request.next_attempt(self.now)) is not None:
                 waiting[attempt] = self.now
-                failures.update(request.settled(attempt))
+                failures.update(request.final_failures(attempt))
             assert request.next_s(self.now) > self.now
             if request.is_over:
                 break
             self.now += rng.choice([0.0, 0.1, 3.0])
             self._step(request, rng.choice(list(waiting)), waiting, told, tries, failures)
-        failures.update(request.failures())
+        failures.update(request.list_failures())
         request.close()
         assert sorted([*told, *failures]) == list(range(count))
         assert all(n < failover.ATTEMPTS for n in tries.values())
@@ -70,7 +70,7 @@ class World:
             if waiting[attempt] > self.now:
                 return
             waiting[attempt] = None
-            if not request.begin(attempt):
+            if not request.begin_attempt(attempt):
                 self._leave(request, attempt, waiting)
                 return
             assert attempt.numbers == sorted(attempt.numbers)  # neighbours stay neighbours
@@ -79,7 +79,7 @@ class World:
             some = self.rng.sample(sorted(attempt.untold), self.rng.randint(1, len(attempt.untold)))
             numbers = attempt.numbers
             answers = [(at, self.outcome(attempt.source, numbers[at])) for at in some]
-            for number, outcome in request.took(attempt, answers, self.now):
+            for number, outcome in request.record_outcomes(attempt, answers, self.now):
                 assert number not in told and number not in failures
                 if isinstance(outcome, bytes):
                     assert outcome == b"%d" % number
@@ -87,14 +87,14 @@ class World:
                 else:
                     assert attempt.source is self.failover.copies
                     failures[number] = outcome
-        elif (pause_s := request.ended(attempt, self.now)) is None:
+        elif (pause_s := request.attempt_ended(attempt, self.now)) is None:
             self._leave(request, attempt, waiting)
         else:
             assert 0.05 <= pause_s <= 0.2
             waiting[attempt] = self.now + pause_s
 
     def _leave(self, request, attempt, waiting):
-        request.leave(attempt)
+        request.end_attempt(attempt)
         del waiting[attempt]
 
 
@@ -135,19 +135,19 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
         known, key, IMAGE, len(outcomes), str, may_copy, ignores_refusals, 0.0, float("inf")
     )
     failures = {}
-    while (attempt := request.next(0.0)) is not None:
-        failures.update(request.settled(attempt))
+    while (attempt := request.next_attempt(0.0)) is not None:
+        failures.update(request.final_failures(attempt))
         found = copies if attempt.source is known.copies else outcomes
-        while request.begin(attempt):
+        while request.begin_attempt(attempt):
             told = [(at, found[number]) for at, number in enumerate(attempt.numbers)]
             for one in told:
-                final = request.took(attempt, [one], 0.0)
+                final = request.record_outcomes(attempt, [one], 0.0)
                 failures.update((n, why) for n, why in final if not isinstance(why, bytes))
-            if request.ended(attempt, 0.0) is None:
+            if request.attempt_ended(attempt, 0.0) is None:
                 break
-        request.leave(attempt)
+        request.end_attempt(attempt)
     request.close()
-    return failures | dict(request.failures())
+    return failures | dict(request.list_failures())
 
 
 def test_copies_have_the_last_word_on_what_sources_refuse():

@@ -17,21 +17,21 @@ ITEMS = st.tuples(st.sampled_from(P), st.integers(0, 3))
 def test_each_gets_its_turn_once_in_the_order_of_its_owner(items):
     line = fair_queue.FairQueue()
     for number, (urgency, who) in enumerate(items):
-        line.put(urgency, who, (urgency, who, number))
-    taken = [line.take() for _ in items]
+        line.put_item(urgency, who, (urgency, who, number))
+    taken = [line.take_next() for _ in items]
     assert sorted(number for _, _, number in taken) == list(range(len(items)))
     for owner in {(urgency, who) for urgency, who, _ in taken}:
         numbers = [number for urgency, who, number in taken if (urgency, who) == owner]
         assert numbers == sorted(numbers)
-    assert line.take() is None and not len(line)
+    assert line.take_next() is None and not len(line)
 
 
 def test_what_is_least_urgent_has_a_share_under_any_load():
     line = fair_queue.FairQueue()
     for urgency in P:
         for number in range(2000):
-            line.put(urgency, number % 7, (urgency, number))
-    taken = collections.Counter(line.take()[0] for _ in range(1400))
+            line.put_item(urgency, number % 7, (urgency, number))
+    taken = collections.Counter(line.take_next()[0] for _ in range(1400))
     assert taken[P.GUEST] == 1050
     assert {taken[urgency] for urgency in P if urgency} == {50}
 
@@ -39,37 +39,37 @@ def test_what_is_least_urgent_has_a_share_under_any_load():
 def test_who_wants_much_waits_behind_himself():
     line = fair_queue.FairQueue()
     for number in range(100):
-        line.put(P.PEER, "greedy", number)
-    line.put(P.PEER, "modest", "first")
-    line.put(P.PEER, "modest", "second")
-    assert [line.take() for _ in range(4)] == [0, "first", 1, "second"]
+        line.put_item(P.PEER, "greedy", number)
+    line.put_item(P.PEER, "modest", "first")
+    line.put_item(P.PEER, "modest", "second")
+    assert [line.take_next() for _ in range(4)] == [0, "first", 1, "second"]
 
 
 def test_who_share_ones_turns_have_them_one_after_the_other():
     line = fair_queue.FairQueue()
     for number in range(3):
-        line.put(P.GUEST, "image", number, "greedy")
-    line.put(P.GUEST, "other", 7)
-    assert line.put(P.GUEST, "image", 8, "modest") == 1
+        line.put_item(P.GUEST, "image", number, "greedy")
+    line.put_item(P.GUEST, "other", 7)
+    assert line.put_item(P.GUEST, "image", 8, "modest") == 1
     assert not line.remove(P.GUEST, "image", 8) and len(line) == 5  # not of nobody's sharing
-    assert [line.take() for _ in range(6)] == [0, 7, 8, 1, 2, None]
-    line.put(P.GUEST, "image", 9, "modest")
+    assert [line.take_next() for _ in range(6)] == [0, 7, 8, 1, 2, None]
+    line.put_item(P.GUEST, "image", 9, "modest")
     assert line.remove(P.GUEST, "image", 9, "modest") and not len(line)
 
 
 def test_what_is_removed_has_no_turn_and_what_is_put_twice_has_one():
     line = fair_queue.FairQueue()
-    assert [line.put(P.SOON, "image", number) for number in (1, 2, 3, 2)] == [1, 2, 3, 3]
+    assert [line.put_item(P.SOON, "image", number) for number in (1, 2, 3, 2)] == [1, 2, 3, 3]
     assert line.remove(P.SOON, "image", 1) and not line.remove(P.SOON, "image", 1)
     assert not line.remove(P.GUEST, "image", 2)
-    assert len(line) == 2 and line.put(P.SOON, "image", 3) == 2
-    assert [line.take_of(P.SOON), line.take(), line.take()] == [2, 3, None]
+    assert len(line) == 2 and line.put_item(P.SOON, "image", 3) == 2
+    assert [line.take_of(P.SOON), line.take_next(), line.take_next()] == [2, 3, None]
 
 
 def test_only_the_urgent_and_nobody_who_is_left_out_have_a_turn():
     line = fair_queue.FairQueue()
-    line.put(P.GUEST, "full", 1)
-    line.put(P.PEER, "h2", 2)
-    assert line.take(is_urgent=True, without="full") is None
-    assert line.take(without="full") == 2
-    assert line.take() == 1
+    line.put_item(P.GUEST, "full", 1)
+    line.put_item(P.PEER, "h2", 2)
+    assert line.take_next(is_urgent=True, without="full") is None
+    assert line.take_next(without="full") == 2
+    assert line.take_next() == 1

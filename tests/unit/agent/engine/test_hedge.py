@@ -10,25 +10,25 @@ from acstor_agent.engine import hedge
 def test_first_delay_is_a_guess_until_enough_is_known():
     racer = hedge.HedgeBudget()
     for _ in range(hedge.ENOUGH - 1):
-        racer.answered(3.0)
+        racer.record_latency(3.0)
     assert racer.delay_s == hedge.FIRST_GUESS_S
-    racer.answered(3.0)
+    racer.record_latency(3.0)
     assert racer.delay_s == 3.0 * hedge.TIMES
 
 
 def test_delay_is_never_shorter_than_the_shortest():
     racer = hedge.HedgeBudget()
     for _ in range(100):
-        racer.answered(0.0001)
+        racer.record_latency(0.0001)
     assert racer.delay_s == hedge.SHORTEST_S
 
 
 def test_delay_follows_the_network_when_it_gets_slow():
     racer = hedge.HedgeBudget()
     for _ in range(hedge.WINDOW):
-        racer.answered(0.05)
+        racer.record_latency(0.05)
     for _ in range(hedge.WINDOW // 10):
-        racer.answered(1.0)
+        racer.record_latency(1.0)
     assert racer.delay_s == 1.0 * hedge.TIMES
 
 
@@ -36,7 +36,7 @@ def test_delay_follows_the_network_when_it_gets_slow():
 def test_late_is_what_takes_longer_than_nearly_all_of_the_latest(latencies_s):
     racer = hedge.HedgeBudget()
     for seconds in latencies_s:
-        racer.answered(seconds)
+        racer.record_latency(seconds)
     latest = sorted(latencies_s[-hedge.WINDOW :])
     usual = latest[int(hedge.SHARE_OF_ANSWERS * (len(latest) - 1))]
     assert racer.delay_s == max(hedge.SHORTEST_S, hedge.TIMES * usual)
@@ -47,7 +47,7 @@ def test_races_stay_within_the_budget():
     rng = random.Random(3)
     fetches = 5000
     for _ in range(fetches):
-        racer.answered(rng.random())
+        racer.record_latency(rng.random())
         racer.may_hedge()
     assert racer.hedges <= hedge.BUDGET_FIRST + hedge.BUDGET_SHARE * fetches
     assert racer.hedges >= hedge.BUDGET_SHARE * fetches
@@ -56,6 +56,6 @@ def test_races_stay_within_the_budget():
 def test_budget_does_not_grow_without_end_while_nothing_is_late():
     racer = hedge.HedgeBudget()
     for _ in range(100_000):
-        racer.answered(0.01)
+        racer.record_latency(0.01)
     hedges = sum(racer.may_hedge() for _ in range(1000))
     assert hedges == hedge.BUDGET_MOST

@@ -27,25 +27,31 @@ def by_place():
 
 def test_by_content_place_does_not_matter_and_by_place_content_does_not(by_place):
     content = identity.ByContent()
-    assert content.oid(OTHER, 0, CID) == content.oid(one_host.IMAGE, 65536, CID) == ids.oid_of(CID)
-    assert by_place.oid(OTHER, 0, CID) == by_place.oid(OTHER, 0, NEXT)
-    names = {by_place.oid(image, at, CID) for image in (OTHER, one_host.IMAGE) for at in (0, 65536)}
+    assert (
+        content.oid_of(OTHER, 0, CID)
+        == content.oid_of(one_host.IMAGE, 65536, CID)
+        == ids.oid_of(CID)
+    )
+    assert by_place.oid_of(OTHER, 0, CID) == by_place.oid_of(OTHER, 0, NEXT)
+    names = {
+        by_place.oid_of(image, at, CID) for image in (OTHER, one_host.IMAGE) for at in (0, 65536)
+    }
     assert len(names) == 4 and 0 not in names
 
 
 def test_by_content_everything_in_the_cache_may_be_given():
     content = identity.ByContent()
-    content.note([named(1)])
+    content.record_names([named(1)])
     assert content.may_give(CID, ids.Oid(2))
-    assert content.gone(CID) == (ids.oid_of(CID),)
+    assert content.drop_names(CID) == (ids.oid_of(CID),)
 
 
 def test_by_place_a_chunk_may_be_given_under_the_names_that_it_came_under(by_place):
     for name in (1, 2, 2):
-        by_place.note([named(name)])
+        by_place.record_names([named(name)])
     assert by_place.may_give(CID, ids.Oid(1)) and by_place.may_give(CID, ids.Oid(2))
     assert not by_place.may_give(CID, ids.Oid(3)) and not by_place.may_give(NEXT, ids.Oid(1))
-    assert by_place.gone(CID) == (1, 2) and by_place.gone(CID) == ()
+    assert by_place.drop_names(CID) == (1, 2) and by_place.drop_names(CID) == ()
     assert not by_place.may_give(CID, ids.Oid(1))
 
 
@@ -56,9 +62,9 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
     """Chunks 0 and 2 have the same content, chunk 1 is zeros."""
     data = b"x" * one_host.CHUNK + bytes(one_host.CHUNK) + b"x" * one_host.CHUNK
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(data), "a map")
-    index = named.index(image_map)
-    assert index.parent(2) == parent
-    oid = named.oid(image_map.image_id, 2 * one_host.CHUNK, image_map.cid(2))
+    index = named.make_index(image_map)
+    assert index.first_same(2) == parent
+    oid = named.oid_of(image_map.image_id, 2 * one_host.CHUNK, image_map.cid_of(2))
     assert index.find(oid) == parent
     assert index.find(0) is None
 
@@ -66,12 +72,12 @@ def test_chunks_of_an_image_are_found_by_their_names(named, parent):
 @given(st.uuids(), st.integers(0, (1 << 64) - 1))
 def test_by_place_a_name_leads_back_to_its_offset(image, offset):
     image_id = ids.parse_image_id(str(image))
-    oid = place_identity.ByPlace().oid(image_id, offset, CID)
+    oid = place_identity.ByPlace().oid_of(image_id, offset, CID)
     assert place_identity._Mixer(image_id).offset(oid) == offset
 
 
 def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
-    oids = sorted(by_place.oid(OTHER, n * one_host.CHUNK, CID) for n in range(4096))
+    oids = sorted(by_place.oid_of(OTHER, n * one_host.CHUNK, CID) for n in range(4096))
     gaps = [after - before for before, after in itertools.pairwise(oids)]
     assert max(gaps) < 20 * (1 << 64) // 4096  # of random numbers: some 8 times the mean
     assert sum(oid >> 63 for oid in oids) == pytest.approx(2048, abs=160)
@@ -79,15 +85,15 @@ def test_by_place_names_of_neighbours_spread_over_the_whole_range(by_place):
 
 def test_by_oid_the_place_says_who_is_asked_and_the_content_what_is_found(by_place):
     by_oid = place_identity.ByOid()
-    assert by_oid.oid(OTHER, 65536, CID) == by_place.oid(OTHER, 65536, CID) != ids.oid_of(CID)
-    by_oid.note([named(1)])
-    assert by_oid.may_give(CID, ids.Oid(2)) and by_oid.gone(CID) == (1,)
-    by_oid.found([CID])
+    assert by_oid.oid_of(OTHER, 65536, CID) == by_place.oid_of(OTHER, 65536, CID) != ids.oid_of(CID)
+    by_oid.record_names([named(1)])
+    assert by_oid.may_give(CID, ids.Oid(2)) and by_oid.drop_names(CID) == (1,)
+    by_oid.restore_names([CID])
     assert not by_oid.is_of_before(CID) and by_oid.may_give(CID, ids.Oid(1))
 
 
 def test_chunk_of_very_many_places_has_the_names_that_it_came_under_last(by_place):
     for name in range(1, 10 * place_identity.MOST_NAMES):
-        by_place.note([named(name)])
-    names = by_place.names(CID)
+        by_place.record_names([named(name)])
+    names = by_place.names_of(CID)
     assert names == tuple(range(9 * place_identity.MOST_NAMES, 10 * place_identity.MOST_NAMES))

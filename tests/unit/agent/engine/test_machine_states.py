@@ -77,7 +77,7 @@ class Machine(stateful.RuleBasedStateMachine):
                     del self.reads[number]
                 case actions.Store(runs):
                     self.machine.cache.update(ref.cid for run in runs for ref in run.refs)
-                    self.do(self.machine.stored(runs))
+                    self.do(self.machine.chunks_stored(runs))
                 case actions.Complete(token, chunks, why):
                     batch = self.waiting.pop(token)
                     right = [one_machine.data_of(n) for n in batch]
@@ -121,7 +121,7 @@ class Machine(stateful.RuleBasedStateMachine):
             self.waiting[self.next] = numbers
             batch = [one_machine.chunk(n, image) for n in numbers]
             end_s = self.machine.now + within_s
-            self.do(self.machine.wanted(batch, urgency, self.next, deadline_s=end_s))
+            self.do(self.machine.request_chunks(batch, urgency, self.next, deadline_s=end_s))
 
     @stateful.rule(
         numbers=st.lists(st.integers(0, CHUNKS - 1), min_size=1, max_size=5),
@@ -135,7 +135,7 @@ class Machine(stateful.RuleBasedStateMachine):
                 self.next += 1
                 self.waiting[self.next] = [number]
                 wanted.append((self.next, (one_machine.chunk(number, image),)))
-        self.do(self.machine.each_wanted(wanted, urgency))
+        self.do(self.machine.request_batches(wanted, urgency))
 
     @stateful.precondition(lambda self: self.waiting)
     @stateful.rule(data=st.data())
@@ -144,14 +144,14 @@ class Machine(stateful.RuleBasedStateMachine):
         tokens = data.draw(st.lists(one, min_size=1, max_size=3, unique=True))
         for token in tokens:
             del self.waiting[token]
-        self.do(self.machine.cancelled(*tokens))
+        self.do(self.machine.cancel_reads(*tokens))
 
     @stateful.rule(number=st.integers(0, CHUNKS - 1))
     def evict(self, number):
         cid = one_machine.chunk(number).cid
         if cid in self.machine.cache:
             self.machine.cache.discard(cid)
-            self.do(self.machine.gone([cid]))
+            self.do(self.machine.chunk_evicted([cid]))
 
     @stateful.rule(has_room=st.booleans())
     def room(self, has_room):
@@ -160,14 +160,14 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule()
     def is_mended(self):
         """Nothing is half done, so nothing ends."""
-        assert not self.machine.core.mend(self.machine.now, "no fault")
+        assert not self.machine.core.recover_from_fault(self.machine.now, "no fault")
 
     @stateful.rule(seconds=st.sampled_from((0.001, 0.1, 0.3, 1.0, 6.0, 45.0)))
     def time_passes(self, seconds):
         end_s = self.machine.now + seconds
         while (due_s := self.machine.core.next_s) is not None and due_s <= end_s:
             self.machine.now = max(self.machine.now, due_s)
-            self.do(self.machine.core.tick(self.machine.now))
+            self.do(self.machine.core.run_due_timers(self.machine.now))
         self.machine.now = end_s
 
     # What was asked
@@ -188,26 +188,26 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule(data=st.data(), why=st.sampled_from(FAILURES))
     def peer_refuses(self, data, why):
         (host, number), _ = self.one_asked(data)
-        self.do(self.machine.refused(host, [(number, why)]))
+        self.do(self.machine.peer_refused(host, [(number, why)]))
 
     @stateful.precondition(lambda self: self.asked)
     @stateful.rule(data=st.data())
     def peer_lies(self, data):
         (host, number), _ = self.one_asked(data)
-        self.do(self.machine.refused(host, [(number, Failure.INVALID)]))
+        self.do(self.machine.peer_refused(host, [(number, Failure.INVALID)]))
 
     @stateful.precondition(lambda self: self.asked)
     @stateful.rule(data=st.data(), hosts=st.lists(st.sampled_from(("h1", *PEERS)), max_size=4))
     def peer_refers(self, data, hosts):
         (host, number), _ = self.one_asked(data)
-        self.do(self.machine.referred(host, number, tuple(hosts)))
+        self.do(self.machine.peer_referred(host, number, tuple(hosts)))
 
     @stateful.rule(host=st.sampled_from(PEERS), number=st.integers(0, 1 << 32))
     def peer_babbles(self, host, number):
         if (host, number) not in self.asked:
             self.do(self.machine.chunks_arrived(host, [(number, b"babble")]))
-            self.do(self.machine.refused(host, [(number, Failure.MISSING)]))
-            self.do(self.machine.referred(host, number, PEERS[:2]))
+            self.do(self.machine.peer_refused(host, [(number, Failure.MISSING)]))
+            self.do(self.machine.peer_referred(host, number, PEERS[:2]))
 
     @stateful.rule(host=st.sampled_from(PEERS))
     def connections_break(self, host):
@@ -215,7 +215,7 @@ class Machine(stateful.RuleBasedStateMachine):
             del self.asked[key]
         for key in [key for key in self.requests if key[0] == host]:
             del self.requests[key]
-        self.do(self.machine.lost(host))
+        self.do(self.machine.connection_lost(host))
         self.do(self.machine.peer_left(host))
 
     @stateful.precondition(lambda self: self.reads)
@@ -230,7 +230,7 @@ class Machine(stateful.RuleBasedStateMachine):
             given = [(n, why) for n in chunks]
         if not self.reads[number]:
             del self.reads[number]
-        self.do(self.machine.source_gave(number, given))
+        self.do(self.machine.source_read_progressed(number, given))
 
     @stateful.precondition(lambda self: self.reads)
     @stateful.rule(data=st.data(), why=st.sampled_from(FAILURES))
@@ -270,11 +270,11 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule(host=st.sampled_from(PEERS), numbers=st.lists(st.integers(0, CHUNKS - 1)))
     def peer_tells(self, host, numbers):
         told = one_machine.announced(*map(one_machine.chunk, numbers))
-        self.do(self.machine.heard(host, told[::2], told[1::2], told[::3]))
+        self.do(self.machine.announcement_received(host, told[::2], told[1::2], told[::3]))
 
     @stateful.rule(hosts=st.lists(st.sampled_from(PEERS)))
     def answers_arrive(self, hosts):
-        self.do(self.machine.delivered(hosts))
+        self.do(self.machine.answers_delivered(hosts))
 
     @stateful.rule(places=st.sampled_from((1, 3, 64)))
     def uplink_fills(self, places):
@@ -309,12 +309,12 @@ class Machine(stateful.RuleBasedStateMachine):
             for number, read in list(self.reads.items()):
                 del self.reads[number]
                 given = [(n, one_machine.data_of(w.offset // CHUNK)) for n, w in read.items()]
-                self.do(self.machine.source_gave(number, given))
-            self.do(self.machine.delivered(PEERS))
+                self.do(self.machine.source_read_progressed(number, given))
+            self.do(self.machine.answers_delivered(PEERS))
             self.time_passes(0.5)
         assert not self.waiting
         for _ in range(200):
-            self.do(self.machine.delivered(PEERS))
+            self.do(self.machine.answers_delivered(PEERS))
             self.time_passes(0.5)
         assert not self.requests
 

@@ -36,7 +36,7 @@ Book, Waiters = peer_state.PeerStates, pending_reads.PendingReads
 
 def all_lost(self, host, connection, now):
     """Take the loss of one connection for that of all."""
-    peer = self._book.of(host)
+    peer = self._book.get_or_create(host)
     lost = list(peer.asks.values())
     for attempt in lost:
         self._end(peer, attempt, now)
@@ -49,7 +49,7 @@ MUTANTS = {
         names.test_peer_that_refuses_one_image_is_asked_for_the_next,
     ),
     "names stay when nobody waits in them": (
-        *(transfer.Transfer, "left", lambda *_: None),
+        *(transfer.Transfer, "remove_waiters", lambda *_: None),
         names.test_name_goes_with_the_last_who_wanted_it,
     ),
     "one's keys judge another's bytes": (
@@ -65,11 +65,11 @@ MUTANTS = {
         waiting.test_dead_home_does_not_keep_a_guest_from_asking_every_host,
     ),
     "guests wait for another image's search": (
-        *(broadcast_lookup.BroadcastLookups, "forget", lambda *_: None),
+        *(broadcast_lookup.BroadcastLookups, "end_lookup", lambda *_: None),
         names.test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got,
     ),
     "guests wait for another's pause": (
-        *(retries.Retries, "hurry", lambda *_: None),
+        *(retries.Retries, "retry_now", lambda *_: None),
         waiting.test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain,
     ),
     "what is tried again is not bounded": (
@@ -101,7 +101,7 @@ MUTANTS = {
         waiting.test_home_that_only_says_that_it_is_alive_does_not_hold_a_guests_chunk,
     ),
     "nothing becomes more urgent": (
-        *(requests_out.RequestsOut, "hurry", lambda *_: None),
+        *(requests_out.RequestsOut, "raise_priority", lambda *_: None),
         waiting.test_who_joins_makes_what_is_under_way_as_urgent_as_he_is,
     ),
     "a loss is of all connections": (
@@ -109,7 +109,7 @@ MUTANTS = {
         waiting.test_lost_connection_ends_what_was_asked_on_it_and_nothing_else,
     ),
     "reads that nobody wants go on": (
-        *(source_reads.SourceReads, "forget", lambda *_: None),
+        *(source_reads.SourceReads, "drop_read", lambda *_: None),
         waiting.test_read_that_nobody_waits_for_gives_way_to_those_that_others_wait_for,
     ),
     "the cache is not waited for": (
@@ -121,15 +121,15 @@ MUTANTS = {
         waiting.test_empty_batch_is_complete_at_once,
     ),
     "who waits no more is remembered with his bytes": (
-        *(Waiters, "cancelled", lambda *_: None),
+        *(Waiters, "cancel_reads", lambda *_: None),
         waiting.test_cancelled_batch_holds_no_bytes_though_its_deadline_is_far,
     ),
     "what was taken back is fetched all the same": (
-        *(prefetch_limits.PrefetchLimits, "leave", lambda *_: None),
+        *(prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
         waiting.test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it,
     ),
     "the source never goes first": (
-        *(source_preference.SourcePreference, "decide", lambda *_: False),
+        *(source_preference.SourcePreference, "prefers_source", lambda *_: False),
         waiting.test_guests_go_to_the_source_first_where_peers_are_clearly_slower,
     ),
     "hosts are never taken to read the same": (

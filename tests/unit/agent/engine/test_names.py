@@ -27,8 +27,8 @@ def gives_mine(host, attempt):
 def test_peer_that_refuses_one_image_is_asked_for_the_next():
     machine = one_machine.Machine()
     number = machine.chunk_of("h2")
-    todo = machine.wanted([chunk(number, HERS)], P.GUEST, "her guest")
-    machine.last = todo + machine.wanted([chunk(number, MINE)], P.GUEST, "my guest")
+    todo = machine.request_chunks([chunk(number, HERS)], P.GUEST, "her guest")
+    machine.last = todo + machine.request_chunks([chunk(number, MINE)], P.GUEST, "my guest")
     done = machine.play(0.0, gives_mine, lambda _: F.UNREACHABLE)
     assert done["my guest"].chunks == [b"right"]
 
@@ -36,9 +36,9 @@ def test_peer_that_refuses_one_image_is_asked_for_the_next():
 def test_name_goes_with_the_last_who_wanted_it():
     machine = one_machine.Machine()
     number = machine.chunk_of("h2")
-    machine.wanted([chunk(number, HERS)], P.GUEST, "her guest")
-    machine.wanted([chunk(number, MINE)], P.GUEST, "my guest")
-    machine.cancelled("her guest")
+    machine.request_chunks([chunk(number, HERS)], P.GUEST, "her guest")
+    machine.request_chunks([chunk(number, MINE)], P.GUEST, "my guest")
+    machine.cancel_reads("her guest")
     (transfer,) = machine.core.context.transfers.values()
     assert [name[0].image_id for name in transfer.names] == [MINE]
 
@@ -55,7 +55,7 @@ def test_another_home_is_asked_for_each_name_before_the_source():
     machine.ask_me("h3", machine.request(number, "h3", image_id=HERS))
     asked = [machine.attempt()]
     machine.ask_me("h4", machine.request(number, "h4", image_id=MINE))
-    machine.refused(ids.HostId("h2"), [(asked[0].number, F.MISSING)])
+    machine.peer_refused(ids.HostId("h2"), [(asked[0].number, F.MISSING)])
     asked.append(machine.attempt())
     assert [attempt.want.image_id for attempt in asked] == [HERS, MINE]
     assert {attempt.mode for attempt in asked} == {peer_request.Mode.RELAYED}
@@ -69,7 +69,7 @@ def test_one_images_keys_or_length_do_not_judge_what_another_one_wants():
     plain = chunk(number)
     batch = [plain, plain._replace(keys=(KEY,)), plain._replace(length=512)]
     for token, wanted in enumerate(batch):
-        machine.wanted([wanted], P.GUEST, token)
+        machine.request_chunks([wanted], P.GUEST, token)
         assert machine.attempt().want == wanted
         assert machine.core.asked_of("h2", machine.attempt().number) == wanted
     assert len(machine.core) == 3
@@ -79,20 +79,20 @@ def test_chunk_is_lost_for_those_of_an_image_that_was_denied_long_enough_only():
     """The images of an attacker do not make another one's chunk count as lost."""
     machine = one_machine.Machine(hosts=24, lost_after_s=900.0)
     tables = machine.core.context.ring
-    numbers = (n for n in range(4000) if "h1" not in tables.owners(chunk(n).oid, 8))
+    numbers = (n for n in range(4000) if "h1" not in tables.owners_of(chunk(n).oid, 8))
     victim, other = next(numbers), next(numbers)
     asked = collections.Counter()
 
     def peer(host, attempt):
         asked[attempt.want.image_id] += 1
-        has_it = attempt.want.image_id == MINE and host not in tables.owners(attempt.want.oid, 8)
+        has_it = attempt.want.image_id == MINE and host not in tables.owners_of(attempt.want.oid, 8)
         return b"right" if has_it else F.MISSING
 
-    machine.wanted([chunk(other, THIRD)], P.GUEST, "denied for long")
+    machine.request_chunks([chunk(other, THIRD)], P.GUEST, "denied for long")
     assert "denied for long" not in machine.play(899.0, peer, lambda _: F.MISSING, 1.0)
     todo = list(machine.last)
     for image in (HERS, MINE, THIRD):
-        todo += machine.wanted([chunk(victim, image)], P.GUEST, image)
+        todo += machine.request_chunks([chunk(victim, image)], P.GUEST, image)
     machine.last = todo
     done = machine.play(30.0, peer, lambda _: F.MISSING)
     assert done["denied for long"].failure is F.LOST
@@ -103,13 +103,13 @@ def test_chunk_is_lost_for_those_of_an_image_that_was_denied_long_enough_only():
 def test_lost_ends_the_waiters_of_its_image_only():
     machine = one_machine.Machine(hosts=2)
     number = machine.chunk_of("h1")
-    machine.wanted([chunk(number, HERS)], P.GUEST, "hers")
+    machine.request_chunks([chunk(number, HERS)], P.GUEST, "hers")
 
     def source(wanted):
         return F.MISSING if wanted.image_id == HERS else F.UNREACHABLE
 
     todo = list(machine.last)
-    machine.last = todo + machine.wanted([chunk(number, MINE)], P.GUEST, "mine")
+    machine.last = todo + machine.request_chunks([chunk(number, MINE)], P.GUEST, "mine")
     done = machine.play(5.0, lambda *_: F.MISSING, source)
     assert done["hers"].failure is F.LOST and "mine" not in done
     done = machine.play(5.0, lambda *_: F.MISSING, lambda wanted: b"right")
@@ -120,9 +120,9 @@ def test_batch_that_wants_a_lost_chunk_twice_has_one_answer():
     machine = one_machine.Machine(hosts=2)
     number = machine.chunk_of("h1")
     for token in range(5):
-        machine.core.wanted(0.0, [chunk(number)], P.GUEST, token)
-    todo = machine.wanted([chunk(number), chunk(number)], P.GUEST, "twice")
-    machine.cancelled(3)
+        machine.core.request_chunks(0.0, [chunk(number)], P.GUEST, token)
+    todo = machine.request_chunks([chunk(number), chunk(number)], P.GUEST, "twice")
+    machine.cancel_reads(3)
     machine.last = [actions.ReadSource(1, one_machine.IMAGE, P.GUEST, "", [chunk(number)]), *todo]
     done = machine.play(1.0, lambda *_: F.MISSING, lambda _: F.MISSING)
     assert {token: answer.failure for token, answer in done.items()} == dict.fromkeys(
@@ -134,27 +134,27 @@ def test_batch_that_wants_a_lost_chunk_twice_has_one_answer():
 def test_read_that_hangs_for_one_image_says_nothing_of_another_one():
     machine = one_machine.Machine(hosts=2)
     number = machine.chunk_of("h1")
-    machine.wanted([chunk(number, HERS)], P.GUEST, "hers")
+    machine.request_chunks([chunk(number, HERS)], P.GUEST, "hers")
     (hanging,) = machine.got(actions.ReadSource)
     machine.wait(6.0)  # it is late: who may have it is asked
     asked = machine.attempt()
     machine.chunks_arrived(asked.host, [(asked.number, data_of(number))])
     assert machine.completes() and machine.got(actions.CancelRead)
-    machine.stored(machine.got(actions.Store)[0].runs)
-    machine.gone([chunk(number).cid])
-    machine.wanted([chunk(number, MINE)], P.GUEST, "mine")
+    machine.chunks_stored(machine.got(actions.Store)[0].runs)
+    machine.chunk_evicted([chunk(number).cid])
+    machine.request_chunks([chunk(number, MINE)], P.GUEST, "mine")
     (read,) = machine.got(actions.ReadSource)
     assert read.image_id == MINE
-    assert not machine.source_gave(hanging.number, [(0, F.MISSING)])
+    assert not machine.source_read_progressed(hanging.number, [(0, F.MISSING)])
     assert not machine.source_ended(hanging.number, F.MISSING)
-    machine.source_gave(read.number, [(0, b"right")])
+    machine.source_read_progressed(read.number, [(0, b"right")])
     assert machine.completes()[0].chunks == [b"right"]
 
 
 def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
     machine = one_machine.Machine(hosts=4, lost_after_s=900.0)
     numbers = [n for n in range(400) if machine.home_of(n) == "h1"]
-    machine.wanted([chunk(n, HERS) for n in numbers], P.GUEST, "hers")
+    machine.request_chunks([chunk(n, HERS) for n in numbers], P.GUEST, "hers")
     hosts = set()
 
     def peer(host, attempt):
@@ -166,7 +166,7 @@ def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
         t for t in machine.core.context.transfers.values() if t.search and not t.search.asked
     ]
     assert len(waiting) > 20 and hosts == {"h2", "h3", "h4"}
-    machine.wanted([waiting[-1].want._replace(image_id=MINE)], P.GUEST, "mine")
+    machine.request_chunks([waiting[-1].want._replace(image_id=MINE)], P.GUEST, "mine")
     assert [read.image_id for read in machine.got(actions.ReadSource)] == [HERS]
     done = machine.play(0.1, peer, lambda want: b"right" if want.image_id == MINE else F.MISSING)
     assert done["mine"].chunks == [b"right"]
@@ -175,9 +175,9 @@ def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
 def test_searches_have_turns_image_by_image():
     machine = one_machine.Machine(hosts=40, lost_after_s=900.0)
     numbers = [n for n in range(9000) if machine.home_of(n) == "h1"]
-    machine.wanted([chunk(n, HERS) for n in numbers[:80]], P.GUEST, "hers")
+    machine.request_chunks([chunk(n, HERS) for n in numbers[:80]], P.GUEST, "hers")
     machine.play(0.0, lambda *_: F.MISSING, lambda _: F.MISSING)
-    machine.wanted([chunk(numbers[80], MINE)], P.GUEST, "mine")
+    machine.request_chunks([chunk(numbers[80], MINE)], P.GUEST, "mine")
     asked = collections.Counter()
 
     def peer(host, attempt):

@@ -50,8 +50,8 @@ def named(machine, number, hosts):
 
 
 def lie(machine, name):
-    machine.wanted([chunk(machine.chunk_of(name))], Priority.GUEST, "t")
-    machine.refused(ids.HostId(name), [(machine.attempt().number, Failure.INVALID)])
+    machine.request_chunks([chunk(machine.chunk_of(name))], Priority.GUEST, "t")
+    machine.peer_refused(ids.HostId(name), [(machine.attempt().number, Failure.INVALID)])
 
 
 def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
@@ -62,7 +62,7 @@ def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
     machine.ask_me("h5", machine.request(number, "h5", Mode.HOME))
     lie(machine, "h5")
     lie(machine, "h7")
-    machine.heard(ids.HostId("h5"), announced(chunk(number)), [], [])
+    machine.announcement_received(ids.HostId("h5"), announced(chunk(number)), [], [])
     machine.ask_me("h5", machine.request(number, "h5", Mode.HOME_ONLY))
     found = named(machine, number, range(12, 40))
     assert found and not found["h5"] and not found["h7"]
@@ -73,20 +73,20 @@ def test_host_that_left_the_table_is_named_to_nobody():
     smaller = one_machine.table(38, epoch=2)
     number = next(n for n in range(9999) if smaller.owners_of(chunk(n).cid, 1) == ("h1",))
     busy(machine, number)
-    machine.heard(ids.HostId("h40"), announced(chunk(number)), [], [])
+    machine.announcement_received(ids.HostId("h40"), announced(chunk(number)), [], [])
     named(machine, number, [39])
     machine.table_changed(smaller, None)
     machine.ask_me("h40", machine.request(number, "h40", Mode.HOME_ONLY))
     found = named(machine, number, range(8, 38))
     assert found and not found["h39"] and not found["h40"]
     keys = machine.core.context.host_keys
-    assert not {"h39", "h40"} & set(keys.known())
+    assert not {"h39", "h40"} & set(keys.list_hosts())
 
 
 def test_what_is_told_alone_makes_nobody_known_to_others():
     machine = one_machine.Machine(20, topology=topologies.everybody)
     number = machine.chunk_of("h1")
-    machine.heard(ids.HostId("h5"), announced(chunk(number)), [], [])
+    machine.announcement_received(ids.HostId("h5"), announced(chunk(number)), [], [])
     busy(machine, number)
     found = named(machine, number, range(8, 20))
     assert found and not found["h5"]

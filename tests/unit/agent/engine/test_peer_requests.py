@@ -76,8 +76,8 @@ def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
     assert machine.answers()[0].failure is Failure.MISSING
-    oid = names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
-    names.note([chunk(1)._replace(oid=oid)])
+    oid = names.oid_of(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
+    names.record_names([chunk(1)._replace(oid=oid)])
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
     assert machine.answers()[0].want.cid == chunk(1).cid
 
@@ -100,7 +100,7 @@ def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
     machine = one_machine.Machine(names=names, attached=attached)
     machine.cache.add(chunk(1).cid)
     if was_here:
-        names.found([chunk(1).cid])
+        names.restore_names([chunk(1).cid])
     attached.clear()
     if now:
         attached.add(one_machine.IMAGE)
@@ -171,7 +171,7 @@ def test_what_the_cache_cannot_read_is_brought_though_it_was_answered(machine):
     assert machine.answers()[0].failure is Failure.MISSING
     machine.could_not_read("h2", 5)
     (read,) = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(0, data_of(number))])
+    machine.source_read_progressed(read.number, [(0, data_of(number))])
     (given,) = machine.answers()
     assert given == actions.Given(5, given.want, data_of(number), Priority.PEER)
     for connection, request in (("h2", 5), ("h2", 7), ("h9", 5)):
@@ -200,7 +200,7 @@ def test_home_reads_the_source_once_for_all_and_refers_later_ones_while_it_is_bu
         machine.ask_me(host, machine.request(number, host))
         assert not machine.last
     machine.core.requests.uploads.places.count = 1
-    machine.source_gave(read.number, [(0, data_of(number))])
+    machine.source_read_progressed(read.number, [(0, data_of(number))])
     answers = machine.answers()
     assert isinstance(answers[0], actions.Given) and answers[0].data == data_of(number)
     referred = [answer for answer in answers if isinstance(answer, actions.Referred)]
@@ -247,7 +247,7 @@ def test_who_was_referred_here_waits_for_what_is_on_its_way_but_not_for_long(mac
     number = machine.chunk_of("h3")
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD_ONLY))
     assert machine.answers()[0].failure is Failure.MISSING  # it is not on its way
-    machine.wanted([chunk(number)], Priority.GUEST, 1)
+    machine.request_chunks([chunk(number)], Priority.GUEST, 1)
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD_ONLY))
     assert not machine.last
     machine.wait(peer_requests.HELD_WAIT_S + peer_requests.LOOK_S)
@@ -256,14 +256,14 @@ def test_who_was_referred_here_waits_for_what_is_on_its_way_but_not_for_long(mac
 
 def test_who_is_waited_for_does_not_wait_here(machine):
     number = machine.chunk_of("h3")
-    machine.wanted([chunk(number)], Priority.GUEST, 1)
+    machine.request_chunks([chunk(number)], Priority.GUEST, 1)
     machine.ask_me("h3", machine.request(number, "h3", Mode.HELD))
     assert machine.answers()[0].failure is Failure.MISSING
 
 
 def test_chunk_that_comes_is_given_to_guests_and_peers_alike(machine):
     number = machine.chunk_of("h3")
-    machine.wanted([chunk(number)], Priority.GUEST, 1)
+    machine.request_chunks([chunk(number)], Priority.GUEST, 1)
     attempt = machine.attempt()
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD))
     machine.chunks_arrived(H3, [(attempt.number, data_of(number))])
@@ -278,7 +278,7 @@ def test_cancelled_request_is_not_answered_and_the_read_goes_on(machine):
     machine.ask_me("h2", machine.request(number, "h2", request_id=5))
     read = machine.got(actions.ReadSource)[0]
     machine.peer_cancelled("h2", [5, 6])
-    machine.source_gave(read.number, [(0, data_of(number))])
+    machine.source_read_progressed(read.number, [(0, data_of(number))])
     (store,) = machine.got(actions.Store)
     assert not machine.answers() and not store.runs[0].is_own
     assert not len(machine.core.requests) and not len(machine.core)
@@ -364,10 +364,10 @@ def test_home_asks_the_former_home_then_that_of_the_outer_group_then_the_source(
         (n, others)
         for n in range(9999)
         if machine.home_of(n) == "h1"
-        and len(others := tables.upstreams(chunk(n).oid, None, False)) == 2
+        and len(others := tables.upstreams_of(chunk(n).oid, None, False)) == 2
     )
-    machine.wanted([chunk(number)], Priority.GUEST, "a guest")
+    machine.request_chunks([chunk(number)], Priority.GUEST, "a guest")
     for other in others:
         assert machine.asks() == {other: [(number, Mode.RELAYED)]}
-        machine.refused(other, [(machine.attempt().number, Failure.MISSING)])
+        machine.peer_refused(other, [(machine.attempt().number, Failure.MISSING)])
     assert [read.wants for read in machine.got(actions.ReadSource)] == [[chunk(number)]]

@@ -40,7 +40,7 @@ def test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(a
     for turn in range(ROUNDS):
         for host, took_s in ((H2, 0.01), (H3, 3.0)):
             batch = [chunk(numbers[host].pop()) for _ in range(at_once)]
-            machine.wanted(batch, P.GUEST, (host, turn))
+            machine.request_chunks(batch, P.GUEST, (host, turn))
             asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
             machine.now += took_s
             given = [(a.number, b"") for a in asked if a.host == host]
@@ -53,7 +53,7 @@ def test_what_comes_together_counts_by_the_oldest_question_in_whatever_order_it_
     machine = one_machine.Machine(may_hedge=False)
     asked = []
     for number in [n for n in range(99) if machine.home_of(n) == "h2"][:3]:
-        machine.wanted([chunk(number)], P.GUEST, number)
+        machine.request_chunks([chunk(number)], P.GUEST, number)
         asked.append(machine.attempt().number)
         machine.wait(1.0)
     machine.chunks_arrived(H2, [(number, b"") for number in reversed(asked)])
@@ -64,14 +64,14 @@ def test_first_answers_say_nothing_of_what_is_usual_before_there_are_a_few():
     book = peer_state.PeerStates(Fixed())
     for number in range(peer_state.NOTES):
         assert book.late_s(peer_state.HOME) == peer_state.FIRST_GUESS_S
-        book.took(peer_state.HOME, ids.HostId(f"h{number}"), 0.3)
+        book.record_latency(peer_state.HOME, ids.HostId(f"h{number}"), 0.3)
     assert book.late_s(peer_state.HOME) == pytest.approx(peer_state.TIMES * 0.3)
 
 
 def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_peer():
     machine = one_machine.Machine()
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
-    machine.wanted([chunk(n) for n in numbers], P.GUEST, "a guest")
+    machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "a guest")
     waiting = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
     assert len(waiting) * one_machine.CHUNK == peer_state.CREDIT_BYTES
     while machine.now < 4.0:  # it gives five every tenth of a second
@@ -87,56 +87,64 @@ def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_
 def test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent():
     machine = one_machine.Machine(background_limit=1000)
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
-    machine.wanted([chunk(n) for n in numbers], P.SOON, "ahead", deadline_s=1e6)
+    machine.request_chunks([chunk(n) for n in numbers], P.SOON, "ahead", deadline_s=1e6)
     first = machine.attempt()
-    assert machine.core.context.peers.of(H2).line
-    machine.refused(H2, [(first.number, F.INVALID)])
+    assert machine.core.context.peers.get_or_create(H2).line
+    machine.peer_refused(H2, [(first.number, F.INVALID)])
     assert machine.got(actions.LeftAlone)
-    assert all(a.sent_s is not None for a in machine.core.context.peers.of(H2).asks.values())
+    assert all(
+        a.sent_s is not None for a in machine.core.context.peers.get_or_create(H2).asks.values()
+    )
 
 
 def test_backoff_doubles_and_one_trial_ends_it():
     book = peer_state.PeerStates(Fixed())
-    assert [book.failed(H2, F.BUSY, 0.0), book.failed(H2, F.UNREACHABLE, 0.0)] == [0.0, 0.5]
-    assert not book.is_usable(H2, 0.4) and book.is_alone(H2, 0.4)
-    assert book.failed(H2, F.UNREACHABLE, 0.4) == 0.0  # it was asked before
+    assert [book.record_failure(H2, F.BUSY, 0.0), book.record_failure(H2, F.UNREACHABLE, 0.0)] == [
+        0.0,
+        0.5,
+    ]
+    assert not book.is_usable(H2, 0.4) and book.is_in_backoff(H2, 0.4)
+    assert book.record_failure(H2, F.UNREACHABLE, 0.4) == 0.0  # it was asked before
     assert [book.is_usable(H2, 0.6), book.is_usable(H2, 0.7)] == [True, False]
     assert book.is_usable(H2, 1.7)
-    assert book.failed(H2, F.UNREACHABLE, 1.8) == 1.0
-    assert book.failed(H2, F.INVALID, 1.9) == 0.0 and book.in_backoff(1.9)[H2] == 240.0
-    book.succeeded(H2, 100.0)
-    assert book.is_alone(H2, 100.0)  # an answer from before proves nothing
-    book.succeeded(H2, 300.0)
+    assert book.record_failure(H2, F.UNREACHABLE, 1.8) == 1.0
+    assert book.record_failure(H2, F.INVALID, 1.9) == 0.0 and book.in_backoff(1.9)[H2] == 240.0
+    book.record_success(H2, 100.0)
+    assert book.is_in_backoff(H2, 100.0)  # an answer from before proves nothing
+    book.record_success(H2, 300.0)
     assert book.is_usable(H2, 300.0) and not book.is_doubtful(H2)
 
 
 def test_success_between_failures_begins_their_count_anew():
     book = peer_state.PeerStates(Fixed())
     for now in range(10):
-        assert book.failed(H2, F.UNREACHABLE, now) == 0.0
-        book.succeeded(H2, now)
+        assert book.record_failure(H2, F.UNREACHABLE, now) == 0.0
+        book.record_success(H2, now)
     assert book.is_usable(H2, 10.0) and not book.backoffs
 
 
 @pytest.mark.parametrize("why", [F.MISSING, F.WITHHELD])
 def test_honest_no_is_no_failure(why):
     book = peer_state.PeerStates(Fixed())
-    assert [book.failed(H2, F.UNREACHABLE, 0.0), book.failed(H2, why, 0.0)] == [0.0, 0.0]
-    assert book.failed(H2, F.UNREACHABLE, 0.0) == 0.0 and book.is_usable(H2, 0.0)
+    assert [book.record_failure(H2, F.UNREACHABLE, 0.0), book.record_failure(H2, why, 0.0)] == [
+        0.0,
+        0.0,
+    ]
+    assert book.record_failure(H2, F.UNREACHABLE, 0.0) == 0.0 and book.is_usable(H2, 0.0)
 
 
 def test_lie_of_a_host_that_is_left_alone_already_makes_it_longer():
     book = peer_state.PeerStates(Fixed())
     for _ in range(2):
-        book.failed(H2, F.UNREACHABLE, 0.0)
-    book.failed(H2, F.INVALID, 0.25)
+        book.record_failure(H2, F.UNREACHABLE, 0.0)
+    book.record_failure(H2, F.INVALID, 0.25)
     assert book.in_backoff(0.25)[H2] >= 60.0
 
 
 @pytest.mark.parametrize(("shown", "length_s"), [(0.0, 45.0), (0.999999, 75.0)])
 def test_jitter_spreads_the_end_of_backoffs(shown, length_s):
     book = peer_state.PeerStates(Fixed(shown))
-    assert book.failed(H2, F.INVALID, 0.0) == pytest.approx(length_s, abs=1e-3)
+    assert book.record_failure(H2, F.INVALID, 0.0) == pytest.approx(length_s, abs=1e-3)
 
 
 @given(
@@ -150,18 +158,18 @@ def test_nobody_is_left_alone_for_longer_than_the_longest_backoff(steps, seed):
         if step == "ask":
             book.is_usable(H2, now)
         elif step == "ok":
-            book.succeeded(H2, now)
+            book.record_success(H2, now)
         else:
-            book.failed(H2, F.INVALID if step == "lie" else F.UNREACHABLE, now)
+            book.record_failure(H2, F.INVALID if step == "lie" else F.UNREACHABLE, now)
         assert book.in_backoff(now).get(H2, 0.0) <= 600.0 * 1.25
     assert book.is_usable(H2, now + 600.0 * 1.25 + 1.0)
 
 
 def test_peer_that_left_is_remembered_while_it_is_left_alone():
     book = peer_state.PeerStates(Fixed())
-    book.failed(H2, F.INVALID, 0.0)
+    book.record_failure(H2, F.INVALID, 0.0)
     book.forget_others(lambda host: False, 1.0)
-    assert book.is_alone(H2, 1.0)
+    assert book.is_in_backoff(H2, 1.0)
     book.forget_others(lambda host: False, 61.0)
     assert not len(book) and book.is_usable(H2, 61.0)
 
@@ -173,7 +181,7 @@ def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
     def late_s(*took_s):
         for number in range(8 * len(took_s)):
             host = number % len(took_s)
-            book.took(peer_state.HOME, ids.HostId(f"h{host}"), took_s[host])
+            book.record_latency(peer_state.HOME, ids.HostId(f"h{host}"), took_s[host])
         return book.late_s(peer_state.HOME)
 
     assert late_s(0.2, 0.2, 60.0) == pytest.approx(0.8)
@@ -189,12 +197,12 @@ def test_what_is_late_follows_the_median_of_its_kind_within_bounds():
 def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_quick():
     book = peer_state.PeerStates(Fixed())
     assert not book.take_hedge(None)
-    book.took(peer_state.SOURCE, None, 0.2)
+    book.record_latency(peer_state.SOURCE, None, 0.2)
     assert book.may_hedge and not book.take_hedge(None)
     assert [book.take_hedge(H2), book.take_hedge(H3)] == [True, True]
-    book.took(peer_state.SOURCE, None, 0.0)
+    book.record_latency(peer_state.SOURCE, None, 0.0)
     for _ in range(3):
-        book.took(peer_state.SOURCE, None, 0.0)
+        book.record_latency(peer_state.SOURCE, None, 0.0)
     assert [book.take_hedge(None), book.take_hedge(None), book.take_hedge(None)] == [
         True,
         True,
@@ -206,8 +214,8 @@ def test_first_races_are_for_peers_and_for_a_source_that_has_shown_that_it_is_qu
 
 def test_races_that_answers_allow_are_for_the_source_too_however_slow_it_is():
     book = peer_state.PeerStates(Fixed())
-    book.took(peer_state.SOURCE, None, 3.0)
-    book.answered(99)  # 0.02 times that
+    book.record_latency(peer_state.SOURCE, None, 3.0)
+    book.record_answers(99)  # 0.02 times that
     assert [book.take_hedge(None), book.take_hedge(None)] == [True, False]
     assert book.may_hedge
     assert not peer_state.PeerStates(Fixed(), may_hedge=False).take_hedge(H2)
@@ -217,18 +225,18 @@ def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
     machine = one_machine.Machine(3)
     numbers = [n for n in range(4000) if machine.home_of(n) == "h3"][:11]
     numbers, others = numbers[:8], numbers[8:]
-    machine.core.context.locations.told(H2, announced(*map(chunk, numbers)))
-    machine.wanted([chunk(n) for n in numbers], P.ADVERTISED, "ahead")
+    machine.core.context.locations.add_holder(H2, announced(*map(chunk, numbers)))
+    machine.request_chunks([chunk(n) for n in numbers], P.ADVERTISED, "ahead")
     for _ in numbers:
         for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:
             assert attempt.host == H2
-            machine.refused(H2, [(attempt.number, F.BUSY)])
+            machine.peer_refused(H2, [(attempt.number, F.BUSY)])
     book = machine.core.context.peers
     assert book.is_usable(H2, machine.now) and not book.backoffs
     assert machine.core.counters.fallbacks == 0
-    machine.wanted([chunk(n) for n in others], P.GUEST, "a guest")
+    machine.request_chunks([chunk(n) for n in others], P.GUEST, "a guest")
     asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts if a.host == H3]
     for attempt in asked:
-        machine.refused(H3, [(attempt.number, F.BUSY)])
-    assert len(asked) == len(others) and book.is_alone(H3, machine.now)
+        machine.peer_refused(H3, [(attempt.number, F.BUSY)])
+    assert len(asked) == len(others) and book.is_in_backoff(H3, machine.now)
     assert machine.core.counters.fallbacks >= len(others)

@@ -128,7 +128,9 @@ def test_former_home_that_was_drained_is_asked_as_ever():
     before = table(1)
     hosts = tuple(
         hash_ring.named_host(
-            ids.HostId(h.host), h.address, frozenset() if h.host == "h1" else frozenset(h.owned())
+            ids.HostId(h.host),
+            h.address,
+            frozenset() if h.host == "h1" else frozenset(h.iter_vnodes()),
         )
         for h in before.hosts
     )

@@ -33,11 +33,11 @@ def machine():
 
 def test_holder_that_owes_fewest_is_asked_first(machine):
     first, second = (machine.chunk_of("h2", skip) for skip in range(2))
-    machine.heard(H3, announced(chunk(first), chunk(second)), [], [])
-    machine.heard(H4, announced(chunk(second)), [], [])
-    machine.wanted([chunk(first)], P.ADVERTISED, 1)
+    machine.announcement_received(H3, announced(chunk(first), chunk(second)), [], [])
+    machine.announcement_received(H4, announced(chunk(second)), [], [])
+    machine.request_chunks([chunk(first)], P.ADVERTISED, 1)
     assert machine.asks() == {"h3": [(first, Mode.HELD)]}
-    machine.wanted([chunk(second)], P.ADVERTISED, 2)
+    machine.request_chunks([chunk(second)], P.ADVERTISED, 2)
     assert machine.asks() == {"h4": [(second, Mode.HELD)]}
 
 
@@ -46,8 +46,8 @@ def test_host_that_is_spared_is_asked_as_no_holder():
     machine = one_machine.Machine(table=table, topology=topologies.everybody)
     assert table.is_spared(H3)
     number = machine.chunk_of("h2")
-    machine.heard(H3, announced(chunk(number)), [], [])
-    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    machine.announcement_received(H3, announced(chunk(number)), [], [])
+    machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
 
 
@@ -61,10 +61,10 @@ def test_holder_of_another_group_is_not_asked_when_it_is_one_by_a_new_table(mach
     number = next(
         n for n in range(999) if apart.group_of(machine.here).home_at(chunk(n).oid) == "h2"
     )
-    machine.heard(H3, announced(chunk(number)), [], [])
+    machine.announcement_received(H3, announced(chunk(number)), [], [])
     machine.table_changed(apart, None)
     assert not machine.core.context.ring.is_near(H3)
-    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
 
 
@@ -74,7 +74,7 @@ def test_holder_of_another_group_is_not_asked_when_it_is_one_by_a_new_table(mach
 def test_host_that_has_left_the_table_leaves_hope_for_a_while():
     """It may come back with the only copy."""
     machine = one_machine.Machine(hosts=3, lost_after_s=30.0)
-    machine.wanted([chunk(machine.chunk_of("h1"))], P.GUEST, "a guest")
+    machine.request_chunks([chunk(machine.chunk_of("h1"))], P.GUEST, "a guest")
 
     def no(*_):
         return F.MISSING
@@ -89,14 +89,14 @@ def test_host_that_has_left_the_table_leaves_hope_for_a_while():
 
 def test_what_comes_again_wakes_those_who_wait_longest_and_not_all():
     machine = one_machine.Machine(1)
-    machine.wanted([chunk(n) for n in range(20)], P.GUEST, "many")
+    machine.request_chunks([chunk(n) for n in range(20)], P.GUEST, "many")
     machine.play(20.0, source=lambda _: F.UNREACHABLE)  # pauses are as long as they get
     paused = [t for t in machine.core.context.transfers.values() if t.retry is not None]
     assert len(paused) > retries.WOKEN + 1
     one = paused[-1].want
-    machine.wanted([one], P.GUEST, "one more")
+    machine.request_chunks([one], P.GUEST, "one more")
     [read] = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(0, b"it is back")])
+    machine.source_read_progressed(read.number, [(0, b"it is back")])
     woken = [want for read in machine.got(actions.ReadSource) for want in read.wants]
     assert len(woken) == retries.WOKEN and one not in woken
 
@@ -107,10 +107,10 @@ def test_what_comes_again_wakes_those_who_wait_longest_and_not_all():
 def test_image_in_which_a_peer_waits_is_not_left_with_a_guest_of_another_one():
     machine = one_machine.Machine()
     number = machine.chunk_of("h1")
-    machine.wanted([chunk(number)], P.GUEST, "stays")
-    machine.wanted([chunk(number)], P.GUEST, "leaves")
+    machine.request_chunks([chunk(number)], P.GUEST, "stays")
+    machine.request_chunks([chunk(number)], P.GUEST, "leaves")
     machine.ask_me("h2", machine.request(number, "h2", image_id=OTHER))
-    machine.cancelled("leaves")
+    machine.cancel_reads("leaves")
     [made] = machine.core.context.transfers.values()
     assert {name[0].image_id for name in made.names} == {one_machine.IMAGE, OTHER}
 
@@ -118,10 +118,10 @@ def test_image_in_which_a_peer_waits_is_not_left_with_a_guest_of_another_one():
 def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
     machine = one_machine.Machine(1)
     mine, theirs = range(0, 14, 2), range(1000, 1028, 2)
-    machine.wanted([chunk(n) for n in mine], P.GUEST, "leaves")
-    machine.cancelled("leaves")
-    machine.wanted([chunk(0)], P.SOON, None)
-    machine.wanted([chunk(n) for n in theirs], P.GUEST, "comes")
+    machine.request_chunks([chunk(n) for n in mine], P.GUEST, "leaves")
+    machine.cancel_reads("leaves")
+    machine.request_chunks([chunk(0)], P.SOON, None)
+    machine.request_chunks([chunk(n) for n in theirs], P.GUEST, "comes")
     for _ in mine:
         machine.has_room(True)  # one at each event
     left = {t.want.offset // one_machine.CHUNK for t in machine.core.context.transfers.values()}
@@ -140,28 +140,28 @@ def usual(peers_s, source_s, count=source_preference.ENOUGH, now=1.0):
 
 
 def test_source_goes_first_only_by_enough_answers_of_late():
-    assert usual(0.3, 0.01).decide(1.0)
-    assert not usual(0.3, 0.01, source_preference.ENOUGH - 1).decide(1.0)
-    assert not usual(0.3, 0.01).decide(1.0 + source_preference.RECENT_S + 1)
+    assert usual(0.3, 0.01).prefers_source(1.0)
+    assert not usual(0.3, 0.01, source_preference.ENOUGH - 1).prefers_source(1.0)
+    assert not usual(0.3, 0.01).prefers_source(1.0 + source_preference.RECENT_S + 1)
 
 
 def test_peers_go_first_again_when_they_are_nearly_as_fast():
-    assert not usual(0.15, 0.1).decide(1.0)
+    assert not usual(0.15, 0.1).prefers_source(1.0)
     preference = usual(0.3, 0.1)
-    assert preference.decide(1.0)
+    assert preference.prefers_source(1.0)
     for _ in range(40):
         preference.peers_took(0.15, 1.0)
-    preference.decide(1.0)
+    preference.prefers_source(1.0)
     assert preference.is_source_first
     for _ in range(40):
         preference.peers_took(0.11, 1.0)
-    assert not preference.decide(1.0) and not preference.is_source_first
+    assert not preference.prefers_source(1.0) and not preference.is_source_first
 
 
 def test_one_slow_answer_changes_nothing():
     preference = usual(0.01, 0.01)
     preference.peers_took(100.0, 1.0)
-    assert not preference.decide(1.0)
+    assert not preference.prefers_source(1.0)
 
 
 def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
@@ -169,7 +169,9 @@ def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
         preference = source_preference.SourcePreference()
         for _ in range(source_preference.ENOUGH):
             preference.peers_took(peers_s, 1.0)
-        decided = [preference.decide(1.0) for _ in range(2 * source_preference.PROBE_SOURCE)]
+        decided = [
+            preference.prefers_source(1.0) for _ in range(2 * source_preference.PROBE_SOURCE)
+        ]
         assert decided.count(True) == probes
 
 
@@ -177,7 +179,7 @@ def test_what_is_due_at_one_moment_comes_in_the_order_in_which_it_was_put():
     heap = timers.Timers()
     for what in range(5):
         heap.put(1.0, timers.Due.RETRY, what)
-    assert [heap.take(1.0)[1] for _ in range(5)] == list(range(5))
+    assert [heap.pop_due(1.0)[1] for _ in range(5)] == list(range(5))
 
 
 # The image's home
@@ -201,11 +203,11 @@ def whole_machine(given=placement.SourceAccess.WHOLE):
 def test_image_home_is_asked_before_the_source_for_what_comes_whole_alone():
     machine, home = whole_machine()
     number = machine.chunk_of(machine.here)
-    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     assert machine.asks() == {home: [(number, Mode.RELAYED)]}
     assert not machine.got(actions.ReadSource)
     other = machine.chunk_of(machine.here, 1)
-    machine.wanted([chunk(other, OTHER)], P.GUEST, "a guest of another image")
+    machine.request_chunks([chunk(other, OTHER)], P.GUEST, "a guest of another image")
     assert len(machine.got(actions.ReadSource)) == 1
     assert machine.asks() == {}
 
@@ -213,7 +215,7 @@ def test_image_home_is_asked_before_the_source_for_what_comes_whole_alone():
 def test_image_home_that_has_not_come_to_it_is_left_alone_by_nobody_and_asked_again():
     machine, home = whole_machine()
     number = machine.chunk_of(machine.here)
-    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     asked = []
 
     def peer(host, *_):
@@ -232,13 +234,13 @@ def test_image_home_itself_reads_the_source():
     machine = one_machine.Machine(
         here=home, table=table, given_as=lambda *_: placement.SourceAccess.WHOLE
     )
-    machine.wanted([chunk(machine.chunk_of(home))], P.GUEST, "a guest")
+    machine.request_chunks([chunk(machine.chunk_of(home))], P.GUEST, "a guest")
     assert len(machine.got(actions.ReadSource)) == 1
 
 
 def test_host_that_has_taken_an_image_asks_nobody_for_it():
     machine, _ = whole_machine(placement.SourceAccess.WHOLE_HERE)
-    machine.wanted([chunk(machine.chunk_of(machine.here))], P.GUEST, "a guest")
+    machine.request_chunks([chunk(machine.chunk_of(machine.here))], P.GUEST, "a guest")
     assert len(machine.got(actions.ReadSource)) == 1
     assert machine.asks() == {}
 

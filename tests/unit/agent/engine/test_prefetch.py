@@ -21,23 +21,23 @@ class Reader:
 
     def advertise(self, *chunk_nos: int) -> list[int]:
         for chunk_no in chunk_nos:
-            self.prefetcher.advertised(chunk_no)
+            self.prefetcher.chunk_advertised(chunk_no)
         return self.arrive()
 
     def arrive(self) -> list[int]:
-        taken = self.prefetcher.take(MANY)
+        taken = self.prefetcher.take_candidates(MANY)
         for chunk_no in taken:
-            self.states.apply(chunk_no, E.PREFETCH_ARRIVED)
+            self.states.apply_event(chunk_no, E.PREFETCH_ARRIVED)
         return taken
 
     def read(self, *chunk_nos: int) -> list[int]:
         """Read, and return what that made room for."""
         for chunk_no in chunk_nos:
             if self.states.can_happen(chunk_no, E.GUEST_READ):
-                self.states.apply(chunk_no, E.GUEST_READ)
+                self.states.apply_event(chunk_no, E.GUEST_READ)
             else:
                 self.prefetcher.fetched_on_demand(chunk_no)
-                self.states.apply(chunk_no, E.DEMAND_ARRIVED)
+                self.states.apply_event(chunk_no, E.DEMAND_ARRIVED)
         return self.arrive()
 
 
@@ -57,11 +57,11 @@ def test_no_limit_always_prefetches_and_in_the_order_of_the_advertisements():
 def test_limit_counts_what_is_under_way():
     reader = Reader(limit=10, first=None)
     for chunk_no in range(50):
-        reader.prefetcher.advertised(chunk_no)
-    assert reader.prefetcher.take(4) == [0, 1, 2, 3]
-    assert reader.prefetcher.take(50) == [4, 5, 6, 7, 8, 9]
-    reader.states.apply(3, E.PREFETCH_FAILED)
-    assert reader.prefetcher.take(50) == [10]
+        reader.prefetcher.chunk_advertised(chunk_no)
+    assert reader.prefetcher.take_candidates(4) == [0, 1, 2, 3]
+    assert reader.prefetcher.take_candidates(50) == [4, 5, 6, 7, 8, 9]
+    reader.states.apply_event(3, E.PREFETCH_FAILED)
+    assert reader.prefetcher.take_candidates(50) == [10]
 
 
 def test_reading_what_was_prefetched_makes_room_for_what_was_held_back():
@@ -73,21 +73,21 @@ def test_reading_what_was_prefetched_makes_room_for_what_was_held_back():
 def test_overwriting_what_was_prefetched_makes_room_too():
     reader = Reader(limit=2, first=None)
     assert reader.advertise(*range(5)) == [0, 1]
-    reader.states.apply(0, E.WHOLE_WRITTEN)
+    reader.states.apply_event(0, E.WHOLE_WRITTEN)
     assert reader.arrive() == [2]
 
 
 def test_small_cache_that_drops_unread_chunks_does_not_make_room():
     reader = Reader(limit=4, first=None)
     for chunk_no in reader.advertise(*range(10)):
-        reader.states.apply(chunk_no, E.EVICTED)
+        reader.states.apply_event(chunk_no, E.EVICTED)
     assert reader.arrive() == []
 
 
 def test_chunk_that_came_while_it_was_held_back_is_not_fetched_again():
     reader = Reader(limit=1, first=None)
     assert reader.advertise(0, 1, 2) == [0]
-    reader.states.apply(1, E.DEMAND_ARRIVED)
+    reader.states.apply_event(1, E.DEMAND_ARRIVED)
     assert reader.read(0) == [2]
 
 
@@ -107,7 +107,7 @@ def test_patterns_that_converge_again_reactivate_prefetching():
     assert reader.read(*range(1081, 1100)) == []
     assert reader.read(1080) == list(range(1020, 1040))
     assert reader.prefetcher.reactivations == 1
-    assert reader.states.state(wasted[0]) is chunk_state.ChunkState.LOCAL
+    assert reader.states.state_of(wasted[0]) is chunk_state.ChunkState.LOCAL
 
 
 def test_each_reactivation_needs_as_many_held_back_chunks_as_the_limit():
@@ -123,7 +123,7 @@ def test_each_reactivation_needs_as_many_held_back_chunks_as_the_limit():
 def test_evicted_chunks_are_forgiven_with_the_others():
     reader = Reader(limit=3, first=None)
     for chunk_no in reader.advertise(*range(50)):
-        reader.states.apply(chunk_no, E.EVICTED)
+        reader.states.apply_event(chunk_no, E.EVICTED)
     assert reader.read(40, 41) == []
     assert len(reader.read(42)) == 3
 
@@ -173,17 +173,17 @@ def test_never_more_at_stake_than_allowed_and_nothing_asked_for_that_is_here(lim
     states, prefetcher = reader.states, reader.prefetcher
     for what, chunk_no in steps:
         if what == "a":
-            prefetcher.advertised(chunk_no)
+            prefetcher.chunk_advertised(chunk_no)
         elif what == "r":
             reader.read(chunk_no)
         elif what == "w":
-            states.apply(chunk_no, E.WHOLE_WRITTEN)
+            states.apply_event(chunk_no, E.WHOLE_WRITTEN)
         elif what == "e":
-            states.apply(chunk_no, E.EVICTED)
-        taken = prefetcher.take(3)
+            states.apply_event(chunk_no, E.EVICTED)
+        taken = prefetcher.take_candidates(3)
         assert len(taken) <= 3
         if taken and prefetcher.allowed is not None:
             assert prefetcher.at_stake <= prefetcher.allowed <= limit
         for arrived in taken:
-            assert states.state(arrived) is chunk_state.ChunkState.PREFETCH
-            states.apply(arrived, E.PREFETCH_FAILED if what == "f" else E.PREFETCH_ARRIVED)
+            assert states.state_of(arrived) is chunk_state.ChunkState.PREFETCH
+            states.apply_event(arrived, E.PREFETCH_FAILED if what == "f" else E.PREFETCH_ARRIVED)

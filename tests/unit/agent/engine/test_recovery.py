@@ -79,11 +79,11 @@ class Scene:
                 todo = getattr(core, event)(now, *what)
         except InjectedError as error:
             self.failed = f"{error} in {event}"
-            todo = core.mend(now, "a fault")
+            todo = core.recover_from_fault(now, "a fault")
         self.calls += calls[0]
         if self.is_always_mended:
             kept = core.context.kept.copy()
-            assert not core.mend(now, "no fault")
+            assert not core.recover_from_fault(now, "no fault")
             core.context.kept.update(kept)
         for action in todo:
             self.do(action)
@@ -103,7 +103,7 @@ class Scene:
                 self.reads.pop(number, None)
             case actions.Store(runs):
                 self.machine.cache.update(ref.cid for run in runs for ref in run.refs)
-                self.feed("stored", runs)
+                self.feed("chunks_stored", runs)
             case actions.Complete(token):
                 self.answered.append(token)
                 self.waiting.discard(token)
@@ -116,12 +116,12 @@ class Scene:
     def want(self, token, numbers, urgency=P.GUEST, within_s=60.0):
         self.waiting.add(token)
         until_s = self.machine.now + within_s
-        if self.feed("wanted", [chunk(n) for n in numbers], urgency, token, until_s):
+        if self.feed("request_chunks", [chunk(n) for n in numbers], urgency, token, until_s):
             self.cancel(token)
 
     def cancel(self, token):
         self.waiting.discard(token)
-        self.feed("cancelled", token)
+        self.feed("cancel_reads", token)
 
     def ask_me(self, host, *numbers, mode=Mode.HOME):
         asked = [self.machine.request(n, host, mode, timeout_s=20.0) for n in numbers]
@@ -146,23 +146,23 @@ class Scene:
                 data = data_of(attempt.want.offset // one_machine.CHUNK)
                 self.feed("chunks_arrived", host, [(number, data)])
             elif isinstance(odd, Failure):
-                self.feed("refused", host, [(number, odd)])
+                self.feed("peer_refused", host, [(number, odd)])
             else:
-                self.feed("referred", host, number, odd)
+                self.feed("peer_referred", host, number, odd)
 
     def source_answers(self, why=None):
         for number, wants in list(self.reads.items()):
             if self.reads.pop(number, None) is None:
                 continue
             given = [(n, why or data_of(w.offset // one_machine.CHUNK)) for n, w in wants.items()]
-            self.feed("source_gave", number, given)
+            self.feed("source_read_progressed", number, given)
             self.feed("source_ended", number)
 
     def wait(self, seconds):
         end_s = self.machine.now + seconds
         while (next_s := self.machine.core.next_s) is not None and next_s <= end_s:
             self.machine.now = max(self.machine.now, next_s)
-            self.feed("tick")
+            self.feed("run_due_timers")
         self.machine.now = end_s
 
     def drain(self):
@@ -171,7 +171,7 @@ class Scene:
         for _ in range(60):
             self.peers_answer()
             self.source_answers()
-            self.feed("delivered", PEERS)
+            self.feed("answers_delivered", PEERS)
             self.wait(0.5)
 
     # What is left
@@ -185,7 +185,7 @@ class Scene:
             (one.requests, one.begun, one.undelivered, one.places, one.links)
             for one in requests.receivers.values()
         ]
-        owed = [peer.host for peer in context.peers.all() if peer.asks or peer.under_bytes]
+        owed = [peer.host for peer in context.peers.list_peers() if peer.asks or peer.under_bytes]
         counts = {
             "transfers": len(context.transfers),
             "waiters": len(waiters),
@@ -203,7 +203,7 @@ class Scene:
             "places of answers": uplink.used + uplink._watched + len(uplink),
             "of receivers": sum(map(sum, receivers)),
             "owed by peers": len(owed),
-            "lines": sum(peer.line.length for peer in context.peers.all()),
+            "lines": sum(peer.line.length for peer in context.peers.list_peers()),
         }
         return {what: count for what, count in counts.items() if count}
 
@@ -212,18 +212,18 @@ def leave(scene):
     """Let all connections end, so that nothing may be left of who asked."""
     for host in PEERS:
         scene.leaves(host)
-    scene.feed("lost", PEERS[0])
+    scene.feed("connection_lost", PEERS[0])
 
 
 def guests(scene):
     """Guests and what is fetched ahead for them, of peers that refer, refuse, lie and are late."""
-    scene.feed("heard", PEERS[0], [chunk(n).oid for n in range(0, 40, 5)], [], [])
+    scene.feed("announcement_received", PEERS[0], [chunk(n).oid for n in range(0, 40, 5)], [], [])
     scene.want("first", range(6))
     scene.want("twice", [2, 3])
     scene.want("ahead", range(10, 16), P.SOON)
     each = [(f"each {n}", (chunk(n),)) for n in range(20, 26)]
     scene.waiting.update(token for token, _ in each)
-    if scene.feed("each_wanted", each, P.ADVERTISED):
+    if scene.feed("request_batches", each, P.ADVERTISED):
         for token, _ in each:
             scene.cancel(token)
     scene.peers_answer((PEERS[1], PEERS[2]))
@@ -245,14 +245,14 @@ def nobody_has_it(scene):
     for _ in range(6):
         for host, number in list(scene.asked):
             if scene.asked.pop((host, number), None) is not None:
-                scene.feed("refused", host, [(number, Failure.MISSING)])
+                scene.feed("peer_refused", host, [(number, Failure.MISSING)])
         scene.source_answers(Failure.MISSING)
         scene.wait(0.2)
     scene.want("away", range(10, 13))
-    scene.feed("lost", PEERS[0])
+    scene.feed("connection_lost", PEERS[0])
     scene.source_answers(Failure.UNREACHABLE)
     scene.wait(0.3)
-    scene.feed("cancelled", "nobody")
+    scene.feed("cancel_reads", "nobody")
 
 
 def peers(scene):
@@ -270,10 +270,10 @@ def peers(scene):
     scene.source_answers()
     scene.peers_answer()
     scene.feed("could_not_read", PEERS[0], 1)
-    scene.feed("delivered", PEERS[:2])
-    scene.feed("gone", [chunk(0).cid])
+    scene.feed("answers_delivered", PEERS[:2])
+    scene.feed("chunk_evicted", [chunk(0).cid])
     scene.machine.cache.discard(chunk(0).cid)
-    scene.feed("delivered", PEERS)
+    scene.feed("answers_delivered", PEERS)
     scene.ask_me(PEERS[4], 20, 21)
     scene.leaves(PEERS[4])
     scene.feed("table_changed", one_machine.table(6, epoch=2, weights={"h1": 9}), None)
@@ -288,7 +288,7 @@ def in_step(scene):
     scene.machine.cache.update(chunk(n).cid for n in range(4))
     scene.ask_me(PEERS[0], 0, 1, 2, mode=held)
     scene.wait(0.1)
-    scene.feed("delivered", PEERS)  # late: links have queues
+    scene.feed("answers_delivered", PEERS)  # late: links have queues
     scene.want("near", [5, 6])
     scene.peers_answer(PEERS[1:2])
     scene.ask_me(PEERS[1], 7, 8, mode=Mode.HELD)  # which guests are about to read
@@ -296,7 +296,7 @@ def in_step(scene):
     scene.want("next", [7, 9])
     scene.peers_answer(Failure.MISSING)
     scene.source_answers()
-    scene.feed("delivered", PEERS)
+    scene.feed("answers_delivered", PEERS)
     for n in range(10, 14):
         scene.want(f"later {n}", [n])
         scene.peers_answer(Failure.MISSING)

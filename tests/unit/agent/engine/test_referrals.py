@@ -51,9 +51,9 @@ def depth(parents, asker):
 
 def test_first_requester_is_sent_to_nobody_and_neither_is_one_that_comes_again():
     known = make()
-    assert known.refer(REF, host(1), PEER) == ()
+    assert known.referrals_for(REF, host(1), PEER) == ()
     tree_of(known, [host(n) for n in range(4)])
-    assert known.refer(REF, host(3), PEER) == ()
+    assert known.referrals_for(REF, host(3), PEER) == ()
 
 
 @given(st.permutations([host(n) for n in range(20)]))
@@ -75,28 +75,28 @@ def test_work_is_shared_whoever_comes_first():
     sent = collections.Counter()
     for oid in range(200):
         for n in range(16):
-            told = known.refer(numbered(oid), host(n), PEER) if n > 1 else ()
+            told = known.referrals_for(numbered(oid), host(n), PEER) if n > 1 else ()
             if told:
                 sent[told[0]] += 1
             else:
-                known.gave([numbered(oid)], host(n), PEER)
+                known.record_served([numbered(oid)], host(n), PEER)
     assert max(sent.values()) < 2.5 * sum(sent.values()) / 16
 
 
 def test_nobody_is_sent_to_one_who_asked_with_less_urgency():
     known = make()
-    known.gave([REF], host(1), LATER)
-    assert known.refer(REF, host(2), PEER) == ()
-    assert known.refer(REF, host(3), LATER) == (host(1),)
+    known.record_served([REF], host(1), LATER)
+    assert known.referrals_for(REF, host(2), PEER) == ()
+    assert known.referrals_for(REF, host(3), LATER) == (host(1),)
 
 
 def test_nobody_is_sent_to_a_host_that_is_forgotten_until_it_asks_again():
     known = make()
-    known.gave([REF], host(1), PEER)
-    known._keys.forget(host(1))
-    assert known.refer(REF, host(2), PEER) == ()
-    known.gave([REF], host(1), PEER)
-    assert known.refer(REF, host(3), PEER) == (host(1),)
+    known.record_served([REF], host(1), PEER)
+    known._keys.forget_host(host(1))
+    assert known.referrals_for(REF, host(2), PEER) == ()
+    known.record_served([REF], host(1), PEER)
+    assert known.referrals_for(REF, host(3), PEER) == (host(1),)
 
 
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=400))
@@ -104,7 +104,7 @@ def test_what_is_packed_says_what_a_plain_tree_says(asks):
     """Whoever has room and came first, by number, is found among other bytes that look like it."""
     known, order, below = make(), [], {}
     for n in range(301):
-        known._keys.of(host(n))
+        known._keys.key_of(host(n))
     for n, is_given in asks:
         told = () if is_given else known.refer(REF, host(n), PEER)
         if n in order:
@@ -116,7 +116,7 @@ def test_what_is_packed_says_what_a_plain_tree_says(asks):
         if told:
             below[int(told[0][1:])] += 1
         if is_given:
-            known.gave([REF], host(n), PEER)
+            known.record_served([REF], host(n), PEER)
         if is_given or told:
             if n in order:
                 order.remove(n)
@@ -128,7 +128,7 @@ def test_what_is_packed_says_what_a_plain_tree_says(asks):
 def test_copies_over_the_limit_are_told_once_the_one_that_asked_longest_ago_first(asks, limit):
     known, last, told = make(), {}, set()
     for at, n in enumerate(asks):
-        known.gave([REF], host(n), PEER)
+        known.record_served([REF], host(n), PEER)
         last[host(n)] = at
         told.discard(host(n))
         surplus = known.take_surplus(REF, limit)
@@ -153,7 +153,7 @@ def segment(name=7, length=LENGTH):
 
 def test_nobody_is_sent_to_a_host_for_a_chunk_that_it_was_not_given():
     known, some = make(), segment()
-    known.gave(some[:2], host(1), PEER)
+    known.record_served(some[:2], host(1), PEER)
     told = [known.refer(ref, host(2), PEER) for ref in some]
     assert told == [(host(1),), (host(1),), (), ()]
     assert [known.refer(ref, host(2), PEER) for ref in some] == [()] * LENGTH
@@ -161,16 +161,16 @@ def test_nobody_is_sent_to_a_host_for_a_chunk_that_it_was_not_given():
 
 def test_it_is_said_which_chunks_were_given_before():
     known, some = make(), segment()
-    assert known.gave(some[:2], host(1), PEER) == []
-    assert known.gave(some[1:], host(2), PEER) == [some[1].oid]
-    assert known.gave(some, host(3), PEER) == [ref.oid for ref in some]
+    assert known.record_served(some[:2], host(1), PEER) == []
+    assert known.record_served(some[1:], host(2), PEER) == [some[1].oid]
+    assert known.record_served(some, host(3), PEER) == [ref.oid for ref in some]
 
 
 def test_each_chunk_of_a_host_is_as_urgent_as_it_was_when_it_was_asked_for_first():
     known, some = make(), segment()
     for ref, asked in zip(some, (PEER, SOON, LATER), strict=False):
-        known.gave([ref], host(1), asked)
-        known.gave([ref], host(1), PEER)
+        known.record_served([ref], host(1), asked)
+        known.record_served([ref], host(1), PEER)
     for asker, asked in enumerate((PEER, SOON, LATER), start=2):
         told = [known.refer(ref, host(asker), asked) for ref in some[:3]]
         assert [bool(hosts) for hosts in told] == [asker > at for at in (1, 2, 3)]
@@ -195,7 +195,7 @@ def test_each_chunk_has_a_tree_of_the_hosts_that_have_it(asks):
             if told:
                 times[host(n)] = now
         if is_given:
-            known.gave([ref for ref, _ in wanted], host(n), PEER)
+            known.record_served([ref for ref, _ in wanted], host(n), PEER)
             for _, times in wanted:
                 times.setdefault(host(n), now)
     assert all(not told or count <= referrals.FAN_OUT for (told, _), count in children.items())
@@ -210,7 +210,7 @@ def test_copies_of_a_chunk_over_the_limit_are_told_once_whatever_else_hosts_have
     order, copies = [], collections.defaultdict(set)
     for n, bits in asks:
         refs = [ref for ref in some if ref.bit & bits]
-        known.gave(refs, host(n), PEER)
+        known.record_served(refs, host(n), PEER)
         order = [one for one in order if one != host(n)] + [host(n)]
         for ref in refs:
             copies[ref.bit].add(host(n))
@@ -225,7 +225,7 @@ def test_new_length_forgets_who_was_given_what():
     hosts = one_machine.table(8).hosts
     machine = one_machine.Machine(table=hash_ring.Ring(1, hosts, segment_chunks=LENGTH))
     known = machine.core.requests.referrals
-    known.gave(segment(), host(2), PEER)
+    known.record_served(segment(), host(2), PEER)
     machine.table_changed(hash_ring.Ring(2, hosts, segment_chunks=LENGTH), machine.table)
     assert len(known) == 1
     machine.table_changed(hash_ring.Ring(3, hosts), machine.table)
@@ -235,26 +235,26 @@ def test_new_length_forgets_who_was_given_what():
 def test_tables_are_bounded_and_keep_what_was_used():
     known = make(limit_bytes=100_000)
     for oid in range(20_000):
-        known.gave([numbered(oid)], host(oid % 50), PEER)
-        known.gave([numbered(0)], host(0), PEER)
+        known.record_served([numbered(oid)], host(oid % 50), PEER)
+        known.record_served([numbered(0)], host(0), PEER)
     assert len(known) <= 100_000 // referrals.OVERHEAD_BYTES
     for number in range(100 * 300):  # a hundred hosts of each take more than one does
-        known.gave([numbered(number // 100)], host(number % 100), PEER)
+        known.record_served([numbered(number // 100)], host(number % 100), PEER)
     assert len(known) <= 100_000 // (referrals.OVERHEAD_BYTES + 400)
-    known.gave([numbered(0)], host(0), PEER)
-    assert known.refer(numbered(0), host(1), PEER) == (host(0),)
+    known.record_served([numbered(0)], host(0), PEER)
+    assert known.referrals_for(numbered(0), host(1), PEER) == (host(0),)
     for n in range(5000):
-        known.gave([REF], host(n), PEER)
-    assert known.refer(REF, host(referrals.HOSTS - 1), PEER) == ()  # it is in the tree
+        known.record_served([REF], host(n), PEER)
+    assert known.referrals_for(REF, host(referrals.HOSTS - 1), PEER) == ()  # it is in the tree
     assert len(known._known.get(REF.place)) == 4 + referrals.HOSTS * 15
 
 
 def test_keys_go_to_others_when_all_had_their_turn():
     keys = host_interning.HostInterning()
     for n in range(3 * host_interning.HOSTS):
-        key = keys.of(host(n))
-        assert keys.host(key) == host(n) and len(keys) <= host_interning.HOSTS
-    assert keys.get(host(0)) is None and host(n) in keys.known()
+        key = keys.key_of(host(n))
+        assert keys.host_of(key) == host(n) and len(keys) <= host_interning.HOSTS
+    assert keys.get(host(0)) is None and host(n) in keys.list_hosts()
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=400), st.integers(2, 20))

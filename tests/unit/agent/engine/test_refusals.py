@@ -20,12 +20,12 @@ def test_nobody_is_taken_for_one_that_denied_who_did_not(said, limit):
     known, truth, now_s = refusals.Refusals(limit), {}, 0.0
     for cid, host, after_s in said:
         now_s += after_s
-        known.denied(cid, host, now_s)
+        known.record_denial(cid, host, now_s)
         truth[cid, host] = now_s
         of_one = max(sum(1 for c, _ in truth if c == one) for one in CIDS)
         assert len(known) <= max(limit, of_one)
     for cid in CIDS:
-        for host in set(HOSTS) - set(known.left(cid, HOSTS, now_s)):
+        for host in set(HOSTS) - set(known.hosts_to_ask(cid, HOSTS, now_s)):
             assert now_s - truth[cid, host] < refusals.REMEMBER_S
 
 
@@ -33,5 +33,5 @@ def test_what_was_denied_last_is_remembered_longest():
     known = refusals.Refusals(limit=4)
     for cid in CIDS[:3]:
         for host in HOSTS[:2]:
-            known.denied(cid, host, 0.0)
-    assert [known.left(cid, HOSTS[:2], 1.0) for cid in CIDS[:3]] == [HOSTS[:2], [], []]
+            known.record_denial(cid, host, 0.0)
+    assert [known.hosts_to_ask(cid, HOSTS[:2], 1.0) for cid in CIDS[:3]] == [HOSTS[:2], [], []]

@@ -27,12 +27,12 @@ SEGMENT = 64
 class Segments(identity.ByContent):
     """Chunks of one segment have one name, so one home and the same other owners."""
 
-    def oid(self, image_id, offset, cid):
+    def oid_of(self, image_id, offset, cid):
         """Return the name of the segment."""
         segment = offset // one_machine.CHUNK // SEGMENT
         return ids.oid_of(ids.cid_of(b"segment %d" % segment))
 
-    oids = identity.Identity.oids
+    oids = identity.Identity.oids_of
 
 
 NAMES = Segments()
@@ -40,7 +40,7 @@ NAMES = Segments()
 
 def chunk(number, image_id=one_machine.IMAGE):
     ref = one_machine.chunk(number, image_id)
-    return ref._replace(oid=NAMES.oid(image_id, ref.offset, ref.cid))
+    return ref._replace(oid=NAMES.oid_of(image_id, ref.offset, ref.cid))
 
 
 def new_machine(**more):
@@ -55,7 +55,7 @@ def machine():
 def chunks_of(machine, home, count):
     """Return numbers of chunks of one segment with a home; this host does not act for it."""
     for start in range(0, 100_000, SEGMENT):
-        first, second = machine.core.context.ring.owners(chunk(start).oid, 2)
+        first, second = machine.core.context.ring.owners_of(chunk(start).oid, 2)
         if first == home and second != "h1":
             return [*range(start, start + count)]
     raise AssertionError(home)
@@ -64,10 +64,10 @@ def chunks_of(machine, home, count):
 def ask_run(machine, count=8, urgency=P.GUEST, home="h2", token="run"):
     """Have chunks of one home asked for; return their numbers and the attempt."""
     numbers = chunks_of(machine, home, count)
-    machine.wanted([chunk(n) for n in numbers], urgency, token)
+    machine.request_chunks([chunk(n) for n in numbers], urgency, token)
     [ask] = machine.got(actions.Ask)
     [attempt] = ask.attempts
-    assert ask.host == home and [number for number, _, _ in ask.chunks()] == [*attempt.numbers]
+    assert ask.host == home and [number for number, _, _ in ask.iter_chunks()] == [*attempt.numbers]
     return numbers, attempt
 
 
@@ -85,20 +85,20 @@ def test_chunks_of_one_home_are_one_transfer_and_one_attempt(machine):
     numbers, attempt = ask_run(machine)
     assert len(transfers(machine)) == 1 and len(machine.core) == 8
     assert attempt.refs == tuple(chunk(n) for n in numbers)
-    assert len(set(attempt.numbers)) == 8 and machine.core.context.peers.pending(H2) == 8
+    assert len(set(attempt.numbers)) == 8 and machine.core.context.peers.pending_attempts(H2) == 8
     assert [machine.core.asked_of(H2, n) for n in attempt.numbers] == [*attempt.refs]
     give(machine, attempt, numbers, [7, 0, 1, 2, 3, 4, 5, 6])
     [store], [done] = machine.got(actions.Store), machine.completes()
     assert done.chunks == [data_of(n) for n in numbers]
     assert [run.refs for run in store.runs] == [attempt.refs]
-    assert not len(machine.core) and not machine.core.context.peers.of(H2).under_bytes
+    assert not len(machine.core) and not machine.core.context.peers.get_or_create(H2).under_bytes
 
 
 def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(machine):
     first, second = chunks_of(machine, "h2", 2)
     (other,) = chunks_of(machine, "h3", 1)
     batch = [chunk(first), chunk(first), chunk(second, OTHER), chunk(other), chunk(second)]
-    machine.wanted(batch, P.GUEST, "mixed")
+    machine.request_chunks(batch, P.GUEST, "mixed")
     assert [one.count for one in transfers(machine)] == [1, 1, 1]
     numbers = first, first, second, other, second
     machine.play(1.0, lambda host, attempt: data_of(attempt.want.offset // one_machine.CHUNK))
@@ -109,18 +109,18 @@ def test_holders_of_a_part_are_asked_for_that_part():
     machine = new_machine(topology=topologies.everybody)
     numbers = chunks_of(machine, "h2", 2)
     others = chunks_of(machine, "h3", 2)
-    machine.heard(ids.HostId("h4"), one_machine.announced(chunk(others[0])), [], [])
-    machine.wanted([chunk(n) for n in (*numbers, *others)], P.GUEST, "both")
+    machine.announcement_received(ids.HostId("h4"), one_machine.announced(chunk(others[0])), [], [])
+    machine.request_chunks([chunk(n) for n in (*numbers, *others)], P.GUEST, "both")
     asked = {ask.host: [len(a.refs) for a in ask.attempts] for ask in machine.got(actions.Ask)}
     assert asked == {"h2": [2], "h4": [2]}
 
 
 def test_run_is_no_longer_than_is_allowed(machine):
     numbers = chunks_of(machine, "h2", 40)
-    machine.wanted([chunk(n) for n in numbers], P.GUEST, "long")
+    machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "long")
     asks = machine.got(actions.Ask)
     assert [a.transfer.count for ask in asks for a in ask.attempts] == [16, 16, 8]
-    assert max(len(list(ask.chunks())) for ask in asks) <= peer_request.MAX_BATCH
+    assert max(len(list(ask.iter_chunks())) for ask in asks) <= peer_request.MAX_BATCH
 
 
 def test_run_that_is_asked_for_is_no_longer_than_a_request_may_be():
@@ -133,7 +133,7 @@ def test_run_that_is_asked_for_is_no_longer_than_a_request_may_be():
 @pytest.mark.parametrize("why", [F.INVALID, F.MISSING, F.BUSY, F.WITHHELD, F.UNREACHABLE])
 def test_chunk_that_is_not_given_goes_on_alone(machine, why):
     numbers, attempt = ask_run(machine)
-    machine.refused(H2, [(attempt.numbers[3], why)])
+    machine.peer_refused(H2, [(attempt.numbers[3], why)])
     [again] = machine.got(actions.Ask)
     [alone] = again.attempts
     assert alone.refs == (chunk(numbers[3]),) and again.host != "h2"
@@ -149,7 +149,7 @@ def test_chunk_that_is_not_given_goes_on_alone(machine, why):
 def test_refusals_with_several_reasons_split_by_reason(machine):
     _, attempt = ask_run(machine)
     whys = [F.MISSING, F.BUSY, F.MISSING, F.BUSY, F.MISSING]
-    machine.refused(H2, list(zip(attempt.numbers, whys, strict=False)))
+    machine.peer_refused(H2, list(zip(attempt.numbers, whys, strict=False)))
     assert sorted(one.count for one in transfers(machine)) == [2, 3, 3]
     [kept] = [one for one in transfers(machine) if attempt in one.attempts]
     assert len(attempt.refs) == 3 and kept.count == 3
@@ -160,14 +160,16 @@ def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
     give(machine, attempt, numbers, [2, 4])
     assert len(machine.core) == 6 and not machine.completes()
     found = machine.wait(peer_state.LATEST_S + 1.0)
-    hedged = [ref for ask in found if isinstance(ask, actions.Ask) for _, ref, _ in ask.chunks()]
+    hedged = [
+        ref for ask in found if isinstance(ask, actions.Ask) for _, ref, _ in ask.iter_chunks()
+    ]
     rest = {chunk(n) for at, n in enumerate(numbers) if at not in (2, 4)}
     assert len(hedged) == peer_state.HEDGES_FIRST and rest > set(hedged)  # the budget is in chunks
 
 
 def test_second_guest_joins_a_part(machine):
     numbers, attempt = ask_run(machine)
-    machine.wanted([chunk(numbers[5]), chunk(numbers[4])], P.GUEST, "second")
+    machine.request_chunks([chunk(numbers[5]), chunk(numbers[4])], P.GUEST, "second")
     assert not machine.got(actions.Ask)
     assert sorted(one.count for one in transfers(machine)) == [2, 6]
     every = {number: at for at, number in enumerate(range(min(attempt.numbers), 1 + 8))}
@@ -180,7 +182,7 @@ def test_second_guest_joins_a_part(machine):
 
 def test_second_guest_who_wants_the_same_run_joins_it_whole(machine):
     numbers, attempt = ask_run(machine)
-    machine.wanted([chunk(n) for n in reversed(numbers)], P.GUEST, "second")
+    machine.request_chunks([chunk(n) for n in reversed(numbers)], P.GUEST, "second")
     [one] = transfers(machine)
     assert one.count == 8 and not machine.got(actions.Ask)
     give(machine, attempt, numbers, range(8))
@@ -190,23 +192,23 @@ def test_second_guest_who_wants_the_same_run_joins_it_whole(machine):
 
 def test_peer_that_asks_for_one_chunk_of_a_run_waits_for_that_one(machine):
     numbers = chunks_of(machine, "h1", 4)
-    machine.wanted([chunk(n) for n in numbers], P.GUEST, "run")
+    machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
     [read] = machine.got(actions.ReadSource)
     machine.ask_me("h2", machine.request(numbers[2], "h2"))
     assert sorted(one.count for one in transfers(machine)) == [1, 3]
-    machine.source_gave(read.number, [(2, data_of(numbers[2]))])
+    machine.source_read_progressed(read.number, [(2, data_of(numbers[2]))])
     assert [answer.data for answer in machine.answers()] == [data_of(numbers[2])]
-    machine.source_gave(read.number, [(n, data_of(numbers[n])) for n in (0, 1, 3)])
+    machine.source_read_progressed(read.number, [(n, data_of(numbers[n])) for n in (0, 1, 3)])
     assert machine.completes()[0].chunks == [data_of(n) for n in numbers]
     assert not len(machine.core) and not len(machine.core.context.source_reads)
 
 
 def test_source_that_fails_at_a_part_of_a_run_is_tried_again_for_that(machine):
     numbers = chunks_of(machine, "h1", 6)
-    machine.wanted([chunk(n) for n in numbers], P.GUEST, "run")
+    machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
     [read] = machine.got(actions.ReadSource)
     told = [(n, data_of(numbers[n]) if n % 2 else F.UNREACHABLE) for n in range(6)]
-    machine.source_gave(read.number, told)
+    machine.source_read_progressed(read.number, told)
     done = machine.play(
         5.0,
         peer=lambda host, attempt: F.MISSING,
@@ -217,19 +219,19 @@ def test_source_that_fails_at_a_part_of_a_run_is_tried_again_for_that(machine):
 
 def test_guest_who_leaves_lets_go_of_the_whole_run(machine):
     numbers = chunks_of(machine, "h1", 4)
-    machine.wanted([chunk(n) for n in numbers], P.GUEST, "run")
-    machine.cancelled("run")
+    machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "run")
+    machine.cancel_reads("run")
     [one] = transfers(machine)
     assert not one.is_wanted and one in machine.core.context.transfers.unwanted
 
 
 def test_lost_connection_ends_a_run_once(machine):
     _, attempt = ask_run(machine)
-    machine.lost(H2, attempt.connection)
+    machine.connection_lost(H2, attempt.connection)
     [ask] = machine.got(actions.Ask)
     assert ask.host != "h2" and [len(one.refs) for one in ask.attempts] == [8]
     assert machine.core.counters.fallbacks == 8
-    assert not machine.core.context.peers.of(H2).asks
+    assert not machine.core.context.peers.get_or_create(H2).asks
 
 
 def test_new_table_splits_runs(machine):
@@ -253,7 +255,7 @@ def test_hedges_that_the_budget_does_not_allow_split_no_run(machine):
 def test_read_ahead_counts_chunks(machine):
     machine.core.context.prefetch_limits._left[P.SOON] = 20
     numbers = chunks_of(machine, "h2", 64)
-    machine.wanted([chunk(n) for n in numbers], P.SOON, None)
+    machine.request_chunks([chunk(n) for n in numbers], P.SOON, None)
     begun = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
     assert [len(one.refs) for one in begun] == [16, 16]
     assert machine.core.context.prefetch_limits.under_way == 32
@@ -270,7 +272,7 @@ class Player:
         self.asked, self.read, self.done = {}, {}, {}
 
     def want(self, batch, token):
-        self.machine.wanted(batch, self.rng.choice((P.GUEST, P.SOON)), token)
+        self.machine.request_chunks(batch, self.rng.choice((P.GUEST, P.SOON)), token)
 
     def _some(self, owed):
         """Return who answers, and what of it."""
@@ -284,7 +286,9 @@ class Player:
             chunks = [(n, data_of(self.asked[host, n])) for n in some]
             self.machine.chunks_arrived(host, chunks)
         else:
-            self.machine.refused(host, [(n, self.rng.choice((F.MISSING, F.BUSY))) for n in some])
+            self.machine.peer_refused(
+                host, [(n, self.rng.choice((F.MISSING, F.BUSY))) for n in some]
+            )
         for number in some:
             del self.asked[host, number]
 
@@ -292,7 +296,7 @@ class Player:
         of, some = self._some(self.read)
         fails = self.rng.random() < 0.2
         told = [(n, F.UNREACHABLE if fails else data_of(self.read[of, n])) for n in some]
-        self.machine.source_gave(of, told)
+        self.machine.source_read_progressed(of, told)
         for index in some:
             del self.read[of, index]
 
@@ -309,7 +313,7 @@ class Player:
     def look(self):
         """Take note of what is to be done."""
         for ask in self.machine.got(actions.Ask):
-            for number, ref, _ in ask.chunks():
+            for number, ref, _ in ask.iter_chunks():
                 self.asked[ask.host, number] = ref.offset // one_machine.CHUNK
         for cancel in self.machine.got(actions.Cancel):
             for number in cancel.numbers:
@@ -322,7 +326,7 @@ class Player:
             self.done[one.token] = one
         for store in self.machine.got(actions.Store):
             self.machine.cache.update(ref.cid for run in store.runs for ref in run.refs)
-            self.machine.stored(store.runs)
+            self.machine.chunks_stored(store.runs)
             self.look()
 
 
@@ -372,5 +376,5 @@ def _check(machine):
         assert all(a.transfer is one and len(a.refs) == one.count for a in tracks)
         assert all([ref.key for ref in a.refs] == [*one.keys] for a in tracks)
         assert one.read is None or [ref.key for ref in one.read.refs] == [*one.keys]
-    for peer in context.peers.all():
+    for peer in context.peers.list_peers():
         assert all(number in attempt.numbers for number, attempt in peer.asks.items())

@@ -56,7 +56,7 @@ def machine():
 
 
 def test_read_of_a_segment_is_one_request_to_one_home(machine):
-    machine.wanted(in_segments(range(8, 16)), GUEST, "read")
+    machine.request_chunks(in_segments(range(8, 16)), GUEST, "read")
     for start in (8, 12):
         some = in_segments(range(start, start + LENGTH))
         home = machine.core.context.ring.home(some[0].place)
@@ -91,9 +91,9 @@ def test_names_by_a_former_length_are_not_compared():
     other = ring_view.RingView(HERE, hash_ring.Ring(2, hosts, segment_chunks=LENGTH), former)
     same = ring_view.RingView(HERE, hash_ring.Ring(2, hosts), former)
     homes = {number: former.home_at(chunk(number).oid) for number in range(100)}
-    asked = {n for n in homes if homes[n] in same.upstreams(chunk(n).oid, H2, is_moved=False)}
+    asked = {n for n in homes if homes[n] in same.upstreams_of(chunk(n).oid, H2, is_moved=False)}
     assert asked
-    assert not any(other.upstreams(chunk(n).oid, H2, is_moved=False) for n in homes)
+    assert not any(other.upstreams_of(chunk(n).oid, H2, is_moved=False) for n in homes)
     assert {other.home_mode(H2, chunk(n).oid) for n in homes} == {peer_request.Mode.HOME}
 
 
@@ -104,9 +104,9 @@ def test_host_of_the_former_table_is_known_whatever_its_segments(length):
     former = hash_ring.Ring(1, hosts, segment_chunks=1)
     view = ring_view.RingView(HERE, hash_ring.Ring(2, hosts[:4], segment_chunks=length), former)
     left = ids.HostId(hosts[7].host)
-    assert view.has(left) and view.knows(left)
-    view.give_up(left)
-    assert view.has(left) and not view.knows(left)
+    assert view.is_member(left) and view.is_reachable(left)
+    view.drop_departed_host(left)
+    assert view.is_member(left) and not view.is_reachable(left)
 
 
 def test_former_home_of_an_image_that_is_taken_whole_is_asked_whatever_the_segments():
@@ -125,9 +125,9 @@ def test_host_of_the_former_table_is_asked_where_a_home_names_it(machine):
     table = hash_ring.Ring(2, hosts, segment_chunks=1)
     machine.table_changed(table, machine.table)
     number = next(n for n in range(100) if table.home_at(chunk(n).oid) == H2)
-    machine.wanted([chunk(number)], GUEST, "read")
+    machine.request_chunks([chunk(number)], GUEST, "read")
     (ask,) = machine.got(actions.Ask)
-    machine.referred(H2, next(ask.chunks())[0], (H8,))
+    machine.peer_referred(H2, next(ask.iter_chunks())[0], (H8,))
     assert [*machine.asks()] == [H8]
 
 
@@ -153,59 +153,59 @@ def not_at_home(machine):
 
 def test_chunks_of_a_segment_are_announced_by_one_bitmap(machine):
     some = in_segments(range(8, 16))
-    machine.stored([arrived(some[:2]), arrived(some[4:]), arrived(some[3:4], H2)])
+    machine.chunks_stored([arrived(some[:2]), arrived(some[4:]), arrived(some[3:4], H2)])
     told = tells(machine)
     first, second = some[0].place, some[4].place
     assert told[H3] == (H3, ((first, 0b1011), (second, 0b1111)), (), (), LENGTH)
     assert told[H2].here == ((first, 0b0011), (second, 0b1111))
-    machine.gone([some[1].cid, some[3].cid])
+    machine.chunk_evicted([some[1].cid, some[3].cid])
     told = tells(machine)
     assert (told[H2].gone, told[H3].gone) == (((first, 0b0010),), ((first, 0b1010),))
 
 
 def test_neighbour_is_not_told_of_the_chunks_that_it_told_itself(machine):
     some = in_segments(range(8, 12))
-    machine.stored([arrived(some)])
-    machine.heard(H3, announced(*some[:3]), [], [], LENGTH)
+    machine.chunks_stored([arrived(some)])
+    machine.announcement_received(H3, announced(*some[:3]), [], [], LENGTH)
     told = tells(machine)
     assert told[H3].here == announced(some[3]) and told[H2].here == announced(*some)
 
 
 def test_holder_is_asked_for_the_chunks_that_it_announced(machine):
     some = not_at_home(machine)
-    machine.heard(H3, announced(*some[:3]), [], [], LENGTH)
-    machine.heard(H3, [], announced(some[1]), [], LENGTH)
+    machine.announcement_received(H3, announced(*some[:3]), [], [], LENGTH)
+    machine.announcement_received(H3, [], announced(some[1]), [], LENGTH)
     numbers = [ref.offset // one_machine.CHUNK for ref in some]
-    machine.wanted(some, GUEST, "read")
+    machine.request_chunks(some, GUEST, "read")
     asked = {host: [number for number, _ in asks] for host, asks in machine.asks().items()}
     assert asked == {"h3": [numbers[0], numbers[2]], "h2": [numbers[1], numbers[3]]}
 
 
 def test_holder_that_denies_a_chunk_keeps_the_others(machine):
     some = not_at_home(machine)
-    machine.heard(H3, announced(*some), [], [], LENGTH)
-    machine.wanted(some[:1], priority.Priority.ADVERTISED, "ahead")
-    machine.refused(H3, [(machine.attempt().number, failure.Failure.MISSING)])
-    holders = [machine.core.context.locations.of(ref) for ref in some]
+    machine.announcement_received(H3, announced(*some), [], [], LENGTH)
+    machine.request_chunks(some[:1], priority.Priority.ADVERTISED, "ahead")
+    machine.peer_refused(H3, [(machine.attempt().number, failure.Failure.MISSING)])
+    holders = [machine.core.context.locations.holders_of_chunk(ref) for ref in some]
     assert holders == [[], [H3], [H3], [H3]] and machine.core.counters.denied == 1
 
 
 @pytest.mark.parametrize("length", [1, 2, 16])
 def test_announcements_by_another_length_are_ignored(machine, length):
-    machine.heard(H3, announced(*in_segments(range(8, 12))), [], [], length)
+    machine.announcement_received(H3, announced(*in_segments(range(8, 12))), [], [], length)
     assert machine.core.counters.ignored == 4 and not machine.last
     assert not len(machine.core.context.locations)
 
 
 def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_former_one(machine):
     some = in_segments(range(8, 12))
-    machine.heard(H3, announced(*in_segments(range(12, 16))), [], [], LENGTH)
-    machine.stored([arrived(some[:1])])
-    machine.core.context.announcements.hint(H2, some[0])
+    machine.announcement_received(H3, announced(*in_segments(range(12, 16))), [], [], LENGTH)
+    machine.chunks_stored([arrived(some[:1])])
+    machine.core.context.announcements.hint_eviction(H2, some[0])
     hosts = machine.table.hosts
     machine.table_changed(hash_ring.Ring(2, hosts, segment_chunks=2), machine.table)
     assert not len(machine.core.context.locations)
-    machine.stored([arrived(some)])  # they were asked for before
+    machine.chunks_stored([arrived(some)])  # they were asked for before
     told = tells(machine)
     assert told[H3].here == announced(*some[:2]) and told[H3].segment_chunks == 2
     assert not any(tell.evictable for tell in machine.wait(announcements.HINT_EVERY_S))
@@ -213,7 +213,7 @@ def test_new_length_begins_with_empty_tables_and_announces_no_chunk_by_the_forme
 
 def test_allowance_counts_chunks_whatever_segments_they_are_in(machine):
     told = [(ids.Oid(n), 0b1111) for n in range(1, 9_001)]
-    machine.heard(H3, told, [], [], LENGTH)
+    machine.announcement_received(H3, told, [], [], LENGTH)
     assert machine.core.counters.heard == 20_000 and machine.core.counters.ignored == 16_000
     assert len(machine.core.context.locations) == 5_000
 
@@ -231,17 +231,19 @@ def test_holders_of_each_chunk_are_those_that_told_of_it_last(says):
     for what, host, bits in says:
         name = ids.HostId(f"h{host}")
         if what == "told":
-            known.told(name, [(some[0].place, bits)])
+            known.add_holder(name, [(some[0].place, bits)])
             right[name] = right.pop(name, 0) | bits
             right = dict([*right.items()][-location_index.HOLDERS :])
         elif what == "taken_back":
-            known.taken_back(name, [(some[0].place, bits)])
+            known.remove_holder(name, [(some[0].place, bits)])
             right[name] = right.get(name, 0) & ~bits
         else:
             one = some[bits % LENGTH]
-            assert known.denied(name, one) == bool(right.get(name, 0) & one.bit)
+            assert known.record_denial(name, one) == bool(right.get(name, 0) & one.bit)
             right[name] = right.get(name, 0) & ~one.bit
         right = {host: bits for host, bits in right.items() if bits}
         for ref in some:
-            assert known.of(ref) == [host for host, bits in right.items() if bits & ref.bit]
-        assert known.holders(some[0]) == [*right.items()]
+            assert known.holders_of_chunk(ref) == [
+                host for host, bits in right.items() if bits & ref.bit
+            ]
+        assert known.holders_of_segment(some[0]) == [*right.items()]

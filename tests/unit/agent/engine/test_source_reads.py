@@ -22,7 +22,7 @@ def out():
 
 def begun(out, reads):
     reads.start(0.0)
-    return [action for action in out.take() if isinstance(action, actions.ReadSource)]
+    return [action for action in out.take_all() if isinstance(action, actions.ReadSource)]
 
 
 def chunks(*numbers):
@@ -69,7 +69,7 @@ def test_who_reads_much_of_an_image_keeps_no_other_guest_of_it_waiting(out):
         "image/2": chunks(301),
     }
     for read in first:
-        reads.ended(read.number)
+        reads.end_range(read.number)
     assert sorted(wants_of(begun(out, reads))) == sorted([chunks(2), chunks(303)])
 
 
@@ -83,7 +83,7 @@ def test_image_with_many_openers_has_no_more_turns_than_one_with_few(out):
         found = begun(out, reads)
         turns += [read.who for read in found]
         for read in found:
-            reads.ended(read.number)
+            reads.end_range(read.number)
     assert turns.count("few/1") == len(turns) / 2
 
 
@@ -109,17 +109,17 @@ class Steps:
         self.seen += [want for read in begun(self.out, self.reads) for want in read.wants]
 
     def end(self, number, *_):
-        self.reads.ended(number)
+        self.reads.end_range(number)
 
     def change(self, number, opener):
-        waiting = [read for read in self.made if not read.number and self.reads.holds(read)]
+        waiting = [read for read in self.made if not read.number and self.reads.is_active(read)]
         if not waiting:
             return
         read = waiting[number % len(waiting)]
         if number % 3 == 0:
-            self.reads.hurry(read, P.GUEST, "image", opener)
+            self.reads.raise_priority(read, P.GUEST, "image", opener)
         elif number % 3 == 1:
-            self.reads.forget(read)
+            self.reads.drop_read(read)
         elif len(read.refs) > 1:
             self.split(read, [number % 2])
 
@@ -141,7 +141,7 @@ def test_every_read_is_begun_once_or_forgotten_whoever_has_the_image_open(steps)
     for _ in range(3 * len(it.made) + 1):
         it.start()
         for number in range(1, 300):
-            it.reads.ended(number)
+            it.reads.end_range(number)
     assert not len(it.reads) and not any(it.reads._queue._lines)
     assert not it.reads._starts and not it.reads._stops and not it.reads._held
     assert len(set(it.seen)) == len(it.seen)
@@ -175,7 +175,7 @@ def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
     reads.read(chunks(0), P.GUEST, "image", 0.0)
     [first] = begun(out, reads)
     assert (first.priority, tuple(first.wants)) == (P.GUEST, chunks(0, 1))
-    reads.ended(first.number)
+    reads.end_range(first.number)
     reads.read(chunks(3), P.GUEST, "image", 0.0)
     reads.read(chunks(4), P.LATER, "h2", 0.0)
     assert wants_of(begun(out, reads)) == [chunks(3)]
@@ -207,10 +207,10 @@ def test_read_that_becomes_urgent_goes_before_others_and_is_made_once(out):
     first = reads.read(chunks(1), P.GUEST, "image", 0.0)
     begun(out, reads)
     others = [reads.read(chunks(number), P.SOON, "h2", 0.0) for number in range(3, 30, 2)]
-    reads.hurry(others[-1], P.GUEST, "image")
-    reads.hurry(others[-1], P.WHOLE, "h3")  # it is more urgent already
-    reads.hurry(first, P.GUEST, "other")  # it is under way
-    assert reads.ended(first.number) == [first]
+    reads.raise_priority(others[-1], P.GUEST, "image")
+    reads.raise_priority(others[-1], P.WHOLE, "h3")  # it is more urgent already
+    reads.raise_priority(first, P.GUEST, "other")  # it is under way
+    assert reads.end_range(first.number) == [first]
     (read,) = begun(out, reads)
     assert tuple(read.wants) == chunks(29) and len(reads) == len(others)
 
@@ -223,8 +223,8 @@ def test_place_is_free_when_all_of_a_range_is_told_and_each_chunk_is_told_once(o
     assert told(reads, read.number, 2) == [found[2]]
     assert told(reads, read.number, 2, 9) == []
     assert told(reads, read.number + 1, 0) == [] and not begun(out, reads)
-    assert reads.ended(read.number) == [found[0], found[1], found[3]]
-    assert reads.ended(read.number) == []
+    assert reads.end_range(read.number) == [found[0], found[1], found[3]]
+    assert reads.end_range(read.number) == []
     assert wants_of(begun(out, reads)) == [chunks(9)]
 
 
@@ -232,11 +232,11 @@ def test_what_nobody_wants_is_not_read_or_cancelled_when_nothing_of_it_is_wanted
     reads = source_reads.SourceReads(out, places=1)
     first, second, third = (reads.read(chunks(n), P.GUEST, "image", 0.0) for n in (0, 1, 5))
     (read,) = begun(out, reads)
-    reads.forget(third)
-    reads.forget(first)
-    assert not out.take() and not begun(out, reads)
-    reads.forget(second)
-    assert out.take() == [actions.CancelRead(read.number)]
+    reads.drop_read(third)
+    reads.drop_read(first)
+    assert not out.take_all() and not begun(out, reads)
+    reads.drop_read(second)
+    assert out.take_all() == [actions.CancelRead(read.number)]
     assert not len(reads) and told(reads, read.number, 1) == []
 
 
@@ -245,13 +245,13 @@ def test_read_of_which_the_source_tells_a_part_is_split(out):
     read = reads.read(chunks(0, 1, 2, 3), P.GUEST, "image", 0.0)
     begun(out, reads)
     what = [(3, b""), (1, "no"), (3, b"again"), (0, b""), (1, b"late"), (0, "no")]
-    ended = reads.take(read.number, what, lambda one: one == "no")
+    ended = reads.end_answered(read.number, what, lambda one: one == "no")
     assert [(one.refs, told) for one, told in ended] == [
         (chunks(0, 3), [b"", b""]),
         (chunks(1), ["no"]),
     ]
-    assert read.refs == chunks(2) and reads.holds(read)
-    assert reads.ended(read.number) == [read] and not len(reads)
+    assert read.refs == chunks(2) and reads.is_active(read)
+    assert reads.end_range(read.number) == [read] and not len(reads)
 
 
 def test_part_of_a_read_that_waits_has_its_turn(out):
@@ -260,9 +260,9 @@ def test_part_of_a_read_that_waits_has_its_turn(out):
     begun(out, reads)
     read = reads.read(chunks(0, 1, 2), P.GUEST, "image", 0.0)
     part = reads.split(read, [1])
-    reads.forget(read)
-    reads.ended(1)
-    assert wants_of(begun(out, reads)) == [chunks(1)] and reads.holds(part)
+    reads.drop_read(read)
+    reads.end_range(1)
+    assert wants_of(begun(out, reads)) == [chunks(1)] and reads.is_active(part)
 
 
 def test_what_a_fault_has_left_is_counted_anew(out):
@@ -273,6 +273,6 @@ def test_what_a_fault_has_left_is_counted_anew(out):
     reads._held["nobody"] = reads._held_by_others = 9
     reads._ranges[found[0].number].reads.clear()
     reads._starts.clear()
-    reads.mend()
+    reads.recount_reads()
     assert (len(reads._ranges), dict(reads._held), reads._held_by_others) == (2, {"h2": 2}, 2)
     assert len(begun(out, reads)) == 1 and len(reads._starts) == len(reads._queue)

@@ -35,10 +35,10 @@ def test_guest_of_a_peer_makes_its_request_urgent(machine):
     machine.peer_hurried("h2", [numbers[2] + 1, 12345])
     machine.ask_me("h3", machine.request(numbers[0], "h3", Mode.HELD_ONLY, urgency=Priority.SOON))
     machine.core.requests.uploads.places.count = 64
-    machine.delivered(["h2"])
+    machine.answers_delivered(["h2"])
     order = [given.want.offset // one_machine.CHUNK for given in machine.answers()]
     assert sorted(order) == sorted([*numbers, numbers[0]]) and order[0] == numbers[2]
-    machine.delivered(["h2", "h3"])
+    machine.answers_delivered(["h2", "h3"])
     assert not any(vars_of(found) for found in machine.core.requests.receivers.values())
 
 
@@ -63,7 +63,7 @@ def test_urgent_answers_go_first_but_others_are_not_starved(machine, monkeypatch
     order, last = [], "h9"
     for _ in range(24):
         machine.now += 0.03
-        machine.delivered([last])
+        machine.answers_delivered([last])
         (reply,) = machine.got(actions.Reply)
         last = reply.connection
         order.append(last)
@@ -89,7 +89,7 @@ def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_
         machine.ask_me("h2", machine.request(n, "h2", Mode.HELD_ONLY))
         answers += len(machine.answers())
         machine.wait(upload_scheduler.PATIENCE_S / 60)
-        machine.delivered(["h2"])
+        machine.answers_delivered(["h2"])
     assert (places.count, answers) == (upload_scheduler.upload_slots.MANY, 100)
     assert len(deadlines) <= before + 2  # one of its places, one of its requests
     machine.ask_me("h2", machine.request(100, "h2", Mode.HELD_ONLY))
@@ -104,11 +104,11 @@ def test_answer_is_not_late_because_it_was_looked_at_late(machine):
     machine.cache.update(chunk(n).cid for n in range(9))
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
     machine.now += 0.1
-    machine.delivered(["h2"], 0.099)
+    machine.answers_delivered(["h2"], 0.099)
     assert places.count == upload_scheduler.upload_slots.MANY
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
     machine.now += 0.1
-    machine.delivered(["h2"], 0.05)
+    machine.answers_delivered(["h2"], 0.05)
     assert places.count == upload_scheduler.upload_slots.FEW
 
 
@@ -139,11 +139,11 @@ def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
     assert receiver.requests <= peer_requests.REQUESTS_OF_A_PEER
     others = flood(machine, "h3", "h3", 100)  # nobody else is hindered
     for _ in range(50):
-        machine.delivered(["h3"])
+        machine.answers_delivered(["h3"])
         others += given_bytes(machine)
     assert others == 100 * one_machine.CHUNK
     for _ in range(100):
-        machine.delivered([f"c{n}" for n in range(3)])
+        machine.answers_delivered([f"c{n}" for n in range(3)])
         given += given_bytes(machine)
     assert given > 17 * 1024 * 1024
     for connection in ("c0", "c1", "c2"):
@@ -160,7 +160,7 @@ def test_receiver_that_reads_all_the_time_is_given_all(machine):
         is_asked |= bool(machine.got(actions.Watch))
         for _ in range(3):
             if is_asked:
-                machine.delivered(["c"])
+                machine.answers_delivered(["c"])
                 given += given_bytes(machine)
                 is_asked = bool(machine.got(actions.Watch))
     assert given > 0.9 * 2000 * one_machine.CHUNK
@@ -175,7 +175,7 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
     for read in iter(lambda: next(iter(ranges), None), None):
         wants = [found.want for found in ranges[read].reads.values()]
         gave = [data_of(found.offset // one_machine.CHUNK) for found in wants]
-        machine.source_gave(read, list(enumerate(gave)))
+        machine.source_read_progressed(read, list(enumerate(gave)))
         given += given_bytes(machine)
     (receiver,) = machine.core.requests.receivers.values()
     (link,) = machine.core.requests._links.values()
@@ -185,7 +185,7 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
     machine.peer_cancelled("h2", list(link.askers))
     assert all(asker.data is None for asker in held)
     machine.core.requests.uploads.places.count = 64
-    machine.delivered(["h2"])
+    machine.answers_delivered(["h2"])
     machine.peer_left("h2")
     assert not receiver.requests and not receiver.undelivered
 
@@ -226,10 +226,10 @@ def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine,
     machine.ask_me("h4", machine.request(numbers[2], "h4", Mode.HELD_ONLY))
     machine.cache.clear()
     machine.now += 0.03
-    machine.delivered(["h2"])
+    machine.answers_delivered(["h2"])
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING]  # h4's
     (read,) = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(0, data_of(numbers[1]))])
+    machine.source_read_progressed(read.number, [(0, data_of(numbers[1]))])
     assert machine.answers()[0].data == data_of(numbers[1])
     assert not len(machine.core.requests)
 
@@ -237,17 +237,17 @@ def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine,
 def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
     names = place_identity.ByPlace()
     machine = one_machine.Machine(names=names)
-    right = names.oid(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
-    names.note([chunk(1)._replace(oid=right)])
+    right = names.oid_of(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
+    names.record_names([chunk(1)._replace(oid=right)])
     machine.cache.add(chunk(1).cid)
     machine.core.requests.uploads.places.count = 0
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
-    machine.gone([chunk(1).cid])
-    other = names.oid(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid)
-    names.note([chunk(1)._replace(oid=other)])
+    machine.chunk_evicted([chunk(1).cid])
+    other = names.oid_of(one_machine.OTHER, one_machine.CHUNK, chunk(1).cid)
+    names.record_names([chunk(1)._replace(oid=other)])
     machine.core.requests.uploads.places.count = 64
     machine.ask_me("h3")
-    machine.delivered(["h3"])
+    machine.answers_delivered(["h3"])
     assert machine.answers()[0].failure is Failure.MISSING
 
 
@@ -271,7 +271,7 @@ def test_what_nobody_waits_for_is_refused_while_others_wait_for_the_uplink(machi
 
 def test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait(machine):
     number = machine.chunk_of("h3")
-    machine.wanted([chunk(number)], Priority.GUEST, "a guest")
+    machine.request_chunks([chunk(number)], Priority.GUEST, "a guest")
     attempt = machine.attempt()
     machine.ask_me("h2", machine.request(number, "h2", Mode.HELD, urgency=Priority.LATER))
     machine.cache.add(chunk(0).cid)

@@ -14,7 +14,7 @@ LATE_S, QUICK_S, QUICK_ONES = (
 @pytest.fixture
 def few():
     places = upload_slots.UploadSlots()
-    places.arrived(took_s=2 * LATE_S)
+    places.answer_delivered(took_s=2 * LATE_S)
     assert places.count == FEW
     return places
 
@@ -31,13 +31,13 @@ def test_places_may_be_few_until_answers_have_arrived_at_once():
     places = upload_slots.UploadSlots(FEW)
     for count in (FEW,) * QUICK_ONES + (MANY,):
         assert places.count == count
-        places.arrived(0.0)
+        places.answer_delivered(0.0)
 
 
 @pytest.mark.parametrize("between_s", [QUICK_S, 2 * LATE_S])
 def test_only_quick_answers_in_a_row_make_places_many_again(few, between_s):
     for took_s in [0.0] * (QUICK_ONES - 1) + [between_s] + [0.0] * (QUICK_ONES - 1):
-        few.arrived(took_s)
+        few.answer_delivered(took_s)
     assert few.count == FEW
-    few.arrived(0.0)
+    few.answer_delivered(0.0)
     assert few.count == MANY

@@ -35,18 +35,18 @@ def machine():
 
 
 def test_empty_batch_is_complete_at_once(machine):
-    machine.wanted([], P.GUEST, "a guest")
+    machine.request_chunks([], P.GUEST, "a guest")
     assert machine.completes() == [actions.Complete("a guest", [], None, "")]
     assert not machine.core.pending
-    assert not machine.wanted([], P.SOON, None)
+    assert not machine.request_chunks([], P.SOON, None)
 
 
 @pytest.mark.parametrize("priority", [P.PEER, P.LATER])
 def test_reasons_of_other_hosts_are_refused_before_anything_begins(machine, priority):
     with pytest.raises(errors.LocalProtocolError, match=priority.name):
-        machine.wanted([chunk(1)], priority, "who")
+        machine.request_chunks([chunk(1)], priority, "who")
     with pytest.raises(errors.LocalProtocolError, match=priority.name):
-        machine.each_wanted([("who", (chunk(1),))], priority)
+        machine.request_batches([("who", (chunk(1),))], priority)
     assert not len(machine.core) and not machine.core.pending
 
 
@@ -56,24 +56,24 @@ def test_dead_home_does_not_keep_a_guest_from_asking_every_host():
     number = next(
         n
         for n in range(1000)
-        if machine.home_of(n) != "h1" and "h1" not in tables.owners(chunk(n).oid, 8)
+        if machine.home_of(n) != "h1" and "h1" not in tables.owners_of(chunk(n).oid, 8)
     )
-    owners = tables.owners(chunk(number).oid, 8)
-    holder = next(host for host in tables.others() if host not in owners)
+    owners = tables.owners_of(chunk(number).oid, 8)
+    holder = next(host for host in tables.other_hosts() if host not in owners)
 
     def peer(host, attempt):
         if host == owners[0]:
             return F.UNREACHABLE
         return data_of(number) if host == holder else F.MISSING
 
-    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     done = machine.play(5.0, peer, lambda _: F.MISSING)
     assert done["a guest"].chunks == [data_of(number)]
 
 
 def test_bad_chunk_does_not_take_its_neighbours_along():
     machine = one_machine.Machine(1)
-    machine.wanted([chunk(n) for n in range(16, 32)], P.SOON, "ahead")
+    machine.request_chunks([chunk(n) for n in range(16, 32)], P.SOON, "ahead")
     reads = {}
 
     def source(wanted):
@@ -89,21 +89,23 @@ def test_chunks_of_a_read_are_given_as_they_come():
     machine = one_machine.Machine(1)
     for number in range(3):
         machine.last = []
-        machine.core.wanted(0.0, [chunk(number)], P.GUEST, number)
-    machine.wanted([chunk(3), chunk(4)], P.GUEST, "two")
+        machine.core.request_chunks(0.0, [chunk(number)], P.GUEST, number)
+    machine.request_chunks([chunk(3), chunk(4)], P.GUEST, "two")
     (read,) = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(1, b"4")])
+    machine.source_read_progressed(read.number, [(1, b"4")])
     assert machine.got(actions.Store) and not machine.completes()
-    machine.source_gave(read.number, [(1, b"4 again"), (7, b"what?"), (0, b"3")])
+    machine.source_read_progressed(read.number, [(1, b"4 again"), (7, b"what?"), (0, b"3")])
     assert machine.completes()[0].chunks == [b"3", b"4"]
-    assert not machine.source_ended(read.number) and not machine.source_gave(99, [(0, b"")])
+    assert not machine.source_ended(read.number) and not machine.source_read_progressed(
+        99, [(0, b"")]
+    )
 
 
 def test_read_that_ends_early_fails_for_the_rest_only():
     machine = one_machine.Machine(1)
-    machine.wanted([chunk(1), chunk(2)], P.SOON, "ahead")
+    machine.request_chunks([chunk(1), chunk(2)], P.SOON, "ahead")
     (read,) = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(0, b"1")])
+    machine.source_read_progressed(read.number, [(0, b"1")])
     machine.source_ended(read.number, F.UNREACHABLE)
     assert machine.completes()[0].failure is F.UNREACHABLE and not len(machine.core)
 
@@ -111,9 +113,9 @@ def test_read_that_ends_early_fails_for_the_rest_only():
 def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
     machine = one_machine.Machine(1)
     for number in range(0, 2000):
-        machine.core.wanted(0.0, [chunk(number, one_machine.OTHER)], P.GUEST, number)
-    machine.wanted([chunk(5000, one_machine.OTHER)], P.GUEST, "one more")
-    machine.last = machine.core.alive(0.0, H2)
+        machine.core.request_chunks(0.0, [chunk(number, one_machine.OTHER)], P.GUEST, number)
+    machine.request_chunks([chunk(5000, one_machine.OTHER)], P.GUEST, "one more")
+    machine.last = machine.core.keep_alive_received(0.0, H2)
     for _ in range(60):  # all of them pause, and wait for their turn
         for number in list(machine.core.context.source_reads._ranges):
             machine.source_ended(number, F.UNREACHABLE)
@@ -121,7 +123,7 @@ def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
     paused = [t for t in machine.core.context.transfers.values() if t.retry is not None]
     assert len(paused) > 1500
     wanted = paused[-1].want
-    machine.wanted([wanted._replace(image_id=one_machine.IMAGE)], P.GUEST, "new")
+    machine.request_chunks([wanted._replace(image_id=one_machine.IMAGE)], P.GUEST, "new")
     found = list(machine.last)
     for _ in range(3):
         for number in list(machine.core.context.source_reads._ranges):
@@ -134,8 +136,8 @@ def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
 def test_what_is_tried_again_is_bounded_and_each_image_has_its_turn():
     machine = one_machine.Machine(1)
     for number in range(3000):
-        machine.core.wanted(0.0, [chunk(number)], P.GUEST, number)
-    machine.wanted([chunk(9000, one_machine.OTHER)], P.GUEST, "other")
+        machine.core.request_chunks(0.0, [chunk(number)], P.GUEST, number)
+    machine.request_chunks([chunk(9000, one_machine.OTHER)], P.GUEST, "other")
     tried = []
     for _ in range(400):
         reads = machine.core.context.source_reads._ranges
@@ -153,10 +155,10 @@ def test_lanes_forget_guesses_alone_and_only_those_of_who_guesses_most():
     machine = one_machine.Machine(hosts=1, background_limit=1)
     seeds = [chunk(n) for n in range(prefetch_limits.WISHES + 100)]
     others = [chunk(n, one_machine.OTHER) for n in range(5000, 5000 + prefetch_limits.WISHES + 100)]
-    machine.wanted(seeds, P.SEED, "a")
-    assert not machine.completes() and not machine.wanted(others, P.SEED, "b")
-    machine.wanted(others[:2], P.SOON, "few")
-    machine.wanted(
+    machine.request_chunks(seeds, P.SEED, "a")
+    assert not machine.completes() and not machine.request_chunks(others, P.SEED, "b")
+    machine.request_chunks(others[:2], P.SOON, "few")
+    machine.request_chunks(
         [chunk(n) for n in range(20_000, 20_002 + prefetch_limits.WISHES)], P.SOON, "many"
     )
     assert [(done.token, done.failure) for done in machine.completes()] == [("many", F.FORGOTTEN)]
@@ -164,19 +166,19 @@ def test_lanes_forget_guesses_alone_and_only_those_of_who_guesses_most():
 
 def test_lanes_have_turns_among_images():
     machine = one_machine.Machine(hosts=1, background_limit=2)
-    machine.wanted([chunk(n) for n in range(100)], P.SEED, "a")
-    machine.wanted([chunk(n, one_machine.OTHER) for n in range(500, 600)], P.SEED, "b")
+    machine.request_chunks([chunk(n) for n in range(100)], P.SEED, "a")
+    machine.request_chunks([chunk(n, one_machine.OTHER) for n in range(500, 600)], P.SEED, "b")
     seen = []
     for _ in range(20):
         for number, found in list(machine.core.context.source_reads._ranges.items()):
             seen += [read.want.image_id for read in found.reads.values()]
-            machine.source_gave(number, [(n, b"") for n in found.reads])
+            machine.source_read_progressed(number, [(n, b"") for n in found.reads])
     assert abs(seen.count(one_machine.IMAGE) - seen.count(one_machine.OTHER)) <= 3
 
 
 def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
-    machine.each_wanted([(n, (chunk(n),)) for n in numbers], P.SEED)
+    machine.request_batches([(n, (chunk(n),)) for n in numbers], P.SEED)
     [ask] = machine.got(actions.Ask)
     assert len(ask.attempts) == 3
 
@@ -194,18 +196,18 @@ def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(mach
 
 def test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it():
     machine = one_machine.Machine(1, background_limit=2)
-    machine.each_wanted([(n, (chunk(n),)) for n in range(9)], P.SEED)
+    machine.request_batches([(n, (chunk(n),)) for n in range(9)], P.SEED)
     [read] = machine.got(actions.ReadSource)
     assert len(read.wants) == 2
-    machine.wanted([chunk(5)], P.SEED, "another")
-    machine.wanted([chunk(6)], P.SOON, None)
-    machine.cancelled(*range(2, 9))
+    machine.request_chunks([chunk(5)], P.SEED, "another")
+    machine.request_chunks([chunk(6)], P.SOON, None)
+    machine.cancel_reads(*range(2, 9))
     assert [one.offset // one_machine.CHUNK for one in read.wants] == [0, 1]
     lanes_, transfers = machine.core.pending.prefetch_limits, machine.core.context.transfers
     left = {one.want.offset // one_machine.CHUNK for one in transfers.values()}
     assert left == {0, 1, 5, 6}
     assert len(lanes_) == 1 and lanes_.under_way == 3  # what a guest is about to read has begun
-    machine.cancelled(0, 1, "another")
+    machine.cancel_reads(0, 1, "another")
     assert len(lanes_) == 0 and lanes_.under_way == 3  # what is under way goes on
 
 
@@ -214,12 +216,12 @@ def test_cancelled_batch_holds_no_bytes_though_its_deadline_is_far(machine):
         pass
 
     numbers = [machine.chunk_of("h2", skip) for skip in range(2)]
-    machine.wanted([chunk(n) for n in numbers], P.GUEST, "a guest", deadline_s=3600.0)
+    machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "a guest", deadline_s=3600.0)
     data = Data()
     held = weakref.ref(data)
     machine.chunks_arrived(H2, [(machine.attempt(0).number, data)])
-    machine.stored(machine.got(actions.Store)[0].runs)
-    machine.cancelled("a guest")
+    machine.chunks_stored(machine.got(actions.Store)[0].runs)
+    machine.cancel_reads("a guest")
     machine.last = []
     del data
     gc.collect()
@@ -230,10 +232,10 @@ def test_many_waiters_of_one_chunk_that_are_late_cost_no_more_each():
     def leaving_s(count):
         machine = one_machine.Machine(1)
         for token in range(count):
-            machine.core.wanted(0.0, [chunk(1)], P.GUEST, token, 5.0)
+            machine.core.request_chunks(0.0, [chunk(1)], P.GUEST, token, 5.0)
         machine.core.source_ended(0.0, 1)
         began_s = time.process_time()
-        machine.core.tick(5.0)
+        machine.core.run_due_timers(5.0)
         assert not machine.core.pending
         return time.process_time() - began_s
 
@@ -243,16 +245,16 @@ def test_many_waiters_of_one_chunk_that_are_late_cost_no_more_each():
 
 def test_what_came_is_given_until_the_cache_has_it_and_is_not_fetched_again(machine):
     number = machine.chunk_of("h1")
-    machine.wanted([chunk(number)], P.GUEST, 1)
+    machine.request_chunks([chunk(number)], P.GUEST, 1)
     (read,) = machine.got(actions.ReadSource)
-    machine.source_gave(read.number, [(0, b"bytes")])
+    machine.source_read_progressed(read.number, [(0, b"bytes")])
     (store,) = machine.got(actions.Store)
-    machine.wanted([chunk(number)], P.GUEST, 2)
+    machine.request_chunks([chunk(number)], P.GUEST, 2)
     assert machine.completes()[0].chunks == [b"bytes"] and not machine.got(actions.ReadSource)
     machine.ask_me("h2", machine.request(number, "h2"))
     assert machine.answers()[0].data == b"bytes"
     machine.not_stored(store.runs)
-    machine.wanted([chunk(number)], P.GUEST, 3)
+    machine.request_chunks([chunk(number)], P.GUEST, 3)
     assert machine.got(actions.ReadSource)
 
 
@@ -260,27 +262,27 @@ def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
     machine = one_machine.Machine(hosts=1)
     chunks = []
     for first in range(0, 1024, 64):
-        machine.wanted([chunk(n) for n in range(first, first + 64)], P.GUEST, first)
+        machine.request_chunks([chunk(n) for n in range(first, first + 64)], P.GUEST, first)
         for read in machine.got(actions.ReadSource):
-            machine.source_gave(read.number, [(n, b"") for n in range(len(read.wants))])
+            machine.source_read_progressed(read.number, [(n, b"") for n in range(len(read.wants))])
             chunks += machine.got(actions.Store)[0].runs
-    machine.wanted([chunk(5000)], P.WHOLE, "ahead")
+    machine.request_chunks([chunk(5000)], P.WHOLE, "ahead")
     assert not machine.last
-    machine.stored(chunks[:1])
+    machine.chunks_stored(chunks[:1])
     assert machine.got(actions.ReadSource)
 
 
 def test_lost_connection_ends_what_was_asked_on_it_and_nothing_else(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     for number, connection in zip(numbers, ("old", "new", None), strict=True):
-        machine.wanted([chunk(number)], P.SOON, number)
+        machine.request_chunks([chunk(number)], P.SOON, number)
         machine.attempt().connection = connection
-    machine.lost(H2, "old")
-    assert machine.core.context.peers.pending(H2) == 2
-    machine.lost(H2, "old")
-    assert machine.core.context.peers.pending(H2) == 2
-    machine.lost(H2)  # none could be made
-    assert machine.core.context.peers.pending(H2) == 1
+    machine.connection_lost(H2, "old")
+    assert machine.core.context.peers.pending_attempts(H2) == 2
+    machine.connection_lost(H2, "old")
+    assert machine.core.context.peers.pending_attempts(H2) == 2
+    machine.connection_lost(H2)  # none could be made
+    assert machine.core.context.peers.pending_attempts(H2) == 1
 
 
 def with_slow_peers(machine):
@@ -288,11 +290,11 @@ def with_slow_peers(machine):
     numbers = [n for n in range(3000) if machine.home_of(n) != "h1"]
     own = [n for n in range(3000) if machine.home_of(n) == "h1"]
     for turn in range(8):
-        machine.wanted([chunk(numbers.pop()), chunk(own.pop())], P.GUEST, turn)
+        machine.request_chunks([chunk(numbers.pop()), chunk(own.pop())], P.GUEST, turn)
         (read,) = machine.got(actions.ReadSource)
         asked = machine.attempt()
         machine.now += 0.002
-        machine.source_gave(read.number, [(0, b"")])
+        machine.source_read_progressed(read.number, [(0, b"")])
         machine.now += 0.09
         machine.chunks_arrived(asked.host, [(asked.number, b"")])
     return numbers
@@ -302,7 +304,7 @@ def test_guests_ask_peers_first_where_the_source_may_not_go_first():
     machine = one_machine.Machine(may_ask_source_first=False)
     numbers = with_slow_peers(machine)
     for turn in range(8, 16):
-        machine.wanted([chunk(numbers.pop())], P.GUEST, turn)
+        machine.request_chunks([chunk(numbers.pop())], P.GUEST, turn)
         assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
     assert machine.core.counters.source_firsts == 0
 
@@ -311,11 +313,11 @@ def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
     numbers = with_slow_peers(machine)
     firsts = []
     for turn in range(8, 16):
-        machine.wanted([chunk(numbers.pop())], P.GUEST, turn)
+        machine.request_chunks([chunk(numbers.pop())], P.GUEST, turn)
         firsts.append(bool(machine.got(actions.ReadSource)) and not machine.got(actions.Ask))
     assert firsts.count(True) == 7  # one still asks the peers
     assert machine.core.counters.source_firsts == 7
-    machine.wanted([chunk(numbers.pop())], P.SOON, "ahead")
+    machine.request_chunks([chunk(numbers.pop())], P.SOON, "ahead")
     assert machine.got(actions.Ask)
 
 
@@ -324,21 +326,21 @@ def ask_home(machine, host, numbers):
     for number in numbers:
         machine.ask_me(host, machine.request(number, host, urgency=P.PEER))
         for read in machine.got(actions.ReadSource):
-            machine.source_gave(read.number, [(0, data_of(number))])
+            machine.source_read_progressed(read.number, [(0, data_of(number))])
             machine.cache.add(chunk(number).cid)
 
 
 def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same(machine):
     numbers = with_slow_peers(machine)
     own = [n for n in range(3000, 6000) if machine.home_of(n) == "h1"][: read_overlap.ENOUGH]
-    machine.wanted([chunk(numbers.pop())], P.GUEST, "a guest")
+    machine.request_chunks([chunk(numbers.pop())], P.GUEST, "a guest")
     ask_home(machine, "h2", own)
-    machine.wanted([chunk(numbers.pop())], P.SOON, "ahead")
+    machine.request_chunks([chunk(numbers.pop())], P.SOON, "ahead")
     assert machine.got(actions.ReadSource) and not machine.got(actions.Ask)
-    machine.wanted([chunk(numbers.pop())], P.SEED, "for an operator")
+    machine.request_chunks([chunk(numbers.pop())], P.SEED, "for an operator")
     assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
     ask_home(machine, "h3", own[:16])  # they read the same
-    machine.wanted([chunk(numbers.pop())], P.SOON, "ahead again")
+    machine.request_chunks([chunk(numbers.pop())], P.SOON, "ahead again")
     assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
 
 
@@ -347,8 +349,8 @@ def test_what_neighbours_advertised_counts_as_read_by_others():
     numbers = with_slow_peers(machine)
     share = machine.core.context.overlap.share
     number = numbers.pop()
-    machine.heard(H2, announced(chunk(number)), [], [])
-    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    machine.announcement_received(H2, announced(chunk(number)), [], [])
+    machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     assert machine.core.context.overlap.share > share
 
 
@@ -373,7 +375,7 @@ def test_home_that_only_says_that_it_is_alive_does_not_hold_a_guests_chunk(machi
     relayed(machine, P.PEER)
     found = []
     while machine.now < 40 and not found:
-        machine.alive(H2)
+        machine.keep_alive_received(H2)
         todo = machine.wait(0.25)
         found = [action for action in todo if isinstance(action, actions.ReadSource)]
     assert machine.now <= 1.0 and machine.got(actions.Cancel) == []
@@ -385,9 +387,9 @@ def test_home_that_is_overtaken_twice_is_left_alone(machine):
     for request_id in range(100, 102):
         while not machine.got(actions.ReadSource):
             machine.wait(0.25)
-        machine.source_gave(machine.got(actions.ReadSource)[0].number, [(0, b"")])
+        machine.source_read_progressed(machine.got(actions.ReadSource)[0].number, [(0, b"")])
         alone += machine.got(actions.LeftAlone)
-        machine.stored(machine.got(actions.Store)[0].runs)
+        machine.chunks_stored(machine.got(actions.Store)[0].runs)
         machine.ask_me("h4", machine.request(number, "h4", request_id=request_id))
     assert [action.host for action in alone] == [H2]
 
@@ -395,7 +397,7 @@ def test_home_that_is_overtaken_twice_is_left_alone(machine):
 def test_relay_for_nobody_who_waits_ends_in_time_whatever_its_home_says(machine):
     relayed(machine, P.LATER)
     while machine.now < 9.9:
-        machine.alive(H2)
+        machine.keep_alive_received(H2)
         assert not [a for a in machine.wait(0.3) if isinstance(a, actions.ReadSource)]
     machine.wait(1.0)
     assert machine.got(actions.ReadSource)
@@ -405,7 +407,7 @@ def test_who_joins_makes_what_is_under_way_as_urgent_as_he_is(machine):
     number, relay = relayed(machine, P.LATER)
     machine.ask_me("h4", machine.request(number, "h4"))
     assert machine.got(actions.Hurry) == [actions.Hurry(H2, [relay.number])]
-    machine.wanted([chunk(number)], P.GUEST, "a guest")
+    machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     assert not machine.got(actions.Hurry)  # it is no more to a peer than that
 
 
@@ -420,13 +422,13 @@ def test_relay_that_somebody_joins_who_waits_is_late_from_then_on(machine):
 @pytest.mark.parametrize("joins", [True, False])
 def test_question_has_its_time_from_when_it_was_sent_whatever_happens(joins, machine):
     number = machine.chunk_of("h2")
-    machine.wanted([chunk(number)], P.SOON, "ahead")
+    machine.request_chunks([chunk(number)], P.SOON, "ahead")
     asked = machine.attempt()
     machine.wait(9.9)
     if joins:
-        machine.wanted([chunk(number)], P.GUEST, "a guest")
+        machine.request_chunks([chunk(number)], P.GUEST, "a guest")
     else:
-        machine.mend("a fault")
+        machine.recover_from_fault("a fault")
     machine.wait(0.2)
     assert machine.got(actions.Cancel) == [actions.Cancel(H2, [asked.number])]
 
@@ -434,9 +436,9 @@ def test_question_has_its_time_from_when_it_was_sent_whatever_happens(joins, mac
 def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machine):
     machine = one_machine.Machine(background_limit=1000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(140)]
-    machine.wanted([chunk(n) for n in numbers], P.SOON, "ahead")
+    machine.request_chunks([chunk(n) for n in numbers], P.SOON, "ahead")
     asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
-    machine.wanted([chunk(numbers[5]), chunk(numbers[-1])], P.GUEST, "a guest")
+    machine.request_chunks([chunk(numbers[5]), chunk(numbers[-1])], P.GUEST, "a guest")
     assert machine.got(actions.Hurry) == [actions.Hurry(H2, [asked[5].number])]
     machine.chunks_arrived(H2, [(asked[0].number, data_of(numbers[0]))])
     assert machine.attempt().want == chunk(numbers[-1])
@@ -444,13 +446,13 @@ def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machi
 
 def test_read_that_nobody_waits_for_gives_way_to_those_that_others_wait_for():
     machine = one_machine.Machine(1, source_places=2)
-    machine.wanted([chunk(1), chunk(3)], P.GUEST, "gone", deadline_s=5.0)
+    machine.request_chunks([chunk(1), chunk(3)], P.GUEST, "gone", deadline_s=5.0)
     reads = machine.got(actions.ReadSource)
     assert [read.wants for read in reads] == [[chunk(1)], [chunk(3)]]
-    machine.cancelled("gone")
+    machine.cancel_reads("gone")
     assert not machine.last  # it goes on: it may be of use
-    machine.wanted([chunk(5)], P.GUEST, "waits")
+    machine.request_chunks([chunk(5)], P.GUEST, "waits")
     assert machine.got(actions.CancelRead) == [actions.CancelRead(reads[1].number)]  # and no more
     assert [wanted.wants for wanted in machine.got(actions.ReadSource)] == [[chunk(5)]]
-    machine.wanted([chunk(7)], P.GUEST, "waits, too")
+    machine.request_chunks([chunk(7)], P.GUEST, "waits, too")
     assert machine.got(actions.CancelRead) == [actions.CancelRead(reads[0].number)]

@@ -166,7 +166,7 @@ def publish(
         *thresholds,
         outward=places,
     )
-    store.publish(
+    store.store_ring(
         database.Publication(
             epoch=epoch,
             published_s=NOW_S + epoch,

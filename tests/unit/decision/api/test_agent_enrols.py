@@ -47,11 +47,11 @@ def enrolling(client, files):
 def test_a_host_enrols_and_renews_and_each_certificate_has_a_key_of_its_own(client, files):
     host = enrolling(client, files)
     answer = host._enrol()
-    first = files.current()
+    first = files.current_credentials()
     assert (first.certificate.host, len(first.signers)) == ("h1", 1)
     assert first.certificate.not_after_s == int(answer.not_after)
     host._enrol()
-    assert files.current().certificate.public_key != first.certificate.public_key
+    assert files.current_credentials().certificate.public_key != first.certificate.public_key
 
 
 @pytest.mark.expect_log("host h1: no certificate for user agent-of-h1 .*its key did not sign")
@@ -64,19 +64,19 @@ def test_a_host_that_lost_its_state_folder_is_told_what_an_operator_has_to_do(
         enrolling(client, anew)._enrol()
     client.post("/v1/hosts/h1/allow")
     enrolling(client, anew)._enrol()
-    assert anew.current().certificate.host == "h1"
+    assert anew.current_credentials().certificate.host == "h1"
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*it is revoked")
 def test_a_host_that_was_revoked_is_told_so_and_keeps_its_files(client, files):
     host = enrolling(client, files)
     host._enrol()
-    before = files.current()
+    before = files.current_credentials()
     client.post("/v1/hosts/h1/revoke")
     with pytest.raises(errors.NotEnrolled, match=r"refuses \(403\).*revoked"):
         host._enrol()
     files.look_again()
-    assert files.current() is before
+    assert files.current_credentials() is before
 
 
 @pytest.mark.expect_log("no certificate for user agent-of-h1.*operator has to let it in")
@@ -90,4 +90,4 @@ def test_a_host_that_waits_for_leave_comes_with_the_same_key_again(
         host._enrol()
     client.post("/v1/hosts/h1/allow", headers=conftest.ADMIN)
     host._enrol()  # the name is the first key's alone
-    assert files.current().certificate.host == "h1"
+    assert files.current_credentials().certificate.host == "h1"

@@ -98,7 +98,7 @@ def test_readers_change_nothing(client, filled):
     for known in CHANGES:
         answer = client.open(path_of(known), method=known.method, headers=conftest.READER)
         assert answer.status_code == 403, known.name
-        assert not filled.drained()
+        assert not filled.list_drained()
 
 
 def test_readers_of_the_system_see_hosts(client, filled):
@@ -168,7 +168,7 @@ def test_bodies_that_make_no_sense_or_are_too_long_are_refused(size, client, fil
     for known in CHANGES:
         answer = client.post(path_of(known), data=b"x" * size)
         assert answer.status_code == (400 if size < 100 else 413), known.name
-        assert not filled.drained() and not bus.tasks and not bus.wanted
+        assert not filled.list_drained() and not bus.tasks and not bus.wanted
 
 
 @pytest.mark.parametrize("body", [b'{"colour": 1}', b"[]", b"[" * 50_000, b'"\xff"', b"{"])
@@ -177,7 +177,7 @@ def test_bodies_of_another_form_are_refused(body, client, filled, bus):
         answer = client.post(path_of(known), data=body)
         found = (answer.status_code, answer.json["error"]["message"][:5])
         assert found == (400, "body:"), known.name
-        assert not filled.drained() and not bus.tasks and not bus.wanted
+        assert not filled.list_drained() and not bus.tasks and not bus.wanted
 
 
 @pytest.mark.parametrize("version", ["acstor 1.0", "acstor latest", "compute 2.99"])

@@ -215,7 +215,7 @@ def test_answer_that_is_not_of_the_host_counts_for_nothing(client, bus, changed)
 def test_answer_of_a_host_that_is_revoked_counts_for_nothing(client, bus, api_configuration, store):
     hosts = enrolled_hosts.EnrolledHosts(api_configuration, store, time.time)
     hosts.identity("h1")
-    hosts.keeper.revoke("h1")
+    hosts.keeper.revoke_host("h1")
     answer = client.post("/v1/checkpoints", json={"instance_id": SERVER})
     assert answer.status_code == 409 and "revoked" in answer.json["error"]["message"]
 

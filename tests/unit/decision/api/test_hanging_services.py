@@ -79,7 +79,9 @@ def test_requests_that_need_the_broker_take_few_threads_while_it_hangs(monkeypat
                 cfg.CONF, lambda conf: oslo_messaging.get_rpc_transport(conf, url)
             )
             monkeypatch.setattr(bus, "_transport", transport)
-            asking = [pool.submit(bus.want, wanted, number) for number in range(THREADS)]
+            asking = [
+                pool.submit(bus.request_preparation, wanted, number) for number in range(THREADS)
+            ]
             refused = futures.wait(asking, 3.0).done  # those that found no place
             said = {str(one.exception()).partition(": ")[2] for one in refused}
             assert broker.connections <= 2 * rpc.CALLERS

@@ -43,9 +43,9 @@ def test_overloaded_host_says_so(client, store):
 def test_host_is_drained_and_enabled_again(client, store):
     conftest.note(store, conftest.sample(0))
     assert client.post("/v1/hosts/h0000/drain").json["is_drained"]
-    assert store.drained() == {"h0000"}
+    assert store.list_drained() == {"h0000"}
     assert not client.post("/v1/hosts/h0000/enable", json={}).json["is_drained"]
-    assert not store.drained()
+    assert not store.list_drained()
     assert client.post("/v1/hosts/h0009/drain").status_code == 404
 
 

@@ -16,7 +16,7 @@ from acstor_decision.db import listener_queries
 def test_only_a_listener_reports_one(roles, status, client, store):
     answer = client.post("/v1/listeners", json={"listener": "c1"}, headers={"X-Roles": roles})
     assert answer.status_code == status
-    assert [row.listener for row in store.listeners()] == (["c1"] if status == 200 else [])
+    assert [row.listener for row in store.list_listeners()] == (["c1"] if status == 200 else [])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "\x1b[31m", "x" * 256])
@@ -41,5 +41,5 @@ def test_no_more_are_noted_than_there_is_room_for(client, store):
     for number in range(listener_queries.MOST):
         assert store.note_listener(f"c{number}", time.time())
     answer = client.post("/v1/listeners", json={"listener": "one-more"})
-    assert answer.status_code == 409 and len(store.listeners()) == listener_queries.MOST
+    assert answer.status_code == 409 and len(store.list_listeners()) == listener_queries.MOST
     assert client.post("/v1/listeners", json={"listener": "c7"}).status_code == 200

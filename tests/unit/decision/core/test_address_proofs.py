@@ -70,19 +70,19 @@ def test_nobody_takes_the_address_of_a_silent_host_without_being_there(cloud):
 
 
 def test_hosts_of_a_table_need_no_proof_again(cloud):
-    cloud.members.expect("h1", "10.0.0.1:7201", "", cloud.now_s)
+    cloud.members.restore_member("h1", "10.0.0.1:7201", "", cloud.now_s)
     assert cloud.living() == ["h1"] and cloud.members.to_prove(cloud.now_s) == []
 
 
 def test_addresses_where_nobody_is_are_tried_less_and_less_and_after_new_ones():
     proofs = address_proofs.AddressProofs()
     wanted = [address_book.Address("10.0.0.1", port) for port in range(1, 201)]
-    assert len(proofs.due(wanted, 0.0)) == address_proofs.AT_A_TIME
+    assert len(proofs.next_addresses(wanted, 0.0)) == address_proofs.AT_A_TIME
     tried = []
     for now_s in range(4000):
-        for address in proofs.due(wanted[:1], float(now_s)):
+        for address in proofs.next_addresses(wanted[:1], float(now_s)):
             proofs.note_attempt(address, "", float(now_s), has_failed=True)
             tried.append(now_s)
     assert tried[:4] == [0, 5, 15, 35]
     assert tried[-1] - tried[-2] == address_proofs.LONGEST_PAUSE_S
-    assert proofs.due(wanted, 10_000.0)[0] == wanted[1]
+    assert proofs.next_addresses(wanted, 10_000.0)[0] == wanted[1]

@@ -52,9 +52,9 @@ class Cloud:
             self.round += 1
             for host in self.hosts:
                 self.hear(host, shares.get(host, 0.0))
-            decision = self.decider.decide(self.round * COLLECTION_S, drained)
+            decision = self.decider.decide_table(self.round * COLLECTION_S, drained)
             if decision is not None:
-                self.decider.adopt(decision)
+                self.decider.commit_decision(decision)
                 made.append(decision)
         return made
 
@@ -80,7 +80,7 @@ class Cloud:
             },
         )
         now_s = self.round * COLLECTION_S
-        assert self.members.hear(sample, now_s, now_s) is None
+        assert self.members.accept_sample(sample, now_s, now_s) is None
 
     def counts(self) -> dict[str, int]:
         return {host: len(place.names) for host, place in self.decider.table.places.items()}
@@ -88,7 +88,9 @@ class Cloud:
 
 def test_hosts_that_come_get_even_shares_of_their_own_v_nodes():
     cloud = Cloud(3)
-    assert cloud.decider.table.owners() == {h: vnode.first_vnodes(h, 100) for h in (H1, H2, H3)}
+    assert cloud.decider.table.vnodes_by_host() == {
+        h: vnode.first_vnodes(h, 100) for h in (H1, H2, H3)
+    }
     assert cloud.collect({}, times=5) == []
 
 
@@ -188,7 +190,7 @@ def test_a_table_that_could_not_be_published_is_decided_again():
     for host in cloud.hosts:
         cloud.hear(host, 1.0 if host == "h1" else 0.0)
     now_s = cloud.round * COLLECTION_S
-    assert cloud.decider.decide(now_s) == cloud.decider.decide(now_s) is not None
+    assert cloud.decider.decide_table(now_s) == cloud.decider.decide_table(now_s) is not None
 
 
 def test_a_drained_host_stays_reachable_and_is_home_of_nothing_until_it_is_enabled():
@@ -218,7 +220,7 @@ def test_a_host_that_goes_and_comes_back_moves_its_own_v_nodes_only():
     cloud.hosts.remove("h3")
     [gone] = cloud.collect({}, times=5)
     assert gone.moved == 100
-    assert gone.table.owners() == {h: vnode.first_vnodes(h, 100) for h in (H1, H2)}
+    assert gone.table.vnodes_by_host() == {h: vnode.first_vnodes(h, 100) for h in (H1, H2)}
     cloud.hosts.append("h3")
     [back] = cloud.collect({}, times=5)
     assert back.moved == 100
@@ -243,10 +245,10 @@ def test_thresholds_count_when_they_were_asked_for_twice():
     cloud = Cloud(8)
     cloud.places = RACKS
     cloud.collect({})
-    cloud.decider.observe([])
+    cloud.decider.observe_loads([])
     assert cloud.collect({}) == []
     for _ in range(2):
-        cloud.decider.observe([2])
+        cloud.decider.observe_loads([2])
     [decision] = cloud.collect({})
     assert (decision.reason, decision.moved) == (Reason.THRESHOLD, 0)
     assert decision.table.thresholds == Thresholds(1, 2)
@@ -255,9 +257,9 @@ def test_thresholds_count_when_they_were_asked_for_twice():
     assert ring_conversion.from_ring(published) == decision.table
     cloud.places = dict.fromkeys(RACKS, "pod1/rack1")
     cloud.collect({})
-    cloud.decider.observe([2])
+    cloud.decider.observe_loads([2])
     assert cloud.collect({}) == []
-    cloud.decider.observe(None)
+    cloud.decider.observe_loads(None)
     assert cloud.collect({})[0].table.thresholds == Thresholds()
 
 
@@ -268,18 +270,18 @@ def test_segments_are_as_long_as_most_links_have_it_in_two_collections():
     cloud = Cloud(5)
     cloud.links = {f"h{n}": TEN_GBIT_S for n in (1, 2, 3, 4)}
     cloud.collect({})
-    cloud.decider.observe()
+    cloud.decider.observe_loads()
     assert cloud.collect({}) == []
-    cloud.decider.observe()
+    cloud.decider.observe_loads()
     [decision] = cloud.collect({})
     assert (decision.reason, decision.moved) == (Reason.SEGMENTS, 0)
     assert ring_conversion.to_ring(decision.table, 2).segment_chunks == 16
     assert ring_conversion.from_ring(ring_conversion.to_ring(decision.table, 2)) == decision.table
     cloud.links = {"h1": TEN_GBIT_S}
     cloud.collect({})
-    cloud.decider.observe()
+    cloud.decider.observe_loads()
     assert cloud.collect({}) == []
-    cloud.decider.observe()
+    cloud.decider.observe_loads()
     assert cloud.collect({})[0].table.segment_chunks == 1
 
 
@@ -287,7 +289,7 @@ def observe_segments(cloud: Cloud, collections: int) -> list[int]:
     """Return the lengths of segments that the decider publishes."""
     published = []
     for _ in range(collections):
-        cloud.decider.observe()
+        cloud.decider.observe_loads()
         published += [decision.table.segment_chunks for decision in cloud.collect({})]
     return published
 
@@ -324,7 +326,7 @@ def successor_of(cloud: Cloud) -> Cloud:
     made = Cloud(0)
     made.round, made.decider.table = cloud.round, cloud.decider.table
     for host, place in cloud.decider.table.places.items():
-        made.members.expect(host, place.address, place.location, cloud.round * COLLECTION_S)
+        made.members.restore_member(host, place.address, place.location, cloud.round * COLLECTION_S)
     return made
 
 
@@ -346,7 +348,7 @@ def test_host_that_was_not_heard_yet_keeps_its_v_nodes_when_others_are_overloade
 def test_option_says_how_long_segments_are_whatever_the_links():
     cloud = Cloud(3, segment_chunks=4)
     for _ in range(2):
-        cloud.decider.observe()
+        cloud.decider.observe_loads()
     assert cloud.collect({})[0].table.segment_chunks == 4
 
 
@@ -359,7 +361,7 @@ def racked(wait: Callable[[str, str], float]) -> Cloud:
     cloud.places = THREE_RACKS
     cloud.wait = wait
     for _ in range(3):
-        cloud.decider.observe()
+        cloud.decider.observe_loads()
         cloud.collect({})
     assert cloud.decider.table.thresholds == Thresholds(1, threshold.EVERYWHERE)
     return cloud
@@ -369,7 +371,7 @@ def observe(cloud: Cloud, times: int) -> list[decider.Decision]:
     made = []
     for _ in range(times):
         made += cloud.collect({})
-        cloud.decider.observe()
+        cloud.decider.observe_loads()
     return made + cloud.collect({})
 
 
@@ -414,7 +416,7 @@ def test_group_that_gets_chunks_much_faster_from_its_pod_asks_there_and_nobody_e
 
     cloud.wait = wait
     for _ in range(3):
-        cloud.decider.observe()
+        cloud.decider.observe_loads()
         cloud.collect({})
     [decision] = observe(cloud, 3)
     assert {p: rule.outer_threshold for p, rule in decision.table.outward.items()} == {
@@ -473,16 +475,16 @@ def test_one_host_that_claims_to_be_idle_on_an_endless_link_gets_a_bounded_share
 
 def test_a_revocation_is_a_table_of_its_own_also_when_nobody_is_left():
     cloud = Cloud(3)
-    cloud.decider.revoke({"h3": 7})
-    cloud.members.expel(["h3"])
+    cloud.decider.set_revoked({"h3": 7})
+    cloud.members.remove_hosts(["h3"])
     cloud.hosts.remove("h3")
     [decision] = cloud.collect({})
     assert decision.reason is Reason.REVOKED and set(decision.table.places) == {H1, H2}
     assert ring_conversion.to_ring(decision.table, 5).revoked == {"h3": 7}
     assert cloud.collect({}) == []
     cloud.hosts.clear()
-    cloud.members.expel(["h1", "h2"])
-    cloud.decider.revoke({"h1": 8, "h2": 8, "h3": 7})
+    cloud.members.remove_hosts(["h1", "h2"])
+    cloud.decider.set_revoked({"h1": 8, "h2": 8, "h3": 7})
     [decision] = cloud.collect({})
     assert decision.reason is Reason.REVOKED and not decision.table.places
     as_ring = ring_conversion.to_ring(decision.table, 6)
@@ -501,7 +503,7 @@ def test_a_table_that_somebody_else_published_is_gone_on_from():
             for h, p in cloud.decider.table.places.items()
         }
     )
-    cloud.decider.replace(other)
+    cloud.decider.load_table(other)
     assert cloud.collect({"h1": 1.0}) == [], "its overload was answered by the other one's table"
     assert cloud.counts() == {"h1": 50, "h2": 50, "h3": 50}
 
@@ -522,7 +524,7 @@ def test_whatever_the_traffic_tables_are_whole_and_change_only_for_a_reason(host
         new = cloud.decider.table
         assert bool(made) == (new != old)
         if made:
-            assert made[0].moved == remap.count_moved(old.owners(), new.owners())
+            assert made[0].moved == remap.count_moved(old.vnodes_by_host(), new.vnodes_by_host())
         for host, count in cloud.counts().items():
             assert (count == 0) == (host in drained)
         as_ring = ring_conversion.to_ring(new, 5)

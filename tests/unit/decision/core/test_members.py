@@ -53,7 +53,7 @@ class Cloud:
         return self.round * COLLECTION_S
 
     def hear(self, made: decision_messages.Sample) -> members.Refusal | None:
-        return self.members.hear(made, self.now_s, WALL_S + self.now_s)
+        return self.members.accept_sample(made, self.now_s, WALL_S + self.now_s)
 
     def collect(self, *hosts: str, times: int = 1, **fields: Any) -> None:
         for _ in range(times):
@@ -62,10 +62,10 @@ class Cloud:
                 assert self.hear(sample(host, self.round, **fields)) is None
 
     def living(self) -> list[ids.HostId]:
-        return self.members.living(self.now_s)
+        return self.members.list_live(self.now_s)
 
     def overloaded(self) -> list[ids.HostId]:
-        return self.members.overloaded(self.now_s)
+        return self.members.list_overloaded(self.now_s)
 
 
 def test_a_host_joins_with_its_second_sample_and_goes_when_it_is_silent():
@@ -116,7 +116,7 @@ def test_a_sample_that_cannot_be_right_is_refused_counted_and_changes_nothing(fi
     assert cloud.hear(sample(**{"number": 2, "address": "10.0.0.1:7201"} | fields)) is refusal
     assert cloud.members.refused[refusal] == 1
     assert vars(cloud.members[H1]) == before
-    assert cloud.members.hosts() == [H1, H2]
+    assert cloud.members.list_hosts() == [H1, H2]
 
 
 def test_an_agent_that_restarted_is_heard_at_once():
@@ -140,7 +140,7 @@ def test_a_sample_that_somebody_recorded_brings_no_host_back():
     recorded = [sample("h3", number) for number in (3, 4)]
     cloud.collect("h1", "h2", times=3)
     cloud.members.forget_dead(cloud.now_s)
-    assert cloud.members.hosts() == [H1, H2]
+    assert cloud.members.list_hosts() == [H1, H2]
     assert [cloud.hear(again) for again in recorded] == [R.OUT_OF_ORDER] * 2
     other_session = sample("h3", 4, session=6, started_s=WALL_S - 200)
     assert cloud.hear(other_session) is R.OUT_OF_ORDER
@@ -153,8 +153,8 @@ def test_a_sample_that_somebody_recorded_brings_no_host_back():
 def test_a_host_that_is_expelled_is_gone_at_once_with_its_address():
     cloud = Cloud()
     cloud.collect("h1", "h2", times=2)
-    cloud.members.expel(["h2", "h9"])
-    assert cloud.living() == [H1] and cloud.members.hosts() == [H1]
+    cloud.members.remove_hosts(["h2", "h9"])
+    assert cloud.living() == [H1] and cloud.members.list_hosts() == [H1]
     cloud.round += 1
     assert cloud.hear(sample("h3", cloud.round, address="10.0.0.2:7201")) is None
 
@@ -167,7 +167,7 @@ def test_what_a_host_tells_of_others_is_nobodys_traffic_but_its_own():
     cloud.round -= 4
     cloud.collect("h1", times=4, peers=lies)
     assert (cloud.members[H2].traffic_share(), cloud.members[H2].last) == before
-    assert cloud.members.overloaded(cloud.now_s) == []
+    assert cloud.members.list_overloaded(cloud.now_s) == []
 
 
 def test_an_address_is_free_again_when_its_host_is_gone():
@@ -221,7 +221,7 @@ def test_chunks_are_no_traffic_but_load():
 def test_who_is_on_the_ring_already_lives_until_silent():
     cloud = Cloud(dead_after_samples=2)
     for host in ("h1", "h2", "h3"):
-        cloud.members.expect(ids.HostId(host), f"10.0.0.{host[1:]}:7201", "", cloud.now_s)
+        cloud.members.restore_member(ids.HostId(host), f"10.0.0.{host[1:]}:7201", "", cloud.now_s)
     assert cloud.living() == [H1, H2, H3]
     cloud.collect("h1", "h2", times=3)
     assert cloud.living() == [H1, H2]

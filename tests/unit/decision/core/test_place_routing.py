@@ -13,11 +13,11 @@ NAMES = [f"pod1/rack{n}" for n in range(2000)]
 
 
 def shares(of: place_routing.PlaceRouting) -> dict[str, int]:
-    return {place: rule.share for place, rule in of.places(NAMES, (), 1).items()}
+    return {place: rule.share for place, rule in of.place_rules(NAMES, (), 1).items()}
 
 
 def outers(of: place_routing.PlaceRouting) -> dict[str, int | None]:
-    return {place: rule.outer_threshold for place, rule in of.places((), NAMES, 1).items()}
+    return {place: rule.outer_threshold for place, rule in of.place_rules((), NAMES, 1).items()}
 
 
 @pytest.fixture
@@ -103,36 +103,36 @@ def test_whatever_is_measured_shares_are_shares_and_change_at_most_every_other_t
     ],
 )
 def test_group_takes_another_way_where_that_is_markedly_faster_twice(of, waits, outer):
-    of.note_waits(USUAL, {RACK: waits})
+    of.record_waits(USUAL, {RACK: waits})
     assert outers(of) == {}
-    of.note_waits(USUAL, {RACK: waits})
+    of.record_waits(USUAL, {RACK: waits})
     assert outers(of) == ({} if outer is None else {RACK: outer})
 
 
 def test_group_that_wavers_between_two_better_ways_stays(of):
     for _ in range(9):
-        of.note_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0, 0: 2.0}})
-        of.note_waits(USUAL, {RACK: {USUAL: 4.0, 2: 2.0, 0: 1.0}})
+        of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0, 0: 2.0}})
+        of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 2.0, 0: 1.0}})
     assert outers(of) == {}
 
 
 def test_group_tries_the_usual_way_again_after_a_while(of):
     for _ in range(NEEDED):
-        of.note_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}})
+        of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}})
     for _ in range(place_routing.HOLD - 1):
-        of.note_waits(USUAL, {})
+        of.record_waits(USUAL, {})
         assert outers(of) == {RACK: 2}
-    of.note_waits(USUAL, {})
+    of.record_waits(USUAL, {})
     assert outers(of) == {}
 
 
 def test_group_goes_back_where_its_way_got_no_better_than_the_usual_one_was(of):
     for _ in range(NEEDED):
-        of.note_waits(USUAL, {RACK: {USUAL: 4.0, 0: 1.0}})
+        of.record_waits(USUAL, {RACK: {USUAL: 4.0, 0: 1.0}})
     for _ in range(NEEDED - 1):
-        of.note_waits(USUAL, {RACK: {0: 4.0}})
+        of.record_waits(USUAL, {RACK: {0: 4.0}})
         assert outers(of) == {RACK: 0}
-    of.note_waits(USUAL, {RACK: {0: 4.0}})
+    of.record_waits(USUAL, {RACK: {0: 4.0}})
     assert outers(of) == {}
 
 
@@ -140,7 +140,7 @@ def test_groups_turn_to_the_source_a_quarter_at_a_time_those_that_gain_most_firs
     waits = {NAMES[n]: {USUAL: 4.0 + n, 0: 1.0} for n in range(8)}
     seen = []
     for _ in range(NEEDED + 2):
-        of.note_waits(USUAL, waits)
+        of.record_waits(USUAL, waits)
         seen.append(sorted(outers(of)))
     assert [len(groups) for groups in seen] == [0, 2, 4, 6]
     assert seen[1] == [NAMES[6], NAMES[7]]
@@ -158,19 +158,19 @@ def test_table_says_something_of_so_many_places_at_most_those_that_give_least(of
 def test_places_that_are_no_more_are_not_spoken_of(of):
     for _ in range(NEEDED):
         of.note_slowness({RACK: 8.0, "gone": 8.0})
-        of.note_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}, "gone": {USUAL: 4.0, 2: 1.0}})
-    assert of.places({RACK}, {RACK}, 1) == {RACK: location_policies.LocationPolicy(12, 2)}
-    assert of.places({RACK}, (), 1) == {RACK: location_policies.LocationPolicy(12)}
-    assert of.places((), (), 1) == {}
-    assert of.places((), {RACK}, 2) == {}, "a way that is not above the threshold any more"
+        of.record_waits(USUAL, {RACK: {USUAL: 4.0, 2: 1.0}, "gone": {USUAL: 4.0, 2: 1.0}})
+    assert of.place_rules({RACK}, {RACK}, 1) == {RACK: location_policies.LocationPolicy(12, 2)}
+    assert of.place_rules({RACK}, (), 1) == {RACK: location_policies.LocationPolicy(12)}
+    assert of.place_rules((), (), 1) == {}
+    assert of.place_rules((), {RACK}, 2) == {}, "a way that is not above the threshold any more"
 
 
 def test_what_another_instance_published_is_gone_on_from():
     said = {RACK: location_policies.LocationPolicy(12, 2)}
     of = place_routing.PlaceRouting(NEEDED, said)
-    assert of.places({RACK}, {RACK}, 1) == said
-    of.replace({RACK: location_policies.LocationPolicy(50)})
-    assert of.places({RACK}, {RACK}, 1) == {RACK: location_policies.LocationPolicy(50)}
+    assert of.place_rules({RACK}, {RACK}, 1) == said
+    of.load_rules({RACK: location_policies.LocationPolicy(50)})
+    assert of.place_rules({RACK}, {RACK}, 1) == {RACK: location_policies.LocationPolicy(50)}
     for _ in range(place_routing.RAISE_AFTER):
         of.note_slowness({RACK: 1.0})
-    assert of.places({RACK}, {RACK}, 1) == {}
+    assert of.place_rules({RACK}, {RACK}, 1) == {}

@@ -17,23 +17,23 @@ TOUCHES = st.lists(st.tuples(st.integers(0, 40), st.floats(0, 0.1)), max_size=80
 def touched(*zones: int, at_s: float = 0.0) -> navigator.Navigator:
     found = navigator.Navigator()
     for zone in zones:
-        found.answered(zone * ZONE, at_s)
+        found.request_answered(zone * ZONE, at_s)
     return found
 
 
 def test_density_halves_with_each_window() -> None:
     found = touched(5, 5, 5, 5)
     for windows in range(4):
-        found.advance((windows + 0.5) * WINDOW)
-        assert found.density(5 * ZONE) == pytest.approx(4 / 2**windows)
+        found.advance_time((windows + 0.5) * WINDOW)
+        assert found.zone_density(5 * ZONE) == pytest.approx(4 / 2**windows)
 
 
 def test_threshold_is_the_mean_of_densities_of_one_or_more() -> None:
     found = touched(1, 1, 1, 2)
     assert found.threshold == pytest.approx(2.0)
-    found.advance(1.5 * WINDOW)  # zone 2 has fallen below 1
+    found.advance_time(1.5 * WINDOW)  # zone 2 has fallen below 1
     assert found.threshold == pytest.approx(1.5)
-    found.advance(100 * WINDOW)
+    found.advance_time(100 * WINDOW)
     assert math.isinf(found.threshold)
 
 
@@ -59,9 +59,9 @@ def test_interval_is_the_mean_time_from_answer_to_request() -> None:
     found = navigator.Navigator()
     for number, pause_s in enumerate((0.001, 0.003)):
         at_s = number * 0.01
-        found.answered(0, at_s)
-        found.arrived(0, at_s + pause_s)
-        found.arrived(0, at_s + 0.009, was_awaited=False)  # one more of the same batch
+        found.request_answered(0, at_s)
+        found.request_arrived(0, at_s + pause_s)
+        found.request_arrived(0, at_s + 0.009, was_awaited=False)  # one more of the same batch
     unit = found.unit_at(0)
     assert unit is not None
     assert unit.interval_s == pytest.approx(0.002)
@@ -76,8 +76,8 @@ def test_zone_without_an_interval_predicts_none() -> None:
 def read_in_order(found: navigator.Navigator, zone: int, requests: int, at_s: float) -> float:
     """Read a zone, each request 1 ms after the answer to the last one; return when it is done."""
     for _ in range(requests):
-        found.arrived(zone * ZONE, at_s)
-        found.answered(zone * ZONE, at_s)
+        found.request_arrived(zone * ZONE, at_s)
+        found.request_answered(zone * ZONE, at_s)
         at_s += 0.001
     return at_s
 
@@ -110,7 +110,7 @@ def test_zone_behind_one_that_has_thinned_out_has_its_interval() -> None:
     found = navigator.Navigator()
     at_s = read_in_order(found, 7, 3, 0.0)
     at_s = read_in_order(found, 8, 2, at_s + 10 * WINDOW)  # others were served meanwhile
-    assert found.density(7 * ZONE) < 1
+    assert found.zone_density(7 * ZONE) < 1
     unit = found.regular_unit_at(8 * ZONE)
     assert unit is not None
     assert (unit.start, unit.stop) == (8 * ZONE, 10 * ZONE)
@@ -123,23 +123,23 @@ def test_zone_that_is_not_dense_or_follows_an_unknown_one_is_not_regular() -> No
     at_s = read_in_order(found, 20, 2, at_s + 10 * WINDOW)
     assert found.regular_unit_at(20 * ZONE) is None  # nothing is known of the one before
     read_in_order(found, 20, 5, at_s)
-    found.answered(8 * ZONE, at_s)
+    found.request_answered(8 * ZONE, at_s)
     assert found.regular_unit_at(8 * ZONE) is None  # less dense than the mean
 
 
 def test_time_that_goes_backwards_stands_still() -> None:
     found = touched(1, at_s=1.0)
-    found.answered(ZONE, 0.2)
-    assert found.density(ZONE) == pytest.approx(2.0)
+    found.request_answered(ZONE, 0.2)
+    assert found.zone_density(ZONE) == pytest.approx(2.0)
 
 
 def test_memory_is_bounded_and_the_oldest_zone_is_forgotten() -> None:
     found = navigator.Navigator(zone_limit=10)
     for zone in range(1000):
-        found.answered(zone * ZONE, zone * 0.001)
+        found.request_answered(zone * ZONE, zone * 0.001)
     assert len(found) == 10
-    assert found.density(0) == 0
-    assert found.density(999 * ZONE) == 1
+    assert found.zone_density(0) == 0
+    assert found.zone_density(999 * ZONE) == 1
 
 
 class Counting(navigator.Navigator):
@@ -159,8 +159,8 @@ def test_work_for_a_request_does_not_grow_with_the_zones(zones: int, pause_s: fl
     requests = 5000
     for number in range(requests):
         offset, now_s = number * 7 % zones * ZONE, number * pause_s
-        found.arrived(offset, now_s)
-        found.answered(offset, now_s)
+        found.request_arrived(offset, now_s)
+        found.request_answered(offset, now_s)
         found.regular_unit_at(offset)
     assert len(found) == zones
     assert found.looked <= 8 * requests
@@ -173,7 +173,7 @@ def test_sum_over_zones_is_what_equation_4_says(touches: list[tuple[int, float]]
     now_s = 0.0
     for zone, pause_s in touches:
         now_s += pause_s
-        found.answered(zone * ZONE, now_s)
+        found.request_answered(zone * ZONE, now_s)
         history.append((zone, int(now_s / WINDOW)))
     window = int(now_s / WINDOW)
     densities = {
@@ -184,7 +184,7 @@ def test_sum_over_zones_is_what_equation_4_says(touches: list[tuple[int, float]]
     expected = sum(dense) / len(dense) if dense else math.inf
     assert found.threshold == pytest.approx(expected)
     for zone, density in densities.items():
-        assert found.density(zone * ZONE) == pytest.approx(density)
+        assert found.zone_density(zone * ZONE) == pytest.approx(density)
 
 
 @hypothesis.given(TOUCHES)
@@ -195,17 +195,17 @@ def test_units_are_one_zone_or_two_and_begin_with_a_dense_one(
     now_s = 0.0
     for zone, pause_s in touches:
         now_s += pause_s
-        found.answered(zone * ZONE, now_s)
+        found.request_answered(zone * ZONE, now_s)
     for zone in range(42):
         unit = found.unit_at(zone * ZONE)
         is_expected = any(
-            found.density(at * ZONE) >= found.threshold * (1 - 1e-9) for at in (zone, zone - 1)
+            found.zone_density(at * ZONE) >= found.threshold * (1 - 1e-9) for at in (zone, zone - 1)
         )
         assert (unit is not None) == is_expected
         if unit is not None:
             assert unit.holds(zone * ZONE)
             assert unit.stop - unit.start in (ZONE, 2 * ZONE)
-            assert found.density(unit.start) >= found.threshold * (1 - 1e-9)
+            assert found.zone_density(unit.start) >= found.threshold * (1 - 1e-9)
 
 
 @hypothesis.given(TOUCHES)
@@ -216,19 +216,19 @@ def test_regular_units_are_dense_and_hold_what_was_asked_for(
     now_s = 0.0
     for zone, pause_s in touches:
         now_s += pause_s
-        found.arrived(zone * ZONE, now_s)
-        found.answered(zone * ZONE, now_s)
+        found.request_arrived(zone * ZONE, now_s)
+        found.request_answered(zone * ZONE, now_s)
         unit = found.regular_unit_at(zone * ZONE)
         if unit is not None:
             assert unit.holds(zone * ZONE)
             assert math.isfinite(unit.interval_s)
-            assert found.density(unit.start) >= found.threshold * (1 - 1e-6)
+            assert found.zone_density(unit.start) >= found.threshold * (1 - 1e-6)
 
 
 @hypothesis.given(st.floats(0, 1), st.floats(0, 1))
 def test_density_only_decays_without_requests(first_s: float, second_s: float) -> None:
     found = touched(1, 1, 1)
-    found.advance(first_s)
-    before = found.density(ZONE)
-    found.advance(first_s + second_s)
-    assert found.density(ZONE) <= before
+    found.advance_time(first_s)
+    before = found.zone_density(ZONE)
+    found.advance_time(first_s + second_s)
+    assert found.zone_density(ZONE) <= before

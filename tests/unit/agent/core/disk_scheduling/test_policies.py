@@ -41,15 +41,15 @@ class Disk:
 
     def submit(self, *items: requests.Request) -> None:
         for item in items:
-            self.scheduler.submit(item, self.now_s)
+            self.scheduler.submit_request(item, self.now_s)
 
     def serve_one(self) -> requests.Request | None:
         """Serve the next request, after a wait if need be; None if none is pending."""
         for _ in range(1000):
-            found = self.scheduler.pick(self.now_s)
+            found = self.scheduler.pick_request(self.now_s)
             if found is not None:
                 self.now_s += 0.002
-                self.scheduler.completed(found, self.now_s)
+                self.scheduler.request_completed(found, self.now_s)
                 self.served.append(found)
                 return found
             wakes_s = self.scheduler.next_timeout()
@@ -133,10 +133,10 @@ def test_policy_that_is_changed_under_load_loses_nothing(make: Make) -> None:
         disk.submit(*sent)
         for _ in range(10):
             disk.serve_one()
-        under_way = disk.scheduler.pick(disk.now_s)
+        under_way = disk.scheduler.pick_request(disk.now_s)
         disk.scheduler.change_policy(other())
         if under_way is not None:
-            disk.scheduler.completed(under_way, disk.now_s)
+            disk.scheduler.request_completed(under_way, disk.now_s)
             disk.served.append(under_way)
         disk.drain()
         assert sorted(map(id, disk.served)) == sorted(map(id, sent))
@@ -159,7 +159,7 @@ def test_time_that_goes_backwards_does_no_harm(make: Make) -> None:
     disk.submit(read("a", 0))
     disk.now_s = 1.0
     disk.submit(read("b", GB))
-    assert disk.scheduler.pick(0.5) is not None
+    assert disk.scheduler.pick_request(0.5) is not None
     disk.now_s = 101.0
     disk.drain()
     assert not len(disk.scheduler)
@@ -188,7 +188,7 @@ def test_vanished_stream_leaves_the_others(make: Make) -> None:
 def test_request_that_no_disk_can_serve_is_refused(offset: int, length: int) -> None:
     found = scheduler.Scheduler(policies.Fifo(), SIZE)
     with pytest.raises(scheduler.BadRequest):
-        found.submit(read("a", offset, length), 0.0)
+        found.submit_request(read("a", offset, length), 0.0)
     assert not len(found)
 
 
@@ -264,7 +264,7 @@ def waits_of_next(disk: Disk, *coming: requests.Request) -> dict[str, int]:
 def test_wait_that_costs_nobody_anything_is_counted_apart() -> None:
     disk, next_place = lone_reader()
     assert waits_of_next(disk, read("a", next_place)) == {"met_alone": 1}
-    disk.scheduler.pick(disk.now_s)
+    disk.scheduler.pick_request(disk.now_s)
     disk.now_s += 1.0
     assert waits_of_next(disk, read("a", next_place + 4096)) == {"expired_alone": 1}
 
@@ -272,7 +272,7 @@ def test_wait_that_costs_nobody_anything_is_counted_apart() -> None:
 def test_wait_that_keeps_another_stream_waiting_is_no_longer_alone() -> None:
     disk, _ = lone_reader()
     disk.now_s -= 0.005  # the reader's next request is not due yet
-    disk.scheduler.pick(disk.now_s)
+    disk.scheduler.pick_request(disk.now_s)
     assert waits_of_next(disk, read("b", 900 * GB)) == {"expired": 1}
 
 

@@ -34,9 +34,9 @@ def test_queue_finds_what_a_search_through_all_finds(
     assert distances == sorted(distances)
     upward = [r.offset for r in queue.upward(head)]
     assert upward == [p for p in places if p >= head] + [p for p in places if p < head]
-    oldest = queue.oldest()
+    oldest = queue.earliest_deadline()
     assert (oldest is None) == (not inside)
     if oldest is not None:
         assert inside[oldest] == min(inside.values())
-        assert queue.overdue(inside[oldest]) is not None
-        assert queue.overdue(inside[oldest] - 0.001) is None
+        assert queue.first_overdue(inside[oldest]) is not None
+        assert queue.first_overdue(inside[oldest] - 0.001) is None

@@ -21,10 +21,10 @@ def served(*offsets: int) -> stream_profile.StreamHabit:
     for number, offset in enumerate(offsets):
         request = requests.Request(STREAM, offset, LENGTH)
         now_s = number * 0.01
-        habit.arrived(request, now_s, now_s)
+        habit.request_arrived(request, now_s, now_s)
         habit.queue.add(request, now_s + 1.0)
         habit.dispatched(request, now_s)
-        habit.completed(request, now_s + 0.005, now_s + 0.005)
+        habit.request_completed(request, now_s + 0.005, now_s + 0.005)
     return habit
 
 
