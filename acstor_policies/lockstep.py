@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+<<<<<<< ours
 """Hosts that read an image in lock-step fetch from their predecessor on a ring.
 
 Where links have queues, a distribution tree meets a queue at each hop.  So hosts that want the same
@@ -11,6 +12,20 @@ hops, but a chain may be longer than the window of a reader.
 A host does not ask its parent for a chunk whose home lies between them, or is this host.  So each
 hop brings a chunk's request nearer to its home, and no two hosts that agree on the home wait for
 each other.  Where they disagree, waits are bounded.
+=======
+"""Rings of hosts that read an image in lock-step (variant ``ring``).
+
+Where links have queues, a distribution tree meets a queue at each hop. So hosts that request the
+same chunks at about the same time form a ring, ordered by the hashes of their names. A chunk moves
+around the ring from its home, and each link carries it once. An asked host names the recent
+requester that is nearest before the asking one: its *parent*, until a nearer one is named or MISSES
+requests in a row fail. This is faster over few hops, but a chain may be longer than the window of a
+reader.
+
+A host does not ask its parent for a chunk whose home lies between them or is this host. So each hop
+brings a request nearer to the home, and hosts that agree on the home never wait for each other.
+Where they disagree, waits are bounded.
+>>>>>>> theirs
 """
 
 import collections
@@ -23,19 +38,19 @@ import blake3
 from acstor_common.model import ids
 
 IN_STEP_S = 0.5
-"""Who has asked for nothing of an image for so long does not read it now."""
+"""A host that requested nothing of an image for longer does not count as reading it."""
 IN_STEP_BYTES = 512 * 1024
-"""So far apart may hosts in step be.  Within 320 KiB rings break up; within 2 MiB hosts that come
-one after the other wait for each other."""
+"""Distance of readers in step at most. With 320 KiB rings break up; with 2 MiB hosts that start one
+after the other wait for each other."""
 LEASE_S = 2.0
-"""So long a parent is one that has given nothing."""
+"""Time after which a parent that has given nothing is dropped."""
 MISSES = 3
-"""Questions in vain, in a row, after which a parent is none any more."""
+"""Failed requests in a row after which a parent is dropped."""
 AVOIDED_S = 1.0
-"""So long it is not taken for one again; twice as long each time."""
+"""Time for which it is not accepted as parent again; doubles each time."""
 MOST_AVOIDED = 5
 IMAGES, HOSTS = 256, 64
-"""Images of which it is known who reads them, and readers of each; the oldest are forgotten."""
+"""Images with known readers, and readers of each; the oldest are dropped."""
 
 _BITS = 64
 
@@ -46,13 +61,11 @@ def _position(host: ids.HostId) -> int:
 
 
 def distance(host: ids.HostId, other: ids.HostId) -> int:
-    """Return how far one host stands before another one: from 0 for itself up to all the way."""
+    """Return how far one host is before another on the ring; 0 for itself."""
     return (_position(other) - _position(host)) % (1 << _BITS)
 
 
 class _Step(NamedTuple):
-    """Where a host reads."""
-
     offset: int
     at_s: float
 
@@ -61,10 +74,10 @@ _Readers = collections.OrderedDict[ids.HostId, _Step]
 
 
 class ReadPositions:
-    """Who reads which images here and now, as far as this host is asked, or its own guests read.
+    """Positions of readers of images, from requests of peers and local reads.
 
     >>> steps, image, other = ReadPositions(), ids.ImageId("i"), ids.HostId("h2")
-    >>> steps.note(image, ids.HostId("h1"), 0, now=1.0)
+    >>> steps.record_read(image, ids.HostId("h1"), 0, now=1.0)
     >>> steps.in_step(image, other, 65536, 1.1), steps.in_step(image, other, 1 << 30, 1.1)
     (['h1'], [])
     """
@@ -73,14 +86,14 @@ class ReadPositions:
         self._images: collections.OrderedDict[ids.ImageId, _Readers] = collections.OrderedDict()
 
     def record_read(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> None:
-        """Note what a host asks for."""
+        """Record the position of a host."""
         hosts = self._images.pop(image_id, None)
         if hosts is None:
             hosts = _Readers()
         self._images[image_id] = hosts
         before = hosts.pop(host, None)
         if before is not None and _is_near(before, offset, now):
-            offset = max(offset, before.offset)  # a guest comes after what is read ahead for it
+            offset = max(offset, before.offset)  # readahead is ahead of the guest
         hosts[host] = _Step(offset, now)
         if len(hosts) > HOSTS:
             hosts.popitem(last=False)
@@ -88,7 +101,7 @@ class ReadPositions:
             self._images.popitem(last=False)
 
     def is_near(self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float) -> bool:
-        """Say whether a host is about to read what stands at an offset, or just has."""
+        """Return whether a host reads near an offset."""
         steps = self._images.get(image_id)
         step = steps.get(host) if steps is not None else None
         return step is not None and _is_near(step, offset, now)
@@ -96,10 +109,7 @@ class ReadPositions:
     def in_step(
         self, image_id: ids.ImageId, host: ids.HostId, offset: int, now: float
     ) -> list[ids.HostId]:
-        """Return the others that read about what a host reads.
-
-        :param offset: where that host reads
-        """
+        """Return the other hosts that read near an offset."""
         steps = self._images.get(image_id) or _Readers()
         found = steps.items()
         return [other for other, step in found if other != host and _is_near(step, offset, now)]
@@ -122,7 +132,7 @@ class _Parent:
 class Predecessors:
     """The parents of this host, by image.
 
-    :param is_worth: says whether links have queues now: else homes are quicker
+    :param is_worth: returns whether links have queues, given the time
     """
 
     def __init__(self, here: ids.HostId, is_worth: Callable[[float], bool]) -> None:
@@ -138,9 +148,7 @@ class Predecessors:
     def predecessor_of(
         self, image_id: ids.ImageId, home: ids.HostId, now: float
     ) -> ids.HostId | None:
-        """Return whom to ask for a chunk of an image instead of its home; the home itself if it is
-        the parent; None: nobody.
-        """
+        """Return the host to ask instead of the home, or the home if it is the parent."""
         parent = self._parents.get(image_id)
         if parent is None:
             return None
@@ -153,7 +161,7 @@ class Predecessors:
         return parent.host if is_behind else None
 
     def propose_predecessor(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
-        """Take a host for the parent, if it is nearer than the one that is."""
+        """Make a host the parent if it is nearer than the current one."""
         here, parent = self._here, self._parents.get(image_id)
         if host == here or self._is_avoided(host, now) or not self._is_worth(now):
             return
@@ -165,13 +173,13 @@ class Predecessors:
                 del self._parents[next(iter(self._parents))]
 
     def record_success(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
-        """Note that a host gave a chunk of an image."""
+        """Record that a host gave a chunk of an image."""
         parent = self._parents.get(image_id)
         if parent is not None and parent.host == host:
             parent.misses, parent.until_s = 0, now + LEASE_S
 
     def record_failure(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
-        """Note that a host did not give a chunk of an image."""
+        """Record that a host did not give a chunk of an image."""
         parent = self._parents.get(image_id)
         if parent is None or parent.host != host:
             return

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetching that unmatched chunks alone bound (Nicolae 2016, 3.1.4, Algorithms 1 to 3).
+"""Prefetch limited by unmatched chunks alone (Nicolae 2016, Algorithms 1 to 3).
 
+<<<<<<< ours
 The rules of the paper, and no others:
 
 * an advertised chunk that is REMOTE is prefetched at once if fewer than ``limit`` chunks are
@@ -12,6 +13,12 @@ The rules of the paper, and no others:
 
 It stands beside :mod:`~acstor_agent.engine.gossip.prefetch`, which bounds more tightly, so that
 both can be compared (the variant ``prefetch-by-limit``).
+=======
+For comparison with :mod:`~acstor_agent.engine.gossip.prefetch` (``variants = prefetch-by-limit``).
+An announced REMOTE chunk is prefetched if fewer than ``limit`` chunks have *arrived* unread. Else
+it is held back until it is announced again. After ``limit`` held-back chunks were fetched on
+demand, the LOCAL chunks stop counting.
+>>>>>>> theirs
 """
 
 import collections
@@ -24,34 +31,33 @@ _Chunks = collections.OrderedDict[int, None]
 
 
 class UnmatchedPrefetcher:
-    """The decisions for one image; see :class:`prefetch.Prefetcher`, in whose place it is.
+    """Selects chunks as :class:`prefetch.Prefetcher` does, by the rules of the paper.
 
-    :param limit: unmatched chunks from which on nothing is prefetched; None: always
+    :param limit: unmatched chunks from which on nothing is prefetched; None: no limit
 
     >>> states = chunk_state.ChunkStates(100)
     >>> prefetcher = UnmatchedPrefetcher(states, limit=1)
     >>> for chunk_no in (7, 8):
-    ...     prefetcher.advertised(chunk_no)
-    >>> prefetcher.take(10)
+    ...     prefetcher.chunk_advertised(chunk_no)
+    >>> prefetcher.take_candidates(10)
     [7, 8]
-    >>> states.apply(7, chunk_state.ChunkEvent.PREFETCH_ARRIVED)
+    >>> states.apply_event(7, chunk_state.ChunkEvent.PREFETCH_ARRIVED)
     <ChunkState.LOCAL: 3>
-    >>> prefetcher.advertised(9)
-    >>> prefetcher.take(10)
+    >>> prefetcher.chunk_advertised(9)
+    >>> prefetcher.take_candidates(10)
     []
     """
 
     def __init__(self, states: chunk_state.ChunkStates, limit: int | None = prefetch.LIMIT) -> None:
         self._states = states
         self._limit = limit
-        self._next: _Chunks = collections.OrderedDict()  # to be asked for, when there is a place
+        self._next: _Chunks = collections.OrderedDict()  # to be requested when there is room
         self._held: _Chunks = collections.OrderedDict()
-        self._demanded = 0  # held-back chunks that were fetched on demand since the re-activation
+        self._demanded = 0  # held-back chunks fetched on demand since the last reactivation
         self.reactivations = 0
-        """How often the patterns converged again."""
 
     def chunk_advertised(self, chunk_no: int) -> None:
-        """Note that a neighbour has a chunk, and decide whether it is prefetched."""
+        """Record that a neighbour announced a chunk, and decide whether to prefetch it."""
         if self._limit == 0 or not self._states.can_happen(chunk_no, _E.PREFETCH_SENT):
             return
         if self._limit is None or self._states.unmatched < self._limit:
@@ -62,11 +68,11 @@ class UnmatchedPrefetcher:
 
     @property
     def has_candidates(self) -> bool:
-        """Say whether there is any chunk that was advertised and is not prefetched."""
+        """Whether an announced chunk is not prefetched yet."""
         return bool(self._next or self._held)
 
     def fetched_on_demand(self, chunk_no: int) -> None:
-        """Note that a guest had to wait for a chunk, because nobody prefetched it."""
+        """Record that a guest waited for a chunk that was not prefetched."""
         if chunk_no in self._next:
             del self._next[chunk_no]
         elif chunk_no in self._held:
@@ -78,7 +84,7 @@ class UnmatchedPrefetcher:
                 self.reactivations += 1
 
     def take_candidates(self, room: int) -> list[int]:
-        """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
+        """Return at most ``room`` chunks to prefetch now; their state is PREFETCH then."""
         return prefetch.take(self._states, self._next, room)
 
 
@@ -93,7 +99,6 @@ def unbounded(states: chunk_state.ChunkStates) -> prefetch.Prefetcher:
 
 
 def _put(chunks: _Chunks, chunk_no: int) -> None:
-    """Remember a chunk; where too many are, the oldest is forgotten."""
     chunks.setdefault(chunk_no)
     if len(chunks) > prefetch.HELD_LIMIT:
         chunks.popitem(last=False)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Actions: what the caller of the engine has to do, in batches.
+"""Actions: what the caller of the engine must do, in batches.
 
-``Out`` collects the actions of one event.  All requests for one host leave in one action, and all
-answers on one connection in one.
+``Out`` collects the actions of one event. All requests for one host form one action, as do all
+answers on one connection.
 """
 
 from collections.abc import Hashable
@@ -21,129 +21,93 @@ from acstor_common.wire import peer_request
 
 
 class Ask(NamedTuple):
-    """Ask a peer; each attempt says what for, by ``numbers``, ``refs``, ``mode``, ``priority``.
-
-    Whoever sends it sets ``connection`` of each attempt to the one that it goes out on: the event
-    ``lost`` names it.
-    """
+    """Send one request for all attempts; set ``connection`` of each one."""
 
     host: ids.HostId
     attempts: list[transfer.Attempt]
 
     def iter_chunks(self) -> Iterator[tuple[int, chunk_ref.ChunkRef, transfer.Attempt]]:
-        """Yield each chunk: its number, the chunk, and the attempt that it belongs to."""
+        """Yield number, chunk and attempt of each chunk."""
         for attempt in self.attempts:
             for number, ref in zip(attempt.numbers, attempt.refs, strict=True):
                 yield number, ref, attempt
 
 
 class Cancel(NamedTuple):
-    """Tell a peer that nobody waits for these answers any more; they may come all the same."""
+    """Tell a peer that answers are not needed any more; they may arrive all the same."""
 
     host: ids.HostId
     numbers: list[int]
 
 
 class Hurry(NamedTuple):
-    """Tell a peer that guests wait for these answers now, as if they had been asked for as PEER."""
+    """Tell a peer that guests now wait for these answers (priority PEER)."""
 
     host: ids.HostId
     numbers: list[int]
 
 
 class ReadSource(NamedTuple):
-    """Read a range of an image; ``source_gave`` tells of each chunk by its index in ``wants``.
-
-    :param priority: the most urgent reason
-    :param who: for whom: for this host's own wishes who has the image open, if that is known, else
-        the image; a host for what is read through for it
-    :param wants: chunks that follow each other
-    """
+    """Read consecutive chunks of an image; report them by index in ``wants``."""
 
     number: int
     image_id: ids.ImageId
     priority: priority_.Priority
-    who: Hashable
+    who: Hashable  # takes turns: opener or image for local reads, else the peer
     wants: list[chunk_ref.ChunkRef]
 
 
 class CancelRead(NamedTuple):
-    """Nobody wants a read any more: what it has not told yet is not listened to."""
+    """Cancel a read of the source; later reports about it are ignored."""
 
     number: int
 
 
 class Arrived(NamedTuple):
-    """Chunks that came together: those of a transfer.
-
-    :param keys: of the chunks, in the order of ``refs``
-    :param chunks: the bytes of each
-    :param giver: the host that gave them; None: the source
-    :param mode: in which that host was asked; None: the source
-    :param is_kept: they are kept for others, so they stay longer
-    :param is_own: this host wanted them itself; else they were read through for peers alone
-    :param priority: the most urgent reason why anybody waited for them
-    :param is_stored: they go into the cache; else they are for who waits for them now alone, unless
-        they are promised to be here
-    """
+    """Chunks of one transfer that arrived together."""
 
     refs: transfer.Refs
-    keys: tuple[chunk_ref.Key, ...]
+    keys: tuple[chunk_ref.Key, ...]  # in the order of refs, as are the chunks
     chunks: Sequence[transfer.Bytes]
-    giver: ids.HostId | None
-    mode: peer_request.Mode | None
-    is_kept: bool
-    is_own: bool
+    giver: ids.HostId | None  # None: the source
+    mode: peer_request.Mode | None  # in which the giver was asked
+    is_kept: bool  # held for other hosts, so it stays longer in the cache
+    is_own: bool  # requested by this host, not read through for peers only
     priority: priority_.Priority
-    is_stored: bool = True
+    is_stored: bool = True  # False: store pinned chunks only
 
     def select(self, indices: Sequence[int]) -> "Arrived":
-        """Return the same of some of the chunks, by index."""
+        """Return an entry with the chunks at some indices only."""
         refs, keys = transfer.pick(self.refs, indices), transfer.pick(self.keys, indices)
         return self._replace(refs=refs, keys=keys, chunks=transfer.pick(self.chunks, indices))
 
 
 class Store(NamedTuple):
-    """Put chunks in the cache; tell of each by ``stored`` or ``not_stored``.
-
-    Until then the machine keeps them, and gives them to whoever wants them.
-    """
+    """Store chunks, and feed ``chunks_stored`` or ``not_stored`` for each."""
 
     runs: list[Arrived]
 
 
 class Complete(NamedTuple):
-    """Answer who wants a batch: its bytes in its order, or why not.
-
-    :param chunks: of a batch that failed those that came; None: it did not
-    """
+    """Answer a local reader."""
 
     token: Hashable
-    chunks: list[transfer.Bytes]
+    chunks: list[transfer.Bytes]  # in the order of the batch; after a failure None where missing
     failure: failure_.Failure | None
     why: str
 
 
 class Told(NamedTuple):
-    """Say what somebody goes on waiting for.
-
-    :param absent: what nobody has got, of those; None: it may be had again at any moment
-    :param lost_in_s: it counts as lost if that is so for this long
-    """
+    """Report what a local reader still waits for."""
 
     token: Hashable
     why: str
-    absent: chunk_ref.ChunkRef | None = None
-    lost_in_s: float = 0.0
+    absent: chunk_ref.ChunkRef | None = None  # denied by the source and all hosts
+    lost_in_s: float = 0.0  # time after which it counts as lost
 
 
 class Given(NamedTuple):
-    """A request is answered with bytes; ``data`` None: as the cache has them.
-
-    If the cache cannot read them, ``could_not_read`` says so.
-
-    :param priority: why it is asked for, as far as that is this host's business
-    """
+    """Answer a request with one chunk; if the cache fails, feed ``could_not_read``."""
 
     number: int
     want: chunk_ref.ChunkRef
@@ -152,36 +116,29 @@ class Given(NamedTuple):
 
 
 class GivenRun(NamedTuple):
-    """A run is answered with bytes, as the cache has them: a ``Given`` for each chunk.
-
-    :param number: of the first chunk; each chunk has the number behind that of the one before
-    """
+    """Answer a request for a run from the cache: one ``Given`` for each chunk."""
 
     number: int
-    wants: Sequence[chunk_ref.ChunkRef]
+    wants: Sequence[chunk_ref.ChunkRef]  # with consecutive numbers
     priority: priority_.Priority
 
     def iter_chunks(self) -> Iterator[Given]:
-        """Yield its chunks."""
+        """Yield the chunks."""
         for number, want in enumerate(self.wants, self.number):
             yield Given(number, want, None, self.priority)
 
 
 class Refused(NamedTuple):
-    """A request is answered with a reason.
-
-    :param why: for the log, not for the peer; empty: that is nothing to be told
-    :param request: what was asked for, where there is a ``why``
-    """
+    """Refuse a request."""
 
     number: int
     failure: failure_.Failure
-    why: str = ""
+    why: str = ""  # for this host's log only; empty: do not log
     request: chunk_ref.Request | None = None
 
 
 class Referred(NamedTuple):
-    """A request is answered with hosts to ask instead, the best first."""
+    """Answer a request with other hosts to ask, the best first."""
 
     number: int
     hosts: tuple[ids.HostId, ...]
@@ -191,13 +148,13 @@ Answer = Given | GivenRun | Refused | Referred
 
 
 class Reply(NamedTuple):
-    """Answer requests of one connection."""
+    """Send answers on one connection."""
 
     connection: Hashable
     answers: list[Answer]
 
     def split_runs(self) -> list[Given | Refused | Referred]:
-        """Return the answers with each chunk of a run by itself."""
+        """Return the answers, with a ``Given`` for each chunk of a run."""
         found: list[Given | Refused | Referred] = []
         for answer in self.answers:
             found += answer.iter_chunks() if isinstance(answer, GivenRun) else (answer,)
@@ -205,7 +162,7 @@ class Reply(NamedTuple):
 
 
 class LookUp(NamedTuple):
-    """Learn what images name that are not attached here; ``looked_up`` tells of each request."""
+    """Read chunk maps of images that are not attached; feed ``looked_up`` per request."""
 
     connection: Hashable
     host: ids.HostId
@@ -213,16 +170,13 @@ class LookUp(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """Tell by ``delivered`` when what was sent on these connections has arrived."""
+    """Feed ``answers_delivered`` when all bytes sent on the connections have arrived."""
 
     connections: list[Hashable]
 
 
 class Tell(NamedTuple):
-    """Tell a host what is here, what is gone, and what it may let go.
-
-    :param segment_chunks: the length of the segments
-    """
+    """Send an announcement: held chunks, evicted chunks, eviction hints."""
 
     host: ids.HostId
     here: tuple[segments.Chunks, ...]
@@ -232,7 +186,7 @@ class Tell(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """A host has chunks, and hints that others may go: for images and for the cache."""
+    """Pass on an accepted announcement and eviction hints, for images and the cache."""
 
     host: ids.HostId
     here: Sequence[segments.Chunks]
@@ -240,7 +194,7 @@ class Heard(NamedTuple):
 
 
 class LeftAlone(NamedTuple):
-    """A peer is in backoff from now on: for the log."""
+    """Log that a peer is in backoff from now on."""
 
     host: ids.HostId
     for_s: float
@@ -248,13 +202,13 @@ class LeftAlone(NamedTuple):
 
 
 class Alive(NamedTuple):
-    """Tell who waits on these connections that what was asked is being worked on."""
+    """Send keepalives: pending requests on these connections are being worked on."""
 
     connections: list[Hashable]
 
 
 class Drop(NamedTuple):
-    """End a connection: the peer broke the rules.  ``peer_left`` is to follow."""
+    """Close a connection because the peer broke the protocol, then feed ``peer_left``."""
 
     connection: Hashable
     why: str
@@ -281,7 +235,7 @@ Action = (
 
 
 class Out:
-    """The actions of one event."""
+    """Collects the actions of one event."""
 
     __slots__ = ("_asks", "_cancels", "_hurries", "_replies", "_stores", "_watch", "others")
 
@@ -295,44 +249,44 @@ class Out:
         self.others: list[Action] = []
 
     def store(self, arrived: Arrived) -> None:
-        """Have chunks put in the cache."""
+        """Add chunks to be stored."""
         self._stores.append(arrived)
 
     def add_reply(self, connection: Hashable, answer: Answer) -> None:
-        """Have a request answered."""
+        """Add an answer to a request."""
         answers = self._replies.get(connection)
         if answers is None:
             answers = self._replies[connection] = []
         answers.append(answer)
 
     def add_ask(self, host: ids.HostId, attempt: transfer.Attempt) -> None:
-        """Have a peer asked."""
+        """Add an attempt to be sent."""
         attempts = self._asks.get(host)
         if attempts is None:
             attempts = self._asks[host] = []
         attempts.append(attempt)
 
     def add_division(self, attempt: transfer.Attempt, part: transfer.Attempt) -> None:
-        """Have a peer asked for a part of an attempt, too, if it is to be asked for the other."""
+        """Add the split-off part of an attempt, if that attempt is still to be sent."""
         assert attempt.host is not None
         attempts = self._asks.get(attempt.host, [])
         if attempt in attempts:
             attempts.insert(attempts.index(attempt) + 1, part)
 
     def add_watch(self, connection: Hashable) -> None:
-        """Have it told when what was sent on a connection has arrived."""
+        """Add a connection whose delivery is to be reported."""
         self._watch.append(connection)
 
     def add_hurry(self, host: ids.HostId, numbers: Iterable[int]) -> None:
-        """Have a peer told that a guest waits now."""
+        """Add requests whose priority a peer is to raise."""
         self._hurries.setdefault(host, []).extend(numbers)
 
     def add_cancel(self, host: ids.HostId, numbers: Iterable[int]) -> None:
-        """Have a peer told that nobody waits any more."""
+        """Add requests that a peer is to cancel."""
         self._cancels.setdefault(host, []).extend(numbers)
 
     def take_all(self) -> list[Action]:
-        """Return all of it: what is to be stored first, then who waits, then who is asked."""
+        """Return all actions and clear: stores first, then replies, then requests."""
         found: list[Action] = []
         cancels = list(filter(None, map(self._sent, self._cancels))) if self._cancels else ()
         if self._stores:
@@ -355,13 +309,13 @@ class Out:
             self._hurries = {}
         if self._asks:
             for host, asked in self._asks.items():
-                attempts = [attempt for attempt in asked if not attempt.is_over]  # it came since
+                attempts = [attempt for attempt in asked if not attempt.is_over]  # ended since
                 found += [Ask(host, some) for some in _messages(attempts)]
             self._asks = {}
         return found
 
     def _sent(self, host: ids.HostId) -> Cancel | None:
-        """Return which of a host's attempts it is to be told of: not those that came to nothing."""
+        """Return a ``Cancel`` without the attempts that were never sent; None if empty."""
         over = [attempt for attempt in self._asks.get(host, ()) if attempt.is_over]
         unsent = {number for attempt in over for number in attempt.numbers}
         numbers = [number for number in self._cancels[host] if number not in unsent]
@@ -369,7 +323,7 @@ class Out:
 
 
 def _messages(attempts: Sequence[transfer.Attempt]) -> Iterator[list[transfer.Attempt]]:
-    """Yield attempts that go into one message each."""
+    """Group attempts into messages of at most MAX_BATCH chunks."""
     some: list[transfer.Attempt] = []
     chunks = 0
     for attempt in attempts:

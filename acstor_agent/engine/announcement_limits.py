@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rate limits for announcements from peers.
 
-An announcement costs this host time that it did not ask for.  Two quantities are limited: chunks,
-up to the number that a fast link carries, and look-ups, of which a chunk needs one for each
-attached image and one more, and a segment of many chunks fewer than these together.  Look-ups have
-a limit for each peer and one for all peers.  Announcements beyond the limits are dropped and
-counted.
+Limited are chunks, by the number that a fast link carries, and look-ups: a chunk needs one for each
+attached image and one more. Look-ups have a limit for each peer and one for all. Announcements
+beyond the limits are dropped and counted.
 """
 
 from acstor_common.model import ids
@@ -17,15 +15,13 @@ LOOKUPS_OF_ALL = token_buckets.Rate(per_s=100_000.0, burst=50_000.0)
 
 
 class AnnouncementLimits:
-    """What peers may tell now.
+    """Limits for all peers.
 
-    :param chunks: how many a peer may tell
-    :param peers: of how many something is remembered
-
-    >>> listening = AnnouncementLimits(token_buckets.Rate(per_s=10.0, burst=30.0), peers=100)
-    >>> listening.take(ids.HostId("h1"), 50, 0.0), listening.take(ids.HostId("h1"), 50, 1.0)
+    >>> h1, h2 = ids.HostId("h1"), ids.HostId("h2")
+    >>> limits = AnnouncementLimits(token_buckets.Rate(per_s=10.0, burst=30.0), peers=100)
+    >>> limits.admit_chunks(h1, 50, 0.0), limits.admit_chunks(h1, 50, 1.0)
     (30, 10)
-    >>> listening.take(ids.HostId("h2"), 30, 1.0, lookups=10_000)  # as many images are mirrored
+    >>> limits.admit_chunks(h2, 30, 1.0, lookups=10_000)  # with as many images attached
     2
     """
 
@@ -44,10 +40,7 @@ class AnnouncementLimits:
         return len(self._chunks)
 
     def admit_chunks(self, host: ids.HostId, count: int, now: float, lookups: int = 1) -> int:
-        """Return how many of ``count`` chunks that ``host`` tells are to be listened to.
-
-        :param lookups: that each of them takes
-        """
+        """Return how many of ``count`` announced chunks to accept, at ``lookups`` each."""
         may = min(
             self._chunks.tokens_left(host, now),
             self._lookups.tokens_left(host, now) / lookups,
@@ -60,5 +53,5 @@ class AnnouncementLimits:
         return heard
 
     def penalize_peer(self, host: ids.HostId, chunks: int, now: float) -> None:
-        """Let a peer that told wrong things tell so many fewer."""
+        """Reduce the allowance of a peer that announced wrong chunks."""
         self._chunks.charge_tokens(host, chunks, now)

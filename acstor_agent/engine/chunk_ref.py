@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References to chunks: by content, to check the bytes, and by place, to find them."""
+"""References to chunks: the CID verifies the bytes, image and offset locate them."""
 
 import operator
 from collections.abc import Iterable
@@ -18,38 +18,31 @@ _KEY = operator.itemgetter(0, 1, 4, 5)
 
 
 class ChunkRef(NamedTuple):
-    """A chunk that is to be had.
-
-    :param oid: its name among hosts (``engine.identity``)
-    :param keys: of the scopes of the image; without them a keyed CID cannot be checked
-    :param segment: name of its segment (:mod:`acstor_common.model.segments`); None: the chunk is
-        one
-    :param bit: its bit in bitmaps of the segment
-    """
+    """A chunk to fetch."""
 
     cid: ids.Cid
-    oid: ids.Oid
+    oid: ids.Oid  # its name among hosts (engine.identity)
     image_id: ids.ImageId
     offset: int
     length: int
-    keys: tuple[ids.ScopeKey, ...] = ()
-    segment: ids.Oid | None = None
-    bit: int = 1
+    keys: tuple[ids.ScopeKey, ...] = ()  # scope keys of the image, to verify keyed CIDs
+    segment: ids.Oid | None = None  # name of its segment; None: a segment of its own
+    bit: int = 1  # in bitmaps of the segment
 
     @property
     def place(self) -> ids.Oid:
-        """Where its owners follow each other on the ring."""
+        """Position on the ring: the segment's name, else the OID."""
         return self[1] if self[6] is None else self[6]
 
     @property
     def key(self) -> "Key":
-        """What is one and the same for all who want it: else one's keys would judge another's."""
+        """Key of its transfer; includes the scope keys, which differ between images."""
         key: Key = _KEY(self)
         return key
 
     @property
     def content(self) -> ids.Content:
-        """What the bytes must be."""
+        """What the bytes must match."""
         return ids.Content(self.cid, self.keys)
 
 
@@ -61,10 +54,7 @@ def keys_of(refs: Iterable[ChunkRef]) -> tuple[Key, ...]:
 def matching(
     refs: Sequence[ChunkRef], data: bytes | bytearray | memoryview
 ) -> list[memoryview | None]:
-    """Return the bytes of chunks that lie one behind the other; None for those that are wrong.
-
-    :param data: as many bytes as the chunks have
-    """
+    """Verify consecutive chunks; return the bytes of each, None where the CID differs."""
     view, begin, pieces = memoryview(data), 0, list[memoryview]()
     for ref in refs:
         end = begin + ref.length
@@ -80,12 +70,9 @@ def matching(
 
 
 class Run(NamedTuple):
-    """Chunks of one image that lie side by side, with numbers that follow each other.
+    """Adjacent chunks of one image with consecutive numbers.
 
-    :param number: of the first chunk
-    :param refs: the chunks
-    :param length: bytes of all chunks
-    :param chunk_bytes: the length of each but the last, which may be shorter; 0: it is one chunk
+    :param chunk_bytes: length of each chunk but the last; 0: a single chunk
     """
 
     number: int
@@ -97,7 +84,7 @@ class Run(NamedTuple):
 
 
 def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
-    """Cut chunks of one image into as few runs as may be, each of MAX_DATA_BYTES at most.
+    """Group chunks of one image into runs of MAX_DATA_BYTES at most.
 
     >>> one = ChunkRef(ids.Cid(bytes(32)), ids.Oid(0), ids.ImageId("i"), 0, 8)
     >>> refs = [one._replace(offset=at, length=length) for at, length in ((0, 8), (8, 5), (24, 8))]
@@ -124,28 +111,21 @@ def runs(numbers: Sequence[int], refs: Sequence[ChunkRef]) -> Iterator[Run]:
 
 
 class Request(NamedTuple):
-    """What a peer asks for: nothing of it is believed before ``authorization`` has authorized it.
-
-    :param number: of the first chunk on the connection; the others have the numbers that follow
-    :param length: bytes of all chunks
-    :param proof: that the peer knows the CIDs (``peer_request.proof_of``)
-    :param timeout_s: so long the peer waits
-    :param chunk_bytes: of a run: the length of each chunk but the last; 0: it is one chunk
-    """
+    """A request of a peer; ``serve.authorization`` must check it before any use."""
 
     number: int
     image_id: ids.ImageId
     offset: int
     length: int
-    proof: bytes
+    proof: bytes  # that the peer knows the CIDs (peer_request.proof_of)
     mode: peer_request.Mode
     priority: priority_.Priority
-    timeout_s: float
-    chunk_bytes: int = 0
+    timeout_s: float  # that the peer waits
+    chunk_bytes: int = 0  # of each chunk but the last; 0: a single chunk
 
     @property
     def chunks(self) -> int:
-        """How many chunks it asks for."""
+        """Number of chunks."""
         return peer_request.chunks_in(self.length, self.chunk_bytes)
 
     @property

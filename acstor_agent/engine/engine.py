@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of one host: events in, actions out (see the package)."""
+"""The engine of one host; the package docstring lists its events and actions."""
 
 import functools
 import math
@@ -42,37 +42,25 @@ P = ParamSpec("P")
 
 
 class Counters(NamedTuple):
-    """What has happened since the start.
+    """Counts since the start."""
 
-    :ivar fallbacks: attempts that gave nothing, so another place was asked
-    :ivar source_firsts: guests who were sent to the source because peers were slower
-    :ivar hedges: places that were asked because another one was late
-    :ivar invalid: chunks of peers that were not what was asked for
-    :ivar backoffs: times that a peer was left alone
-    :ivar unauthorized: requests of peers that were not theirs to make
-    :ivar given: chunks given to peers
-    :ivar referrals: requests of peers that were answered with other hosts
-    :ivar heard: chunks of which peers told; ``ignored``: that were too many; ``denied``: that they
-        had not when they were asked
-    """
-
-    fallbacks: int
-    source_firsts: int
-    hedges: int
-    invalid: int
-    backoffs: int
-    unauthorized: int
-    given: int
-    referrals: int
-    heard: int
-    ignored: int
-    denied: int
+    fallbacks: int  # failed attempts after which another provider was asked
+    source_firsts: int  # chunks read from the source first because peers were slower
+    hedges: int  # extra requests because an answer was late
+    invalid: int  # chunks from peers that did not match their CID
+    backoffs: int  # times that a peer was put in backoff
+    unauthorized: int  # refused requests of peers
+    given: int  # chunks given to peers
+    referrals: int  # requests of peers that were answered with other hosts
+    heard: int  # announced chunks that were accepted
+    ignored: int  # announced chunks over a limit
+    denied: int  # announced chunks that the announcing host denied
 
 
 def _event(
     method: Callable[Concatenate["Engine", P], None],
 ) -> Callable[Concatenate["Engine", float, P], Actions]:
-    """Make an event of a method: it takes the time first, and returns what is to be done."""
+    """Make a method an event: it takes the time first and returns the actions."""
 
     @functools.wraps(method)
     def feed(self: "Engine", now: float, /, *what: P.args, **more: P.kwargs) -> Actions:
@@ -84,12 +72,7 @@ def _event(
 
 
 class Engine:
-    """All contents under way at one host.
-
-    :param cache: says which contents are here
-    :param rng: for the jitter of backoffs
-    :param given_as: says of what the image's home is asked before the source
-    """
+    """The engine of one host; the public methods that return actions are its events."""
 
     def __init__(
         self,
@@ -133,17 +116,16 @@ class Engine:
         self.pending.source_failed(transfer, failure)
 
     def __len__(self) -> int:
-        """Return how many contents are under way."""
         return len(self.context.transfers)
 
     @property
     def next_s(self) -> float | None:
-        """When :meth:`run_due_timers` is due; None if nothing is."""
+        """Time of the next :meth:`run_due_timers`; None if no timer is set."""
         return self.context.timers.next_s
 
     @property
     def counters(self) -> Counters:
-        """What has happened since the start."""
+        """Counts since the start."""
         travels, book = self.pending.selection, self.context.peers
         return Counters(
             travels.fallbacks,
@@ -160,21 +142,18 @@ class Engine:
         )
 
     def asked_of(self, host: ids.HostId, number: int) -> chunk_ref.ChunkRef | None:
-        """Return what a peer was asked for by a number, to check its bytes; None: nothing (now)."""
+        """Return the chunk that a peer was asked for under a number, if it is pending."""
         peer = self.context.peers.get(host)
         attempt = peer.asks.get(number) if peer is not None else None
         return attempt.refs[attempt.numbers.index(number)] if attempt is not None else None
 
     def recover_from_fault(self, now: float, why: str) -> Actions:
-        """End what an event that has raised has left half done, and no more; see ``recovery``.
-
-        :param why: what to tell those of this host who wait for it
-        """
+        """End what an event that raised has left half done; readers are told ``why``."""
         self.context.now = now
         self._recovery.recover_from_fault(why)
         return self._todo()
 
-    # What this host wants
+    # Local reads
 
     @_event
     def request_chunks(
@@ -186,13 +165,13 @@ class Engine:
         is_patient: bool = True,
         opener: Hashable = None,
     ) -> None:
-        """Contents that are not in the cache are wanted; of none the answer comes at once.
+        """Fetch chunks that are not in the cache; an empty batch completes at once.
 
-        :param priority: GUEST, or a reason that has a lane
-        :param token: who is to be told; None: nobody
-        :param is_patient: a guest waits as long as bytes may still come; other reasons never do
-        :param opener: who of those that have an image open; they have turns at the source
-        :raises errors.LocalProtocolError: the reason has no lane
+        :param priority: GUEST, or a priority of ``prefetch_limits``
+        :param token: identifies the reader in ``Complete``; None: no reader is notified
+        :param is_patient: retry while bytes may still arrive (GUEST only)
+        :param opener: the process that opened the image; openers take turns at the source
+        :raises errors.LocalProtocolError: another priority was given
         """
         self.pending.request_chunks(batch, priority, token, deadline_s, is_patient, opener)
 
@@ -202,89 +181,77 @@ class Engine:
         batches: Iterable[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]],
         priority: priority.Priority,
     ) -> None:
-        """As ``wanted``, for several batches, each with its own token.
-
-        :param priority: a reason that has a lane
-        :raises errors.LocalProtocolError: it has none
-        """
+        """Fetch several batches, each with its own token, as :meth:`request_chunks` does."""
         for token, wants in batches:
             self.pending.request_chunks(wants, priority, token, math.inf, is_patient=False)
 
     @_event
     def cancel_reads(self, *tokens: Hashable) -> None:
-        """Who wanted batches does not wait any more."""
+        """Cancel reads by token."""
         for token in tokens:
             self.pending.cancel_reads(token)
 
-    # What peers answer
+    # Answers of peers
 
     @_event
     def chunks_arrived(
         self, host: ids.HostId, chunks: Sequence[tuple[int, transfer_.Bytes]]
     ) -> None:
-        """A peer gave contents, by the numbers of attempts; they are what was asked for."""
+        """Take chunks from a peer, by number; their bytes match the requested CIDs."""
         self._responses.chunks_received(host, chunks)
 
     @_event
     def peer_refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
-        """A peer does not give contents; INVALID: it gave bytes that are not what was asked for."""
+        """Take refusals by number; INVALID: the peer sent bytes that do not match the CID."""
         self._responses.peer_refused(host, failed)
 
     @_event
     def peer_referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
-        """A peer names hosts to ask instead."""
+        """Take a referral to other hosts."""
         self._responses.peer_referred(host, number, hosts)
 
     @_event
     def keep_alive_received(self, host: ids.HostId) -> None:
-        """A peer says that it works on what it was asked."""
+        """Record that a peer still works on pending requests."""
         peer = self.context.peers.get(host)
         if peer is not None:
             peer.heard_s = self.context.now
 
     @_event
     def connection_lost(self, host: ids.HostId, connection: Hashable = None) -> None:
-        """A connection to a peer is lost: what was asked on it has no answer.
-
-        :param connection: as ``Attempt.connection`` has it; None: one could not be made, so
-            nothing of what was sent on none is answered
-        """
+        """Fail the attempts sent on a connection; None: no connection could be made."""
         attempts = self.context.requests_out.take_lost(host, connection, self.context.now)
         self._responses.judge_peer([(attempt, Failure.UNREACHABLE) for attempt in attempts])
 
     @_event
     def broke_rules(self, host: ids.HostId, why: str) -> None:
-        """A peer broke the protocol; what was asked of it is told of by itself."""
+        """Put a peer in backoff that broke the protocol; its attempts end by other events."""
         self._responses.broke_rules(host, why)
 
     @_event
     def announcement_lost(self, host: ids.HostId) -> None:
-        """A peer may not have got what it was told: it was not reached, or has gone since."""
+        """Schedule announcements again for a peer that may not have received them."""
         self.context.announcements.announcement_lost(host, self.context.now)
 
-    # What the source answers
+    # Answers of the source
 
     @_event
     def source_read_progressed(
         self, number: int, told: Iterable[tuple[int, transfer_.Bytes | Failure]]
     ) -> None:
-        """The source tells of chunks of a read, by index: what they are, or why they are not.
-
-        It may come several times for one number, as chunks come.  What nobody reads (any more)
-        changes nothing; ``source_ended`` says that no more comes.
-        """
+        """Take chunks or failures of a read, by index in ``wants``; more may follow."""
         self._responses.source_told(number, told)
 
     @_event
     def source_ended(self, number: int, why: Failure = Failure.UNREACHABLE) -> None:
-        """A read is over: what it has not told of has failed; needless where it has told of all."""
+        """Fail the chunks of a read that were not reported."""
         self._responses.source_ended(number, why)
 
-    # The cache
+    # Cache
 
     @_event
     def chunks_stored(self, runs: Iterable[actions.Arrived]) -> None:
-        """Contents are in the cache."""
+        """Release the bytes of stored chunks, and announce them."""
         context, note = self.context, self.rights.names.record_names
         for run in runs:
             self._is_kept_no_more(run)
@@ -293,7 +260,7 @@ class Engine:
 
     @_event
     def not_stored(self, runs: Iterable[actions.Arrived]) -> None:
-        """The cache could not take contents."""
+        """Release the bytes of chunks that the cache did not take."""
         for run in runs:
             self._is_kept_no_more(run)
 
@@ -305,38 +272,38 @@ class Engine:
 
     @_event
     def chunk_evicted(self, cids: Iterable[ids.Cid]) -> None:
-        """Contents have left the cache."""
+        """Withdraw the announcements of chunks that left the cache."""
         for cid in cids:
             for oid in self.rights.names.drop_names(cid):
                 self.context.announcements.withdraw_chunk(oid, self.context.now)
 
     @_event
     def has_room(self, has_room: bool) -> None:
-        """The cache has room for what nobody waits for, or has none."""
+        """Allow or stop prefetches: the cache has room for them or not."""
         self.pending.prefetch_limits.has_room = has_room
 
-    # What peers ask
+    # Requests of peers
 
     @_event
     def peer_asked(
         self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
     ) -> None:
-        """A peer asks for contents."""
+        """Take requests of a peer."""
         self.requests.take_requests(connection, host, requests)
 
     @_event
     def peer_cancelled(self, connection: Hashable, numbers: Iterable[int]) -> None:
-        """A peer does not wait for answers any more."""
+        """Cancel requests of a peer."""
         self.requests.cancel_requests(connection, numbers)
 
     @_event
     def peer_left(self, connection: Hashable) -> None:
-        """A connection on which a peer asked has ended."""
+        """End the requests of a connection that has ended."""
         self.requests.connection_ended(connection)
 
     @_event
     def peer_hurried(self, connection: Hashable, numbers: Iterable[int]) -> None:
-        """Guests of a peer wait now for what it has asked; what was answered stays so."""
+        """Raise pending requests of a peer to PEER, because its guests now wait."""
         self.requests.raise_priority(connection, numbers)
 
     @_event
@@ -345,24 +312,21 @@ class Engine:
         connection: Hashable,
         found: Iterable[tuple[chunk_ref.Request, Sequence[ids.Content] | Failure]],
     ) -> None:
-        """What the image names where a request looks, ZERO_CID: nothing; or why nobody can say."""
+        """Take the contents at requested ranges (ZERO_CID: none), or why look-ups failed."""
         self.requests.looked_up(connection, found)
 
     @_event
     def could_not_read(self, connection: Hashable, number: int) -> None:
-        """What was ``Given`` without data cannot be read from the cache, and is gone from it."""
+        """Fetch a chunk of a ``Given`` without data that the cache could not read."""
         self.requests.could_not_read(connection, number)
 
     @_event
     def answers_delivered(self, connections: Iterable[Hashable], late_s: float = 0.0) -> None:
-        """All that was sent on connections has arrived.
-
-        :param late_s: how much later than it wanted to the shell has looked
-        """
+        """Free the upload slots of connections whose bytes arrived up to ``late_s`` ago."""
         for connection in connections:
             self.requests.answers_delivered(connection, late_s)
 
-    # News, tables, time
+    # Announcements, tables, time
 
     @_event
     def announcement_received(
@@ -373,16 +337,13 @@ class Engine:
         evictable: Sequence[segments.Chunks],
         segment_chunks: int = 1,
     ) -> None:
-        """A peer tells what it has, what is gone from it, and what others may let go.
-
-        :param segment_chunks: the length of its segments
-        """
+        """Take an announcement of a peer: held chunks, evicted chunks, eviction hints."""
         told = here, gone, evictable, segment_chunks
         self.context.announcements.process_announcement(host, *told, self.context.now)
 
     @_event
     def table_changed(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
-        """Another v-node table is in force, or the former one counts no more."""
+        """Follow a new v-node table; ``former`` is None once it no longer counts."""
         for transfer in dict.fromkeys(self.context.transfers.values()):
             self.context.transfers.split_transfer(transfer)  # its chunks may have other owners now
         self.context.ring.set_tables(table, former)
@@ -392,19 +353,17 @@ class Engine:
 
     @_event
     def run_due_timers(self) -> None:
-        """Time has passed: do what is due."""
+        """Handle all timers that are due."""
         while (found := self.context.timers.pop_due(self.context.now)) is not None:
             due, what = found
             self._dues[due](what)
 
     def _done(self) -> Actions:
-        """Return what the event has brought about."""
         self.pending.start_queued()
         self.context.source_reads.start_queued_reads(self.context.now)
         return self._todo()
 
     def _todo(self) -> Actions:
-        """Return what is to be done now; ``next_s`` says when there is more."""
         self.context.requests_out.flush(self.context.now)
         self.context.timers.drop_empty()
         return self.context.out.take_all()

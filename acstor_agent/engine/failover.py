@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failover among sources: their order, retries, hedges, and what is known of each.
+"""Failover among sources: their order, retries, hedges and health.
 
-A request asks the preferred source first.  After a transient fault it asks the same source again,
-with a jittered pause ("equal jitter" of Brooker, "Exponential backoff and jitter", 2015).  Then it
-asks the next source for the pieces that it lacks.  A source that is down is asked last for a while,
-but never left out (``core/sources/circuit_breaker``).
+A request asks the preferred source, retries after transient faults with a jittered pause ("equal
+jitter", Brooker, "Exponential backoff and jitter", 2015), then asks the next source for the missing
+pieces. A source that is down is asked last for a while (``core/sources/circuit_breaker``).
 
-When a source is silent for longer than usual, the request hedges: it asks the next source as well,
-and the first answer counts.  If the silent source has answered no request meanwhile it is down, and
-all requests that wait for it go on to the next one.  A hedge costs bytes, so hedges have a budget
-(``hedge``), and one more at a time, unless the source is known to be down.
-
-Pieces that every source refuses are read from local copies of the blob, where there are any, and
-for REFUSED_S without asking the sources again.  Log lines and the wall clock are callbacks; other
-times are seconds of one clock, given by the caller.
+When a source is silent for longer than usual, the next one is asked as well, within a budget
+(``hedge``) and one hedge more, without budget if the source is down. A source that answered nothing
+until the next one has given all counts as down. Pieces that every source refuses are read from
+local copies, for REFUSED_S without asking the sources again.
 """
 
 import collections
@@ -33,11 +28,11 @@ from acstor_common import errors
 from acstor_common.model import ids
 
 ATTEMPTS = 3
-"""How often a request asks one source while its faults are transient."""
+"""Tries per source while its faults are transient."""
 SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
-"""After how long a silent source is hedged: at least, while little is known, and at most."""
+"""Silence before a hedge: minimum, while few latencies are known, maximum."""
 TICK_S = 0.25
-"""How often a request without hedge budget looks whether there is some."""
+"""Interval at which a request without hedge budget checks it again."""
 REFUSED_S = 300.0
 REFUSED_LIMIT = 4096
 
@@ -49,16 +44,13 @@ _MOST_USEFUL_FIRST = (
 )
 
 Answers = Sequence[tuple[int, Any]]
-"""What became of pieces, by number: bytes, or an :class:`errors.ChunkUnavailable`."""
+"""Outcomes of pieces, by number: bytes, or an :class:`errors.ChunkUnavailable`."""
 
 
 class SourceState:
-    """What is known of one source.
+    """Health of one source.
 
-    :param where: the place, in words
-    :param configured: which options name it, and as whom it is asked, for operators
-    :ivar down: why it counts as down, and since when; None: it does not
-    :ivar is_hedged: a request hedges it without a budget
+    :param configured: the options that name it and its credentials, for operators
     """
 
     __slots__ = ("_where", "breaker", "configured", "down", "is_hedged", "refusals")
@@ -69,11 +61,11 @@ class SourceState:
         self.breaker = circuit_breaker.CircuitBreaker()
         self.refusals = source_refusals.Refusals()
         self.down: health_issues.HealthIssue | None = None
-        self.is_hedged = False
+        self.is_hedged = False  # a request hedges it without budget
 
     @property
     def where(self) -> str:
-        """What the source reads now: some learn it when they sign in."""
+        """What the source reads; some know it only after authentication."""
         return self._where()
 
 
@@ -81,12 +73,9 @@ class Failover:
     """The sources of a host.
 
     :param sources: at least one, the preferred one first
-    :param random: returns a number from 0 up to 1, for the jitter
-    :param clock: tells the wall clock, for operators
-    :param warn: logs that a source fails; ``inform``: that it works again
-    :param attempts: how often a request asks one source while its faults are transient
-    :ivar copies: what is asked for pieces that all sources refuse; it is not judged
-    :ivar refused: until when requests of a key go to the copies at once
+    :param random: returns a number in [0, 1), for the jitter
+    :param clock: returns the wall-clock time, for operators; other times are monotonic
+    :ivar refused: until when requests for a key go to the copies directly
     """
 
     def __init__(
@@ -99,7 +88,7 @@ class Failover:
         attempts: int = ATTEMPTS,
     ) -> None:
         self.sources, self.random, self.attempts = sources, random, attempts
-        self.copies = SourceState(lambda: "copies")
+        self.copies = SourceState(lambda: "copies")  # its health is not judged
         self.hedge = hedge.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
         self.refused: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
         self._clock, self._warn, self._inform = clock, warn, inform
@@ -113,21 +102,21 @@ class Failover:
         return source.down or source.refusals.last_refusal(self._clock())
 
     def note_refused(self, key: Hashable, now: float) -> None:
-        """Note that all sources refuse a key."""
+        """Record that all sources refuse a key."""
         self.refused[key] = now + REFUSED_S
         self.refused.move_to_end(key)
         if len(self.refused) > REFUSED_LIMIT:
             self.refused.popitem(last=False)
 
     def note_answer(self, source: SourceState, now: float) -> None:
-        """Note that a source has answered."""
+        """Record that a source answered."""
         self.hedge.record_latency(source.breaker.record_answer(now))
         if source.down is not None:
             source.down = None
             self._inform(f"Source {source.where} answers again")
 
     def note_down(self, source: SourceState, why: str, now: float) -> None:
-        """Note that a source does not answer."""
+        """Record that a source does not answer."""
         why += source.configured
         if source.breaker.record_failure(now):
             self._warn(f"Source {source.where} does not answer: {why}")
@@ -141,7 +130,7 @@ class Failover:
         failure: errors.ChunkUnavailable,
         now: float,
     ) -> None:
-        """Note what a failure says of a source."""
+        """Record a failure of a source."""
         if is_transient(failure):
             self.note_down(source, failure.why, now)
             return
@@ -155,14 +144,7 @@ class Failover:
 
 
 class Attempt:
-    """One source that a request asks for pieces, and again for those with transient faults.
-
-    :param wanted: the numbers of the pieces to ask for; None: all that are left
-    :ivar numbers: of the pieces that the source is asked for now
-    :ivar tries: how often it was asked before
-    :ivar untold: indices in ``numbers`` of the pieces without an outcome
-    :ivar transient: faults of this try that may pass, by number; ``failures``: all others
-    """
+    """One source that a request asks, with retries after transient faults."""
 
     __slots__ = (
         *("began_s", "failures", "numbers", "source"),
@@ -171,24 +153,19 @@ class Attempt:
 
     def __init__(self, source: SourceState, wanted: Collection[int] | None, began_s: float) -> None:
         self.source, self.wanted, self.began_s = source, wanted, began_s
-        self.tries = -1
-        self.numbers: Sequence[int] = ()
-        self.untold: set[int] = set()
-        self.transient: dict[int, errors.ChunkUnavailable] = {}
+        self.tries = -1  # before the current one
+        self.numbers: Sequence[int] = ()  # pieces of this try
+        self.untold: set[int] = set()  # indices of those without an outcome
+        self.transient: dict[int, errors.ChunkUnavailable] = {}  # faults of this try
         self.failures: list[errors.ChunkUnavailable] = []
 
 
 class SourceRequest:
-    """Pieces to read, from one source after the other, or from several beside each other.
+    """Pieces to read from sources in order; hedges ask several at a time.
 
-    The first source that gives a piece counts; the next one is asked for what is left.
-
-    :param key: what is read: a refusal holds for all of it
-    :param what: says what a piece is, in words
-    :param may_copy: says whether the copies can give the key, once all sources have refused it
-    :param ignores_refusals: ask the sources, whatever they have refused before
-    :param deadline_s: when the caller gives up
-    :ivar left: numbers of the pieces that no source has given
+    :param key: what is read; a refusal holds for all of it
+    :param what: describes a piece in words
+    :param may_copy: returns whether the copies can give the key after all sources refused it
     """
 
     def __init__(
@@ -205,7 +182,7 @@ class SourceRequest:
     ) -> None:
         self._failover, self._key, self._image_id = failover, key, image_id
         self._what, self._may_copy, self._deadline_s = what, may_copy, deadline_s
-        self.left = dict.fromkeys(range(count))
+        self.left = dict.fromkeys(range(count))  # numbers of the missing pieces
         self._is_refused = not ignores_refusals and failover.refused.get(key, 0.0) > now
         self._is_copied = False
         self._sources = [] if self._is_refused else failover.ordered_sources(now)
@@ -216,11 +193,11 @@ class SourceRequest:
 
     @property
     def may_hedge(self) -> bool:
-        """Say whether there is another source beside the one that is asked first."""
+        """Whether there is a second source."""
         return len(self._sources) > 1
 
     def next_attempt(self, now: float) -> Attempt | None:
-        """Return an attempt that begins now; None if none does."""
+        """Return an attempt to begin now, if any."""
         if not self.left:
             return None
         if self._sources:
@@ -229,18 +206,18 @@ class SourceRequest:
         return None if self._under_way or self._is_copied else self._ask_copies(now)
 
     def next_s(self, now: float) -> float:
-        """Return when to call :meth:`next_attempt` again without an outcome; infinite: never."""
+        """Return when to call :meth:`next_attempt` again without an outcome; inf: never."""
         if self._sources and self._under_way:
             return max(self._late_s(), now + TICK_S)
         return math.inf
 
     @property
     def is_over(self) -> bool:
-        """Say that all pieces are here, or that no source is being asked for them."""
+        """Whether no piece is missing, or no source is being asked."""
         return not self.left or not self._under_way
 
     def begin_attempt(self, attempt: Attempt) -> bool:
-        """Begin the next try of an attempt; say whether anything is left to ask for."""
+        """Begin the next try of an attempt; return whether pieces are missing."""
         wanted = attempt.transient or attempt.wanted
         numbers = sorted(self.left if wanted is None else [n for n in wanted if n in self.left])
         attempt.numbers, attempt.untold, attempt.transient = numbers, set(range(len(numbers))), {}
@@ -248,9 +225,9 @@ class SourceRequest:
         return bool(numbers)
 
     def record_outcomes(self, attempt: Attempt, answers: Answers, now: float) -> Answers:
-        """Take outcomes of pieces, by index in the attempt; return those that are final, by number.
+        """Take outcomes by index in the attempt; return the final ones by number.
 
-        These are the bytes that are new, and failures of the copies, which are asked once.
+        Final are bytes of missing pieces, and failures of the copies.
         """
         is_last, final = attempt.source is self._failover.copies, []
         for at, outcome in answers:
@@ -266,7 +243,7 @@ class SourceRequest:
         return final
 
     def final_failures(self, attempt: Attempt) -> list[tuple[int, errors.ChunkUnavailable]]:
-        """Return the failures that are final when an attempt begins: of what copies do not give."""
+        """Return the failures that are final when an attempt at the copies begins."""
         if attempt.source is not self._failover.copies or attempt.wanted is None:
             return []
         settled = [number for number in self.left if number not in attempt.wanted]
@@ -276,7 +253,7 @@ class SourceRequest:
         return final
 
     def attempt_ended(self, attempt: Attempt, now: float) -> float | None:
-        """Note that a try is over; return the pause before the next one; None: it was the last."""
+        """Record the end of a try; return the pause before the next; None: no more tries."""
         for at in attempt.untold:
             what, where = self._what(attempt.numbers[at]), attempt.source.where
             error = errors.SourceUnreachable(what, where, "it did not report it")
@@ -292,13 +269,13 @@ class SourceRequest:
         return None
 
     def end_attempt(self, attempt: Attempt) -> None:
-        """Note that an attempt is over, for whatever reason."""
+        """Remove an attempt."""
         if attempt in self._under_way:
             del self._under_way[attempt]
             attempt.source.breaker.end_wait()
 
     def close(self) -> None:
-        """End the request, with what is under way for it."""
+        """End the request and its attempts."""
         for attempt in list(self._under_way):
             self.end_attempt(attempt)
         for source in self._hedged:
@@ -307,7 +284,7 @@ class SourceRequest:
             self._failover.refused.pop(self._key, None)
 
     def list_failures(self) -> list[tuple[int, errors.ChunkUnavailable]]:
-        """Return why no source gave what is left."""
+        """Return why no source gave the missing pieces."""
         return [(number, self._failure(number)) for number in self.left]
 
     def _failure(self, number: int) -> errors.ChunkUnavailable:
@@ -320,7 +297,6 @@ class SourceRequest:
         return attempt
 
     def _ask_copies(self, now: float) -> Attempt | None:
-        """Ask the copies for what all sources refuse."""
         wanted = list(self.left) if self._is_refused else self._refused()
         if not self._is_refused:
             if not wanted or not self._may_copy():
@@ -332,7 +308,7 @@ class SourceRequest:
         return self._add(self._failover.copies, wanted, now)
 
     def _refused(self) -> list[int]:
-        """Return the numbers of the pieces that sources refuse, and that none may yet give."""
+        """Return the missing pieces that a source refused and no source may still give."""
         return [
             n for n, failure in self.list_failures() if isinstance(failure, errors.ChunkRefused)
         ]
@@ -356,10 +332,9 @@ class SourceRequest:
         elif (attempt.untold or self._may_retry(attempt)) and any(
             not isinstance(outcome, errors.SourceUnreachable) for _, outcome in answers
         ):
-            self._failover.note_answer(attempt.source, now)  # the last one is noted with the rest
+            self._failover.note_answer(attempt.source, now)  # else _judge records it
 
     def _judge(self, attempt: Attempt, now: float) -> None:
-        """Judge a source by its failures; that it does not answer counts most."""
         failures = [*attempt.transient.values(), *attempt.failures]
         if failures:
             self._failover.note_failure(attempt.source, self._image_id, failures[0], now)
@@ -369,7 +344,7 @@ class SourceRequest:
             self._failover.note_answer(attempt.source, now)
 
     def _win(self, attempt: Attempt, now: float) -> None:
-        """Note which source gave the last piece; those that were silent meanwhile are down."""
+        """Record the source of the last piece; those that were silent meanwhile are down."""
         self._winner = winner = attempt.source
         self._failover.note_answer(winner, now)
         for other in self._under_way:
@@ -384,7 +359,6 @@ class SourceRequest:
         return next(reversed(self._under_way)).source
 
     def _is_hedge_due(self, now: float) -> bool:
-        """Say whether the source that was asked last is so late that the next one is asked, too."""
         source = self._last()
         if now < self._late_s():
             return False
@@ -401,7 +375,7 @@ class SourceRequest:
 
 
 def is_transient(failure: errors.ChunkUnavailable) -> bool:
-    """Say whether a source did not answer; where a crowd waits it was not even asked."""
+    """Return whether a source did not answer; an overloaded one was not even asked."""
     is_crowd = isinstance(failure, errors.SourceOverloaded)
     return isinstance(failure, errors.SourceUnreachable) and not is_crowd
 
@@ -409,12 +383,9 @@ def is_transient(failure: errors.ChunkUnavailable) -> bool:
 def most_useful(
     failures: Sequence[errors.ChunkUnavailable], what: str = ""
 ) -> errors.ChunkUnavailable:
-    """Return one error for all of ``failures``, of the class that leaves most hope.
+    """Return one error for all of ``failures``, of the most hopeful class.
 
-    Unreachable wins over invalid, that over refused, and that over missing: as long as one place
-    did not answer, nobody may conclude that the bytes do not exist.
-
-    :param what: what it is about, where they are about more
+    Bytes do not count as missing while one place did not answer.
     """
     if len(failures) == 1:
         return failures[0]

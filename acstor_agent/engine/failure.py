@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reasons why a chunk did not arrive.  They are values, never raised."""
+"""Reasons why a chunk did not arrive. They are values, never raised."""
 
 import enum
 
 
 class Failure(enum.IntEnum):
-    """The reasons, those that leave most hope first.
+    """The reasons, the most hopeful first; a transfer reports the first one it had."""
 
-    Of a transfer's failed attempts the lowest tells most: MISSING only if no place leaves hope.
-    """
-
-    UNREACHABLE = 0  # no answer, or not in time; the connection was lost
-    BUSY = 1  # it has too much to do for this host
-    INVALID = 2  # bytes that are not the content, or against the protocol
-    WITHHELD = 3  # the source does not let it look, which says nothing of the chunk
-    MISSING = 4  # an honest no
-    NO_HOLDER = 5  # nobody who advertised it gave it, and nobody else was to be asked
-    LOST = 6  # the source has denied it for a while, and so has every host
-    LATE = 7  # the deadline of who waited is over
-    FORGOTTEN = 8  # too much was wanted ahead: the oldest that nobody waits for
+    UNREACHABLE = 0  # no answer in time, or the connection was lost
+    BUSY = 1  # the peer or the source is overloaded
+    INVALID = 2  # bytes that do not match the CID, or a protocol error
+    WITHHELD = 3  # the source denied access; the chunk may exist
+    MISSING = 4  # the asked host or the source does not have it
+    NO_HOLDER = 5  # no holder gave it, and no other provider was to be asked
+    LOST = 6  # the source has denied it for a while, as have all hosts
+    LATE = 7  # the deadline of the reader passed
+    FORGOTTEN = 8  # dropped from a full prefetch queue

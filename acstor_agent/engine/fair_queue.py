@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fair queue with priorities: for uploads, requests to peers, source reads and retries.
+"""A fair queue with priorities: for uploads, peer requests, source reads, retries.
 
 The most urgent priority goes first, but one of LOWER_EVERY turns goes to the lower ones in
-rotation, so none starves.  Within a priority, flows take turns (round robin: Nagle, RFC 970, 1985);
-a flow may itself be shared by several parties, which take turns in the same way.
+rotation. Within a priority, flows take turns (round robin: Nagle, RFC 970, 1985), as do the sharers
+of a flow.
 """
 
 import collections
@@ -23,16 +23,14 @@ _LINES = len(priority.Priority)
 
 
 class FairQueue(Generic[T]):
-    """What waits, by reason and by whose it is.
-
-    :ivar length: how much of it there is, for who asks that at each event
+    """Items by priority, flow (``who``) and sharer of the flow.
 
     >>> turns = FairQueue()
     >>> for who, what in (("h1", 1), ("h1", 2), ("h2", 3)):
-    ...     waiting = turns.put(priority.Priority.PEER, who, what)
-    >>> turns.put(priority.Priority.LATER, "h9", 9)
+    ...     waiting = turns.put_item(priority.Priority.PEER, who, what)
+    >>> turns.put_item(priority.Priority.LATER, "h9", 9)
     1
-    >>> [turns.take() for _ in range(5)]
+    >>> [turns.take_next() for _ in range(5)]
     [1, 3, 2, 9, None]
     """
 
@@ -43,7 +41,7 @@ class FairQueue(Generic[T]):
         self._served = [0] * _LINES
         self._turn = 0
         self._urgent_in_a_row = 0
-        self.length = 0
+        self.length = 0  # for callers that cannot afford len()
 
     def __len__(self) -> int:
         return self.length
@@ -57,12 +55,7 @@ class FairQueue(Generic[T]):
     def put_item(
         self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> int:
-        """Let something wait for its turn, if it does not yet; return how much does, with it.
-
-        :param who: whose turn it takes
-        :param sharer: who of those that share his turns
-        :return: what waits of the sharer
-        """
+        """Queue an item once; return how many items its sharer has."""
         line = self._lines[priority]
         queue = line.get(who)
         if queue is None:
@@ -77,7 +70,7 @@ class FairQueue(Generic[T]):
     def remove(
         self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> bool:
-        """Let something wait no more; say whether it did."""
+        """Remove an item; return whether it was queued."""
         line = self._lines[priority]
         queue = line.get(who)
         some = queue.get(sharer) if queue is not None else None
@@ -94,15 +87,15 @@ class FairQueue(Generic[T]):
     def is_queued(
         self, priority: priority.Priority, who: Hashable, what: T, sharer: Hashable = None
     ) -> bool:
-        """Say whether something waits."""
+        """Return whether an item is queued."""
         queue = self._lines[priority].get(who)
         return queue is not None and what in queue.get(sharer, ())
 
     def take_next(self, is_urgent: bool = False, without: Hashable = None) -> T | None:
-        """Return what is next, if anything is.
+        """Remove and return the next item, if any.
 
-        :param is_urgent: only the most urgent reason has a turn
-        :param without: who has none
+        :param is_urgent: consider the most urgent priority only
+        :param without: a flow to skip
         """
         if not self.length:
             return None
@@ -126,10 +119,7 @@ class FairQueue(Generic[T]):
         return self._pop(number, who)
 
     def take_of(self, priority: priority.Priority, who: Hashable = None) -> T | None:
-        """Return what is next of one reason.
-
-        :param who: of his, the oldest; None: whoever is next
-        """
+        """Remove and return the next item of one priority, and of one flow if given."""
         line = self._lines[priority]
         if not line:
             return None
@@ -157,5 +147,4 @@ class FairQueue(Generic[T]):
 
 
 def _first(line: _Line[T], without: Hashable) -> Hashable | None:
-    """Return who is next in a line: the first one, or the one behind him."""
     return next((who for who in line if who != without), None)

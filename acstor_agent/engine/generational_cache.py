@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache with two generations, which evicts entries that were not used for long.
+"""A cache with two generations, an approximation of LRU without links.
 
-Used entries move to the young generation.  When that holds half of the allowed weight, it becomes
-the old one and the old one is dropped.  So an entry stays until at least half of the allowed weight
-was used after it.  Entries need no links to each other, as in an OrderedDict.
+Used entries move to the young generation. When that holds half of the allowed weight, it becomes
+the old one, and the old one is dropped. So an entry stays until at least half of the allowed weight
+was used after it.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ V = TypeVar("V")
 
 
 class GenerationalCache(Generic[K, V]):
-    """The table.
+    """A mapping that evicts entries that were not used for long.
 
     :param limit: weight of all entries at most
-    :param weigh: says the weight of a value, which does not change; None: each weighs 1
+    :param weigh: returns the constant weight of a value; None: each weighs 1
 
     >>> table = GenerationalCache(limit=4)
     >>> for key in "abc":
@@ -45,7 +45,7 @@ class GenerationalCache(Generic[K, V]):
         return key in self._young or key in self._old
 
     def get(self, key: K) -> V | None:
-        """Return a value, which counts as a use; None if there is none."""
+        """Return a value and count it as used; None if there is none."""
         value = self._young.get(key)
         if value is None and (value := self._old.pop(key, None)) is not None:
             self.add(key, value)
@@ -66,7 +66,7 @@ class GenerationalCache(Generic[K, V]):
         self._young[key] = value
 
     def pop(self, key: K) -> V | None:
-        """Forget an entry; return its value, None if there is none."""
+        """Remove an entry; return its value, None if there is none."""
         value = self._young.pop(key, None)
         if value is None:
             return self._old.pop(key, None)
@@ -74,13 +74,13 @@ class GenerationalCache(Generic[K, V]):
         return value
 
     def keys(self) -> list[K]:
-        """Return all keys, those that were not used for longest first."""
+        """Return all keys, the least recently used ones first."""
         return [*self._old, *self._young]
 
     def items(self) -> list[tuple[K, V]]:
-        """Return all entries, those that were not used for longest first; this is no use."""
+        """Return all entries, the least recently used ones first; does not count as use."""
         return [*self._old.items(), *self._young.items()]
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Remove all entries."""
         self._young, self._old, self._weight = {}, {}, 0

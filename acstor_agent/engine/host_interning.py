@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two-byte keys for hosts, so that tables of holders store joined keys instead of lists.
+"""Two-byte keys for hosts, so that tables of holders store bytes instead of lists.
 
-Forgetting a host here forgets it in every table at once.  Its key is reused only after all others,
-and a stale entry then costs one request.
+Forgetting a host here removes it from all tables. Its key is reused after all others; a stale entry
+then costs one request.
 """
 
 from acstor_common.model import ids
 
 KEY_BYTES = 2
 HOSTS = 32_768
-"""Twice as many as a ring has; who was known first is forgotten first."""
+"""Twice the hosts of a ring; the oldest are forgotten first."""
 
 
 class HostInterning:
-    """The keys.
+    """Maps hosts to keys and back.
 
     >>> keys = HostInterning()
-    >>> keys.of(ids.HostId("h1")), keys.host(b"\\0\\1"), keys.host(b"\\0\\2")
+    >>> keys.key_of(ids.HostId("h1")), keys.host_of(b"\\0\\1"), keys.host_of(b"\\0\\2")
     (b'\\x00\\x01', 'h1', None)
-    >>> keys.forget(ids.HostId("h1")); keys.host(b"\\0\\1"), keys.of(ids.HostId("h1"))
+    >>> keys.forget_host(ids.HostId("h1")); keys.host_of(b"\\0\\1"), keys.key_of(ids.HostId("h1"))
     (None, b'\\x00\\x02')
     """
 
@@ -36,7 +36,7 @@ class HostInterning:
         return key in self._hosts
 
     def key_of(self, host: ids.HostId) -> bytes:
-        """Return the key of a host; one who has none gets one."""
+        """Return the key of a host; create it if needed."""
         key = self._keys.get(host)
         if key is None:
             if len(self._keys) >= HOSTS:
@@ -52,7 +52,7 @@ class HostInterning:
         return self._keys.get(host)
 
     def host_of(self, key: bytes) -> ids.HostId | None:
-        """Return whose key it is; None: of nobody any more."""
+        """Return the host of a key; None if it was forgotten."""
         return self._hosts.get(key)
 
     def list_hosts(self) -> list[ids.HostId]:
@@ -60,7 +60,7 @@ class HostInterning:
         return list(self._keys)
 
     def forget_host(self, host: ids.HostId) -> None:
-        """Forget what a host has: it is dead, in backoff, or not to be asked any more."""
+        """Forget a host, and so what all tables know of it."""
         key = self._keys.pop(host, None)
         if key is not None:
             del self._hosts[key]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement: the owners of a chunk for this host, and the hosts that a home asks before the source.
+"""Placement: owners of a chunk, and the hosts that a home asks before the source.
 
-The home depends on the requester's location (Wu et al. 2017, Algorithm 1): the first owner that is
-nearer than the table's threshold.  So each group of near hosts reads the source once.  Before it
-does, its home may ask other hosts that probably hold the chunk, its *upstreams*.  They are asked
-with ``is_relayed`` and ask no other host, so a request takes one hop more at most, whatever tables
-the hosts have.
+The home depends on the requester's location (Wu et al. 2017, Algorithm 1): the first owner within
+the table's distance threshold. So each group of near hosts reads the source once. Before that, its
+home may ask its *upstreams*, which probably hold the chunk. They are asked in mode RELAYED and ask
+no other host, so a request takes one more hop at most, whatever tables the hosts have.
 """
 
 import enum
@@ -17,34 +16,28 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 
 OWNERS_ASKED = 8
-"""Owners of a chunk that are looked at: those asked, and some to spare for hosts out of use."""
+"""Owners that are considered: those to ask, and some spare ones for hosts in backoff."""
 
 
 class SourceAccess(enum.Enum):
-    """How the source gives what lies somewhere in an image to this host."""
+    """How the source serves an image to this host."""
 
     IN_PARTS = enum.auto()
-    WHOLE = enum.auto()  # with all of it alone, so one host takes it for all
-    WHOLE_HERE = enum.auto()  # and this host has taken it, or does
+    WHOLE = enum.auto()  # only as a whole image, which one host reads for all
+    WHOLE_HERE = enum.auto()  # as a whole image, which this host has read or reads
 
 
 class Upstream(NamedTuple):
-    """A host that a home asks before it reads the source.
-
-    :param may_read_source: it is the one that reads the source for this home as well
-    """
+    """A host that a home asks before the source."""
 
     host: ids.HostId
-    may_read_source: bool
+    may_read_source: bool  # on behalf of this home
 
 
 def owners(
     table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid, limit: int
 ) -> tuple[ids.HostId, ...]:
-    """Return the owners of a content, those near ``here`` first; at most twice ``limit``.
-
-    Those that are too far come last: they are of use when nobody near can help.
-    """
+    """Return up to ``limit`` owners of the group of ``here``, then as many others."""
     near = table.group_of(here)
     found = near.owners_at(oid, limit)
     if near is table:
@@ -54,28 +47,25 @@ def owners(
 
 
 def home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
-    """Return the home of a content as ``here`` sees it; None if the table is empty."""
+    """Return the home of a chunk for ``here``; None if the table is empty."""
     return table.group_of(here).home_at(oid)
 
 
 def image_home(table: hash_ring.Ring, image_id: ids.ImageId) -> ids.HostId | None:
-    """Return the one host that takes an image as a whole for all; None if the table is empty.
-
-    It follows from the image's id, since a host may know no more of an image that it asks for.
-    """
+    """Return the host that reads a whole image for all; None if the table is empty."""
     digest = blake3.blake3(ids.image_id_bytes(image_id)).digest(length=8)
     return table.home_at(ids.Oid(int.from_bytes(digest, "big")))
 
 
 def outer_home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
-    """Return the home of a content in the outer group of ``here``; None if there is no such group.
+    """Return the chunk's home in the outer group of ``here``; None: no such group.
 
-    The outer ring says in which place that is, and the ring of the place's own group which host: so
-    it is the home of those near it as well.
+    The outer ring selects the group, whose own ring selects the host: so it is also the home for
+    its near hosts.
     """
     outer = table.outer_group_of(here)
     found = outer.owners_at(oid, 1) if outer is not None else ()
-    if not found or not table.outward:  # all count in full: it is the home of its group already
+    if not found or not table.outward:  # in such a table it is the home of its group already
         return next(iter(found), None)
     return home(table, found[0], oid)
 
@@ -88,19 +78,16 @@ def upstreams(
     requester: ids.HostId | None = None,
     is_moved: bool = False,
 ) -> list[Upstream]:
-    """Return whom ``here``, which acts as the home of a content, asks before the source.
+    """Return the hosts that ``here``, acting as home, asks before the source.
 
-    While a table is new, its home asks the home of the former table, which may hold the chunk or
-    not have the new table yet; the former home, asked by a host that has not got the new table yet,
-    asks the new home; and a new home that does not know of it asks the home that it knows.  So one
-    of them reads the source, whoever has which table: where both have the new one, the new home
-    (:func:`is_left_to`), else the former one.  A former home whose v-nodes went because of traffic
-    is left alone: what it holds the source gives as well.  One that has as many as before, among
-    others that have got more, has nothing else to carry.  The home of the outer group comes last.
+    After a remap, the new home asks the former home, which may hold the chunk or lack the new
+    table. A former home, asked by a host without the new table, asks the new home. A home that does
+    not know yet that it is one asks the home that it knows. So one of them reads the source: the
+    new home if both have the new table (:func:`is_left_to`), else the former. A former home that
+    lost v-nodes because of traffic is not asked. The home of the outer group comes last.
 
-    :param former: the table that was in force before, as long as it is remembered
-    :param requester: the peer that asks ``here``; it has not got the chunk
-    :param is_moved: by the requester's table ``here`` is the home, and was not by the one before
+    :param former: the previous table, while it is remembered
+    :param is_moved: ``here`` is home by the requester's table, and was not by the one before
     """
     found: dict[ids.HostId, Upstream] = {}
     now = home(table, here, oid)
@@ -110,7 +97,7 @@ def upstreams(
             is_bad = _is_too_far(table, here, before) or _is_overloaded(table, former, before)
             if before != requester and not is_bad:
                 found[before] = Upstream(before, may_read_source=True)
-        elif before == here:  # also where it is the new home that asks: it has the former table
+        elif before == here:  # even if the new home asks, since that has the former table
             found[now] = Upstream(now, may_read_source=True)
     if is_moved and now not in (None, requester):
         found[now] = Upstream(now, may_read_source=True)
@@ -127,25 +114,21 @@ def is_left_to(
     oid: ids.Oid,
     requester: ids.HostId | None,
 ) -> bool:
-    """Say whether ``here``, the former home, leaves a content to the new one that asks it.
+    """Return whether ``here``, a former home, leaves a chunk to the new home.
 
-    Both have the new table then.  A former home that has not got it reads for the new home and for
-    those who ask by the former table alike.
+    Both have the new table then. A former home without it reads for the new home too.
     """
     is_former_home = former is not None and home(former, here, oid) == here
     return is_former_home and home(table, here, oid) == requester != here
 
 
 def _is_too_far(table: hash_ring.Ring, here: ids.HostId, host: ids.HostId) -> bool:
-    """Say that ``host`` is on the ring, but in no group from which ``here`` takes chunks.
-
-    Of one that has left the ring nobody knows where it stands; it was near once.
-    """
+    """Return whether ``host`` is on the ring, but in no group that serves ``here``."""
     widest = table.outer_group_of(here) or table.group_of(here)
     return host in table and host not in widest
 
 
 def _is_overloaded(table: hash_ring.Ring, former: hash_ring.Ring, host: ids.HostId) -> bool:
-    """Say that traffic took v-nodes of ``host``: few are left, not none as a drained one has."""
+    """Return whether ``host`` lost v-nodes because of traffic, and is not drained."""
     has_lost = table.vnodes_of(host) < former.vnodes_of(host)
     return has_lost and table.is_spared(host) and not table.is_drained(host)

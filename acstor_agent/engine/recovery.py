@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery after an exception in the engine: ends what was left half done, and nothing else.
+"""Recovery after an exception in the engine: ends what was left half done.
 
-A transfer is *whole* if an event will report its outcome: an attempt that a peer owes, a read of
-the source, a pause, a lookup, or a place in the prefetch queue.  Transfers that are not whole end,
-with all who wait for them.  Counters (credit of peers, source reads, upload places) are rebuilt.
-This looks at all state, which is acceptable after a fault only.
+A transfer is *whole* if an event will report its outcome: a pending attempt, a read of the source,
+a pause, a lookup, or an entry in the prefetch queue. All others end, with their readers. Counters
+(credit of peers, source reads, upload slots) are rebuilt. This scans all state.
 """
 
 from acstor_agent.engine import transfer as transfer_
@@ -18,7 +17,7 @@ Transfer = transfer_.Transfer
 
 
 class Recovery:
-    """See above."""
+    """Ends half-done transfers and rebuilds counters."""
 
     def __init__(
         self,
@@ -29,12 +28,9 @@ class Recovery:
         self._context, self._pending, self._requests = context, pending, requests
 
     def recover_from_fault(self, why: str) -> None:
-        """End what is half done.
-
-        :param why: what to tell those of this host who wait for it
-        """
+        """End what is half done; local readers are told ``why``."""
         context = self._context
-        context.kept.clear()  # whether they will be stored nobody knows
+        context.kept.clear()  # they may never be reported as stored
         context.source_reads.recount_reads()
         for transfer in dict.fromkeys(context.transfers.values()):
             transfer.askers = {a: None for a in transfer.askers if self._requests.is_waiting(a)}
@@ -47,7 +43,7 @@ class Recovery:
     def _is_whole(self, transfer: Transfer) -> bool:
         attempts, read, relay = transfer.attempts, transfer.read, transfer.relay
         if transfer.is_foreseen and self._context.settings.learns_ring:
-            return True  # the time of those who wait ends
+            return True  # the waiting requests time out
         if transfer.is_idle or (transfer.is_travelling and not attempts):
             return False
         if not all(map(self._is_under_way, attempts if relay is None else (*attempts, relay))):
@@ -60,7 +56,7 @@ class Recovery:
         return self._comes(transfer) or (is_read_through and not transfer.waiters)
 
     def _comes(self, transfer: Transfer) -> bool:
-        """Say whether who of this host waits for a transfer will be told what becomes of it."""
+        """Return whether local readers will be told the outcome."""
         pending = self._pending
         if transfer.retry is not None:
             return pending.retries.is_waiting(transfer.retry)
@@ -69,7 +65,7 @@ class Recovery:
         return transfer.is_travelling or pending.prefetch_limits.is_queued(transfer)
 
     def _is_under_way(self, attempt: Attempt) -> bool:
-        """Say whether something will be told of an attempt."""
+        """Return whether an event will report the attempt."""
         transfer = attempt.transfer
         if attempt.is_over:
             return False
@@ -79,7 +75,7 @@ class Recovery:
         return peer is not None and peer.asks.get(attempt.number) is attempt
 
     def _is_awaited(self, attempt: Attempt) -> bool:
-        """Say whether anybody waits for an attempt that its peer owes."""
+        """Return whether its transfer still needs the attempt."""
         transfer = attempt.transfer
         if self._context.transfers.get(transfer.key) is not transfer:
             return attempt.track is Track.TRIAL

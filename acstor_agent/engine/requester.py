@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts that request chunks from this one, their connections, and their pending requests."""
+"""Hosts that request chunks from this one, their connections and requests."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence
@@ -12,12 +12,7 @@ from acstor_common.model import ids
 
 
 class Requester:
-    """A host that asks.
-
-    :ivar links: its connections; ``requests``: what waits on them
-    :ivar begun: transfers that go on because it asked
-    :ivar undelivered: bytes of answers that are in their turn, or on their way
-    """
+    """A host with requests to this one."""
 
     __slots__ = ("begun", "host", "links", "places", "requests", "undelivered")
 
@@ -27,15 +22,11 @@ class Requester:
 
 
 class RequesterLink:
-    """A connection on which a host asks: from its first request until it ends.
+    """A connection with requests: from its first request until it ends.
 
-    :ivar askers: its requests that wait, by their numbers
-    :ivar given: by number what was given from the cache, until that is delivered
-    :ivar places: on the uplink that its answers take
-    :ivar undelivered: bytes that are on their way
-    :ivar watched_s: since when it is known how long they take; None: it is not looked after
-    :ivar is_due: it is looked at when the time of its places is over
-    :ivar alive_s: when it was last said that requests are being worked on
+    :ivar askers: pending requests by number
+    :ivar given: chunks given from the cache and not yet delivered, by number
+    :ivar is_due: a timer is set that reclaims its slots
     """
 
     __slots__ = (
@@ -49,15 +40,12 @@ class RequesterLink:
         self.given: dict[int, ServedRequest] = {}
         self.places = self.undelivered = 0
         self.is_due = self.is_slow = False
-        self.watched_s: float | None = None
-        self.alive_s = 0.0
+        self.watched_s: float | None = None  # delivery is watched since then
+        self.alive_s = 0.0  # time of the last keepalive
 
 
 class ServedRequest(NamedTuple):
-    """Chunks of a request that were given from the cache.
-
-    :param number: of the first of them
-    """
+    """Chunks of a request that were given from the cache, with consecutive numbers."""
 
     number: int
     request: chunk_ref.Request
@@ -67,13 +55,7 @@ class ServedRequest(NamedTuple):
 
 
 class PendingRequest:
-    """A request that waits: for what its image names, for a content, or for its turn.
-
-    One for each chunk of a request.
-
-    :ivar want: None until it was authorized
-    :ivar data: what came; None while nothing did, or where the cache has it
-    """
+    """A pending request for one chunk: waits for a look-up, the bytes, or a slot."""
 
     __slots__ = (
         *("data", "deadline_s", "host", "link", "mode"),
@@ -87,5 +69,5 @@ class PendingRequest:
         self.request, self.number = request, number
         self.mode, self.priority = request.mode, request.priority
         self.deadline_s = deadline_s
-        self.want: Any = None
-        self.data: Any = None
+        self.want: Any = None  # until it is authorized
+        self.data: Any = None  # while missing, or if the cache has the bytes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The v-node tables as this host sees them: the one in force, and the former one.
+"""The current and the former v-node table, as seen by this host.
 
-``placement`` defines the home of a chunk; this is a fast view of it for one host.
+``placement`` defines homes and owners; this module caches them.
 """
 
 from collections.abc import Hashable
@@ -16,15 +16,11 @@ Mode = peer_request.Mode
 Owners = tuple[tuple[ids.HostId, ...], ...]
 
 MOST_ALIKE = 8192
-"""Arcs of the rings whose owners are remembered."""
+"""Ring arcs whose owners are cached."""
 
 
 class RingView:
-    """The two tables, for ``here``.
-
-    :ivar near: the ring of the hosts of this host's group
-    :ivar home: returns the home of a content; None if the table is empty
-    """
+    """The current and the former table, for ``here``."""
 
     def __init__(
         self, here: ids.HostId, table: hash_ring.Ring, former: hash_ring.Ring | None = None
@@ -33,50 +29,47 @@ class RingView:
         self.set_tables(table, former)
 
     def set_tables(self, table: hash_ring.Ring, former: hash_ring.Ring | None) -> None:
-        """Put tables in force.
-
-        :param former: the one before, while its hosts are worth asking
-        """
+        """Set the tables; ``former`` is None once its hosts are not worth asking."""
         self.table, self.former = table, former
         if former is not None and former.segment_chunks != table.segment_chunks:
-            former = None  # its segments have other names, so nobody knows their homes
+            former = None  # its segments have other names, so homes are unknown
         self._former_homes = former
-        self.near = table.group_of(self.here)
+        self.near = table.group_of(self.here)  # the ring of this host's group
         self.home = self.near.home_at
         self._former_near = former.group_of(self.here) if former is not None else None
         self._outer = table.outer_group_of(self.here)
         self._given_up: set[ids.HostId] = set()
-        self._givers: dict[ids.HostId, bool] = {}  # of hosts on the table in force
+        self._givers: dict[ids.HostId, bool] = {}  # hosts of the current table
         rings = (table, self.near, self._outer, former, self._former_near)
         self._rings = tuple({id(ring): ring for ring in rings if ring is not None}.values())
         self._alike: dict[Hashable, Owners] = {}
 
     def is_member(self, host: ids.HostId) -> bool:
-        """Say whether a host is on one of them."""
+        """Return whether a host is on one of the tables."""
         return host in self.table or (self.former is not None and host in self.former)
 
     def other_hosts(self) -> list[ids.HostId]:
-        """Return all other hosts of the one in force."""
+        """Return all other hosts of the current table."""
         hosts = (ids.HostId(host.host) for host in self.table.hosts)
         return [host for host in hosts if host != self.here]
 
     def is_reachable(self, host: ids.HostId) -> bool:
-        """Say whether a host can be asked: one that left the ring may be until it fails once."""
+        """Return whether to ask a host; one that left the ring, until it fails once."""
         if host in self.table:
             return True
         former = self.former
         return former is not None and host in former and host not in self._given_up
 
     def drop_departed_host(self, host: ids.HostId) -> None:
-        """Note that a host failed; if it has left the ring, it is not asked any more."""
+        """Record a failure: if the host has left the ring, it is not asked again."""
         self._given_up.add(host)
 
     def is_home(self, oid: ids.Oid) -> bool:
-        """Say whether this host is the home."""
+        """Return whether this host is the home."""
         return self.home(oid) == self.here
 
     def home_mode(self, host: ids.HostId, oid: ids.Oid) -> peer_request.Mode:
-        """Return how a host is asked as the home: one that is new may not know that it is."""
+        """Return the mode in which to ask a home; a new one may lack the newest table."""
         former = self._former_near
         if former is None or former.home_at(oid) == host or self.near.home_at(oid) != host:
             return Mode.HOME
@@ -87,7 +80,7 @@ class RingView:
         return placement.owners(self.table, self.here, oid, limit)
 
     def all_owners(self, oid: ids.Oid) -> Owners:
-        """Return all owners that the places of a chunk depend on: by each table, near and far."""
+        """Return every owner that source selection depends on, of both tables."""
         arcs = (
             self._rings[0].arc_at(oid)
             if len(self._rings) == 1
@@ -109,13 +102,13 @@ class RingView:
             yield placement.owners(self._former_homes, self.here, oid, limit)
 
     def is_near(self, host: ids.HostId) -> bool:
-        """Say whether a host is of this host's group: chunks cross its border only by homes."""
+        """Return whether a host is in this host's group."""
         return host in self.near
 
     def is_giver(self, host: ids.HostId) -> bool:
-        """Say whether a host is asked for what it has, and others are sent to it.
+        """Return whether a host may be asked as a holder, or named in a referral.
 
-        It is near, and its v-nodes were not taken because of traffic.
+        It is in the group, and did not lose v-nodes because of traffic.
         """
         is_giver = self._givers.get(host)
         if is_giver is None:
@@ -127,7 +120,7 @@ class RingView:
     def upstreams_of(
         self, oid: ids.Oid, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
-        """Return whom this host asks, acting as the home, before the source."""
+        """Return the hosts that this host, acting as home, asks before the source."""
         table, former = self.table, self._former_homes
         if former is None and self._outer is None and not is_moved:
             return []  # nearly always
@@ -137,10 +130,9 @@ class RingView:
     def with_image_homes(
         self, upstreams: list[ids.HostId], image_id: ids.ImageId
     ) -> list[ids.HostId]:
-        """Add who takes an image as a whole for all, behind those who may have a content of it.
+        """Add the hosts that read a whole image: the former one first, the new one last.
 
-        The former one comes before them: it has begun, and one of them may be the new one, which
-        would begin anew.
+        The former one has begun already; an upstream may be the new one and start again.
         """
         now = placement.image_home(self.table, image_id)
         former = placement.image_home(self.former, image_id) if self.former is not None else now
@@ -149,5 +141,5 @@ class RingView:
         return [host for host in found if host not in (None, self.here)]
 
     def is_left_to(self, oid: ids.Oid, requester: ids.HostId) -> bool:
-        """Say whether this host, the former home, leaves a content to the new one that asks."""
+        """Return whether this host, a former home, leaves a chunk to the new home."""
         return placement.is_left_to(self.table, self._former_homes, self.here, oid, requester)

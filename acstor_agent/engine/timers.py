@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timers: one heap for all deadlines.
 
-An entry stays in the heap after its purpose is gone; the receiver checks whether it still matters.
-So entries are made for batches, not for chunks, and their number is bounded by the batches of the
-longest timeout.  An empty batch is dropped without a wake-up.
+An entry stays until it is due, even if its purpose is gone; the receiver checks that. So entries
+are made for batches, not for chunks. Empty batches of attempts cause no wake-up.
 """
 
 import enum
@@ -12,25 +11,25 @@ from typing import Any
 
 
 class Due(enum.IntEnum):
-    """What an entry is for."""
+    """What a timer is for."""
 
-    ATTEMPTS = 0  # a batch of attempts: late, then without an answer
-    WAITER = 1  # the deadline of who wants a batch
-    RETRY = 2  # a transfer that nobody could give has its turn again
-    REQUESTS = 3  # peers that wait: their time is over
-    PATIENCE = 4  # an answer keeps its place on the uplink too long
-    SEARCH = 5  # a search in vain gives its place back
-    NEWS = 6  # what neighbours are to be told
-    HINTS = 7  # copies that hosts may let go
-    TELL_AGAIN = 8  # a neighbour did not get what it was told
+    ATTEMPTS = 0  # a batch of attempts to check for lateness and timeout
+    WAITER = 1  # the deadline of a local reader
+    RETRY = 2  # the next try of a transfer
+    REQUESTS = 3  # deadlines of peers' requests
+    PATIENCE = 4  # an answer holds its upload slot too long
+    SEARCH = 5  # a failed broadcast lookup frees its place
+    NEWS = 6  # gathered announcements
+    HINTS = 7  # eviction hints
+    TELL_AGAIN = 8  # announcements that a neighbour may have missed
 
 
 class Timers:
-    """The heap.  Times are seconds of the clock that the events carry.
+    """A heap of timers. Times are seconds of the clock of the events.
 
     >>> deadlines = Timers()
     >>> deadlines.put(2.0, Due.RETRY, "b"); deadlines.put(1.0, Due.NEWS, None)
-    >>> deadlines.next_s, deadlines.take(1.5), deadlines.take(1.5)
+    >>> deadlines.next_s, deadlines.pop_due(1.5), deadlines.pop_due(1.5)
     (1.0, (<Due.NEWS: 6>, None), None)
     """
 
@@ -45,26 +44,26 @@ class Timers:
 
     @property
     def next_s(self) -> float | None:
-        """When something is due; None if nothing is."""
+        """Time of the first timer; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def put(self, at_s: float, due: Due, what: Any) -> None:
-        """Let :meth:`pop_due` give something out when it is time; what is put first comes first."""
+        """Set a timer; of those of the same time the one that was set first is due first."""
         self._count += 1
         heapq.heappush(self._heap, (at_s, self._count, due, what))
 
     def drop_empty(self) -> None:
-        """Let no batch of which nothing is left be what is due next."""
+        """Drop empty batches of attempts from the top of the heap."""
         heap = self._heap
         while heap and heap[0][2] is Due.ATTEMPTS and not heap[0][3]:
             heapq.heappop(heap)
 
     def count_entries(self, due: Due) -> int:
-        """Return how many entries are for one thing; looks at all of them."""
+        """Count the timers of a kind; scans all."""
         return sum(entry[2] is due for entry in self._heap)
 
     def pop_due(self, now: float) -> tuple[Due, Any] | None:
-        """Return one thing that is due, the oldest; None if nothing is."""
+        """Remove and return the first timer that is due; None if none is."""
         if not self._heap or self._heap[0][0] > now:
             return None
         _, _, due, what = heapq.heappop(self._heap)

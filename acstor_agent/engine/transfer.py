@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transfer: chunks on their way, who waits for them, and the attempts under way.
+"""A transfer: chunks on their way, their readers, and the attempts under way.
 
-A ``Transfer`` is for one or more chunks of one image that have had one fate so far: the same
-waiters, the same places, the same attempts.  Where their fates part, it is split
-(``fetch.transfers``).  A chunk has one transfer, whatever the reason.  A transfer has up to three
-*tracks*:
+A ``Transfer`` holds chunks of one image that have the same waiters, providers and attempts. It is
+split when their fates differ (``fetch.transfers``). A chunk has one transfer, whatever its
+priority. A transfer has up to three *tracks*:
 
-* *travel*: the fetch for this host itself, from place to place, with one attempt that is not late
-  and any late ones beside it; the source is one of the places;
+* *travel*: the fetch for this host, provider by provider, with one attempt that is not late and any
+  late ones beside it;
 * *relay*: as a home, this host asks another home before the source;
 * *read*: the read of the source.
 
-Whoever waits at this host for a track waits for the tracks listed below it, too, and for none
-above it (``peer_request.Mode``).  So no cycle of hosts can wait for each other.
+A request that waits here for a track also waits for the tracks listed below it, and for none above
+(``peer_request.Mode``). This prevents cycles of waiting hosts.
 """
 
 import enum
@@ -32,10 +31,10 @@ from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
 Bytes = Any
-"""A buffer.  The core hands it on and never looks inside: who feeds it has checked it."""
+"""A verified buffer, which the engine never inspects."""
 
 MOST_NAMES = 64
-"""Images in which a content is wanted at a time: more tell nothing new of where it is."""
+"""Images under which a chunk is requested at a time; the oldest are dropped."""
 
 
 _NOWHERE: Iterator[Any] = iter(())
@@ -54,20 +53,16 @@ def _bytes_of(refs: Refs) -> int:
 
 
 class Track(enum.IntEnum):
-    """What an attempt is part of."""
+    """The part of a transfer that an attempt belongs to."""
 
     TRAVEL = 0
     RELAY = 1
     SEARCH = 2
-    TRIAL = 3  # of nothing any more: its content came, and it shows how its host is now
+    TRIAL = 3  # its chunk came from elsewhere; it only measures its host
 
 
 class Waiter:
-    """Somebody of this host who wants a batch, and has one answer.
-
-    :param token: whatever the shell knows him by
-    :param is_patient: he waits as long as bytes may still come
-    """
+    """A local reader of a batch, which gets one answer."""
 
     __slots__ = ("deadline_s", "got", "is_done", "is_patient", "left", "token", "wants")
 
@@ -78,27 +73,17 @@ class Waiter:
         is_patient: bool,
         deadline_s: float = math.inf,
     ) -> None:
-        self.token = token
+        self.token = token  # identifies the reader for the shell
         self.wants = wants
-        self.is_patient = is_patient
+        self.is_patient = is_patient  # retry while bytes may still arrive
         self.deadline_s = deadline_s
         self.got: list[Bytes] = [None] * len(wants)
-        self.left = len(wants)
+        self.left = len(wants)  # chunks that are missing
         self.is_done = False
 
 
 class Attempt:
-    """One request to one place, for all chunks of a transfer.
-
-    :param numbers: of the chunks, in the order of ``refs``; the answers of the peer name them.
-        They are 0 for the source, whose reads have indices
-    :param host: None: the source
-    :param refs: the chunks, under the name of one image
-    :ivar length: bytes of all chunks
-    :ivar sent_s: when it left this host; None: it waits in a line here
-    :ivar connection: on which it was sent, as whoever sent it knows that
-    :ivar batch: those that are looked at together when one of them may be late
-    """
+    """One request to one provider, for all chunks of a transfer."""
 
     __slots__ = (
         *("at_s", "batch", "connection", "host", "is_late", "is_over", "length"),
@@ -115,19 +100,19 @@ class Attempt:
         track: Track,
         at_s: float,
     ) -> None:
-        self.numbers = numbers
+        self.numbers = numbers  # in the order of refs; all 0 at the source
         self.transfer = transfer
-        self.host = host
+        self.host = host  # None: the source
         self.mode = mode
-        self.refs = refs
+        self.refs = refs  # under the name of one image
         self.length = _bytes_of(refs)
         self.track = track
         self.priority = transfer.priority
         self.at_s = at_s
-        self.sent_s: float | None = None
-        self.connection: Hashable = None
+        self.sent_s: float | None = None  # while it waits for the peer's credit
+        self.connection: Hashable = None  # set by the shell
         self.is_late = self.is_over = False
-        self.batch: dict[Attempt, None] = {}
+        self.batch: dict[Attempt, None] = {}  # attempts that share one timer
 
     @property
     def number(self) -> int:
@@ -140,10 +125,7 @@ class Attempt:
         return self.refs[0]
 
     def split(self, transfer: "Transfer", some: Sequence[int], rest: Sequence[int]) -> "Attempt":
-        """Return an attempt for some of the chunks; this one keeps the rest.
-
-        :param transfer: whose attempt the new one is
-        """
+        """Return an attempt of ``transfer`` for some chunks; this one keeps the rest."""
         numbers, refs = pick(self.numbers, some), pick(self.refs, some)
         part = Attempt(numbers, transfer, self.host, self.mode, refs, self.track, self.at_s)
         part.priority, part.sent_s = self.priority, self.sent_s
@@ -155,32 +137,23 @@ class Attempt:
         return part
 
     def watch_with(self, batch: dict["Attempt", None]) -> None:
-        """Have it looked at with others, and with no others any more."""
+        """Move it to another batch, whose timer checks it from now on."""
         self.batch.pop(self, None)
         batch[self] = None
         self.batch = batch
 
     def is_excused(self, failure: failure_.Failure) -> bool:
-        """Say whether a failure is none: who merely has something may be too busy to give it."""
+        """Return whether a failure does not count: a holder may be too busy."""
         return failure is failure_.Failure.BUSY and not self.mode.reads_source
 
     def end_attempt(self) -> None:
-        """Note that it is over; nothing remembers it until its time would have been over."""
+        """Mark it as ended and take it out of its batch."""
         self.is_over = True
         self.batch.pop(self, None)
 
 
 class Transfer:
-    """See above.
-
-    :param refs: its chunks
-    :param keys: of the chunks, in that order, under whatever name
-    :ivar names: the chunks as each image names them in which they are wanted
-    :ivar waiters: with the positions of the chunks in what each wants
-    :ivar askers: peers that wait; only a transfer of one chunk has any, or ``charged``
-    :ivar opener: whose turn its read of the source takes, of those who share an image's
-    :ivar front: places to ask before ``places``
-    """
+    """Chunks on their way, with their waiters and attempts (see the module)."""
 
     __slots__ = (
         *("keys", "names", "priority", "opener", "waiters", "gone", "askers"),
@@ -192,31 +165,31 @@ class Transfer:
     def __init__(
         self, refs: Refs, keys: tuple[chunk_ref.Key, ...], priority: priority_.Priority
     ) -> None:
-        self.keys = keys
-        self.names: tuple[Refs, ...] = (refs,)
+        self.keys = keys  # in the order of refs
+        self.names: tuple[Refs, ...] = (refs,)  # the chunks under each requested image
         self.priority = priority
-        self.opener: Hashable = None
+        self.opener: Hashable = None  # takes the turn at the source
         self.waiters: list[tuple[Waiter, tuple[int, ...]]] = []
-        self.gone = 0  # waiters of these that do not wait any more
-        self.askers: dict[requester.PendingRequest, None] = {}
+        self.gone = 0
+        self.askers: dict[requester.PendingRequest, None] = {}  # of single chunks only
         self.is_travelling = False
         self.attempts: list[Attempt] = []
-        self.front: list[Any] = []
+        self.front: list[Any] = []  # providers to ask before places
         self.places: Iterator[Any] = _NOWHERE
-        self.table: object = None  # by which ``places`` are
-        self.asked: list[tuple[ids.HostId | None, bool]] = []  # places, and if as a home
+        self.table: object = None  # the v-node table that places follow
+        self.asked: list[tuple[ids.HostId | None, bool]] = []  # providers, and if as home
         self.relay: Attempt | None = None
         self.upstreams: list[ids.HostId] = []
-        self.read: Any = None  # under way, or in its line
-        self.denied: tuple[ids.ImageId, ...] = ()  # in which the source has not got it
+        self.read: Any = None  # under way or queued
+        self.denied: tuple[ids.ImageId, ...] = ()  # by the source
         self.why = ""
-        self.hope: failure_.Failure | None = None
+        self.hope: failure_.Failure | None = None  # the most hopeful failure
         self.tries = 0
-        self.retry: Any = None  # pauses
+        self.retry: Any = None  # its pause
         self.search: Any = None
-        self.charged: requester.Requester | None = None
-        self.lane: priority_.Priority | None = None
-        self.lane_of: Hashable = None  # whose turn it is there
+        self.charged: requester.Requester | None = None  # the peer it was started for
+        self.lane: priority_.Priority | None = None  # its prefetch queue
+        self.lane_of: Hashable = None  # its flow there
 
     @property
     def refs(self) -> Refs:
@@ -235,14 +208,13 @@ class Transfer:
 
     @property
     def count(self) -> int:
-        """How many chunks it is for."""
+        """Number of chunks."""
         return len(self.keys)
 
     def split(self, some: Sequence[int]) -> "Transfer":
-        """Return a transfer for some of the chunks, not all; this one keeps the rest.
+        """Return a transfer for some chunks, not all; this one keeps the rest.
 
-        What both have in common is copied, what is of chunks is divided.  The places of both are
-        found anew: an iterator cannot be copied.  The read of the source is not divided.
+        Both select providers anew. The caller divides the read of the source.
         """
         taken = set(some)
         rest = [index for index in range(self.count) if index not in taken]
@@ -266,7 +238,7 @@ class Transfer:
 
     @property
     def is_idle(self) -> bool:
-        """Say that nothing of it is under way."""
+        """Whether nothing of it is under way."""
         return not (
             self.is_travelling
             or self.attempts
@@ -279,22 +251,22 @@ class Transfer:
 
     @property
     def is_foreseen(self) -> bool:
-        """Say that nothing of it is under way, but peers in step with guests here wait for it."""
+        """Whether it only has peers that wait for a read by guests here, in lock-step."""
         reads_source = any(asker.mode.reads_source for asker in self.askers)
         return bool(self.askers) and not reads_source and self.is_idle and not self.waiters
 
     @property
     def is_wanted(self) -> bool:
-        """Say whether anybody waits for it."""
+        """Whether a local reader or a peer waits for it."""
         return bool(self.waiters or self.askers)
 
     def record_failure(self, failure: failure_.Failure) -> None:
-        """Remember what leaves most hope."""
+        """Keep the most hopeful failure."""
         if self.hope is None or failure < self.hope:
             self.hope = failure
 
     def add_reference(self, refs: Refs) -> None:
-        """Note in which image it is wanted: one may have it, or be given it, and another not."""
+        """Add the name of another image, which a provider may have or authorize instead."""
         image_id = refs[0].image_id
         if all([name[0].image_id != image_id for name in self.names]):
             self.names = (*self.names[-MOST_NAMES + 1 :], refs)
@@ -305,10 +277,10 @@ class Transfer:
         return self.names[at + 1] if at + 1 < len(self.names) else None
 
     def remove_waiters(self, entries: int = 1) -> None:
-        """Note that waiters wait no more; names in which nobody waits go with them."""
+        """Count waiters that are done; drop them, and unneeded names, from time to time."""
         self.gone += entries
         if 2 * self.gone < len(self.waiters):
-            return  # he is not looked for: a thousand that leave would look a million times
+            return  # a search per waiter would take quadratic time
         self.waiters = [entry for entry in self.waiters if not entry[0].is_done]
         self.gone = 0
         if len(self.names) > 1 and self.is_wanted:
@@ -318,6 +290,6 @@ class Transfer:
             self.names = tuple(names) or self.names
 
     def take_waiters(self) -> list[tuple[Waiter, tuple[int, ...]]]:
-        """Return those who wait; nobody does then."""
+        """Return and clear the waiters."""
         waiters, self.waiters, self.gone = self.waiters, [], 0
         return waiters

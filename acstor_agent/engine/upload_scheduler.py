@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upload scheduler: sends a few answers at a time, the most urgent first.
 
-Answers that are sent at once share the uplink, and all arrive late.  Sent one after the other, the
-same bytes arrive after half the time on average, and early receivers can give them to others.  So
-an answer occupies a *place* until it has arrived; others queue, and meanwhile requesters are
-referred to earlier ones.
+Answers that share the uplink all arrive late. Sent one after the other, the same bytes arrive after
+half the time on average, and early receivers can serve others. So an answer occupies a *slot* until
+it is delivered; others queue, and meanwhile requesters are referred to earlier ones.
 
-A slow receiver keeps a place for PATIENCE_S and then gets none until it has caught up.  Where
-answers arrive at once, places are many (``upload_slots``).  A host that has UNDELIVERED_BYTES
-queued or on their way gets no more; its further answers are *parked* without their bytes.
+A slow receiver keeps a slot for PATIENCE_S and gets no more until it has caught up. A host with
+UNDELIVERED_BYTES queued or sent gets no more; its further answers are *parked* without their bytes.
 """
 
 import collections
@@ -29,27 +27,28 @@ Priority = priority.Priority
 Requester = requester.Requester
 
 BUSY_QUEUE = 1
-"""Answers that wait for their turn from which on requesters are referred to others."""
+"""Queued answers from which on requesters are referred to other hosts."""
 FOR_OTHERS = 2
-"""Places that a receiver leaves to others where hosts learn a ring: where places are few, who took
-the last one has no second before another has had one.  So what a parent has for its only child
-waits here, where it can be overtaken, and one hop of a chain takes as long as one answer."""
+"""Slots that a receiver leaves to others with the variant ``ring``: while slots are few, the
+receiver that took the last one gets no second before another receiver had one. So answers for a
+successor queue here, where others overtake them, and a hop of a chain takes as long as one
+answer."""
 PATIENCE_S = 0.25
 UNDELIVERED_BYTES = 16 * 1024 * 1024
-"""Twice what a host asks of one peer at a time: when all has arrived is known now and then only."""
+"""Twice the credit of a peer, since delivery is polled only now and then."""
 OF_LATE_S = 2.0
-"""Where links have queues, some answer meets one in this time, also where they are never long."""
+"""Where links have queues, some answer meets one within this time."""
 TOGETHER = 4
-"""Answers that a link of 100 Mbit/s carries in LATE_S: it is no wonder that more take longer.
-With 64 places a link of 1 Gbit/s, or a busy receiver, would else look as if there were a queue."""
+"""Answers that 100 Mbit/s carry in LATE_S: so many may share a slot's time. With 64 slots, a link
+of 1 Gbit/s or a busy receiver would else look as if there were a queue."""
 ANSWER_BYTES = 4096
-"""What an answer counts beside its bytes: very small ones cost memory, too."""
+"""Cost of an answer beside its bytes, since small ones take memory too."""
 
 
 class UploadScheduler:
-    """Says whose turn it is.
+    """Decides which answer is sent next.
 
-    :param learns_ring: places are few at first, and are left to others
+    :param learns_ring: start with few slots and leave some to other receivers
     """
 
     def __init__(
@@ -64,33 +63,31 @@ class UploadScheduler:
         self._parked: fair_queue.FairQueue[PendingRequest] = fair_queue.FairQueue()
         self._unwatched: collections.OrderedDict[RequesterLink, None] = collections.OrderedDict()
         self._watched = 0
-        self._full: Requester | None = None  # who took the last place, and has enough of them
-        self._queue_s = float("-inf")  # when an answer met one last
+        self._full: Requester | None = None  # the receiver with all the slots it may have
+        self._queue_s = float("-inf")  # when an answer last met a queue
 
     def __len__(self) -> int:
-        """Return how many answers wait for their turn."""
         return len(self._turns)
 
     @property
     def is_busy(self) -> bool:
-        """Say that who can had better ask somebody else."""
+        """Whether requesters should ask another host."""
         return self._turns.length >= BUSY_QUEUE
 
     def has_place(self, receiver: Requester, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
-        """Say whether answers with these chunks may leave at once."""
+        """Return whether answers with these chunks may be sent at once."""
         if self._turns.length or self.used + len(wants) > self.places.count:
             return False
         before_last = receiver.undelivered + _cost_of(wants[:-1])
         return not self._is_full(receiver) and before_last < UNDELIVERED_BYTES
 
     def _is_full(self, receiver: Requester) -> bool:
-        """Say whether a receiver has as many places as are not left to others."""
         return receiver.places >= max(1, self.places.count - self._for_others)
 
     def put(self, asker: PendingRequest, now: float) -> None:
-        """Let an answer wait for its turn."""
+        """Queue an answer."""
         self._put(asker)
-        while self._unwatched:  # a place may be free, and nobody has said so
+        while self._unwatched:  # a slot may be free already
             self._watch(self._unwatched.popitem(last=False)[0], now)
 
     def _put(self, asker: PendingRequest) -> None:
@@ -103,7 +100,7 @@ class UploadScheduler:
             self._parked.put_item(asker.priority, asker.host, asker)
 
     def take_next_host(self) -> PendingRequest | None:
-        """Return whose turn it is now; he is sent to or not, then :meth:`unpark` must follow."""
+        """Return the next request to answer, if any; :meth:`unpark` must follow."""
         if self.used >= self.places.count or not self._turns.length:
             return None
         full = self._full
@@ -114,7 +111,7 @@ class UploadScheduler:
         return asker
 
     def remove(self, asker: PendingRequest) -> bool:
-        """Let an answer wait no more; say whether it did."""
+        """Remove an answer; return whether it was queued."""
         if self._turns.remove(asker.priority, asker.host, asker):
             asker.link.receiver.undelivered -= _cost(asker.want)
             self.unpark(asker.link.receiver)
@@ -122,7 +119,7 @@ class UploadScheduler:
         return self._parked.remove(asker.priority, asker.host, asker)
 
     def unpark(self, receiver: Requester) -> None:
-        """Let requests of a host have their turn as far as it may have more."""
+        """Queue parked answers of a host up to its limit."""
         while self._parked and receiver.undelivered < UNDELIVERED_BYTES:
             parked = (self._parked.take_of(priority, receiver.host) for priority in Priority)
             asker = next(filter(None, parked), None)
@@ -133,7 +130,7 @@ class UploadScheduler:
     def chunks_sent(
         self, link: RequesterLink, wants: Sequence[chunk_ref.ChunkRef], now: float
     ) -> None:
-        """Note that chunks are on their way on a connection."""
+        """Record that chunks were sent on a connection."""
         cost = _cost_of(wants)
         link.undelivered += cost
         link.receiver.undelivered += cost
@@ -151,7 +148,7 @@ class UploadScheduler:
                 self._watch(link, now)
 
     def answers_delivered(self, link: RequesterLink, now: float, late_s: float) -> None:
-        """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
+        """Record that all bytes of a connection were delivered, up to ``late_s`` ago."""
         if link.watched_s is not None:
             together = max(1.0, link.places / TOGETHER)
             self._took((now - late_s - link.watched_s) / together, now)
@@ -163,11 +160,11 @@ class UploadScheduler:
             self._queue_s = now
 
     def has_met_queue(self, now: float) -> bool:
-        """Say whether an answer has met a queue of late."""
+        """Return whether an answer met a queue within OF_LATE_S."""
         return now - self._queue_s < OF_LATE_S
 
     def forget_connection(self, link: RequesterLink, now: float) -> None:
-        """Note that nothing is on its way any more on a connection: it may have ended."""
+        """Free the slots of a connection that has delivered everything, or ended."""
         self._unwatched.pop(link, None)
         self._watched -= link.watched_s is not None
         self.used -= link.places
@@ -179,10 +176,7 @@ class UploadScheduler:
         self._watch_another(now)
 
     def recount_uploads(self, links: Collection[RequesterLink], now: float) -> None:
-        """Count anew what is on its way, and whose turn it is, on the connections that there are.
-
-        A fault of this program has left it so.
-        """
+        """Rebuild all counters from the open connections, after a fault."""
         for waiting in (self._turns, self._parked):
             for asker in list(waiting):
                 if asker.link.askers.get(asker.number) is not asker or asker.link not in links:
@@ -202,12 +196,12 @@ class UploadScheduler:
         self._watch_another(now)
 
     def is_waiting(self, asker: PendingRequest) -> bool:
-        """Say whether an answer waits for its turn."""
+        """Return whether an answer is queued or parked."""
         what = asker.priority, asker.host, asker
         return self._turns.is_queued(*what) or self._parked.is_queued(*what)
 
     def reclaim_places(self, link: RequesterLink, now: float) -> None:
-        """Take the places of a connection if it has kept them too long."""
+        """Take the slots of a connection that has held them for PATIENCE_S."""
         link.is_due = False
         if link.watched_s is None or link.is_slow:
             return
@@ -232,7 +226,7 @@ class UploadScheduler:
         self._watched += 1
 
     def _look_later(self, link: RequesterLink, since_s: float) -> None:
-        """Look whether a connection still keeps places then; there is one entry of each."""
+        """Set the connection's one timer to reclaim its slots."""
         self._deadlines.put(since_s + PATIENCE_S, timers.Due.PATIENCE, link)
         link.is_due = True
 

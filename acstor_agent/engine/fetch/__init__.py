@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches chunks for this host: from peers, or from the source on behalf of a cloud."""
+"""Fetches chunks for local readers, and from the source on behalf of peers."""

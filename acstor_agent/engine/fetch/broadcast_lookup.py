@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Broadcast lookup: asks every host for a chunk that the source denies, before it counts as lost.
+"""Broadcast lookup: asks every host for a chunk that the source denies.
 
 Any host may hold a chunk that was fetched once: former homes, and hosts that read the source
-themselves.  So when the source answers that an image has no such chunk, every host in the v-node
-table is asked for it, for that image.
-
-A chunk of an image is lost only when every host has denied it and the source has denied it for
-``lost_after_s`` (``negative_cache``).  A host that is silent, quarantined, or was in the table
-recently may still hold it.  The denial of one image says nothing about other images.
+themselves. A chunk of an image is lost only when every host in the v-node table has denied it and
+the source has denied the image for ``lost_after_s`` (``negative_cache``). A host that is silent, in
+backoff, or was in the table recently may still hold it. Other images are not affected.
 """
 
 from collections.abc import Callable
@@ -29,28 +26,25 @@ GUEST = priority.Priority.GUEST
 LookupFailed = Callable[[transfer_.Transfer, chunk_ref.ChunkRef, Failure, str, float], None]
 
 HOSTS_AT_ONCE = 16
-"""Hosts that are asked for one chunk at a time."""
+"""Hosts that are asked for a chunk at a time."""
 CHUNKS_AT_ONCE = 4
-"""Chunks that are searched for at a time; others wait for their turn, image by image."""
+"""Concurrent lookups; others queue, image by image."""
 QUESTION_S = 0.004
-"""A search in vain keeps its place so long for each host that was asked.  So a guest whose image is
-gone makes this host ask 1000 times a second at most, whatever it reads."""
+"""Seconds per asked host for which a failed lookup keeps its place: this host asks at most 1000
+times a second, whatever guests of a missing image read."""
 NAMED = 3
-"""How many silent hosts are named."""
+"""Silent hosts that an error names at most."""
 
 
 class BroadcastLookup:
-    """One search.
-
-    :ivar left: hosts that are not asked yet
-    """
+    """One lookup."""
 
     __slots__ = ("asked", "attempts", "departed", "has_place", "left", "silent", "transfer", "want")
 
     def __init__(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
         self.transfer, self.want = transfer, want
         self.attempts: list[transfer_.Attempt] = []
-        self.left: list[ids.HostId] = []
+        self.left: list[ids.HostId] = []  # not asked yet
         self.silent: list[ids.HostId] = []
         self.departed: list[ids.HostId] = []
         self.asked = 0
@@ -58,10 +52,9 @@ class BroadcastLookup:
 
 
 class BroadcastLookups:
-    """The searches of this host.
+    """The lookups of this host.
 
-    :param in_vain: is told what came of a search that found nothing: LOST, or what leaves hope; and
-        in how many seconds it is lost where no host has it, else 0
+    :param in_vain: called with the outcome of a failed lookup
     """
 
     def __init__(self, context: context.Context, in_vain: LookupFailed) -> None:
@@ -73,16 +66,13 @@ class BroadcastLookups:
         self._places = CHUNKS_AT_ONCE
 
     def start_lookup(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
-        """Ask all hosts, in its turn.
-
-        :param want: in whose name, which the source has denied
-        """
+        """Queue a lookup of a chunk under an image for which the source denied it."""
         search = transfer.search = BroadcastLookup(transfer, want)
         self._waiting.put_item(GUEST, want.image_id, search)
         self._start()
 
     def place_free(self) -> None:
-        """Let the next one begin: a search that was in vain has had its time."""
+        """Free the place of a failed lookup, and start the next."""
         self._places += 1
         self._start()
 
@@ -111,7 +101,7 @@ class BroadcastLookups:
             self._end(search)
 
     def attempt_failed(self, attempt: transfer_.Attempt, failure: Failure) -> None:
-        """Note what a host says, and ask the next."""
+        """Record the answer of a host, and ask the next."""
         search: BroadcastLookup | None = attempt.transfer.search
         if search is None or attempt not in search.attempts:
             return
@@ -125,7 +115,7 @@ class BroadcastLookups:
         self._go_on(search)
 
     def end_lookup(self, transfer: transfer_.Transfer) -> None:
-        """End a search because the content came, or nobody wants it any more."""
+        """End a lookup, because the chunk arrived or has no readers."""
         search: BroadcastLookup | None = transfer.search
         if search is None:
             return
@@ -137,12 +127,12 @@ class BroadcastLookups:
             self.place_free()
 
     def is_active(self, search: BroadcastLookup) -> bool:
-        """Say whether a search asks somebody, or waits for its turn."""
+        """Return whether a lookup has pending requests or is queued."""
         is_next = self._waiting.is_queued(GUEST, search.want.image_id, search)
         return bool(search.attempts) or is_next
 
     def recount_places(self) -> None:
-        """Count the places anew: a fault may have left some taken for ever."""
+        """Rebuild the count of free places after a fault."""
         searches = [t.search for t in self._context.transfers.values() if t.search is not None]
         self._places = CHUNKS_AT_ONCE - sum(search.has_place for search in searches)
         self._places -= self._context.timers.count_entries(timers.Due.SEARCH)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that the parts of the engine share: ring, transfers, peers, and the time of the event."""
+"""State that the parts of the engine share, and the time of the current event."""
 
 from collections.abc import Callable
 from collections.abc import Container
@@ -24,16 +24,13 @@ from acstor_agent.engine.gossip import location_index
 from acstor_common.model import ids
 
 SourceAccessOf = Callable[[ids.ImageId, int], placement.SourceAccess]
-"""Says how the source gives what lies there."""
+"""Returns how the source serves an offset of an image."""
 
 
 class Context:
-    """See above.
+    """The shared state.
 
-    :param cache: says which contents are here
-    :param lookups: says how many each OID that is told takes on this host
-    :param given_as: see :data:`SourceAccessOf`
-    :ivar kept: contents that came, until the cache has them
+    :param lookups: returns the look-ups that an announced chunk takes on this host
     """
 
     def __init__(
@@ -50,7 +47,7 @@ class Context:
         self.cache = cache
         self.settings = settings
         self.ring = view
-        self.kept: dict[chunk_ref.Key, transfer.Bytes] = {}
+        self.kept: dict[chunk_ref.Key, transfer.Bytes] = {}  # until the cache has them
         self.out = actions.Out()
         self.timers = timers.Timers()
         self.peers = peer_state.PeerStates(rng, may_hedge=settings.may_hedge)
@@ -71,17 +68,21 @@ class Context:
             *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
         )
 
-    def is_usable(self, host: ids.HostId) -> bool:
-        """Say whether a host is worth asking now: on a table, and not in backoff.
+<<<<<<< ours
+=======
+    def is_ring_worth(self, now: float) -> bool:
+        """Return whether to use lock-step rings; homes are faster on links without queues."""
+        return self.settings.learns_ring and self.uploads.has_met_queue(now)
 
-        After a backoff the answer is the leave for one attempt.
-        """
+>>>>>>> theirs
+    def is_usable(self, host: ids.HostId) -> bool:
+        """Return whether to ask a host now; after a backoff, True allows one attempt."""
         return self.ring.is_reachable(host) and self.peers.is_usable(host, self.now)
 
     def upstreams_of(
         self, want: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
-        """Return whom this host asks, acting as the home of a content, before the source."""
+        """Return the hosts that this host, acting as home, asks before the source."""
         given = self._given_as(want.image_id, want.offset)
         if given is placement.SourceAccess.WHOLE_HERE:
             return []
@@ -90,13 +91,13 @@ class Context:
         return self.ring.with_image_homes(found, want.image_id) if is_whole else found
 
     def is_left_to(self, want: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
-        """Say whether this host leaves a content to the new home that asks, being the former."""
+        """Return whether this host, a former home, leaves a chunk to the new home."""
         if not self.ring.is_left_to(want.place, requester):
             return False
         return self._given_as(want.image_id, want.offset) is not placement.SourceAccess.WHOLE_HERE
 
     def reachable_holders(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
-        """Return the hosts that announced a chunk and can be asked for it instead of its home."""
+        """Return the holders of a chunk that may be asked instead of its home."""
         return self._givers(want.place, self.locations.holders_of_chunk(want))
 
     def _givers(self, place: ids.Oid, holders: list[ids.HostId]) -> list[ids.HostId]:
@@ -113,7 +114,7 @@ class Context:
         ]
 
     def holders_bitmap(self, want: chunk_ref.ChunkRef) -> int:
-        """Return the bitmap of the chunks of a segment that have givers; ``want`` is one of it."""
+        """Return the bitmap of the chunks in the segment of ``want`` with such holders."""
         bits_of = dict(self.locations.holders_of_segment(want))
         bits = 0
         for host in self._givers(want.place, [*bits_of]):

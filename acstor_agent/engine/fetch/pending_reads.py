@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pending reads of this host, from request to reply.
 
-Each waiter gets one answer: all bytes of its batch, or the reason why one of them is missing, and
-never after its deadline.  When a chunk arrives, all that is under way for it ends.  A failure ends
-only what failed.
+Each waiter gets one answer before its deadline: all bytes of its batch, or the reason why one is
+missing. When a chunk arrives, everything under way for it ends.
 
-When all places have failed, waiters that are not patient get the failure.  For guests the fetch is
-retried after a pause (``retries``) while bytes may still arrive; what the source denies is first
-asked of every host (``broadcast_lookup``).
+When all providers failed, waiters that are not patient get the failure. For guests the fetch is
+retried after a pause (``retries``); a chunk that the source denies is first requested from every
+host (``broadcast_lookup``).
 """
 
 import collections
@@ -39,21 +38,21 @@ GUEST = Priority.GUEST
 SOON = Priority.SOON
 
 KEPT = 1024
-"""Contents that the cache has not stored yet: of more nothing is fetched ahead (64 MiB)."""
+"""Chunks not yet stored in the cache from which on no prefetch starts (64 MiB)."""
 
 
 class PeerWaiters(Protocol):
-    """The peers who wait for contents."""
+    """Peers that wait for chunks."""
 
     def chunks_arrived(self, transfer: Transfer, data: transfer_.Bytes) -> None:
-        """Answer them."""
+        """Answer the peers that wait for a transfer."""
 
     def requests_failed(self, transfer: Transfer, failure: Failure) -> None:
-        """Refuse those who wait for what is not under way any more."""
+        """Refuse the peers that wait for a track that has ended."""
 
 
 class PendingReads:
-    """The waiters of this host, and how what they want comes."""
+    """The waiters of this host, and how their chunks are fetched."""
 
     def __init__(
         self, context: context.Context, through: read_through.ReadThrough, askers: PeerWaiters
@@ -68,7 +67,7 @@ class PendingReads:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    # Wishes
+    # New reads
 
     def request_chunks(
         self,
@@ -79,10 +78,10 @@ class PendingReads:
         is_patient: bool,
         opener: Hashable = None,
     ) -> None:
-        """Have contents brought that are not in the cache.
+        """Fetch chunks that are not in the cache (see ``Engine.request_chunks``).
 
-        :raises errors.LocalProtocolError: a host of its own wants nothing for this reason: it has
-            no lane, so it would never be its turn
+        :raises errors.LocalProtocolError: the priority is neither GUEST nor one with a prefetch
+            queue
         """
         context, is_guest = self._context, priority is GUEST
         if not is_guest and priority not in prefetch_limits.LANES:
@@ -118,15 +117,14 @@ class PendingReads:
             else:
                 self._begin_ahead(transfer, priority)
             if waiter.is_done:
-                return  # the first of it were pushed out of their lane
+                return  # its first chunks were dropped from a full queue
         if not waiter.left and token is not None:
             self._complete(waiter, None, "")
 
     def _together(self, batch: Sequence[chunk_ref.ChunkRef], index: int) -> transfer_.Refs:
-        """Return the chunks of a batch, from one on, that can be in one transfer.
+        """Return the chunks from ``index`` on that can be in one transfer.
 
-        They are of one image, and all in one transfer already, or all in none, with the same
-        owners and holders.
+        They are in one transfer already, or in none, with the same image, owners and holders.
         """
         limit = min(index + self._context.settings.run_chunks, len(batch))
         first = batch[index]
@@ -152,7 +150,6 @@ class PendingReads:
         return refs
 
     def _note_step(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
-        """Note where guests here read."""
         context = self._context
         if context.settings.learns_ring and batch and priority <= SOON:
             last = batch[-1]
@@ -163,7 +160,7 @@ class PendingReads:
     ) -> None:
         search: broadcast_lookup.BroadcastLookup | None = transfer.search
         if search is not None and search.want.image_id != want.image_id:
-            self.lookups.end_lookup(transfer)  # it is for those of another image, and may take long
+            self.lookups.end_lookup(transfer)  # it serves readers of another image
         if transfer.retry is not None:
             self.retries.retry_now(transfer, want.image_id)
         elif transfer.search is not None:
@@ -178,7 +175,7 @@ class PendingReads:
 
     def _begin_ahead(self, transfer: Transfer, priority: Priority) -> None:
         if transfer.retry is not None or transfer.search is not None:
-            return  # a guest waits for it
+            return  # a guest waits for it already
         if transfer.is_travelling:
             if priority < transfer.priority or transfer.priority.asks_holders_only:
                 transfer.priority = priority
@@ -194,10 +191,9 @@ class PendingReads:
             self._fail(forgotten, Failure.FORGOTTEN, "")
 
     def _is_source_first(self, priority: Priority) -> bool:
-        """Say whether what is fetched ahead goes to the source, as guests who are better off there.
+        """Return whether a prefetch goes to the source, as guest reads do at the moment.
 
-        It stays with the homes where hosts read the same: guests find the source quick because
-        homes spare it.
+        Not where hosts read the same chunks: the source is fast because homes spare it.
         """
         return (
             priority is SOON
@@ -206,7 +202,7 @@ class PendingReads:
         )
 
     def start_queued(self) -> None:
-        """Begin what has waited for its turn, as far as may be: to be called after each event."""
+        """Start queued fetches as limits allow; call it after each event."""
         if self.retries.due.length:
             for transfer in self.retries.take_due(self._context.now):
                 transfer.names = (*transfer.names[1:], transfer.names[0])
@@ -219,10 +215,10 @@ class PendingReads:
                     )
         while self._context.transfers.unwanted and self._context.source_reads.is_full:
             transfer, _ = self._context.transfers.unwanted.popitem()
-            if not transfer.is_wanted:  # nobody has joined it since
+            if not transfer.is_wanted:  # still without readers
                 self._end(transfer)
 
-    # A content came
+    # Arrival
 
     def chunks_arrived(
         self,
@@ -230,14 +226,13 @@ class PendingReads:
         chunks: Sequence[transfer_.Bytes],
         winner: transfer_.Attempt | None,
     ) -> None:
-        """Have chunks stored, and give them to all who wait for them.
+        """Store all chunks of a transfer and give them to its readers.
 
-        :param chunks: all of the transfer
-        :param winner: the attempt by which it came; None: the source
+        :param winner: the attempt that brought them; None: the source
         """
         context = self._context
         if context.transfers.get(transfer.key) is not transfer:
-            return  # it came twice in one event
+            return  # it arrived twice in one event
         if winner is not None:
             refs, giver, mode = winner.refs, winner.host, winner.mode
         else:
@@ -250,7 +245,7 @@ class PendingReads:
             priority = read_through.most_urgent(transfer)
         else:  # nearly always
             priority = transfer.priority
-        is_kept = is_for_others or context.ring.is_home(refs[0].place)  # all have the same home
+        is_kept = is_for_others or context.ring.is_home(refs[0].place)  # all have one home
         is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
         how = is_kept, is_own, priority, is_stored
         context.out.store(actions.Arrived(refs, transfer.keys, chunks, giver, mode, *how))
@@ -273,7 +268,7 @@ class PendingReads:
                 self._complete(waiter, None, "")
 
     def _end(self, transfer: Transfer) -> None:
-        """Let go of all that is under way for a content."""
+        """Cancel everything under way for a transfer, and forget it."""
         context = self._context
         context.transfers.forget_transfer(transfer)
         self._end_travel(transfer)
@@ -297,17 +292,17 @@ class PendingReads:
         if transfer.lane is not None:
             self.prefetch_limits.remove_transfer(transfer)
 
-    # It did not come
+    # Failure
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
-        """Go on without the source, who waits here and who waits elsewhere."""
+        """Continue without the source, for local readers and for peers."""
         self._context.transfers.uncharge(transfer)
         self.selection.source_failed(transfer, failure)
         self._askers.requests_failed(transfer, failure)
         self._context.transfers.drop_if_done(transfer)
 
     def _in_vain(self, transfer: Transfer, failure: Failure) -> None:
-        """Answer those who do not wait at any price; for guests it is tried again."""
+        """Fail impatient readers; start lookups or pauses for the others."""
         self.prefetch_limits.remove_transfer(transfer)
         self._leave_to_patient(transfer, failure, transfer.why)
         for single in self._context.transfers.split_transfer(transfer) if transfer.waiters else ():
@@ -317,7 +312,7 @@ class PendingReads:
         self._context.transfers.drop_if_done(transfer)
 
     def _wait_on(self, transfer: Transfer, failure: Failure) -> None:
-        """Ask every host for a chunk, or try it again after a pause."""
+        """Start a broadcast lookup for a chunk, or a pause."""
         waiting = [(waiter, at[0]) for waiter, at in transfer.waiters if not waiter.is_done]
         wanted = {waiter.wants[first].image_id for waiter, first in waiting}
         names = (name[0] for name in transfer.names if name[0].image_id in wanted)
@@ -329,7 +324,7 @@ class PendingReads:
         self._context.transfers.drop_if_done(transfer)
 
     def _leave_to_patient(self, transfer: Transfer, failure: Failure, why: str) -> None:
-        """Answer those who wait no longer than for what has been tried."""
+        """Fail the readers that are not patient."""
         entries = [entry for entry in transfer.take_waiters() if not entry[0].is_done]
         transfer.waiters = [entry for entry in entries if entry[0].is_patient]
         for waiter, _ in entries:
@@ -344,7 +339,7 @@ class PendingReads:
         why: str,
         lost_in_s: float,
     ) -> None:
-        """Give up what is lost, for those of its image; wait on for what may come still."""
+        """Fail readers of a lost chunk's image; pause for the others."""
         if failure is Failure.LOST:
             for waiter, at in transfer.waiters.copy():
                 if not waiter.is_done and waiter.wants[at[0]].image_id == want.image_id:
@@ -363,7 +358,7 @@ class PendingReads:
         absent: chunk_ref.ChunkRef | None = None,
         lost_in_s: float = 0.0,
     ) -> None:
-        """Wait, and say what for."""
+        """Retry later, and report what is waited for."""
         transfer.why = why
         for waiter, _ in transfer.waiters:
             if not waiter.is_done:
@@ -372,17 +367,13 @@ class PendingReads:
         self.retries.pause_transfer(transfer, self._context.now)
 
     def _fail(self, transfer: Transfer, failure: Failure, why: str) -> None:
-        """Answer all who wait for a content with the reason why it does not come."""
         for waiter, _ in transfer.take_waiters():
             self._complete(waiter, failure, why)
         self._end_travel(transfer)
         self._context.transfers.drop_if_done(transfer)
 
     def recover_from_fault(self, is_whole: Callable[[Transfer], bool], why: str) -> None:
-        """End what is half done, with all who wait for it: a fault of this program has left it so.
-
-        :param is_whole: says of a transfer that it is not
-        """
+        """End transfers that are not whole, with their readers, after a fault."""
         transfers = self._context.transfers
         for transfer in dict.fromkeys(transfers.values()):
             transfer.waiters = [entry for entry in transfer.waiters if not entry[0].is_done]
@@ -403,26 +394,22 @@ class PendingReads:
         self.prefetch_limits.recount_running(dict.fromkeys(transfers.values()))
         self.lookups.recount_places()
 
-    # Who waits no more
+    # End of waiters
 
     def is_late(self, waiter: Waiter) -> None:
-        """Note that a deadline is over."""
+        """Fail a waiter whose deadline passed."""
         if not waiter.is_done:
             transfers = (self._context.transfers.get(want.key) for want in waiter.wants)
             whys = (transfer.why for transfer in transfers if transfer is not None)
             self._complete(waiter, Failure.LATE, next(filter(None, whys), ""))
 
     def cancel_reads(self, token: Hashable) -> None:
-        """Note that nobody waits any more.
-
-        What is under way goes on, for it is stored; what waits for its turn in a lane has none.
-        """
+        """Cancel a read; fetches under way continue, queued prefetches end."""
         waiter = self._waiters.get(token)
         if waiter is not None:
             self._leave(waiter)
 
     def _complete(self, waiter: Waiter, failure: Failure | None, why: str) -> None:
-        """Answer a waiter, unless he has been answered."""
         if not waiter.is_done:
             waiter.is_done = True
             answer = actions.Complete(waiter.token, waiter.got, failure, why)
@@ -430,7 +417,7 @@ class PendingReads:
             self._leave(waiter)
 
     def _leave(self, waiter: Waiter) -> None:
-        """Let a waiter go: his deadline may remember him for long, and not what he wanted."""
+        """Forget a waiter, its chunks, and transfers that only it needed."""
         waiter.is_done = True
         if self._waiters.get(waiter.token) is waiter:
             del self._waiters[waiter.token]
@@ -455,7 +442,7 @@ class PendingReads:
 
 
 def _positions(transfer: Transfer, refs: transfer_.Refs, index: int) -> tuple[int, ...]:
-    """Return where the chunks of a transfer are in a batch that has them from ``index`` on."""
+    """Return a transfer's positions in a batch that has ``refs`` from ``index`` on."""
     positions = range(index, index + len(refs))
     if transfer.refs is refs or len(refs) == 1:
         return tuple(positions)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read-through: a home fetches a chunk from the source once, on behalf of all requesters.
+"""Read-through: a home fetches a chunk from the source once, for all requesters.
 
-Before it reads the source, a home may ask other homes: the former one after a new v-node table, the
-new one, the home of a wider group, and the image's home where the source serves no ranges
-(``placement``).  It asks them in mode RELAYED, in which a host asks only the source.  So a request
-takes one hop more than without, whatever tables the hosts have.  Where a guest waits, a relay that
-is late starts a read of the source beside it.
+Before the source, a home may ask upstreams (``placement``): the former or the new home, the home of
+a wider group, the image's home. It asks in mode RELAYED, in which a host asks only the source, so a
+request takes one more hop at most. If a guest waits, a late relay is hedged by a read of the
+source.
 """
 
 from collections.abc import Callable
@@ -23,15 +22,12 @@ Priority = priority.Priority
 Transfer = transfer_.Transfer
 
 DENIALS_OF_IMAGE = frozenset({Failure.MISSING, Failure.WITHHELD})
-"""What says that it is not to be had for one image, and nothing of others."""
+"""Failures that hold for one image and say nothing of others."""
 _GIVES_UP = frozenset({Failure.UNREACHABLE, Failure.INVALID})
 
 
 class ReadThrough:
-    """The relay and the read of each transfer.
-
-    :param failed: is told when the source did not give a content
-    """
+    """The relay and the read of each transfer; calls ``failed`` if the source fails."""
 
     def __init__(
         self, context: context.Context, failed: Callable[[Transfer, Failure], None]
@@ -45,10 +41,9 @@ class ReadThrough:
         requester: ids.HostId | None = None,
         is_moved: bool = False,
     ) -> None:
-        """Have a content read through; what is under way is joined.
+        """Start a relay or a read, or join the one under way.
 
-        :param requester: the peer that asks; None for this host itself
-        :param is_moved: by the peer's table this host is the home, and was not by the one before
+        :param is_moved: by the peer's table this host is home, and was not by the one before
         """
         if transfer.read is not None or transfer.relay is not None:
             self.raise_priority(transfer, priority, requester)
@@ -64,7 +59,7 @@ class ReadThrough:
     def read(
         self, transfer: Transfer, priority: Priority, requester: ids.HostId | None = None
     ) -> None:
-        """Have a content read from the source; a read that is under way is joined."""
+        """Start a read of the source, or join the one under way."""
         if transfer.read is not None:
             self.raise_priority(transfer, priority, requester)
             return
@@ -85,7 +80,7 @@ class ReadThrough:
     def raise_priority(
         self, transfer: Transfer, priority: Priority, requester: ids.HostId | None = None
     ) -> None:
-        """Let what is under way be as urgent as one more who waits for it."""
+        """Raise the priority of the relay and the read."""
         if transfer.read is not None:
             who = requester or transfer.want.image_id
             opener = None if requester else transfer.opener
@@ -100,10 +95,9 @@ class ReadThrough:
         )
 
     def relay_is_late(self, relay: transfer_.Attempt) -> None:
-        """Read the source beside a relay that is late, where a guest waits: in the hedges' budget.
+        """Hedge a late relay with a read of the source, if a guest waits.
 
-        A first hedge will do: one home reads for all, so a slow source is not read by many for it.
-        After a while it needs no budget: who answers others all the time may keep this one back.
+        After LATEST_S this needs no budget: the upstream may starve this request.
         """
         book, now, urgency = self._context.peers, self._context.now, most_urgent(relay.transfer)
         if relay.is_late or not urgency.is_urgent:
@@ -117,7 +111,7 @@ class ReadThrough:
         self.read(relay.transfer, urgency)
 
     def relay_failed(self, attempt: transfer_.Attempt, failure: Failure) -> None:
-        """Ask in the next name, or the next host, or the source."""
+        """Ask under the next name, or the next upstream, or the source."""
         transfer = attempt.transfer
         transfer.relay = None
         assert attempt.host is not None
@@ -128,13 +122,13 @@ class ReadThrough:
             self._relay(transfer, attempt.host, name)
         elif transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
-        elif attempt.is_late and transfer.read is None:  # it was read beside, in vain
+        elif attempt.is_late and transfer.read is None:  # the hedge has failed before
             self._failed(transfer, failure)
         elif transfer.read is None:
             self.read(transfer, most_urgent(transfer))
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
-        """Look for the content in the next image that it is wanted in, or give up."""
+        """Read under the next image's name, or fail."""
         image_id, transfer.read = transfer.read.want.image_id, None
         if failure in DENIALS_OF_IMAGE:
             if failure is Failure.MISSING:
@@ -147,7 +141,7 @@ class ReadThrough:
 
 
 def most_urgent(transfer: Transfer) -> Priority:
-    """Return the most urgent reason why anybody waits for a content, here or elsewhere."""
+    """Return the most urgent priority of all readers of a transfer, local and remote."""
     urgencies = [asker.priority for asker in transfer.askers]
     if transfer.is_travelling or transfer.waiters:
         urgencies.append(transfer.priority)

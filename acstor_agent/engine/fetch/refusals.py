@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts have denied which chunks recently.
-
-A chunk is nowhere when every host has denied it recently; silence counts for nothing.  The memory
-is bounded: hosts are asked again about what was dropped from it.
-"""
+"""Recent denials of chunks by hosts, so that broadcast lookups ask each host once."""
 
 import collections
 from collections.abc import Hashable
@@ -16,20 +12,19 @@ from acstor_common.model import ids
 What = TypeVar("What", bound=Hashable)
 
 REMEMBER_S = 10.0
-"""How long a host's word counts: so long it is not asked again, and a guest that reads what is
-nowhere, again and again, makes nobody ask for it."""
+"""Seconds for which a denial counts, however often a guest reads the chunk."""
 LIMIT = 65_536
-"""Answers that are remembered, over all chunks."""
+"""Denials that are remembered, over all chunks."""
 
 
 class Refusals(Generic[What]):
-    """The hosts that have denied chunks, by chunk, in whatever way that is named.
+    """The hosts that have denied chunks, by chunk.
 
     >>> denials, cid = Refusals(), ids.cid_of(b"a chunk")
-    >>> denials.left(cid, ["h2", "h3"], 0.0)
+    >>> denials.hosts_to_ask(cid, ["h2", "h3"], 0.0)
     ['h2', 'h3']
-    >>> denials.denied(cid, "h3", 0.0)
-    >>> denials.left(cid, ["h2", "h3"], 9.9), denials.left(cid, ["h2", "h3"], 10.0)
+    >>> denials.record_denial(cid, "h3", 0.0)
+    >>> denials.hosts_to_ask(cid, ["h2", "h3"], 9.9), denials.hosts_to_ask(cid, ["h2", "h3"], 10.0)
     (['h2'], ['h2', 'h3'])
     """
 
@@ -41,19 +36,18 @@ class Refusals(Generic[What]):
         )
 
     def __len__(self) -> int:
-        """Return how many answers are remembered."""
         return self._count
 
     def hosts_to_ask(
         self, what: What, hosts: Iterable[ids.HostId], now_s: float
     ) -> list[ids.HostId]:
-        """Return those of ``hosts`` that have not denied a chunk of late: none if it is nowhere."""
+        """Return those of ``hosts`` that have not denied a chunk recently."""
         denied = self._denied.get(what, {})
         since_s = now_s - REMEMBER_S
         return [host for host in hosts if denied.get(host, since_s) <= since_s]
 
     def record_denial(self, what: What, host: ids.HostId, now_s: float) -> None:
-        """Note that a host has not got a chunk."""
+        """Record that a host denied a chunk."""
         found = self._denied.setdefault(what, {})
         self._count += host not in found
         found[host] = now_s

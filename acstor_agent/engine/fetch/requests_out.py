@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attempts: requests to peers, numbered, within the credit of each peer, with deadlines.
+"""Attempts: numbered requests to peers within their credit, with deadlines.
 
-Each attempt ends once: by an answer, by the loss of its connection, by cancellation, or by its
-timeout.  The timeout starts when the request leaves; time in the queue of this host does not
-count against the peer.
+Each ends once: by an answer, the loss of its connection, cancellation, or its timeout, which starts
+when it is sent: time in this host's queue does not count against the peer.
 """
 
 from collections.abc import Callable
@@ -22,9 +21,9 @@ from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
 LONGEST_TIMES = 4
-"""So many times as long may an attempt take where the peer shows life meanwhile."""
+"""Multiple of the timeout after which an attempt ends despite keepalives."""
 LOOK_S = 0.1
-"""Attempts that are late are looked at so often."""
+"""Shortest interval between checks of late attempts."""
 
 T = TypeVar("T")
 
@@ -34,7 +33,7 @@ PEER = priority.Priority.PEER
 
 
 def _one_fate(answer: object) -> None:
-    """Let all answers have one fate."""
+    """Give all answers the same fate."""
 
 
 def divide_alone(attempt: Attempt, some: list[int]) -> Attempt:
@@ -44,11 +43,7 @@ def divide_alone(attempt: Attempt, some: list[int]) -> Attempt:
 
 
 class RequestsOut:
-    """The attempts under way.
-
-    :param timeout_s: so long a peer that owes an answer may be silent
-    :ivar split: lets some chunks of an attempt, by index, go on as an attempt of their own
-    """
+    """The attempts under way."""
 
     def __init__(
         self,
@@ -58,7 +53,7 @@ class RequestsOut:
         timeout_s: float,
     ) -> None:
         self._out, self._deadlines, self._book = out, deadlines, book
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s  # of silence, after which an attempt ends
         self.split: Callable[[Attempt, list[int]], Attempt] = divide_alone
         self._new: dict[Attempt, None] = {}
 
@@ -71,7 +66,7 @@ class RequestsOut:
         track: Track,
         now: float,
     ) -> Attempt:
-        """Ask a peer, as soon as it owes this host less than its credit."""
+        """Create an attempt; send it at once, or when the peer's credit allows."""
         peer = self._book.get_or_create(host)
         numbers = self._book.new_numbers(peer, len(refs))
         attempt = Attempt(numbers, transfer, host, mode, refs, track, now)
@@ -87,7 +82,7 @@ class RequestsOut:
         return attempt
 
     def divide_attempt(self, attempt: Attempt, part: Attempt) -> None:
-        """Note that some chunks of an attempt are another attempt now."""
+        """Register the split-off part of an attempt."""
         if attempt.host is None or attempt.is_over:
             return
         peer = self._book.get_or_create(attempt.host)
@@ -98,7 +93,7 @@ class RequestsOut:
             self._out.add_division(attempt, part)
 
     def at_source(self, transfer: transfer.Transfer, now: float) -> Attempt:
-        """Return an attempt at the source, which is looked at as others are."""
+        """Return an attempt at the source, checked for lateness like others."""
         mode = peer_request.Mode.HOME
         numbers = (0,) * transfer.count
         attempt = Attempt(numbers, transfer, None, mode, transfer.refs, Track.TRAVEL, now)
@@ -111,12 +106,12 @@ class RequestsOut:
         peer.under_bytes += attempt.length
 
     def raise_priority(self, attempt: Attempt, priority: priority.Priority) -> None:
-        """Let an attempt be as urgent as its transfer has become."""
+        """Raise the priority of an attempt."""
         before, attempt.priority = attempt.priority, min(priority, attempt.priority)
         if attempt.is_over or attempt.priority is before:
             return
         if attempt.priority <= PEER < before:
-            attempt.watch_with(self._new)  # from now on it may be late
+            attempt.watch_with(self._new)  # now it can be late
         if attempt.host is None:
             return
         if attempt.sent_s is None:
@@ -126,7 +121,7 @@ class RequestsOut:
         elif attempt.priority.at_peer is PEER is not before.at_peer:
             self._out.add_hurry(attempt.host, attempt.numbers)
 
-    # Ends
+    # End of attempts
 
     def end_answered(
         self,
@@ -135,13 +130,11 @@ class RequestsOut:
         now: float,
         fate: Callable[[T], Hashable] | None = None,
     ) -> list[tuple[Attempt, list[T]]]:
-        """End attempts that a host has answered; return them, with the answers for their chunks.
+        """End answered attempts; return them with the answers for their chunks.
 
-        Numbers that were not asked, or not any more, are left out.  Attempts that are answered in
-        part are split.
+        Unknown numbers are ignored. Attempts with answers for some chunks are split.
 
-        :param answers: by number
-        :param fate: chunks with different ones do not go on together; None: all have one
+        :param fate: classifies an answer; chunks of different classes are split; None: one class
         """
         peer = self._book.get(host)
         if peer is None:
@@ -175,7 +168,7 @@ class RequestsOut:
     def _whole(
         self, peer: peer_state.Peer, answers: Sequence[tuple[int, object]], begin: int
     ) -> Attempt | None:
-        """Return the attempt that the next answers are all for, and for all of whose chunks."""
+        """Return the attempt that the next answers complete, if there is one."""
         attempt = peer.asks.get(answers[begin][0]) if begin < len(answers) else None
         if attempt is None or attempt.sent_s is None:
             return None
@@ -189,10 +182,7 @@ class RequestsOut:
     def _divide(
         self, attempt: Attempt, left: dict[int, T], fate: Callable[[T], Hashable]
     ) -> tuple[Attempt, list[T]]:
-        """Return what is answered of an attempt with one fate, split off, and its answers.
-
-        :param left: all answers that are left; these are taken out
-        """
+        """Take the answers of one fate for an attempt from ``left``; split its chunks off."""
         what = fate(left[next(n for n in attempt.numbers if n in left)])
         some = [at for at, n in enumerate(attempt.numbers) if n in left and fate(left[n]) == what]
         if len(some) < len(attempt.numbers):
@@ -205,7 +195,7 @@ class RequestsOut:
             del peer.asks[number]
 
     def cancel_attempt(self, attempt: Attempt, now: float) -> None:
-        """End an attempt because nobody waits for it."""
+        """Cancel an attempt."""
         if attempt.is_over:
             return
         if attempt.host is None:
@@ -216,7 +206,7 @@ class RequestsOut:
         self._end(self._book.get_or_create(attempt.host), attempt, now)
 
     def take_lost(self, host: ids.HostId, connection: Hashable, now: float) -> list[Attempt]:
-        """End the attempts at a host that were sent on a connection; the others go on."""
+        """End and return the attempts that were sent on a lost connection."""
         peer = self._book.get(host)
         if peer is None:
             return []
@@ -227,7 +217,7 @@ class RequestsOut:
         return lost
 
     def take_line(self, host: ids.HostId) -> list[Attempt]:
-        """End the attempts that wait here for a host that is left alone from now on."""
+        """End and return the attempts that wait for a host's credit."""
         peer = self._book.get_or_create(host)
         waiting = []
         while (attempt := peer.line.take_next()) is not None:
@@ -252,7 +242,7 @@ class RequestsOut:
             self._send(peer, attempt, now)
 
     def recount_credits(self, is_awaited: Callable[[transfer.Attempt], bool], now: float) -> None:
-        """Count anew what peers owe, and end what nobody waits for: a fault has left it so."""
+        """Rebuild credits and queues, and cancel unneeded attempts, after a fault."""
         for peer in self._book.list_peers():
             attempts = list(dict.fromkeys(peer.asks.values()))
             asks = [a for a in attempts if not a.is_over]
@@ -268,14 +258,14 @@ class RequestsOut:
                     self.cancel_attempt(attempt, now)
             self._send_more(peer, now)
 
-    # Time
+    # Lateness and timeouts
 
     def is_late(self, attempt: Attempt, now: float) -> bool:
-        """Say whether its place was silent for too long, or who waits has waited for too long."""
+        """Return whether the provider was silent, or the reader has waited, for too long."""
         return now >= self._late_s(attempt)
 
     def silent_s(self, attempt: Attempt, now: float) -> float:
-        """Return for how long the place of an attempt has been silent to it."""
+        """Return for how many seconds the provider has been silent."""
         return now - self._silent_since_s(attempt, now)
 
     def _silent_since_s(self, attempt: Attempt, never_s: float) -> float:
@@ -288,27 +278,24 @@ class RequestsOut:
         return max(read.begun_s, self._book.source_gave_s)
 
     def _late_s(self, attempt: Attempt) -> float:
-        """Return when an attempt is late, if nothing happens."""
+        """Return when an attempt will be late."""
         latest_s = attempt.at_s + peer_state.LATEST_S
         late_s = self._book.late_s(peer_state.kind_of(attempt))
         return min(self._silent_since_s(attempt, latest_s) + late_s, latest_s)
 
     def over_s(self, attempt: Attempt) -> float:
-        """Return when an attempt's time is over; the source has its own."""
+        """Return when an attempt times out; never at the source, which has own timeouts."""
         if attempt.host is None or attempt.sent_s is None:
             return float("inf")
         over_s = attempt.sent_s + self.timeout_s
         if attempt.track is Track.RELAY:
-            return over_s  # a home that shows life is no better than the source
+            return over_s  # keepalives do not extend a relay: the source is an alternative
         heard_s = self._book.get_or_create(attempt.host).heard_s
         longest_s = attempt.sent_s + LONGEST_TIMES * self.timeout_s
         return min(max(over_s, heard_s + self.timeout_s), longest_s)
 
     def flush(self, now: float) -> None:
-        """Have the attempts of this event looked at together, when the first may be late, or over.
-
-        Some were sent before: they are more urgent now, and have no more time for that.
-        """
+        """Set one timer for the attempts that are new or raised in this event."""
         if self._new:
             is_hedged = any(attempt.priority <= PEER for attempt in self._new)
             after_s = self._book.soonest_late_s if is_hedged else self.timeout_s
@@ -317,7 +304,7 @@ class RequestsOut:
             self._new = {}
 
     def look_again(self, attempts: Sequence[Attempt], now: float) -> None:
-        """Have attempts looked at when the first of them may be late, or over."""
+        """Set a timer for the first lateness or timeout of some attempts."""
         batch: dict[Attempt, None] = {}
         for attempt in attempts:
             attempt.watch_with(batch)

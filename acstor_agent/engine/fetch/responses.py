@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handles responses: updates peer health and starts the next attempt.
 
-A peer is judged once for all that one event reports.  Each chunk continues by itself.
+A peer is judged once for all that one event reports.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ Failure = failure.Failure
 Track = transfer.Track
 
 _HAS_IT_NOT = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
-"""What makes a peer no holder any more; who is too busy to give it is none to guests either."""
+"""Failures after which a peer is not a holder of the chunk any more."""
 
 
 def _itself(failure: Failure) -> Failure:
@@ -32,12 +32,11 @@ def _itself(failure: Failure) -> Failure:
 
 
 def _failure(what: Bytes | Failure) -> Failure | None:
-    """Return the failure that the source tells of; None: it gave the bytes."""
     return what if isinstance(what, Failure) else None
 
 
 class Responses:
-    """Listens to peers and to the source."""
+    """Handles answers of peers and of the source."""
 
     def __init__(
         self,
@@ -46,16 +45,16 @@ class Responses:
         pending: pending_reads.PendingReads,
     ) -> None:
         self._context, self._read_through, self._pending = context, through, pending
-        self.denied = 0
+        self.denied = 0  # announced chunks that the announcing host denied
 
     # Peers
 
     def chunks_received(self, host: ids.HostId, chunks: Sequence[tuple[int, Bytes]]) -> None:
-        """Take what a peer gave, by the numbers of attempts."""
+        """Take chunks of a peer, by number."""
         context, now = self._context, self._context.now
         given = context.requests_out.end_answered(host, chunks, now)
         if not given:
-            return  # nobody asked, or nobody waits any more
+            return  # unrequested or cancelled
         took_s = context.peers.record_chunks(host, [attempt for attempt, _ in given], now)
         if took_s:
             self._judge(host, Failure.UNREACHABLE, f"it took {took_s:.2f} s")
@@ -69,12 +68,12 @@ class Responses:
                 self._came(attempt.transfer, chunks, attempt)
 
     def peer_refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
-        """Take what a peer does not give."""
+        """Take refusals of a peer, by number."""
         taken = self._context.requests_out.end_answered(host, failed, self._context.now, _itself)
         self.judge_peer([(attempt, whys[0]) for attempt, whys in taken])
 
     def peer_referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
-        """Ask those whom a peer names, if it may name others."""
+        """Ask the hosts that a peer names, if it may name any."""
         for attempt, named in self._context.requests_out.end_answered(
             host, ((number, hosts),), self._context.now
         ):
@@ -82,11 +81,11 @@ class Responses:
                 self.judge_peer([(attempt, Failure.INVALID)])
                 return
             self._context.peers.record_success(host, self._context.now)
-            if attempt.track is Track.TRAVEL:  # a trial has shown enough with that
+            if attempt.track is Track.TRAVEL:  # for a trial the answer suffices
                 self._pending.selection.peer_referred(attempt, named[0])
 
     def judge_peer(self, ends: list[tuple[Attempt, Failure]]) -> None:
-        """Judge a peer by the worst of what it did, and go on with each content."""
+        """Judge a peer by the worst failure, and continue with each attempt's transfer."""
         if not ends:
             return
         host = ends[0][0].host
@@ -100,11 +99,10 @@ class Responses:
             self._failed(attempt, why)
 
     def broke_rules(self, host: ids.HostId, why: str) -> None:
-        """Judge a peer that broke the protocol, whoever waited for its answers."""
+        """Judge a peer that broke the protocol."""
         self._judge(host, Failure.INVALID, why)
 
     def _failed(self, attempt: Attempt, failure: Failure) -> None:
-        """Go on after an attempt that gave nothing."""
         context, transfer = self._context, attempt.transfer
         assert attempt.host is not None
         for ref in attempt.refs if failure in _HAS_IT_NOT else ():
@@ -121,7 +119,7 @@ class Responses:
             self._pending.lookups.attempt_failed(attempt, failure)
 
     def _judge(self, host: ids.HostId, failure: Failure, why: str) -> None:
-        """Hold a failure against a peer; who is left alone is not asked what waits here for it."""
+        """Record a failure of a peer; redirect queued attempts if that starts a backoff."""
         context = self._context
         for_s = context.peers.record_failure(host, failure, context.now)
         if for_s:
@@ -130,15 +128,15 @@ class Responses:
             for attempt in context.requests_out.take_line(host):
                 self._failed(attempt, Failure.UNREACHABLE)
 
-    # The source
+    # Source
 
     def source_told(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
-        """Take what the source tells of a read, by index."""
+        """Take chunks and failures of a source read, by index."""
         context = self._context
         self._source_told(context.source_reads.end_answered(number, told, _failure))
 
     def source_ended(self, number: int, why: Failure) -> None:
-        """Take it that the source tells no more of a read."""
+        """Fail the remaining chunks of a source read."""
         self._source_told([(read, [why]) for read in self._context.source_reads.end_range(number)])
 
     def _source_told(
@@ -159,7 +157,7 @@ class Responses:
                 self._came(transfer, what, None)
 
     def _source_gave(self, reads: list[source_reads.SourceRead]) -> None:
-        """Note how long the source took, by the oldest of what it gave."""
+        """Record the latency of the source, by its oldest read."""
         context, now = self._context, self._context.now
         for image_id in {read.want.image_id for read in reads}:
             self._pending.lookups.absences.clear_denial(image_id)
@@ -170,7 +168,7 @@ class Responses:
         context.peers.record_answers(sum([len(read.refs) for read in reads]))
         self._pending.selection.preference.source_took(now - oldest.wanted_s, now)
 
-    # Both
+    # Peers and source
 
     def _came(
         self, transfer: transfer.Transfer, chunks: Sequence[Bytes], winner: Attempt | None
@@ -184,10 +182,10 @@ class Responses:
         self._pending.chunks_arrived(transfer, chunks, winner)
 
     def _overtaken(self, attempt: Attempt) -> None:
-        """Hold it against a peer that another one was faster, unless it had no time yet."""
+        """Record that another provider was faster, once the attempt is late."""
         context, now = self._context, self._context.now
         assert attempt.host is not None
-        if not context.requests_out.is_late(attempt, now):  # it was hedged at once, being on trial
+        if not context.requests_out.is_late(attempt, now):  # a trial: measure it further
             if attempt.track is not Track.TRAVEL:
                 return
             attempt.track = Track.TRIAL
@@ -200,7 +198,7 @@ class Responses:
             self._judge(attempt.host, Failure.UNREACHABLE, "another one was faster")
 
     def check_timeouts(self, batch: dict[Attempt, None]) -> None:
-        """See which attempts are late, and which have not been answered in time."""
+        """Hedge late attempts, and end those that timed out."""
         context, now = self._context, self._context.now
         silent: dict[ids.HostId, list[Attempt]] = {}
         for attempt in list(batch):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pauses between retries of chunks that guests wait for and no place could give.
+"""Pauses between retries of chunks that guests need and no provider could give.
 
-All retries together cost at most PER_S fetches a second.  Due retries take turns image by image,
-after guests that have just arrived.  When a chunk arrives at last, the oldest waiting ones are
-retried at once, a few for each arrival, so the rate follows the rate of answers.
+All retries together start at most PER_S fetches a second. Due retries take turns image by image,
+after guests that have just arrived. When a retried chunk arrives, the WOKEN oldest pauses end at
+once, so the rate of retries follows the rate of answers.
 """
 
 import collections
@@ -18,56 +18,50 @@ from acstor_common.model import ids
 
 PER_S = 200
 AT_ONCE = 20
-"""That may be tried at once after a while in which nothing was."""
+"""Retries at once after an idle period."""
 WOKEN = 8
 
 GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.LATER
 
 
 class Pause:
-    """The pause of a transfer.
-
-    :ivar who: whose turn it is when it is due; ``line``: with which urgency, None: it is not due
-    """
+    """The pause of a transfer."""
 
     __slots__ = ("line", "transfer", "who")
 
     def __init__(self, transfer: transfer.Transfer) -> None:
         self.transfer = transfer
-        self.who = transfer.want.image_id
-        self.line: priority.Priority | None = None
+        self.who = transfer.want.image_id  # whose turn it takes when due
+        self.line: priority.Priority | None = None  # its priority when due
 
 
 class Retries:
-    """What waits, the one that waits longest first.
-
-    :ivar due: what has its turn now, in turns
-    """
+    """Pausing transfers, oldest first; ``due`` are those to retry as the rate allows."""
 
     def __init__(self, deadlines: timers.Timers) -> None:
         self._deadlines = deadlines
         self._waiting: collections.OrderedDict[Pause, None] = collections.OrderedDict()
         self.due: fair_queue.FairQueue[Pause] = fair_queue.FairQueue()
-        self._next_s = 0.0  # the next one may be tried then
+        self._next_s = 0.0  # earliest time of the next retry
         self._called_s = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def pause_transfer(self, transfer: transfer.Transfer, now: float) -> None:
-        """Let a transfer wait until it is tried again."""
+        """Start the pause of a transfer."""
         pause = Pause(transfer)
         self._deadlines.put(now + backoff.pause_s(transfer.tries), timers.Due.RETRY, pause)
         transfer.retry = pause
         self._waiting[pause] = None
 
     def is_due(self, pause: Pause | None) -> None:
-        """Let a transfer have its turn: its time is over."""
+        """End a pause: queue its transfer for retry."""
         if pause is not None and pause in self._waiting and pause.line is None:
             self._put(pause, AGAIN, pause.who)
 
     def retry_now(self, transfer: transfer.Transfer, image_id: ids.ImageId) -> None:
-        """Let a transfer have its turn because a guest has just come, who waits for no pause."""
+        """End a pause with priority, because a new guest requests the chunk."""
         pause: Pause = transfer.retry
         if pause.line is not GUEST:
             if pause.line is not None:
@@ -79,7 +73,7 @@ class Retries:
         pause.line, pause.who = line, who
 
     def take_due(self, now: float) -> Iterator[transfer.Transfer]:
-        """Yield what is to be tried again now; say when to come back for the rest."""
+        """Yield the transfers to retry now; set a timer for the rest."""
         self._next_s = max(self._next_s, now - AT_ONCE / PER_S)
         while self.due and self._next_s <= now:
             pause = self.due.take_next()
@@ -94,7 +88,7 @@ class Retries:
             self._deadlines.put(self._next_s, timers.Due.RETRY, None)
 
     def forget_transfer(self, transfer: transfer.Transfer) -> None:
-        """Let a transfer wait no more: it came, or nobody wants it."""
+        """End a pause without retry."""
         pause: Pause = transfer.retry
         if pause.line is not None:
             self.due.remove(pause.line, pause.who, pause)
@@ -102,11 +96,11 @@ class Retries:
         self._waiting.pop(pause, None)
 
     def is_waiting(self, pause: Pause) -> bool:
-        """Say whether a transfer will have its turn again."""
+        """Return whether a transfer will be retried."""
         return pause in self._waiting
 
     def chunk_became_available(self) -> None:
-        """Note that something has come that could not be had before."""
+        """End the oldest pauses, because a chunk that had failed before has arrived."""
         for pause in list(self._waiting)[:WOKEN]:
             self._waiting.move_to_end(pause)
             self.is_due(pause)

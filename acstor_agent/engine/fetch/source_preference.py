@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether guest reads go to the source first: reads through peers are never slower than the source.
+"""Decides whether guest reads go to the source before peers.
 
-Peers go first, because that spares the source.  When they have been clearly slower lately, by the
-time that guests waited, the source goes first.  Prefetch follows only where hosts hardly read the
-same (:mod:`~acstor_agent.engine.fetch.read_overlap`).
-
-Both sides are probed: while the source goes first, one guest read in PROBE still asks peers; while
-peers are slow and the source is unknown, one in PROBE_SOURCE asks the source.
+Peers go first, to spare the source, unless they have been clearly slower lately by the time that
+guests waited. Both sides are probed: while the source goes first, one guest read in PROBE asks
+peers; while peers are slow and the source is unknown, one in PROBE_SOURCE asks the source.
 """
 
 ENOUGH = 8
-"""Answers without which nothing is decided."""
+"""Answers below which a side counts as unknown."""
 RECENT_S = 60.0
-"""Older answers tell nothing."""
+"""Older answers do not count."""
 CLEARLY, AGAIN = 2.0, 1.3
-"""So many times slower peers are when the source begins to go first, and when they do again."""
+"""Ratio of latencies at which the source goes first, and below which peers do again."""
 LEAST_S = 0.005
-"""A smaller difference is nothing that a guest would feel."""
+"""Smaller differences do not count."""
 PROBE, PROBE_SOURCE = 8, 32
 SLOW_S = 0.1
-"""Answers of peers that take longer make it worth a read of the source to know how fast that is."""
+"""Latency of peers from which on an unknown source is probed."""
 SHARE, MOST_TIMES = 0.25, 4.0
-"""What the newest answer counts in what is usual, as so many times the usual at most: one alone
-does not turn everything round."""
+"""Weight of the newest answer in the EWMA, and its cap as a multiple of the EWMA."""
 
 
 class _Usual:
-    """What one side takes of late."""
+    """Latency of one side (EWMA)."""
 
     __slots__ = ("answers", "at_s", "s")
 
@@ -49,13 +45,13 @@ class _Usual:
 
 
 class SourcePreference:
-    """What both sides took lately, and who goes first.
+    """Compares recent latencies of peers and source.
 
     >>> preference = SourcePreference()
     >>> for _ in range(8):
     ...     preference.peers_took(0.3, now=1.0)
     ...     preference.source_took(0.01, now=1.0)
-    >>> preference.decide(now=1.0), preference.is_source_first
+    >>> preference.prefers_source(now=1.0), preference.is_source_first
     (True, True)
     """
 
@@ -65,15 +61,15 @@ class SourcePreference:
         self._decisions = 0
 
     def peers_took(self, seconds: float, now: float) -> None:
-        """Note that a guest waited so long for peers to give something, or not to give it."""
+        """Record how many seconds a guest waited for peers to answer or fail."""
         self._peers.note(seconds, now)
 
     def source_took(self, seconds: float, now: float) -> None:
-        """Note that a guest waited so long for the source."""
+        """Record how many seconds a guest waited for the source."""
         self._source.note(seconds, now)
 
     def prefers_source(self, now: float) -> bool:
-        """Say whether the guest who asks now goes to the source first."""
+        """Return whether the next guest read goes to the source first."""
         self._decisions += 1
         peers_s, source_s = self._peers.known_s(now), self._source.known_s(now)
         if peers_s is None or source_s is None:

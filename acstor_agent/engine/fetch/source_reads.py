@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of the source: the queue of all ranges that this host reads, and the only one.
+"""Reads of the source: the queue of all ranges that this host reads.
 
-A read is one range: chunks that follow each other, RANGE_BYTES at most.  Reads wait in a
-``fair_queue``; guests that share an image share its turns, so many reads of one guest do not delay
-another.  When a read begins, waiting neighbours that are as urgent become part of its range.  One
-place is reserved from any single image or host, and one from all that is not for a guest.
+A read is one range of consecutive chunks, RANGE_BYTES at most. Reads wait in a ``fair_queue``;
+openers of an image share its turns, so many reads of one guest do not delay another. When a read
+starts, adjacent queued reads of at least its urgency join its range. One place is never given to a
+single image or host, and one is reserved for guests.
 """
 
 import collections
@@ -23,7 +23,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 SPARING_FROM = 4
-"""Places from which on one is reserved: of fewer it would be too much of them."""
+"""Places from which on one is reserved."""
 RANGE_BYTES = geometry.MIB
 
 T = TypeVar("T")
@@ -31,11 +31,7 @@ _Place = tuple[ids.ImageId, int]
 
 
 class SourceRead:
-    """A read of the chunks of a transfer, from its wish until the source has answered.
-
-    :ivar number: of the action, once it is under way; 0: it waits
-    :ivar indices: of the chunks in the action
-    """
+    """A read of the chunks of a transfer, from request to answer."""
 
     __slots__ = (
         *("begun_s", "indices", "number", "opener"),
@@ -51,8 +47,8 @@ class SourceRead:
         opener: Hashable,
     ) -> None:
         self.refs, self.priority, self.who, self.opener = refs, priority, who, opener
-        self.number = 0
-        self.indices: tuple[int, ...] = (0,) * len(refs)
+        self.number = 0  # of its action; 0: queued
+        self.indices: tuple[int, ...] = (0,) * len(refs)  # in the action
         self.wanted_s = self.begun_s = now
 
     @property
@@ -62,13 +58,13 @@ class SourceRead:
 
     @property
     def start(self) -> _Place:
-        """Where the first chunk begins."""
+        """Image and offset of the first chunk."""
         first = self.refs[0]
         return first.image_id, first.offset
 
     @property
     def stop(self) -> _Place:
-        """Where the last chunk ends."""
+        """Image and end of the last chunk."""
         last = self.refs[-1]
         return last.image_id, last.offset + last.length
 
@@ -85,7 +81,7 @@ class SourceRead:
 
 
 class _Range:
-    """A range that is being read: its reads by index, and who holds its place."""
+    """A range that is being read: its reads by index, and the owner of its place."""
 
     __slots__ = ("is_for_guest", "reads", "who")
 
@@ -95,33 +91,27 @@ class _Range:
 
 
 class SourceReads:
-    """What is read from the source, and what waits for that.
-
-    :param places: ranges that are read at a time
-    :ivar divide: lets some chunks of a read, by index, be a read of their own, and of a transfer of
-        their own
-    """
+    """The queue of reads, and the ranges under way; ``places``: concurrent ranges."""
 
     def __init__(self, out: actions.Out, places: int = 8) -> None:
         self._out, self._places = out, places
         self.divide: Callable[[SourceRead, list[int]], SourceRead] = self.split
         self._most = places - 1 if places >= SPARING_FROM else places
         self._queue: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
-        self._starts: dict[_Place, SourceRead] = {}  # those that wait, by their ends
+        self._starts: dict[_Place, SourceRead] = {}  # queued reads by their ends
         self._stops: dict[_Place, SourceRead] = {}
         self._ranges: dict[int, _Range] = {}
         self._last_number = 0
         self._held: collections.Counter[Hashable] = collections.Counter()
-        self._full: Hashable = None  # who has all places that one may have: there is one at most
+        self._full: Hashable = None  # the one flow that has all places it may have
         self._held_by_others = 0
 
     def __len__(self) -> int:
-        """Return how many are under way, or wait."""
         return len(self._ranges) + len(self._queue)
 
     @property
     def is_full(self) -> bool:
-        """Say whether reads wait because of those that are under way."""
+        """Whether reads are queued because of those under way."""
         is_spared = self._full is not None or self._held_by_others >= self._most
         return bool(self._queue) and (is_spared or len(self._ranges) >= self._places)
 
@@ -133,17 +123,17 @@ class SourceReads:
         now: float,
         opener: Hashable = None,
     ) -> SourceRead:
-        """Have chunks read.
+        """Queue a read of chunks.
 
-        :param who: the image for this host's own wishes, the host for peers: they share turns
-        :param opener: who of those that share them
+        :param who: for turns: the image for local reads, the host for reads on behalf of a peer
+        :param opener: shares the image's turns with its other openers
         """
         read = SourceRead(refs, priority, who, now, opener)
         self._wait(read)
         return read
 
     def split(self, read: SourceRead, some: Sequence[int]) -> SourceRead:
-        """Let some chunks of a read, by index, be a read of their own."""
+        """Split some chunks, by index, off a read."""
         if read.number:
             part = read.split(some)
             self._ranges[read.number].reads.update(dict.fromkeys(part.indices, part))
@@ -157,20 +147,20 @@ class SourceReads:
     def raise_priority(
         self, read: SourceRead, priority: priority.Priority, who: Hashable, opener: Hashable = None
     ) -> None:
-        """Let a read that waits become more urgent."""
+        """Raise the priority of a queued read."""
         if priority < read.priority and not read.number and self._leave(read):
             read.priority, read.who, read.opener = priority, who, opener
             self._wait(read)
 
     def drop_read(self, read: SourceRead) -> None:
-        """Note that nobody wants a read any more."""
+        """Drop a read; cancel its range if no other read shares it."""
         if not read.number:
             self._leave(read)
         elif self._over(read) and read.number not in self._ranges:
             self._out.others.append(actions.CancelRead(read.number))
 
     def start_queued_reads(self, now: float) -> None:
-        """Begin what may begin now, each range as one action."""
+        """Start queued reads while there are places."""
         while self._queue.length and len(self._ranges) < self._places:
             is_urgent = self._held_by_others >= self._most
             read = self._queue.take_next(is_urgent, self._full)
@@ -184,7 +174,7 @@ class SourceReads:
             self._begin(read, self._with_neighbours(read), now)
 
     def _begin(self, first: SourceRead, reads: Sequence[SourceRead], now: float) -> None:
-        """Have a range read: from the action on the source will tell of it, whatever fails here."""
+        """Start a range; emit its action first, so that its end is reported if this fails."""
         self._last_number += 1
         number, found = self._last_number, _Range(first)
         wants = [ref for read in reads for ref in read.refs]
@@ -199,7 +189,7 @@ class SourceReads:
         self._hold(found, 1)
 
     def _with_neighbours(self, read: SourceRead) -> Sequence[SourceRead]:
-        """Take the waiting reads that can be in one range with a read; return all, in order."""
+        """Dequeue neighbours that fit in one range with a read; return all, in order."""
         found = collections.deque([read])
         left = RANGE_BYTES - (read.stop[1] - read.start[1])
         while (one := self._neighbour(self._starts.get(read.stop), read, left)) is not None:
@@ -216,7 +206,7 @@ class SourceReads:
     def _neighbour(
         self, one: SourceRead | None, read: SourceRead, left_bytes: int
     ) -> SourceRead | None:
-        """Take a waiting read out of the queue, if it may be in one range with another read."""
+        """Remove and return a queued read if it may join a range."""
         if one is None or one.priority > read.priority or one.stop[1] - one.start[1] > left_bytes:
             return None
         if _range_length(one.refs) < len(one.refs) or not self._leave(one):
@@ -229,10 +219,10 @@ class SourceReads:
         told: Iterable[tuple[int, T]],
         fate: Callable[[T], Hashable],
     ) -> list[tuple[SourceRead, list[T]]]:
-        """End reads of which the source has told; return them, with what it told of their chunks.
+        """End answered reads; return them with the answers for their chunks.
 
-        :param told: by index in the action; chunks that nobody reads there are left out
-        :param fate: chunks with different ones do not go on together
+        :param told: by index in the action; others are ignored
+        :param fate: classifies an answer; chunks of different classes are split
         """
         under_way = self._ranges.get(number)
         if under_way is None:
@@ -253,20 +243,20 @@ class SourceReads:
         return taken
 
     def end_range(self, number: int) -> list[SourceRead]:
-        """Note that the source tells no more of a read; return what it has not told of."""
+        """End a range; return its unanswered reads."""
         under_way = self._ranges.get(number)
         reads = list(dict.fromkeys(under_way.reads.values())) if under_way is not None else []
         return [read for read in reads if self._over(read)]
 
     def is_active(self, read: SourceRead) -> bool:
-        """Say whether the source is still to tell of a read, or to be asked."""
+        """Return whether a read is queued or under way."""
         if read.number:
             under_way = self._ranges.get(read.number)
             return under_way is not None and under_way.reads.get(read.indices[0]) is read
         return self._queue.is_queued(read.priority, read.who, read, read.opener)
 
     def recount_reads(self) -> None:
-        """Count anew what waits and what is under way: a fault has left it so."""
+        """Rebuild counters and ends after a fault."""
         self._held_by_others = 0
         self._held.clear()
         self._full = None
@@ -278,14 +268,14 @@ class SourceReads:
         self._starts = {read.start: read for read in self._queue}
         self._stops = {read.stop: read for read in self._queue}
 
-    # What waits
+    # Queue
 
     def _wait(self, read: SourceRead) -> None:
         self._queue.put_item(read.priority, read.who, read, read.opener)
         self._note_ends(read)
 
     def _leave(self, read: SourceRead) -> bool:
-        """Let a read wait no more; say whether it did."""
+        """Remove a queued read; return whether it was queued."""
         self._forget_ends(read)
         return self._queue.remove(read.priority, read.who, read, read.opener)
 
@@ -297,10 +287,10 @@ class SourceReads:
             if ends.get(place) is read:
                 del ends[place]
 
-    # What is under way
+    # Ranges under way
 
     def _over(self, read: SourceRead) -> bool:
-        """Note that a read is under way no more; say whether it was."""
+        """Remove a read from its range; return whether it was in it."""
         under_way = self._ranges.get(read.number)
         if under_way is None:
             return False
@@ -311,7 +301,6 @@ class SourceReads:
         return read in was
 
     def _hold(self, under_way: _Range, sign: int) -> None:
-        """Note that a place is taken, or free again."""
         who = under_way.who
         self._held[who] += sign
         if self._held[who] >= self._most:
@@ -324,7 +313,7 @@ class SourceReads:
 
 
 def _range_length(refs: transfer.Refs) -> int:
-    """Return how many of the first chunks are one range: one at least.
+    """Return how many of the first chunks form one range, at least one.
 
     >>> one = chunk_ref.ChunkRef(ids.Cid(b""), ids.Oid(0), ids.ImageId("i"), 0, 8)
     >>> _range_length((one, one._replace(offset=8), one._replace(offset=32)))

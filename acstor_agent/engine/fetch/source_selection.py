@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source selection: the ordered list of places to fetch a chunk from.
+"""Source selection: the ordered list of providers to fetch a chunk from.
 
-Holders come first: asking them spares the home.  Among them the one with the fewest pending
-attempts is asked, unless the home has fewer.  Then come the home, which reads the source once for
-everybody, the hosts that act for it while it is out of use, and the source.  Last come other ring
-owners.  They may hold a copy while the source is down; they never read the source for us.
+Holders come first, to spare the home; the one with the fewest pending attempts is asked, unless the
+home has fewer. Then come the home, which reads the source once for all, the hosts that act for it
+while it is in backoff, and the source. Last come other ring owners. They may hold a copy while the
+source is down; they never read the source for this host.
 
-A fetch has one attempt that is not late.  The next place is asked when an attempt fails and, for a
-guest, when it is late, within the hedge budget.  The first answer cancels the others.  No place is
-asked twice for the same, except a host that referred us to others, and except under another name: a
-host that lacks the chunk under one image is asked for the next image.
+A fetch has one attempt that is not late. The next provider is asked when an attempt fails and, for
+a guest, when it is late, within the hedge budget. The first answer cancels the others. No provider
+is asked twice, except after a referral, or under the name of another image.
 """
 
 import itertools
@@ -34,17 +33,17 @@ Transfer = transfer.Transfer
 GUEST, SOON = priority.Priority.GUEST, priority.Priority.SOON
 
 ACTING_HOMES = 2
-"""Hosts that are asked to read a chunk through before this host turns to the source itself."""
+"""Hosts that are asked as home before this host reads the source itself."""
 HOLDERS = 2
-"""Hosts that advertised it which are asked before the home."""
+"""Holders that are asked before the home."""
 LAST_RESORTS = 2
-"""Hosts behind the source; of those left alone as many again, for a guest."""
+"""Other owners after the source; for a guest as many again that are in backoff."""
 MOST_REFERRALS = 4
-"""Hosts that are asked because one names them."""
+"""Hosts of one referral that are asked."""
 
 
 class Place(NamedTuple):
-    """Somewhere to ask for chunks: a peer, or the source (``host`` is None)."""
+    """A provider of chunks: a peer, or the source (``host`` is None)."""
 
     host: ids.HostId | None
     mode: peer_request.Mode
@@ -52,10 +51,7 @@ class Place(NamedTuple):
 
 
 class SourceSelection:
-    """The travels under way.
-
-    :param in_vain: is told when one has nobody left to ask
-    """
+    """The travels under way; calls ``in_vain`` when one has no provider left."""
 
     def __init__(
         self,
@@ -68,15 +64,12 @@ class SourceSelection:
         self.fallbacks = self.source_firsts = 0
 
     def ask_first_place(self, transfer: Transfer, is_source_first: bool = False) -> None:
-        """Ask the first place.
-
-        :param is_source_first: a guest is better off at the source
-        """
+        """Start a travel."""
         context = self._context
         transfer.is_travelling, transfer.hope = True, None
         transfer.asked.clear()
         transfer.front.clear()
-        if transfer.priority <= SOON:  # all chunks of a transfer have the same holders
+        if transfer.priority <= SOON:  # all its chunks have the same holders
             context.overlap.record_overlap(
                 bool(context.locations.holders_of_chunk(transfer.want)), transfer.count
             )
@@ -95,7 +88,7 @@ class SourceSelection:
             is_simple = False
         else:
             is_simple = home is None or context.peers.is_usable(home, context.now)
-        if is_simple:  # nearly always: the other places are thought about when they are needed
+        if is_simple:  # nearly always; other places are computed on demand
             transfer.table, transfer.places = None, _NOWHERE
             self._go(transfer, home, mode, transfer.refs)
         else:
@@ -103,7 +96,7 @@ class SourceSelection:
             self.ask_next_place(transfer)
 
     def raise_priority(self, transfer: Transfer) -> None:
-        """Go on for a more urgent reason: all may be asked now, not holders alone."""
+        """Continue with a more urgent priority, which may allow more providers."""
         context = self._context
         for attempt in transfer.attempts.copy():
             context.requests_out.raise_priority(attempt, transfer.priority)
@@ -114,7 +107,7 @@ class SourceSelection:
         self._read_through.raise_priority(transfer, transfer.priority)
 
     def ask_next_place(self, transfer: Transfer) -> None:
-        """Ask the next place, unless nobody is left."""
+        """Ask the next provider; fail if none is left and no attempt is under way."""
         place = self._next_place(transfer)
         if place is not None:
             self._go(transfer, *place)
@@ -147,13 +140,13 @@ class SourceSelection:
 
     @staticmethod
     def _is_active(transfer: Transfer) -> bool:
-        """Say whether the one attempt that may be expected to give it is under way."""
+        """Return whether an attempt that is not late is under way."""
         return any(not attempt.is_late for attempt in transfer.attempts)
 
-    # Whom to ask
+    # Order of providers
 
     def _think(self, transfer: Transfer, is_source_first: bool = False) -> None:
-        """Let the places be thought about, each when it is its turn."""
+        """Restart the lazy list of providers."""
         transfer.front.clear()
         transfer.table = self._context.ring.table
         transfer.places = self._places(transfer, is_source_first)
@@ -166,10 +159,10 @@ class SourceSelection:
             place: Place | None = next(transfer.places, None)
             if place is not None or transfer.table is self._context.ring.table:
                 return place
-            self._think(transfer)  # for the first time, or another table came into force
+            self._think(transfer)  # first use, or a new table
 
     def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Place]:
-        """Yield whom to ask, the best first."""
+        """Yield the providers, the best first."""
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
         source, home = Place(None, Mode.HOME, refs), ring.home(want.place)
@@ -192,7 +185,7 @@ class SourceSelection:
             yield from self._behind(transfer)
 
     def _parent(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Place]:
-        """Yield who gives chunks to this host, as the next one in step, if anybody does."""
+        """Yield the lock-step predecessor, if there is one."""
         context, want = self._context, transfer.want
         assert home is not None
         host = context.lockstep.predecessor(want.image_id, home)
@@ -203,7 +196,7 @@ class SourceSelection:
         yield Place(host, mode, transfer.refs)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
-        """Return the hosts that say they have it and are to be asked, the best first."""
+        """Return the holders to ask, the best first."""
         context = self._context
         hosts = context.reachable_holders(transfer.want)
         pending = context.peers.pending_attempts
@@ -215,7 +208,6 @@ class SourceSelection:
         return hosts[: max(0, HOLDERS - sum(not as_home for _, as_home in transfer.asked))]
 
     def _homes(self, transfer: Transfer) -> Iterator[Place]:
-        """Yield who reads it through for everybody, as far as this host does not do so itself."""
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
         for host in ring.owners_of(want.place, placement.OWNERS_ASKED):
@@ -226,22 +218,21 @@ class SourceSelection:
                 yield Place(host, ring.home_mode(host, want.place), refs)
 
     def _behind(self, transfer: Transfer) -> Iterator[Place]:
-        """Yield who may happen to have it."""
         context, want, refs = self._context, transfer.want, transfer.refs
         owners = context.ring.owners_of(want.place, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
         for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
             yield Place(host, Mode.HELD, refs)
-        if transfer.priority is GUEST:  # who could not read the source may have it
+        if transfer.priority is GUEST:  # a host in backoff may still hold it
             alone = [host for host in owners if context.peers.is_in_backoff(host, context.now)]
             for host in alone[:LAST_RESORTS]:
                 if (host, False) not in transfer.asked:
                     yield Place(host, Mode.HELD_ONLY, refs)
 
-    # What came of it
+    # Outcomes
 
     def attempt_failed(self, attempt: transfer.Attempt, failure: Failure) -> None:
-        """Go on with the next name, or the next place."""
+        """Ask under the next name, or ask the next provider."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
         self.fallbacks += 0 if attempt.is_excused(failure) else transfer.count
@@ -256,7 +247,7 @@ class SourceSelection:
         self._failed(transfer, failure)
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
-        """Go on after the source, if the travel has come to it."""
+        """Continue after the source, if the travel waits for it."""
         for attempt in transfer.attempts:
             if attempt.host is None:
                 attempt.end_attempt()
@@ -270,11 +261,16 @@ class SourceSelection:
             self.ask_next_place(transfer)
 
     def peer_referred(self, attempt: transfer.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
-        """Ask those whom a peer names, then the peer again, which may not name others then."""
+        """Ask the named hosts, then the peer again, which must not refer then."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
+<<<<<<< ours
         if len(hosts) == 1:  # the next one in step; a tree has a choice
             context.lockstep.named(attempt.want.image_id, hosts[0])
+=======
+        if len(hosts) == 1:  # a lock-step referral; a tree names two hosts
+            context.predecessors.propose_predecessor(attempt.want.image_id, hosts[0], context.now)
+>>>>>>> theirs
         places = [
             Place(host, Mode.HELD_ONLY, attempt.refs)
             for host in hosts[:MOST_REFERRALS]
@@ -290,17 +286,14 @@ class SourceSelection:
     # Lateness
 
     def _doubt(self, attempt: transfer.Attempt) -> None:
-        """Ask the next place as well where a host is in backoff or on trial: no guest pays."""
+        """Hedge at once, without budget, if the asked host is in backoff or on trial."""
         if not attempt.is_late and self._context.peers.is_doubtful(attempt.host):
             attempt.is_late = True
             if not self._is_active(attempt.transfer):
                 self._race(attempt.transfer, True)
 
     def is_late(self, attempt: transfer.Attempt) -> None:
-        """Ask the next place as well, where a guest waits.
-
-        The budget counts chunks, so those of a run are hedged one by one.
-        """
+        """Hedge a late attempt if a guest waits; the budget splits a run into chunks."""
         transfer, peers = attempt.transfer, self._context.peers
         if transfer.priority is not GUEST or attempt.is_late:
             return
@@ -309,20 +302,19 @@ class SourceSelection:
             part = self._context.transfers.split(transfer, [0]).attempts[at]
             self._hedge(part)
             if not part.is_late:
-                return  # the budget does not allow it; they are looked at again
+                return  # no budget; they are checked again later
         if transfer.count == 1 or peers.is_doubtful(attempt.host):
             self._hedge(attempt)
 
     def _hedge(self, attempt: transfer.Attempt) -> None:
-        """Ask the next place as well, if the budget allows it."""
         attempt.is_late = True
         if not self._is_active(attempt.transfer):
             is_doubtful = self._context.peers.is_doubtful(attempt.host)
-            # An attempt that is not hedged is looked at again.
+            # An attempt that is not hedged is checked again.
             attempt.is_late = self._race(attempt.transfer, is_doubtful)
 
     def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
-        """Ask the next place; say whether the budget allows it."""
+        """Ask the next provider; return False if the budget does not allow it."""
         book = self._context.peers
         if not is_hopeless and not book.may_hedge:
             return False
@@ -331,7 +323,7 @@ class SourceSelection:
             return True
         if not is_hopeless and not book.take_hedge(place.host):
             transfer.front.clear()
-            transfer.table, transfer.places = None, _NOWHERE  # it is thought about again
+            transfer.table, transfer.places = None, _NOWHERE  # recompute later
             return False
         self._go(transfer, *place)
         return True
@@ -342,5 +334,5 @@ _NOWHERE: Iterator[Place] = iter(())
 
 
 def _is_new(transfer: Transfer, host: ids.HostId) -> bool:
-    """Say whether a host has not been asked in this travel, in no way."""
+    """Return whether a host has not been asked in this travel, in any mode."""
     return all(host != asked for asked, _ in transfer.asked)

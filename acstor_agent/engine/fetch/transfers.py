@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers of a host: the chunks on their way to it, and how a transfer splits."""
+"""The transfers of a host, and how they split."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,7 @@ from acstor_agent.engine.fetch import source_reads
 
 
 class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
-    """The transfers under way, by each of their chunks.
-
-    :ivar unwanted: transfers whose read of the source goes on though nobody waits for it
-    """
+    """The transfers under way, by the key of each chunk."""
 
     def __init__(
         self,
@@ -24,16 +21,16 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         limits: prefetch_limits.PrefetchLimits,
     ) -> None:
         super().__init__()
-        self.unwanted: dict[transfer_.Transfer, None] = {}
+        self.unwanted: dict[transfer_.Transfer, None] = {}  # without readers, but still read
         self._out, self._reads, self._limits = out, reads, limits
         out.split, reads.divide = self.split_attempt, self.split_read
 
     def get_or_create(
         self, refs: transfer_.Refs, priority: priority.Priority
     ) -> transfer_.Transfer:
-        """Return a transfer of these chunks alone; where there is none it begins to be.
+        """Return a transfer of exactly these chunks.
 
-        :param refs: of one image, distinct, and all or none of them under way, in one transfer
+        :param refs: distinct, of one image, all in one existing transfer or all in none
         """
         keys = chunk_ref.keys_of(refs)
         transfer = self.get(keys[0])
@@ -51,18 +48,18 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         return transfer
 
     def single_transfer(self, key: chunk_ref.Key) -> transfer_.Transfer | None:
-        """Return the transfer of one chunk and no others, if the chunk is under way."""
+        """Return the transfer of one chunk alone, if the chunk is under way."""
         transfer = self.get(key)
         if transfer is not None and transfer.count > 1:
             transfer = self.split(transfer, [transfer.keys.index(key)])
         return transfer
 
     def split_transfer(self, transfer: transfer_.Transfer) -> list[transfer_.Transfer]:
-        """Let each chunk of a transfer go on by itself; the last one keeps the transfer."""
+        """Split a transfer into single chunks; the last one keeps the transfer."""
         return [*(self.split(transfer, [0]) for _ in range(transfer.count - 1)), transfer]
 
     def split(self, transfer: transfer_.Transfer, some: Sequence[int]) -> transfer_.Transfer:
-        """Let some chunks of a transfer, by index, go on as a transfer of their own."""
+        """Split some chunks, by index, off a transfer."""
         assert not (transfer.retry or transfer.search or transfer.askers or transfer.charged)
         part = transfer.split(some)
         self.update(dict.fromkeys(part.keys, part))
@@ -78,7 +75,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         return part
 
     def split_attempt(self, attempt: transfer_.Attempt, some: list[int]) -> transfer_.Attempt:
-        """Let some chunks of an attempt, and of its transfer, go on by themselves."""
+        """Split some chunks, by index, off an attempt and its transfer."""
         transfer = attempt.transfer
         if attempt is transfer.relay:
             relay = self.split(transfer, some).relay
@@ -92,7 +89,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         return part
 
     def split_read(self, read: source_reads.SourceRead, some: list[int]) -> source_reads.SourceRead:
-        """Let some chunks of a read, and of its transfer, go on by themselves."""
+        """Split some chunks, by index, off a source read and its transfer."""
         transfer = self.get(read.want.key)
         if transfer is None or transfer.read is not read:
             return self._reads.split(read, some)
@@ -100,7 +97,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
         return found
 
     def drop_if_done(self, transfer: transfer_.Transfer) -> None:
-        """Forget a transfer of which nothing is under way and for which nobody waits."""
+        """Forget a transfer without readers and without anything under way."""
         if transfer.is_wanted:
             return
         if transfer.is_idle:
@@ -118,7 +115,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
             self.uncharge(transfer)
 
     def uncharge(self, transfer: transfer_.Transfer) -> None:
-        """Let a transfer count as nobody's: it does not go on because a peer asked."""
+        """Stop charging a transfer to a peer."""
         if transfer.charged is not None:
             transfer.charged.begun -= 1
             transfer.charged = None

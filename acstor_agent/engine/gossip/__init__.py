@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Announcements between hosts: which chunks a host holds, and what to prefetch because of it.
+"""Announcements between hosts: which chunks a host holds, and what to prefetch.
 
-Announcements are hints.  A wrong one costs a request, never wrong bytes.
+Announcements are hints. A wrong one costs a request, never wrong bytes.
 """

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Announcements: which chunks are here, which are gone, and which copies may be evicted.
+"""Announcements: held chunks, evicted chunks, and eviction hints.
 
-A message names segments, and the chunks of each by a bitmap (:mod:`acstor_common.model.segments`).
+A message names segments, each with a bitmap of chunks (:mod:`acstor_common.model.segments`). They
+are accepted from hosts of this group that are not in backoff, within ``announcement_limits``, and
+with the same segment length; a new length starts empty tables.
 
-This host *hears* hosts of its own group that are not in backoff, within
-``announcement_limits``.  It *tells* its neighbours: announcements gather for DELAY_S or until a
-message is full.  A host is not told what it announced or gave itself.  An eviction is announced to
-those who were told of the chunk.  For each chunk the table keeps who was *not* told, mostly nobody,
-so one encoded message serves all neighbours.  *Hints* tell hosts with surplus copies of what this
-host is the home of that they may evict them first.  Segments of another length have other names, so
-a new length begins with empty tables, and announcements by another length are ignored.
-
-All queues and tables are bounded and drop their oldest entry.
+Own announcements gather for DELAY_S or until a message is full. A neighbour is not told what it
+announced or gave itself. The table keeps for each chunk the neighbours that were *not* told, mostly
+none, so one encoded message serves all. *Hints* tell hosts with surplus copies of chunks of this
+home that they may evict them first. All queues and tables are bounded and drop their oldest entry.
 """
 
 import collections
@@ -33,29 +30,26 @@ from acstor_common.model import segments
 
 DELAY_S = 0.1
 BATCH_CHUNKS = 512
-"""Chunks of a kind in one message, and segments of those that may go."""
+"""Chunks of a kind, or segments with hints, in one message."""
 NEW_CHUNKS = 4096
-"""Of what was told to the others, that a neighbour is told who is new, or did not get it."""
+"""Latest announced chunks, which a new or reconnected neighbour gets."""
 AGAIN_S, AGAIN_LONGEST_S = 1.0, 60.0
-"""After which such a neighbour is told again: at first, and when it was in vain again and again."""
+"""Delay before a reconnected neighbour gets them: first, and longest after repeated failures."""
 TOLD_CHUNKS = 65_536
-"""Chunks of which it is known that they were told."""
+"""Announced chunks that are remembered."""
 HINT_EVERY_S = 5.0
 HINTS = 1024
-"""Segments that wait for one host, and hosts that they wait for."""
+"""Segments with hints for one host, and hosts with hints."""
 HINTED_AT_A_TIME = 64
-"""Hosts: each may need a connection."""
+"""Hosts that get hints at a time, since each may need a connection."""
 
 _Untold = tuple[ids.HostId, ...]
 
 
 class _Told(NamedTuple):
-    """An announced chunk: its place in a segment, and the neighbours that were not told.
+    """An announced chunk: its segment, its bit, and the neighbours that were not told."""
 
-    :param segment: None: the chunk is one
-    """
-
-    segment: ids.Oid | None
+    segment: ids.Oid | None  # None: a segment of its own
     bit: int
     untold: _Untold
 
@@ -65,10 +59,9 @@ _Chunks = Sequence[segments.Chunks]
 
 
 class Announcements:
-    """What is told and heard.
+    """Sends and receives announcements; without topology neither.
 
-    :param topology: whom to tell what is here; None: nobody, and nobody is believed
-    :param lookups: says how many each chunk takes on this host
+    :param lookups: returns the look-ups that an announced chunk takes on this host
     """
 
     def __init__(
@@ -92,17 +85,16 @@ class Announcements:
         self._here: _News = {}
         self._gone: _News = {}
         self._due_s: float | None = None
-        self._unheard: set[ids.HostId] = set()  # each has an entry among the deadlines
-        self._again_s: dict[ids.HostId, float] = {}  # of neighbours that have said nothing since
+        self._unheard: set[ids.HostId] = set()  # each has a TELL_AGAIN timer
+        self._again_s: dict[ids.HostId, float] = {}  # of neighbours that sent nothing since
         self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, int]] = (
             collections.OrderedDict()
         )
 
     def __len__(self) -> int:
-        """Return of how many chunks the neighbours are still to be told."""
         return len(self._here) + len(self._gone)
 
-    # What is heard
+    # Incoming
 
     def process_announcement(
         self,
@@ -113,10 +105,7 @@ class Announcements:
         segment_chunks: int,
         now: float,
     ) -> None:
-        """Take note of what a peer tells.
-
-        :param segment_chunks: the length of its segments
-        """
+        """Take an announcement of a peer."""
         self._again_s.pop(host, None)
         is_alike = segment_chunks == self._segment_chunks
         if not (is_alike and self._tables.is_near(host)) or self._book.is_in_backoff(host, now):
@@ -134,7 +123,7 @@ class Announcements:
             self._out.others.append(actions.Heard(host, known, evictable))
 
     def _listen(self, host: ids.HostId, told: _Chunks, lookups: int, now: float) -> _Chunks:
-        """Return what of it the host's allowance covers."""
+        """Return as many of the chunks as the host's limit allows."""
         count = segments.count(told)
         heard = self._book.listening.admit_chunks(host, count, now, lookups) if count else 0
         self.heard_chunks += heard
@@ -142,17 +131,17 @@ class Announcements:
         return told if heard == count else segments.first(told, heard)
 
     def _need_not_tell(self, host: ids.HostId, known: _Chunks) -> None:
-        """Leave a neighbour out where it announced the same chunks meanwhile."""
+        """Drop queued announcements to a neighbour that announced the same chunks."""
         bits_of = dict(known)
         for oid, told in self._here.items():
             if told.bit & bits_of.get(_segment(oid, told), 0):
                 self._here[oid] = told = told._replace(untold=(*told.untold, host))
                 self._told.put(oid, told)
 
-    # What is told
+    # Outgoing
 
     def follow_table(self, now: float) -> None:
-        """Choose the neighbours, among near hosts; tell new ones what the others were told last."""
+        """Select the neighbours in the group; send new ones the latest announcements."""
         if self._segment_chunks != self._tables.table.segment_chunks:
             self._begin_anew()
         if self._topology is None:
@@ -167,7 +156,6 @@ class Announcements:
         self._tell_last([host for host in self._neighbours if host not in before], now)
 
     def _begin_anew(self) -> None:
-        """Forget segments of another length."""
         self._segment_chunks = self._tables.table.segment_chunks
         for table in (self._holders, self._told, self._here, self._gone, self.hints):
             table.clear()
@@ -179,7 +167,7 @@ class Announcements:
             self._send({oid: told for oid, told in batch if told is not None}, {}, hosts, now)
 
     def announcement_lost(self, host: ids.HostId, now: float) -> None:
-        """Have a neighbour told again, in a while: it is not sure that it got what it was told."""
+        """Schedule announcements again for a neighbour that may have missed some."""
         if host in self._neighbours and host not in self._unheard:
             self._unheard.add(host)
             wait_s = self._again_s.get(host, AGAIN_S)
@@ -187,7 +175,7 @@ class Announcements:
             self._deadlines.put(now + wait_s, timers.Due.TELL_AGAIN, host)
 
     def tell_again(self, host: ids.HostId, now: float) -> None:
-        """Tell a neighbour, if it still is one, what was told last."""
+        """Send the latest announcements to a neighbour, if it still is one."""
         self._unheard.discard(host)
         if host in self._neighbours:
             self._tell_last([host], now)
@@ -195,14 +183,11 @@ class Announcements:
     def announce_chunks(
         self, refs: Iterable[chunk_ref.ChunkRef], giver: ids.HostId | None, now: float
     ) -> None:
-        """Tell of chunks that are here now.
-
-        :param giver: who gave them; None for the source
-        """
+        """Announce cached chunks; ``giver`` None: the source."""
         if self._topology is None:
             return
         told, bits = self._told, 1 << self._segment_chunks
-        # Chunks of a former segment length are not announced, and equal ones once.
+        # Skip chunks of a former segment length, and duplicates.
         unknown = (ref for ref in refs if ref.oid not in told and ref.bit < bits)
         new = [*{ref.oid: ref for ref in unknown}.values()]
         if self._gone:
@@ -210,7 +195,7 @@ class Announcements:
         before: bytes | None = None
         untold: _Untold = ()
         for ref, keys in zip(new, self._holders.all_keys(new), strict=True):
-            if keys != before:  # the same for most of them
+            if keys != before:  # often the same
                 before, untold = keys, self._neighbours_among(giver, keys)
             news = _Told(ref.segment, ref.bit if ref.segment is not None else 1, untold)
             if self._neighbours:
@@ -218,7 +203,7 @@ class Announcements:
             told.put(ref.oid, news)
 
     def _is_back(self, oid: ids.Oid) -> bool:
-        """Say whether others have not heard yet that a chunk was gone; then it is here again."""
+        """Cancel a queued withdrawal of a chunk; return whether there was one."""
         former = self._gone.pop(oid, None)
         if former is not None:
             self._told.put(oid, former)
@@ -229,13 +214,13 @@ class Announcements:
         return tuple({host: None for host in hosts if host in self._neighbours})
 
     def withdraw_chunk(self, oid: ids.Oid, now: float) -> None:
-        """Take back what was told of a chunk that is not here any more."""
+        """Withdraw the announcement of an evicted chunk."""
         told = self._told.pop(oid)
         if told is not None and self._here.pop(oid, None) is None and self._neighbours:
             self._put(self._gone, oid, told, now)
 
     def flush(self, now: float) -> None:
-        """Send what is due."""
+        """Send the gathered announcements if they are due."""
         if self._due_s is not None and self._due_s <= now:
             self._flush(now)
 
@@ -270,7 +255,7 @@ class Announcements:
         evictable: tuple[segments.Chunks, ...],
         now: float,
     ) -> None:
-        """Tell a host something, if there is anything, and if it is on the table and not bad."""
+        """Send a message that is not empty to a host on the table and not in backoff."""
         if (here or gone or evictable) and self._is_good(host, now):
             tell = actions.Tell(host, here, gone, evictable, self._segment_chunks)
             self._out.others.append(tell)
@@ -278,10 +263,10 @@ class Announcements:
     def _is_good(self, host: ids.HostId, now: float) -> bool:
         return host in self._tables.table and not self._book.is_in_backoff(host, now)
 
-    # Copies that may go
+    # Eviction hints
 
     def hint_eviction(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
-        """Have a host told that it may let a chunk go first."""
+        """Queue a hint that a host may evict a chunk first."""
         if host not in self.hints and len(self.hints) >= HINTS:
             self.hints.popitem(last=False)
         waiting = self.hints.setdefault(host, {})
@@ -290,7 +275,7 @@ class Announcements:
             del waiting[next(iter(waiting))]
 
     def withdraw_hint(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> None:
-        """Note that a host has use for a chunk again."""
+        """Remove a queued hint, because the host uses the chunk again."""
         waiting = self.hints.get(host, {})
         bits = waiting.get(ref.place, 0)
         if bits & ~ref.bit:
@@ -299,7 +284,7 @@ class Announcements:
             waiting.pop(ref.place, None)
 
     def flush_hints(self, now: float) -> None:
-        """Send some hints, one message for a host, hosts that wait longest first."""
+        """Send hints, one message for a host, to the hosts that wait longest."""
         for host in list(self.hints)[:HINTED_AT_A_TIME]:
             chunks = segments.bitmaps(self.hints.pop(host).items())
             self._tell(host, (), (), chunks[:BATCH_CHUNKS], now)
@@ -309,7 +294,7 @@ class Announcements:
 
 
 def _bitmaps(news: _News, host: ids.HostId | None) -> tuple[segments.Chunks, ...]:
-    """Return the chunks of which a host is to be told, by segment."""
+    """Return the chunks to announce to a host, by segment."""
     return segments.bitmaps(
         [(_segment(oid, told), told.bit) for oid, told in news.items() if host not in told.untold]
     )

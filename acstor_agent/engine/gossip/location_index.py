@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Location index: which hosts announced which chunks (Nicolae 2016, 3.1.2).
 
-Chunks are known by segment.  The holders of a segment are a byte string: of each host its 2-byte
-key, and the bitmap of the chunks that it announced.  So a segment of up to 16 chunks takes 78 bytes
-(tests/bench/transfers_cost.py), and 4 more for each further holder.  The least recently used
-segments are evicted.  A wrong entry costs a request, never wrong bytes.
+The holders of a segment are a byte string: of each host its 2-byte key and a bitmap of chunks. A
+segment takes 78 bytes (tests/bench/transfers_cost.py), and 4 more for each further holder. The
+least recently used segments are evicted. A wrong entry costs a request, never wrong bytes.
 """
 
 from collections.abc import Iterable
@@ -17,9 +16,9 @@ from acstor_common.model import segments
 
 SEGMENTS = 131_072
 HOLDERS = 4
-"""Of one segment; of more those that announced last."""
+"""Holders of a segment that are kept: those that announced last."""
 MOST_ALIKE = 1024
-"""Entries of single holders that are shared, and those of one message."""
+"""Entries with a single holder that are shared as one object."""
 
 _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + 2
@@ -32,30 +31,29 @@ class LocationIndex:
     >>> cid, h1, h2 = ids.cid_of(b"chunk"), ids.HostId("h1"), ids.HostId("h2")
     >>> first = chunk_ref.ChunkRef(cid, ids.Oid(7), ids.ImageId("i"), 0, 5, segment=ids.Oid(3))
     >>> second = first._replace(bit=2)
-    >>> holders.told(h1, [(ids.Oid(3), 3)]); holders.told(h2, [(ids.Oid(3), 2)])
-    >>> holders.of(first), holders.of(second)
-    (['h1'], ['h1', 'h2'])
-    >>> holders.denied(h1, second), holders.denied(h1, second), holders.of(second)
-    (True, False, ['h2'])
+    >>> holders.add_holder(h1, [(ids.Oid(3), 3)]); holders.add_holder(h2, [(ids.Oid(3), 2)])
+    >>> [*map(holders.holders_of_chunk, (first, second))]
+    [['h1'], ['h1', 'h2']]
+    >>> holders.record_denial(h1, second), holders.holders_of_chunk(second)
+    (True, ['h2'])
     """
 
     def __init__(self, keys: host_interning.HostInterning, limit: int = SEGMENTS) -> None:
         self._keys = keys
-        self._alike: dict[bytes, bytes] = {}  # a single holder of many segments is one object
+        self._alike: dict[bytes, bytes] = {}  # equal entries as one object
         self._told: generational_cache.GenerationalCache[ids.Oid, bytes] = (
             generational_cache.GenerationalCache(limit)
         )
 
     def __len__(self) -> int:
-        """Return of how many segments holders are known."""
         return len(self._told)
 
     def add_holder(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
-        """Note that a host announced chunks of segments."""
+        """Record that a host announced chunks."""
         key = self._keys.key_of(host)
         if len(self._alike) > MOST_ALIKE:
             self._alike.clear()
-        made: dict[int, bytes] = {}  # entries of one message are mostly alike
+        made: dict[int, bytes] = {}  # entries of one message are mostly equal
         for segment, bits in chunks:
             if (entry := made.get(bits)) is None:
                 entry = key + bits.to_bytes(2, "big")
@@ -67,7 +65,7 @@ class LocationIndex:
                 self._told.put(segment, self._joined(known, key, bits))
 
     def _joined(self, known: bytes, key: bytes, bits: int) -> bytes:
-        """Return the holders of a segment, with one more, or more chunks of one."""
+        """Return the holders of a segment with a host's additional chunks."""
         others = []
         for entry in _split(known):
             if entry[:_KEY] == key:
@@ -77,16 +75,16 @@ class LocationIndex:
         return b"".join((*others[1 - HOLDERS :], key, bits.to_bytes(2, "big")))
 
     def remove_holder(self, host: ids.HostId, chunks: Iterable[segments.Chunks]) -> None:
-        """Note that a host announced that chunks of segments are gone from it."""
+        """Record that a host withdrew chunks."""
         for segment, bits in chunks:
             self._take(host, segment, bits)
 
     def record_denial(self, host: ids.HostId, ref: chunk_ref.ChunkRef) -> bool:
-        """Note that a host has not got a chunk; say whether it had announced it."""
+        """Record that a host denied a chunk; return whether it had announced it."""
         return self._take(host, ref.place, ref.bit)
 
     def _take(self, host: ids.HostId, segment: ids.Oid, bits: int) -> bool:
-        """Forget some chunks of a host; say whether any of them were known."""
+        """Remove chunks of a host; return whether any was recorded."""
         key, known = self._keys.get(host), self._told.get(segment)
         if key is None or known is None:
             return False
@@ -103,12 +101,12 @@ class LocationIndex:
         return False
 
     def holders_of_chunk(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
-        """Return the hosts that announced a chunk, in the order in which they did."""
+        """Return the hosts that announced a chunk, in the order of announcement."""
         keys = self.all_keys((ref,))[0]
         return self.hosts_of_keys(keys) if keys else []
 
     def holders_of_segment(self, ref: chunk_ref.ChunkRef) -> list[tuple[ids.HostId, int]]:
-        """Return the hosts that announced chunks of a chunk's segment, each with the bitmap."""
+        """Return the hosts that announced chunks of the segment, each with its bitmap."""
         found = []
         for entry in _split(self._told.get(ref.place) or b""):
             if (host := self._keys.host_of(entry[:_KEY])) is not None:
@@ -116,7 +114,7 @@ class LocationIndex:
         return found
 
     def all_keys(self, refs: Iterable[chunk_ref.ChunkRef]) -> list[bytes]:
-        """Return the keys of the hosts that announced each chunk: equal ones, equal hosts."""
+        """Return the joined host keys of the holders of each chunk, to compare or decode."""
         found: list[bytes] = []
         segment: ids.Oid | None = None
         entries: list[bytes] = []
@@ -129,7 +127,7 @@ class LocationIndex:
         return found
 
     def hosts_of_keys(self, keys: bytes) -> list[ids.HostId]:
-        """Return whose keys these are, without those who are forgotten."""
+        """Return the hosts of joined keys, without forgotten ones."""
         if len(keys) <= _KEY:  # nearly always
             one = self._keys.host_of(keys)
             return [one] if one is not None else []
@@ -137,7 +135,7 @@ class LocationIndex:
         return [host for key in split if (host := self._keys.host_of(key)) is not None]
 
     def list_known(self) -> list[segments.Chunks]:
-        """Return all chunks that others announced, for an image that is attached later."""
+        """Return all announced chunks, for an image that is attached later."""
         found = []
         for segment, known in self._told.items():
             bits = 0
@@ -147,7 +145,7 @@ class LocationIndex:
         return found
 
     def clear(self) -> None:
-        """Forget all holders: segments have another length, and so other names."""
+        """Remove all holders."""
         self._told.clear()
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers the requests of peers: authorization, referrals, and the life of a request."""
+"""Answers requests of peers: authorization, referrals, and the life of a request."""

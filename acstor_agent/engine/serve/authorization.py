@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Authorization of peer requests: whole chunks that this host's chunk map of the image names.
+"""Authorization of peer requests by chunk maps and proofs.
 
-A request is authorized if the image names a chunk exactly there and the request proves that its
-sender knows the CID of that chunk.  All other requests get the same refusal, which reveals nothing.
-No cache look-up, read or answer happens before authorization.
+A request is authorized if the image has a chunk at exactly that range and the proof shows that the
+sender knows its CID. All other requests get the same refusal. No cache look-up, read or answer
+precedes authorization.
 """
 
 import abc
@@ -21,51 +21,37 @@ from acstor_common.wire import peer_request
 
 
 class Segments(NamedTuple):
-    """The chunks of the segments that a request touches.
-
-    :param cids: of these chunks, in their order
-    :param skipped: how many of them come before what is asked for
-    :param chunk_bytes: the length of a chunk of the image
-    :param segment_chunks: chunks of a segment
-    """
+    """The chunks of the segments that a request touches."""
 
     cids: list[ids.Cid]
-    skipped: int
+    skipped: int  # chunks before the first requested one
     chunk_bytes: int
     segment_chunks: int
 
 
 class ChunkMaps(abc.ABC):
-    """What the chunk maps of images say, as far as they are known here."""
+    """The contents that chunk maps known to this host name."""
 
     @abc.abstractmethod
     def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Return what lies there, ZERO_CID if nothing does; None if it must be looked up."""
+        """Return the content of a range, ZERO_CID if no chunk is there; None: look it up."""
 
     def contents_of(self, request: chunk_ref.Request) -> Sequence[ids.Content] | None:
-        """Return the contents of the chunks of a request; None if they must be looked up.
-
-        Fewer than it has: the image has no such chunks.
-        """
+        """Return the contents at a request, fewer where no chunks are; None: look them up."""
         found = [self.content_at(request.image_id, *place) for place in request.iter_ranges()]
         known = [content for content in found if content is not None]
         return known if len(known) == len(found) else None
 
     def segments_of(self, request: chunk_ref.Request) -> Segments | None:
-        """Return the segments that a request touches, of whose chunks the contents are known.
-
-        None: each chunk is one, or the map is not known any more.
-        """
+        """Return the segments that a request touches; None: length 1, or unknown."""
         return None
 
 
 class Authorization:
-    """Who may have what.
+    """Decides which peer may have which chunk.
 
-    :param maps: of images that are attached here or known from the source
-    :param names: what hosts mean by the same chunk
-    :param attached: the images that are attached here, at any moment: it is looked at again
-    :ivar refused: requests that were not authorized
+    :param maps: of attached images, and of those that were looked up
+    :param attached: a live view of the attached images
     """
 
     def __init__(
@@ -76,13 +62,13 @@ class Authorization:
         attached: Collection[ids.ImageId] = (),
     ) -> None:
         self.names = names
-        self.refused = 0
+        self.refused = 0  # chunks that were not authorized
         self._here, self._maps = here, maps
         self._attached, self._attached_first = attached, frozenset(attached)
 
     @property
     def images(self) -> int:
-        """Return how many images are attached."""
+        """Number of attached images."""
         return len(self._attached)
 
     def authorize(
@@ -91,10 +77,7 @@ class Authorization:
         request: chunk_ref.Request,
         contents: Sequence[ids.Content] | None = None,
     ) -> list[chunk_ref.ChunkRef] | str | None:
-        """Return what a request asks for; None if that must be looked up; else why it may not.
-
-        :param contents: what was found to lie there; None: nobody looked
-        """
+        """Return the requested chunks, a reason for refusal, or None: look them up."""
         if contents is None and (contents := self._maps.contents_of(request)) is None:
             return None
         cids = [content.cid for content in contents]
@@ -118,10 +101,7 @@ class Authorization:
     def _segment_of(
         self, request: chunk_ref.Request, asked: list[ids.Cid]
     ) -> Sequence[tuple[ids.Oid | None, int]]:
-        """Return the segment of each chunk and its bit in it; None: it is one, or nobody knows.
-
-        After a look-up the map may be another one than that which named what is asked for.
-        """
+        """Return segment and bit of each chunk, None if unknown: the map may have changed."""
         found = self._maps.segments_of(request)
         if found is None:
             return [(None, 1)] * len(asked)
@@ -135,22 +115,18 @@ class Authorization:
         return segments.names_and_bits(cids, oids, length)[skipped:end]
 
     def not_looked_up(self, failure: failure_.Failure) -> str:
-        """Return why a request is refused of which it could not be looked up what it is for.
-
-        Nothing, where that says nothing of the request.
-        """
+        """Return the reason to log for a failed look-up; empty: do not log."""
         if failure is not failure_.Failure.WITHHELD:
             return ""
         self.refused += 1
         return "the source does not let this host read that"
 
     def may_give(self, want: chunk_ref.ChunkRef, mode: peer_request.Mode) -> bool:
-        """Say whether a chunk that is here may be given under the name by which it is asked for.
+        """Return whether a cached chunk may be given under the requested name.
 
-        Who asks only for what is here may have nobody else to ask, and after a restart nobody
-        knows by which names chunks had come: what was here then is of any image that was attached
-        here then, and is still.  What came later, and images that were attached later or are not
-        any more, as anybody's can be, show nothing of what other images brought here.
+        After a restart, names of cached chunks are unknown. A requester that asks only for what is
+        here may have no other provider, so it gets such chunks under any image that was attached at
+        the start and still is. Other images must reveal nothing about what was fetched for them.
         """
         if self.names.may_give(want.cid, want.oid):
             return True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of peers: for chunks that are here, on their way, or to be read from the source.
+"""Requests of peers: for chunks that are cached, under way, or only at the source.
 
-Each request is answered once, cancelled, or times out.  Its mode
-(``acstor_common.wire.peer_request``) limits what it may wait for.  What one host can make this
-host hold and fetch is bounded, including fetches that it no longer waits for.
+Each request is answered once, cancelled, or times out. Its mode
+(``acstor_common.wire.peer_request``) limits what it may wait for. What one host can make this host
+hold and fetch is bounded, including fetches that it no longer waits for.
 """
 
 import collections
@@ -33,23 +33,19 @@ PEER, LATER = priority.Priority.PEER, priority.Priority.LATER
 RELAYED = peer_request.Mode.RELAYED
 
 HELD_WAIT_S = 2.0
-"""So long who was referred here waits for what this host waits for itself: where tables differ it
-may be the one that this host waits for."""
+"""Wait of a HELD request for a transfer: breaks a cycle of hosts with different tables."""
 TRANSFERS_OF_A_PEER = 512
-"""That go on because one peer asked: as many as it may ask for at a time."""
+"""Transfers started for one peer: as many as it may request at a time."""
 REQUESTS_OF_A_PEER = 1024
-"""That wait here for anything: for what an image names, for their content, for their turn."""
+"""Pending requests of one peer."""
 LOOK_S = 0.5
-"""Those that wait are looked at so often: so much later than its time a request may end."""
+"""Interval at which deadlines are checked, so the longest delay of a timeout."""
 LONGEST_S = 60.0
-"""No request is worked on for longer, whatever its sender says."""
+"""Longest time for a request, whatever its sender says."""
 
 
 class PeerRequests:
-    """The requests of peers.
-
-    :ivar given: contents so far; ``referred``: requests that were answered with other hosts
-    """
+    """Pending requests of peers."""
 
     def __init__(
         self,
@@ -60,22 +56,26 @@ class PeerRequests:
         self._context, self._read_through, self._rights = context, through, rights
         self.uploads = context.uploads
         self.referrals = referrals.Referrals(context.host_keys)
+<<<<<<< ours
         self.given = self.referred = 0
+=======
+        self._in_step = lockstep_referrals.LockstepReferrals(context, self.referrals)
+        self.given = self.referred = 0  # chunks given, requests referred
+>>>>>>> theirs
         self.receivers: dict[ids.HostId, requester.Requester] = {}
         self._links: dict[Hashable, requester.RequesterLink] = {}
         self._is_looked_at = False
         self._segment_chunks = context.ring.table.segment_chunks
 
     def __len__(self) -> int:
-        """Return how many requests wait, for anything."""
         return sum(len(link.askers) for link in self._links.values())
 
-    # A request comes
+    # New requests
 
     def take_requests(
         self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
     ) -> None:
-        """Take requests of a peer, which are not authorized yet."""
+        """Take new requests of a peer: authorize and answer them, or let them wait."""
         context, link = self._context, self._link(connection, host)
         unknown: list[chunk_ref.Request] = []
         for request in requests:
@@ -118,7 +118,6 @@ class PeerRequests:
         return link
 
     def _begin(self, askers: Sequence[PendingRequest]) -> None:
-        """Let chunks that were asked for on one connection wait."""
         link = askers[0].link
         link.askers.update([(asker.number, asker) for asker in askers])
         link.receiver.requests += len(askers)
@@ -130,12 +129,12 @@ class PeerRequests:
         connection: Hashable,
         found: Iterable[tuple[chunk_ref.Request, Sequence[ids.Content] | Failure]],
     ) -> None:
-        """Go on with requests of which nobody knew what they are for."""
+        """Continue requests whose images were looked up."""
         for request, contents in found:
             waiting = list(self._waiting(connection, request.numbers))
             askers = [a for a in waiting if a.request is request and a.want is None]
             if not askers:
-                continue  # nobody waits, or nobody had to look
+                continue  # cancelled, or authorized already
             if isinstance(contents, Failure):
                 self._refuse_all(askers, contents, self._rights.not_looked_up(contents))
                 continue
@@ -148,12 +147,11 @@ class PeerRequests:
                 self._go_on(asker, wants[asker.number - request.number])
 
     def is_waiting(self, asker: PendingRequest) -> bool:
-        """Say whether a request waits still, on a connection that there is."""
+        """Return whether a request is pending on an open connection."""
         link = self._links.get(asker.link.connection)
         return link is asker.link and link.askers.get(asker.number) is asker
 
     def _waiting(self, connection: Hashable, numbers: Iterable[int]) -> Iterator[PendingRequest]:
-        """Yield those of the requests of a connection that wait still."""
         link = self._links.get(connection)
         for number in numbers if link is not None else ():
             assert link is not None
@@ -166,7 +164,7 @@ class PeerRequests:
         request: chunk_ref.Request,
         wants: Sequence[chunk_ref.ChunkRef],
     ) -> bool:
-        """Say whether a run is here and may leave at once, without a word about other hosts."""
+        """Return whether a run is cached and may be sent as one answer now."""
         context, uploads = self._context, self.uploads
         if len(wants) == 1 or context.settings.learns_ring:
             return False
@@ -187,7 +185,7 @@ class PeerRequests:
         wants: Sequence[chunk_ref.ChunkRef],
         deadline_s: float,
     ) -> None:
-        """Give a run as one answer; no chunk of it waits for anything."""
+        """Send a run from the cache as one answer."""
         context, host, priority = self._context, link.receiver.host, request.priority
         if priority is not LATER:
             context.overlap.record_overlap(True, len(wants))
@@ -212,21 +210,21 @@ class PeerRequests:
             self._bring(asker)
 
     def _is_shared(self, want: chunk_ref.ChunkRef) -> bool:
-        """Say whether somebody has wanted a content before."""
+        """Return whether another reader has requested the chunk before."""
         context = self._context
         return (
             want.cid in context.cache or want.key in context.transfers or want.key in context.kept
         )
 
     def _is_here(self, asker: PendingRequest) -> bool:
-        """Say whether a content can be given under the name by which it is asked for."""
+        """Return whether the chunk is cached and may be given under this name."""
         is_cached = asker.want.cid in self._context.cache
         return is_cached and self._rights.may_give(asker.want, asker.mode)
 
-    # What is not here
+    # Chunks that are not cached
 
     def _bring(self, asker: PendingRequest) -> None:
-        """Let a peer wait for what is not in the cache, as far as it may."""
+        """Let a request wait for a transfer, and start a read if its mode allows."""
         context, receiver, mode = self._context, asker.link.receiver, asker.mode
         if (kept := context.kept.get(asker.want.key)) is not None:
             asker.data = kept
@@ -252,7 +250,7 @@ class PeerRequests:
             self._read_through.start_read(transfer, asker.priority, asker.host, mode.is_moved)
 
     def _join(self, asker: PendingRequest, transfer: transfer.Transfer | None) -> None:
-        """Let a peer wait for what is on its way, not for long, and not for the peer itself."""
+        """Let a HELD request wait briefly for a transfer, if not for the peer itself."""
         is_coming = transfer is not None and transfer.read is not None
         if not is_coming and transfer is not None and asker.mode is not RELAYED:
             others = [attempt.host for attempt in transfer.attempts if attempt.host != asker.host]
@@ -266,7 +264,7 @@ class PeerRequests:
         transfer.askers[asker] = None
 
     def chunks_arrived(self, transfer: transfer.Transfer, data: transfer.Bytes) -> None:
-        """Answer all who wait for a content."""
+        """Answer all requests that wait for a transfer."""
         askers, transfer.askers = transfer.askers, {}
         for asker in askers:
             asker.data = data
@@ -274,7 +272,7 @@ class PeerRequests:
                 self._give(asker)
 
     def requests_failed(self, transfer: transfer.Transfer, failure: Failure) -> None:
-        """Refuse those who wait for what is not under way any more."""
+        """Refuse the requests whose track of a transfer has ended."""
         if transfer.read is not None:
             return
         is_relayed = transfer.relay is not None
@@ -286,7 +284,7 @@ class PeerRequests:
                 self._refuse(asker, failure)
 
     def could_not_read(self, connection: Hashable, number: int) -> None:
-        """Bring a content that was to be given from the cache, which cannot read it."""
+        """Fetch a chunk that was to be given from the cache and could not be read."""
         link = self._links.get(connection)
         given = link.given.pop(number, None) if link is not None else None
         if link is not None and given is not None and number not in link.askers:
@@ -298,7 +296,7 @@ class PeerRequests:
     # Answers
 
     def _give(self, asker: PendingRequest) -> None:
-        """Send a content in its turn, and remember who has it."""
+        """Send or queue the chunk, and record that the peer has it."""
         if self._is_in_the_way(asker):
             self._refuse(asker, Failure.BUSY)
             return
@@ -313,16 +311,14 @@ class PeerRequests:
             self._send_more()
 
     def _is_in_the_way(self, asker: PendingRequest) -> bool:
-        """Say whether others wait for the uplink, and nobody for this: it may come from elsewhere.
+        """Return whether a prefetch would take the uplink from waiting guests.
 
-        So what is fetched ahead takes of uplinks what is left: hosts that read in step would give
-        each other what all of them want next, before what all of them wait for.
+        Else hosts in step would exchange what they need next before what they need now.
         """
         is_ahead = asker.priority is LATER and not asker.mode.reads_source
         return is_ahead and self.uploads.is_busy
 
     def _is_named(self, host: ids.HostId) -> bool:
-        """Say whether others may be sent to a host."""
         context = self._context
         return context.ring.is_giver(host) and not context.peers.is_in_backoff(host, context.now)
 
@@ -341,8 +337,13 @@ class PeerRequests:
         return hosts or ()
 
     def _is_referred(self, asker: PendingRequest) -> bool:
+<<<<<<< ours
         """Name hosts that can give a content sooner than this one, if there are any."""
         hosts = self._referral(asker)
+=======
+        """Refer a request to other hosts if possible; return whether it was."""
+        hosts = self._in_step.referrals_for(asker, self._is_named)
+>>>>>>> theirs
         if hosts:
             self._note_copies(asker.host, (asker.want,), [asker.want.oid])
             self.referred += 1
@@ -352,10 +353,9 @@ class PeerRequests:
     def _note_copies(
         self, host: ids.HostId, wants: Sequence[chunk_ref.ChunkRef], known: Container[ids.Oid]
     ) -> None:
-        """Tell the holders that asked longest ago to let go, where there are too many.
+        """Queue eviction hints for the oldest holders of chunks with too many copies.
 
-        :param wants: what a host is given
-        :param known: of these, what others were given before
+        :param known: chunks among ``wants`` that were given before
         """
         context, limit = self._context, self._context.settings.copies_limit
         news, is_hinted = context.announcements, host in context.announcements.hints
@@ -382,7 +382,7 @@ class PeerRequests:
         self._end(asker, actions.Given(asker.number, want, asker.data, asker.priority))
 
     def _send_more(self) -> None:
-        """Answer those whose turn it is; what they want may have left the cache meanwhile."""
+        """Answer queued requests while there are slots; evicted chunks are fetched again."""
         while (asker := self.uploads.take_next_host()) is not None:
             if asker.data is not None or self._is_here(asker):
                 self._answer(asker)
@@ -391,14 +391,14 @@ class PeerRequests:
             self.uploads.unpark(asker.link.receiver)
 
     def answers_delivered(self, connection: Hashable, late_s: float) -> None:
-        """Note that all that was sent on a connection has arrived, up to ``late_s`` ago."""
+        """Record that all bytes of a connection were delivered, up to ``late_s`` ago."""
         if (link := self._links.get(connection)) is not None:
             link.given.clear()
             self.uploads.answers_delivered(link, self._context.now, late_s)
             self._send_more()
 
     def out_of_patience(self, link: requester.RequesterLink) -> None:
-        """Let others have the places of a connection if it keeps them too long."""
+        """Reclaim the upload slots of a connection that holds them too long."""
         self.uploads.reclaim_places(link, self._context.now)
         self._send_more()
 
@@ -413,21 +413,20 @@ class PeerRequests:
             self._refuse(asker, failure, why)
 
     def _end(self, asker: PendingRequest, answer: actions.Answer | None = None) -> None:
-        """Note that a request is answered, or needs no answer."""
         if answer is not None:
             self._context.out.add_reply(asker.link.connection, answer)
         asker.data = None
         if asker.link.askers.pop(asker.number, None) is not None:
             asker.link.receiver.requests -= 1
 
-    # What else may end a request, or hurry it
+    # Deadlines, cancellation, priority
 
     def _look_later(self) -> None:
         self._context.timers.put(self._context.now + LOOK_S, timers.Due.REQUESTS, None)
         self._is_looked_at = True
 
     def check_deadlines(self) -> None:
-        """Refuse those whose time is over; tell the others that they are not forgotten."""
+        """Refuse requests whose deadline passed; send keepalives for the others."""
         context, alive = self._context, []
         for link in self._links.values():
             for asker in [a for a in link.askers.values() if a.deadline_s <= context.now]:
@@ -444,13 +443,13 @@ class PeerRequests:
             self._look_later()
 
     def cancel_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
-        """Note that a peer does not wait any more."""
+        """Cancel requests."""
         for asker in self._waiting(connection, numbers):
             self._part(asker)
             self._end(asker)
 
     def connection_ended(self, connection: Hashable) -> None:
-        """Note that a connection has ended: nobody waits for its answers."""
+        """Cancel all requests of a connection that ended."""
         link = self._links.pop(connection, None)
         if link is not None:
             link.receiver.links -= 1
@@ -461,7 +460,7 @@ class PeerRequests:
             self._send_more()
 
     def recover_from_fault(self) -> None:
-        """Refuse who waits for nothing any more, and count anew: a fault has left it so."""
+        """Refuse requests that wait for nothing, and rebuild counters, after a fault."""
         links, transfers = list(self._links.values()), self._context.transfers.values()
         self.uploads.recount_uploads(links, self._context.now)
         charged = collections.Counter(transfer.charged for transfer in transfers)
@@ -474,7 +473,7 @@ class PeerRequests:
                 self._refuse(asker, Failure.UNREACHABLE)
 
     def raise_priority(self, connection: Hashable, numbers: Iterable[int]) -> None:
-        """Let requests that wait here be as urgent as those of guests."""
+        """Raise pending requests to PEER."""
         for asker in self._waiting(connection, numbers):
             if asker.priority <= PEER:
                 continue
@@ -487,7 +486,7 @@ class PeerRequests:
                 self._read_through.raise_priority(transfer, PEER, asker.host)
 
     def follow_table(self) -> None:
-        """Forget who is not to be asked by the table in force, and who does not ask any more."""
+        """Forget hosts that must not be named any more, and idle requesters."""
         length = self._context.ring.table.segment_chunks
         if length != self._segment_chunks:
             self._segment_chunks = length
@@ -500,7 +499,6 @@ class PeerRequests:
                 del self.receivers[receiver.host]
 
     def _part(self, asker: PendingRequest) -> None:
-        """Take a request away from what it waits for."""
         transfer = self._transfer_of(asker)
         if transfer is not None:
             del transfer.askers[asker]

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Referrals: which host to send a requester to when this host is busy, and which copy is surplus.
+"""Referrals: where a busy host sends a requester, and which copies are surplus.
 
-A home sees every request for its chunks.  It answers the first requesters itself and refers later
-ones to earlier ones, at most FAN_OUT to each.  So the requesters of a chunk form a tree, and the
-uplinks of the whole cloud carry it.  The oldest requester is also the one whose copy may be evicted
-when there are too many (Wu et al. 2017, 3.5).  A host is never referred to one that came after it,
-so no two hosts in the tree of one home wait for each other.
+A home answers the first requesters of a chunk itself and refers later ones to earlier ones, at most
+FAN_OUT to each. So the requesters form a tree, and all uplinks of the cloud carry the chunk. A host
+is never referred to a later one, so no two hosts in a tree wait for each other. The oldest
+requester's copy is evicted first when there are too many (Wu et al. 2017, 3.5).
 
-Requesters are known by segment.  Those of a segment are one byte string: the number of first ones
-that are full, the number of those that got eviction hints for all their chunks, and for each host,
-ordered by its last request, its key and :class:`_Requester`: bitmaps of its chunks of the segment.
-So each chunk has a tree of its own.  The first requester of a segment takes 140 bytes, each further
-one 15 (tests/bench/transfers_cost.py).
+The requesters of a segment are one byte string: the number of leading ones that are full, the
+number of leading ones that got hints for all their chunks, and for each host, ordered by its last
+request, its key and a :class:`_Requester`. Its bitmaps give each chunk a tree of its own. The first
+requester of a segment takes 140 bytes, each further one 15 (tests/bench/transfers_cost.py).
 """
 
 import collections
@@ -27,19 +25,19 @@ from acstor_agent.engine import priority
 from acstor_common.model import ids
 
 BYTES = 32 * 1024 * 1024
-"""Of the table, with what Python takes for an entry."""
+"""Of the table, including Python's overhead per entry."""
 OVERHEAD_BYTES = 128
 HOSTS = 1024
-"""Of one segment; a later one is a leaf of the tree.  In the swarm 256 hosts that read at once
-need 1.8 times as long when it is 64."""
+"""Requesters of a segment; later ones are leaves. With 64, 256 hosts that read at once need 1.8
+times as long in the swarm test."""
 FAN_OUT = 2
-"""Children of a host in the tree of a chunk; ``_Requester`` has a bitmap for each."""
+"""Children of a host in a tree; ``_Requester`` has a bitmap for each."""
 CHOICE = 2
-"""Hosts that a requester is told, in case that the first one is gone."""
+"""Hosts in a referral, in case the first one is gone."""
 LOOK = 32
-"""Hosts that are compared, of those with room below them, who came first."""
+"""Hosts with free places that are compared, the earliest ones."""
 RECENT = 512
-"""Referrals that make up a host's present load."""
+"""Latest referrals that count as load."""
 
 _HEAD = struct.Struct(">HH")
 _TAIL = struct.Struct(">B6H")  # a _Requester; before it the key
@@ -51,46 +49,39 @@ SOON = priority.Priority.SOON
 
 
 class _Requester(NamedTuple):
-    """An entry: a host that was given chunks of a segment, or was sent to somebody for them.
-
-    :param depth: of its place in the trees, the smallest: trees with larger ones were slower
-    :param bits: the chunks; ``hinted``: those that an eviction hint was sent for
-    :param parent: those for which a host was sent to it; ``full``: FAN_OUT hosts
-    :param soon: those that it asked for with the priority SOON; ``later``: with LATER
-    """
+    """A host that was given chunks of a segment, or referred to another host for them."""
 
     depth: int
     bits: int
-    hinted: int = 0
-    parent: int = 0
-    full: int = 0
-    soon: int = 0
-    later: int = 0
+    hinted: int = 0  # those with an eviction hint
+    parent: int = 0  # those with one child
+    full: int = 0  # those with FAN_OUT children
+    soon: int = 0  # those requested with priority SOON
+    later: int = 0  # those requested with priority LATER
 
     @property
     def copies(self) -> int:
-        """Its chunks that no eviction hint was sent for."""
+        """Its chunks without an eviction hint."""
         return self.bits & ~self.hinted
 
     @property
     def room(self) -> int:
-        """Its chunks for which hosts may be sent to it."""
+        """Its chunks with fewer than FAN_OUT children."""
         return self.bits & ~self.full
 
     def room_for(self, priority: priority.Priority) -> int:
-        """Return its chunks for which hosts that ask with a priority may be sent to it."""
+        """Return its chunks for which a requester with a priority may be referred to it."""
         late = (0 if priority >= SOON else self.soon) | (0 if priority > SOON else self.later)
         return self.room & ~late
 
     def with_child(self, bit: int) -> "_Requester":
-        """Return it with one more host that was sent to it for a chunk."""
+        """Return it with one more child for a chunk."""
         if self.parent & bit:
             return self._replace(full=self.full | bit)
         return self._replace(parent=self.parent | bit)
 
 
 def _requester(bits: int, priority: priority.Priority, depth: int = 0) -> _Requester:
-    """Return a host that asked for some chunks with a priority."""
     soon, later = bits if priority is SOON else 0, bits if priority > SOON else 0
     return _Requester(min(depth, _MAX_DEPTH), bits, 0, 0, 0, soon, later)
 
@@ -100,7 +91,7 @@ def _weigh(known: bytes) -> int:
 
 
 def _find(known: bytes, key: bytes) -> int:
-    """Return where the entry of a host is; -1 if it has none."""
+    """Return the offset of a host's entry; -1 if it has none."""
     at = known.find(key, _HEAD.size)
     while at > 0 and (at - _HEAD.size) % _ENTRY:
         at = known.find(key, at + 1)
@@ -112,12 +103,11 @@ def _entry(known: bytes | bytearray, at: int) -> _Requester:
 
 
 def _at(index: int) -> int:
-    """Return where the entry with an index is."""
     return _HEAD.size + index * _ENTRY
 
 
 def _held(known: bytes, bits: int) -> int:
-    """Return which of some chunks anybody has."""
+    """Return which of some chunks any requester has."""
     held = 0
     for at in range(_HEAD.size, len(known), _ENTRY):
         held |= _entry(known, at).bits
@@ -127,14 +117,14 @@ def _held(known: bytes, bits: int) -> int:
 
 
 class Referrals:
-    """Who was given what, or sent to somebody for it.
+    """Remembers which hosts were given or referred for which chunks.
 
     >>> referrals = Referrals(host_interning.HostInterning())
     >>> cid, peer = ids.cid_of(b"chunk"), priority.Priority.PEER
     >>> ref = chunk_ref.ChunkRef(cid, ids.oid_of(cid), ids.ImageId("i"), 0, 5)
-    >>> referrals.gave([ref], ids.HostId("h1"), peer)
+    >>> referrals.record_served([ref], ids.HostId("h1"), peer)
     []
-    >>> [referrals.refer(ref, ids.HostId(host), peer) for host in ("h2", "h3", "h2")]
+    >>> [referrals.referrals_for(ref, ids.HostId(host), peer) for host in ("h2", "h3", "h2")]
     [('h1',), ('h1', 'h2'), ()]
     >>> referrals.take_surplus(ref, limit=2), referrals.take_surplus(ref, limit=2)
     ('h1', None)
@@ -149,25 +139,21 @@ class Referrals:
         self._recent: collections.deque[bytes] = collections.deque()
 
     def __len__(self) -> int:
-        """Return of how many segments it is known who was given chunks of them."""
         return len(self._known)
 
     def clear(self) -> None:
-        """Forget all requesters: segments have another length, and so other names."""
+        """Forget all requesters."""
         self._known.clear()
 
     def record_served(
         self, refs: Sequence[chunk_ref.ChunkRef], host: ids.HostId, priority: priority.Priority
     ) -> list[ids.Oid]:
-        """Note that a host is given chunks; return those that anybody was given before.
-
-        :param priority: of its request: it gets a chunk no sooner than that lets it
-        """
+        """Record that a host is given chunks; return those that were given before."""
         key, bits_of = self._keys.key_of(host), dict[ids.Oid, int]()
         for ref in refs:
             bits_of[ref.place] = bits_of.get(ref.place, 0) | ref.bit
         before: dict[ids.Oid, int] = {}
-        alone: dict[int, bytes] = {}  # what nobody was given before is mostly alike
+        alone: dict[int, bytes] = {}  # new entries are mostly equal
         for segment, bits in bits_of.items():
             known = self._known.get(segment)
             if known is not None:
@@ -181,7 +167,7 @@ class Referrals:
         return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
 
     def _add(self, segment: ids.Oid, known: bytes, key: bytes, new: _Requester) -> None:
-        """Let a host be the last one that asked for chunks of a segment."""
+        """Append a host as the latest requester of a segment."""
         full, told = _HEAD.unpack_from(known)
         at = _find(known, key)
         if at >= 0:
@@ -203,9 +189,9 @@ class Referrals:
         self._known.put(segment, _HEAD.pack(full, told) + known[_HEAD.size :] + entry)
 
     def take_surplus(self, ref: chunk_ref.ChunkRef, limit: int) -> ids.HostId | None:
-        """Return the host that asked longest ago, if more than ``limit`` have a chunk.
+        """Return the oldest requester of a chunk if more than ``limit`` hosts hold it.
 
-        It is returned once, unless it is given the chunk again.
+        A host is returned once, unless it is given the chunk again.
         """
         known = self._known.get(ref.place)
         if known is None:
@@ -232,10 +218,10 @@ class Referrals:
     def referrals_for(
         self, ref: chunk_ref.ChunkRef, host: ids.HostId, priority: priority.Priority
     ) -> tuple[ids.HostId, ...]:
-        """Return whom ``host`` is to ask instead of this one, the best first; empty: nobody.
+        """Return the hosts that ``host`` is referred to, the best first; may be empty.
 
-        Who was sent few lately, and is near to the root of the tree, goes first.  Nobody is sent
-        to one who asked with less urgency.  Who comes again was let down, and is sent to nobody.
+        The best have few recent referrals and are near to the root. None has requested the chunk
+        with less urgency. A host that asks again was not served, and is not referred again.
         """
         known, key = self._known.get(ref.place), self._keys.key_of(host)
         if known is None or self._has(known, key, ref.bit):
@@ -259,12 +245,11 @@ class Referrals:
 
     @staticmethod
     def _has(known: bytes, key: bytes, bit: int) -> bool:
-        """Say whether a host was given a chunk, or sent to somebody for it."""
         at = _find(known, key)
         return at >= 0 and bool(_entry(known, at).bits & bit)
 
     def _best(self, known: bytes, start: int, bit: int, priority: priority.Priority) -> list[int]:
-        """Return where those are that a host is sent to, CHOICE at most; LOOK are compared."""
+        """Return the offsets of the best CHOICE of at most LOOK hosts."""
         able: list[int] = []
         for at in range(start, min(len(known), start + 4 * LOOK * _ENTRY), _ENTRY):
             if self._is_able(known, at, bit, priority):
@@ -277,7 +262,7 @@ class Referrals:
         )
 
     def _is_able(self, known: bytes, at: int, bit: int, priority: priority.Priority) -> bool:
-        """Say whether a host may be sent to another one for a chunk."""
+        """Return whether a requester may be referred to the host at an offset."""
         may = _entry(known, at).room_for(priority) & bit
         return bool(may) and known[at : at + _KEY] in self._keys
 
