@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetches many chunks in one event, run by run, and reports each one as it arrives.
+"""Fetches many chunks in the background, and reports each one as it arrives.
 
-A chunk that fails stops none of the others: those of its run that have not come are fetched again,
-each by itself.
+If a run fails, its missing chunks are fetched again one by one.
 """
 
 from collections.abc import Callable
@@ -27,12 +26,10 @@ Outcome = FetchedChunk | errors.AcstorError
 
 
 class BackgroundFetch(Generic[T]):
-    """What somebody has fetched ahead.  Who leaves its block waits for none of it any more.
+    """Chunks that are fetched in the background; leaving the block cancels them.
 
-    :param begin: has batches of chunks brought; each comes with the token of who wants it.  It
-        returns why that failed, or nothing
-    :param give_up: is told who wants nothing any more
-    :param run_chunks: chunks that lie side by side are wanted together, up to so many
+    :param begin: requests batches, each with a token; returns why that failed, else ""
+    :param give_up: cancels the requests of tokens
     """
 
     def __init__(
@@ -56,36 +53,32 @@ class BackgroundFetch(Generic[T]):
             self._give_up(left)
 
     def __len__(self) -> int:
-        """Return how many have not come, or have not been told of."""
         return self._left_chunks + len(self._came)
 
     def request_chunks(self, things: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
-        """Have chunks brought that are not here, for things of the caller's own."""
+        """Fetch chunks that are not in the cache, each for an item of the caller."""
         self._ask([_Run(self, *run) for run in _runs(things, self._run_chunks)])
 
     def _ask(self, runs: "list[_Run[T]]") -> None:
         self._left.update(dict.fromkeys(runs))
         self._left_chunks += sum([len(run.wants) for run in runs])
         if runs and (why := self._begin([(run, run.wants) for run in runs])):
-            self._give_up(runs)  # what has begun before the core failed waits for nobody
+            self._give_up(runs)  # cancel what was started before the engine failed
             for run in runs:
                 self._take(run, actions.Complete(run, [], read_request.Failure.UNREACHABLE, why))
 
     def missing_items(self) -> list[T]:
-        """Return the things whose chunks have not come."""
+        """Return the items whose chunks have not arrived."""
         return [thing for run in self._left for thing in run.things]
 
     def wake_waiter(self) -> None:
-        """Let who waits for what comes go on, with nothing."""
+        """Make :meth:`wait_for_arrivals` return."""
         self._more.set()
 
     async def wait_for_arrivals(self) -> list[tuple[T, Outcome]]:
-        """Return which have come since, or why they do not; wait until there is one.
-
-        :returns: nothing if :meth:`wake_waiter` was called
-        """
+        """Wait for outcomes and return them; empty after :meth:`wake_waiter`."""
         if self._came:
-            await trio.lowlevel.cancel_shielded_checkpoint()  # what has come is told
+            await trio.lowlevel.cancel_shielded_checkpoint()  # do not lose the outcomes
         else:
             self._more = trio.Event()
             await self._more.wait()
@@ -93,7 +86,7 @@ class BackgroundFetch(Generic[T]):
         return came
 
     def chunks_completed(self, run: "_Run[T]", answer: actions.Complete) -> None:
-        """Take an answer, the first one; ask again for what has failed with others."""
+        """Take the answer for a run; request its missing chunks one by one."""
         if run not in self._left:
             return
         if answer.failure is None or len(run.wants) == 1:
@@ -129,7 +122,7 @@ class BackgroundFetch(Generic[T]):
 def _runs(
     things: Iterable[tuple[T, read_request.ChunkRef]], run_chunks: int
 ) -> Iterator[tuple[tuple[T, ...], tuple[read_request.ChunkRef, ...]]]:
-    """Cut things, in their order, into runs of chunks that lie side by side in one image."""
+    """Group items, in order, by runs of adjacent chunks of one image."""
     run: list[tuple[T, read_request.ChunkRef]] = []
     for thing, want in things:
         last = run[-1][1] if run else None
@@ -146,7 +139,7 @@ def _runs(
 
 
 class _Run(Generic[T]):
-    """Chunks that are wanted together: the core knows them as the token of a waiter."""
+    """Chunks that are requested together: the token of a waiter in the engine."""
 
     __slots__ = ("_ahead", "things", "wants")
 
@@ -164,5 +157,5 @@ class _Run(Generic[T]):
 
     @property
     def what(self) -> str:
-        """What is wanted, in words."""
+        """The first chunk, in words."""
         return read_request.in_words(self.wants[0])

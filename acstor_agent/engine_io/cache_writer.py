@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes arrived chunks to the cache, and reports to the engine what was stored.
+"""Writes arrived chunks to the cache, and reports the result to the engine.
 
-Chunks that cannot be stored are still given to those who wait for them.
+Chunks that cannot be stored are still given to their readers.
 """
 
 from collections.abc import Callable
@@ -29,12 +29,12 @@ STREAMS = {
     Priority.WHOLE: requests.Stream(requests.Klass.FILL, "hydrate"),
     Priority.LATER: requests.Stream(requests.Klass.PREFETCH, "peers"),
 }
-"""Whose the writes to the disk are that come of it, where nobody waited for the chunk."""
+"""Disk streams of the writes of chunks that no guest waited for."""
 _KEEP = public_cache.KeepClass.BORROWED, public_cache.KeepClass.HOME
 
 
 class CacheWriter:
-    """What is on its way into the cache."""
+    """Carries out ``Store``."""
 
     def __init__(
         self,
@@ -51,7 +51,6 @@ class CacheWriter:
         self.doing: dict[type, Callable[[Any], None]] = {actions.Store: self._store}
 
     def _store(self, store: actions.Store) -> None:
-        """Put chunks into the cache, each kind in its own turn at the disk."""
         stored: list[actions.Arrived] = []
         refused: list[actions.Arrived] = []
         for run in store.runs:
@@ -70,7 +69,7 @@ class CacheWriter:
             self._nursery.start_soon(self._wait_for_room)
 
     def _keep(self, run: actions.Arrived) -> list[bool]:
-        """Count chunks and store them; say of each whether it is in the cache now."""
+        """Count and store chunks; return of each whether it is in the cache now."""
         self._count(run)
         cids = [ref.cid for ref in run.refs]
         if not (run.is_stored or any(map(self._cache.is_pinned, cids))):
@@ -80,7 +79,7 @@ class CacheWriter:
             chunks = [chunk for chunk in chunks if self._cache.is_pinned(chunk[0])]
         try:
             stored = self._cache.store_all(chunks, _KEEP[run.is_kept])
-        except Exception as error:  # as if there were no room: they are given to who waits for them
+        except Exception as error:  # as if the cache were full
             self._faults.record_fault("storing chunks", error)
             return [cid in self._cache for cid in cids]
         if len(stored) == len(cids):
@@ -99,7 +98,7 @@ class CacheWriter:
             self._counters.source_bytes += total
 
     async def _wait_for_room(self) -> None:
-        """Let nothing be fetched ahead until the disk has caught up."""
+        """Stop prefetches until the disk has caught up."""
         self._feed(self._core.has_room, False)
         await self._cache.wait_for_room()
         self._is_full = False

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchange of this host: feeds the engine and carries out its actions.
 
-A guest reads a cold chunk: ``images/read/mirror`` makes a :class:`read_request.ReadRequest` of all
-missing chunks; the engine selects peers (``peer_client``) or the source (``source_reader``); the
-bytes are checked, stored (``cache_writer``), and complete the request.  Requests of peers enter at
+``images/read/mirror`` makes a :class:`read_request.ReadRequest` of the missing chunks of a read;
+the engine selects peers (``peer_client``) or the source (``source_reader``); the bytes are
+verified, stored (``cache_writer``), and complete the request. Requests of peers enter at
 ``peer_server``.
 
-The engine makes all decisions.  Nothing here waits except one timer.  Reads of the source and of
-the local disk have tasks of their own, each for many chunks.
+Nothing here waits except one timer; reads of the source and of the disk have tasks of their own.
 """
 
 import collections
@@ -56,46 +55,39 @@ Priority = read_request.Priority
 Origin = counters.Origin
 
 AHEAD = 64
-"""Chunks that are fetched ahead at a time, for each reason: of the usual ones 4 MiB, which a link
-of 1 Gbit/s moves in the 34 ms that an answer from afar may take."""
+"""Concurrent prefetched chunks of each priority: 4 MiB, as 1 Gbit/s moves in 34 ms."""
 LOOK_AT_TABLES_S = 1.0
-"""A new v-node table is noticed after this time, also where nothing else happens."""
+"""Interval at which v-node tables are checked while idle."""
 STOOD_STILL_S, HEAR_S = 0.01, 0.05
-"""A host that wakes so much too late stood still: for so long it hears what has come meanwhile,
-before anybody is judged by his silence."""
+"""A host that wakes so much late was stalled: it first processes messages for HEAR_S."""
 TELLS_EVERY_S = 60.0
 
 
 Event = Callable[..., list[actions.Action]]
-"""A method of the core."""
+"""A method of the engine."""
 
 
 _Segment = tuple[chunk_map.ChunkMap, int, list[chunk_ref.ChunkRef]]
-"""A map, the length of its segments, and what to ask for to have the chunks of one of them."""
+"""Chunk map, segment length, and references to the chunks of a segment."""
 SEGMENTS = 64
-"""Segments that were wanted last are remembered: a read and what is read ahead may share one."""
+"""Segments whose references are cached: a read and its readahead may share one."""
 
 
 class RingTables(NamedTuple):
-    """Where v-node tables come from: the one in force, and the one before it, while it counts.
-
-    :param look_s: how often to look whether others are in force, where nothing else happens
-    """
+    """The v-node tables: the current one, and the former one while it counts."""
 
     current: Callable[[], hash_ring.Ring]
     former: Callable[[], hash_ring.Ring | None]
-    look_s: float = LOOK_AT_TABLES_S
+    look_s: float = LOOK_AT_TABLES_S  # interval of checks while idle
 
 
 class Exchange:
     """The exchange of this host; keep :meth:`run` running.
 
-    :param core: whose events and actions these are; ``rights.names`` are its
-    :param nursery: where reads of the source and of this host's disk run
-    :param source: where what no other host gives is read
-    :param learn: looks up what an image names that is not attached here
-    :param may_refer: peers may name others to ask instead
-    :param heard: is told what peers have, and what may go first
+    :param nursery: runs reads of the source and of the disk
+    :param learn: looks up the contents of images that are not attached
+    :param may_refer: peers may answer with referrals
+    :param heard: called with accepted announcements and eviction hints
     :param moved: counts bytes of chunks by peer
     """
 
@@ -153,10 +145,9 @@ class Exchange:
     # Events
 
     def handle_event(self, event: Event, *what: Any) -> str:
-        """Let the core know of an event, and carry out all that it says before the next one.
+        """Feed an event to the engine and carry out its actions, then those they cause.
 
-        :return: why the core has failed at it, which is a fault of its own and has been noted;
-            empty if it has not, or if this event comes of another one
+        :return: why the engine failed (logged already); empty on success, or for a nested event
         """
         if self._is_feeding:
             self._events.append((event, what))
@@ -182,18 +173,18 @@ class Exchange:
         why = ""
         try:
             found = event(self.clock(), *what)
-        except Exception as error:  # what it was about ends, and no more
+        except Exception as error:  # only what it was about ends
             why = self.faults.record_fault(f"the exchange, told {event.__name__}", error)
             found = self.core.recover_from_fault(self.clock(), why)
         for action in found:
             try:
                 self._doing[type(action)](action)
-            except Exception as error:  # the others are carried out all the same
+            except Exception as error:  # the others are still carried out
                 self.faults.record_fault(f"the exchange's {type(action).__name__}", error)
         return why
 
     async def run(self) -> None:
-        """Tell the core when its time has come, for ever."""
+        """Feed due timers to the engine, for ever."""
         while True:
             self._look_s = self.clock() + self._tables.look_s
             self._due_s = min(self.core.next_s or self._look_s, self._look_s)
@@ -201,21 +192,21 @@ class Exchange:
             with self._sleep:
                 await trio.sleep_forever()
             stood_still = self.clock() > self._due_s + STOOD_STILL_S
-            await trio.sleep(HEAR_S if stood_still else 0)  # what has come is heard first
+            await trio.sleep(HEAR_S if stood_still else 0)  # process arrived messages first
             if why := self.handle_event(self.core.run_due_timers):
                 raise errors.LocalProtocolError(f"the exchange's timer failed: {why}")
 
-    # Who wants something
+    # Local readers
 
     def chunk_ref_of(self, image_map: chunk_map.ChunkMap, chunk_no: int) -> chunk_ref.ChunkRef:
-        """Return what to ask for to have a chunk of an image."""
+        """Return the reference to a chunk of an image."""
         first, refs = self.segment_of(image_map, chunk_no)
         return refs[chunk_no - first]
 
     def segment_of(
         self, image_map: chunk_map.ChunkMap, chunk_no: int
     ) -> tuple[int, list[chunk_ref.ChunkRef]]:
-        """Return the first chunk of a chunk's segment, and what to ask for to have its chunks."""
+        """Return the first chunk number of a segment, and references to its chunks."""
         length = self._segment_chunks
         number = chunk_no // length
         return number * length, self._segment(image_map, number)
@@ -223,7 +214,7 @@ class Exchange:
     def chunk_refs_of(
         self, image_map: chunk_map.ChunkMap, numbers: Sequence[int]
     ) -> list[chunk_ref.ChunkRef]:
-        """Return what to ask for to have chunks of an image, which are in their order."""
+        """Return references to chunks of an image; ``numbers`` are sorted."""
         length = self._segment_chunks
         found: list[chunk_ref.ChunkRef] = []
         for run in _runs(numbers) if numbers else ():
@@ -237,7 +228,6 @@ class Exchange:
         return found
 
     def _segment(self, image_map: chunk_map.ChunkMap, number: int) -> list[chunk_ref.ChunkRef]:
-        """Return what to ask for to have the chunks of a segment."""
         key, length = (image_map.image_id, number), self._segment_chunks
         known = self._segments.pop(key, None)
         if known is None or known[0] is not image_map or known[1] != length:
@@ -251,7 +241,7 @@ class Exchange:
     def _refs(
         self, image_map: chunk_map.ChunkMap, first: int, stop: int
     ) -> list[chunk_ref.ChunkRef]:
-        """Return what to ask for to have the chunks of whole segments."""
+        """Return references to the chunks of whole segments."""
         cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
         size, end, length = cut.chunk_bytes, cut.size_bytes, self._segment_chunks
         cids, places = image_map.cids_between(first, stop), range(first * size, stop * size, size)
@@ -276,30 +266,24 @@ class Exchange:
         length: int,
         cid: ids.Cid,
     ) -> chunk_ref.ChunkRef:
-        """Return what to ask for to have what lies somewhere in an image or its boot image.
-
-        :param keys: of the image's chunk map
-        """
+        """Return the reference to a range of an image or its boot image."""
         oid = self._names.oid_of(image_id, offset, cid)
         return chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys)
 
     def is_home_of(self, want: chunk_ref.ChunkRef) -> bool:
-        """Say whether this host is the home of a chunk, as it sees the v-node table."""
+        """Return whether this host is the home of a chunk."""
         return self.core.context.ring.is_home(want.place)
 
     def home_of(self, want: chunk_ref.ChunkRef) -> ids.HostId | None:
-        """Return the home of a chunk, as this host sees the v-node table."""
+        """Return the home of a chunk."""
         return self.core.context.ring.home(want.place)
 
     def holders_bitmap(self, want: chunk_ref.ChunkRef) -> int:
-        """Return the bitmap of the chunks of a segment that others than its home can be asked for.
-
-        :param want: a chunk of the segment
-        """
+        """Return the bitmap of the segment's chunks that holders other than the home have."""
         return self.core.context.holders_bitmap(want)
 
     def has_chunk(self, cid: ids.Cid) -> bool:
-        """Say whether a chunk is here already."""
+        """Return whether a chunk is in the cache."""
         return cid in self._cache
 
     def request_chunks(
@@ -310,20 +294,19 @@ class Exchange:
         told: Callable[[str], None] = lambda why: None,
         is_patient: bool = True,
     ) -> read_request.ReadRequest:
-        """Have chunks that are not here; they are on their way when this returns.
+        """Fetch chunks that are not in the cache; returns at once.
 
-        At the source it is the turn of the guest for whom this is done (``disk_io.use_stream``).
+        The guest of ``disk_io.use_stream`` takes the turn at the source.
 
-        :param deadline_s: how long they may take; infinite while they may still come
-        :param is_patient: a guest waits while they may still come; else every place is asked once
-        :param told: is told what is waited for, each time that nobody gave it
+        :param is_patient: retry while bytes may still arrive, if a guest waits
+        :param told: called with what is waited for, each time that all providers failed
         """
         wish = read_request.ReadRequest(wants, deadline_s, told, self._give_up)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
             self.core.request_chunks, wants, priority, wish, until_s, is_patient, guest
         ):
-            self._give_up(wish)  # what has begun before the core failed waits for nobody
+            self._give_up(wish)  # cancel what was started before the engine failed
             wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
         return wish
 
@@ -337,7 +320,7 @@ class Exchange:
         deadline_s: float = math.inf,
         is_patient: bool = True,
     ) -> FetchedChunk:
-        """Return a chunk, from the cache if it is here; see :meth:`request_chunks`.
+        """Return a chunk from the cache, or as :meth:`request_chunks` does.
 
         :raises errors.AcstorError: see :meth:`read_request.ReadRequest.wait`
         """
@@ -348,10 +331,7 @@ class Exchange:
             return (await wish.wait())[0]
 
     def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
-        """Return what has many chunks brought that nobody waits for.
-
-        :param priority: the reason, which has a lane of the core
-        """
+        """Return a background fetch; ``priority`` is one of the engine's prefetch limits."""
 
         def begin(batches: Collection[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]]) -> str:
             return self.handle_event(self.core.request_batches, batches, priority)
@@ -363,48 +343,45 @@ class Exchange:
         return background_fetch.BackgroundFetch(begin, give_up, run_chunks)
 
     def bring_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
-        """Begin to have chunks that a guest is about to want; what is not had he asks for again."""
+        """Prefetch chunks that a guest is about to read; failures are not reported."""
         here = self._cache.contents
         wants = [want for want in wants if want.cid not in here]
         if wants:
             self.handle_event(self.core.request_chunks, wants, Priority.SOON, None)
 
     def announcement_received(self, host: ids.HostId, news: peer_wire.SegmentNews) -> None:
-        """Take what a peer tells unasked."""
+        """Take an announcement of a peer."""
         kinds = (peer_wire.Advertise, peer_wire.Gone, peer_wire.EvictionHint)
         told = [news.chunks if isinstance(news, kind) else () for kind in kinds]
         self.handle_event(self.core.announcement_received, host, *told, news.segment_chunks)
 
     def broke_rules(self, host: ids.HostId, why: str) -> None:
-        """Note that a peer that was asked broke the protocol, whoever waited for its answers."""
+        """Record that an asked peer broke the protocol."""
         self.handle_event(self.core.broke_rules, host, why)
 
     def announcement_lost(self, host: ids.HostId) -> None:
-        """Note that a peer may not have got what it was told."""
+        """Record that a peer may not have received announcements."""
         self.handle_event(self.core.announcement_lost, host)
 
     def chunk_evicted(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:
-        """Note that a chunk has left the cache; return the names that it had."""
+        """Record that a chunk left the cache; return the names that it had."""
         names = self._names.names_of(cid)
         self.handle_event(self.core.chunk_evicted, (cid,))
         return names
 
     def list_known(self) -> list[segments.Chunks]:
-        """Return everything that neighbours have advertised, for an image attached later."""
+        """Return all chunks that peers have announced, for an image attached later."""
         return self.core.context.locations.list_known()
 
     def in_backoff(self) -> dict[ids.HostId, float]:
-        """Return the hosts that are left alone now, and for how many seconds more.
-
-        May be called from any thread.
-        """
+        """Return the hosts in backoff, with the seconds left; thread-safe."""
         return self.core.context.peers.in_backoff(self.clock())
 
     def send_announcement(self, host: ids.HostId, news: peer_wire.News) -> None:
-        """Tell a host something, if it is on the table and worth it; never waits, never fails."""
+        """Send a message to a host on the table and not in backoff; never waits or fails."""
         self._peer_client.tell_now(host, news, self.clock())
 
-    # What the core says
+    # Actions
 
     def _complete(self, complete: actions.Complete) -> None:
         wish: Any = complete.token
@@ -435,7 +412,7 @@ class Exchange:
         wish.tell(why)
 
     def _in_words(self, wish: read_request.ReadRequest, why: str) -> str:
-        """Return why chunks do not come, with what the source has said of their image last."""
+        """Return why chunks are missing, with the source's last error for their image."""
         said = self._source_reader.said.get(wish.wants[0].image_id)
         return f"{why}; {said}" if said else why
 
@@ -444,7 +421,7 @@ class Exchange:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut numbers, in their order, into those that follow each other without a gap."""
+    """Split sorted numbers into consecutive ones."""
     if numbers[-1] - numbers[0] == len(numbers) - 1:  # nearly always
         yield numbers
         return

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks up the contents of images that are not attached here, for requests of peers.
+"""Looks up contents of images that are not attached, for requests of peers.
 
-There is one task for each image and connection with waiting requests.  Cancelled requests leave
-nothing behind.
+One task serves each image and connection with waiting requests.
 """
 
 from collections.abc import Awaitable
@@ -25,30 +24,30 @@ from acstor_common import errors
 from acstor_common.model import ids
 
 Learn = Callable[[ids.HostId, ids.ImageId, int, int], Awaitable[ids.Content]]
-"""Looks up for a host what lies somewhere in an image; raises errors.ChunkUnavailable."""
+"""Looks up the content of a range for a host; raises errors.ChunkUnavailable."""
 
 Failure = read_request.Failure
 
 
 def stream_of(host: ids.HostId, priority: priority_.Priority) -> requests.Stream:
-    """Return whose turn it is at a disk: what no guest of a peer waits for comes after guests."""
+    """Return the disk stream of a peer's request; its prefetches come after guests."""
     is_urgent = priority <= priority_.Priority.SOON
     return requests.Stream(requests.Klass.PEER if is_urgent else requests.Klass.PREFETCH, host)
 
 
 class _Look:
-    """What is to be learnt of one image, for one connection."""
+    """The look-up of one image for one connection."""
 
     __slots__ = ("image_id", "requests", "scope")
 
     def __init__(self, image_id: ids.ImageId) -> None:
         self.image_id = image_id
-        self.requests: dict[int, chunk_ref.Request] = {}  # by the chunks that wait
+        self.requests: dict[int, chunk_ref.Request] = {}  # by the number of each waiting chunk
         self.scope = trio.CancelScope()
 
 
 class _Looks:
-    """What is to be learnt for one connection."""
+    """The look-ups for one connection."""
 
     __slots__ = ("of_image", "of_number")
 
@@ -73,7 +72,7 @@ class MapLookup:
         self._looks: dict[Hashable, _Looks] = {}
 
     def start_lookup(self, look_up: actions.LookUp) -> None:
-        """Learn what requests are about, and feed it as it is found."""
+        """Look up the contents of requests, and feed them as they are found."""
         looks = self._looks.get(look_up.connection)
         if looks is None:
             looks = self._looks[look_up.connection] = _Looks()
@@ -86,7 +85,7 @@ class MapLookup:
             looks.of_number.update(dict.fromkeys(request.numbers, look))
 
     def forget_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
-        """Note that requests of a connection do not wait any more."""
+        """Drop requests of a connection; end look-ups that no request needs."""
         looks = self._looks.get(connection)
         for number in numbers if looks is not None else ():
             assert looks is not None
@@ -98,12 +97,12 @@ class MapLookup:
                     self._leave(connection, look)
 
     def connection_ended(self, connection: Hashable) -> None:
-        """Note that a connection has ended."""
+        """Drop all requests of a connection."""
         if (looks := self._looks.get(connection)) is not None:
             self.forget_requests(connection, list(looks.of_number))
 
     def _leave(self, connection: Hashable, look: _Look) -> None:
-        """Let requests that come from now on have another task."""
+        """Make later requests start a new task."""
         looks = self._looks.get(connection)
         if looks is not None and looks.of_image.get(look.image_id) is look:
             del looks.of_image[look.image_id]
@@ -126,13 +125,18 @@ class MapLookup:
     async def _found(
         self, host: ids.HostId, request: chunk_ref.Request
     ) -> Sequence[ids.Content] | Failure:
-        """Return what lies there, or why nobody can say; nothing: the image has no such chunks."""
+        """Return the contents of a request, empty if the image has none, or a failure."""
         try:
             with disk_io.use_stream(stream_of(host, request.priority)):
                 return [
                     await self._learn(host, request.image_id, offset, length)
                     for offset, length in request.iter_ranges()
                 ]
+<<<<<<< ours
+=======
+        except errors.ChunkNotShared:
+            return Failure.MISSING  # not counted as unauthorized
+>>>>>>> theirs
         except errors.AcstorError as error:
             why = read_request.failure_of(error)
             return () if why is Failure.MISSING else why

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends the engine's requests to peers, checks their bytes, and feeds the answers.
+"""Sends the engine's requests to peers, verifies their bytes, and feeds answers.
 
-No byte from a peer is used before it has hashed to the requested CID.
+No byte from a peer is used before it matches the requested CID.
 """
 
 import functools
@@ -33,16 +33,15 @@ Origin = counters.Origin
 
 
 HEARS = 4096
-"""Hosts of which it is remembered who hears their answers."""
+"""Hosts whose callback is cached."""
 
 
 class TransferMeters(NamedTuple):
-    """What counts bytes of chunks: those that a peer gave, and those that it was given.
+    """Callbacks that count bytes of chunks by peer.
 
-    :param received: is told of the bytes that came, wrong ones included, and of how many seconds
-        they took, added up, if a guest waited for them, else of none: others may be late on
-        purpose.  Of a peer that was given up because another one was faster it is told the
-        seconds, without bytes
+    :param received: gets host, bytes (wrong ones too), and the summed seconds of the requests that
+        a guest waited for, None for others. For a cancelled request it gets the seconds with 0
+        bytes.
     """
 
     received: Callable[[ids.HostId, int, float | None], None]
@@ -67,19 +66,16 @@ _ORIGINS = {mode: Origin.HOME if mode.reads_source else Origin.PEER for mode in 
 
 
 class SentRequest(NamedTuple):
-    """Chunks that a peer is asked for, which have consecutive numbers.
-
-    :param since_s: when they were asked for; None: no guest waited for them then
-    """
+    """Chunks requested from a peer, with consecutive numbers."""
 
     number: int
     refs: Sequence[chunk_ref.ChunkRef]
     mode: peer_wire.Mode
-    since_s: float | None
+    since_s: float | None  # when sent; None: no guest waited
 
 
 class PeerClient:
-    """This host's questions to peers."""
+    """Client side of the exchange: requests chunks and sends announcements."""
 
     def __init__(
         self,
@@ -111,14 +107,14 @@ class PeerClient:
 
     def _ask(self, ask: actions.Ask) -> None:
         host, address = ask.host, self._address_of(ask.host)
-        if address is None:  # it has left both tables meanwhile
+        if address is None:  # it has left both tables
             lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.iter_chunks()]
             self._feed(self._core.peer_refused, host, lost)
             return
         hear = self._hears.get(host)
         if hear is None:
             if len(self._hears) >= HEARS:
-                self._hears.clear()  # each is made anew for whoever is asked
+                self._hears.clear()  # created again on demand
             hear = self._hears[host] = functools.partial(self._hear, host)
         now, timeout_ms = trio.current_time(), int(1000 * self._core.context.requests_out.timeout_s)
         urgent: list[peer_wire.Request] = []
@@ -147,16 +143,14 @@ class PeerClient:
             asked = self._asked.pop(number, None)
             since_s = asked.since_s if asked is not None else None
             given_up_s = now - since_s if since_s is not None else math.inf
-            if (
-                given_up_s < self._core.context.requests_out.timeout_s
-            ):  # else it does not answer at all
+            if given_up_s < self._core.context.requests_out.timeout_s:  # else it timed out
                 took_s += given_up_s
         if took_s:
             self._moved.received(cancel.host, 0, took_s)
         self._net.cancel_requests(cancel.host, cancel.numbers)
 
     def _hear(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
-        """Feed answers that came together."""
+        """Feed answers that arrived together; an empty list is a keepalive."""
         came: list[tuple[int, read_request.FetchedChunk]] = []
         moved: list[tuple[int, float | None]] = []
         failed: list[tuple[int, Failure]] = []
@@ -188,12 +182,12 @@ class PeerClient:
         moved: list[tuple[int, float | None]],
         failed: list[tuple[int, Failure]],
     ) -> None:
-        """Check chunks, and sort them into those that came and those that are wrong."""
+        """Verify chunks; sort them into right and wrong ones."""
         numbers = answer.numbers
         asked = self._asked.get(answer.request_id)
         of_all = [*map(self._asked.get, numbers)]
         if asked is None or of_all.count(asked) < len(of_all):
-            if len(numbers) > 1:  # some of them were given up, or they were asked for apart
+            if len(numbers) > 1:  # some were cancelled, or requested separately
                 for chunk in answer.iter_chunks():
                     self._take(chunk, came, moved, failed)
             return
@@ -201,7 +195,7 @@ class PeerClient:
             del self._asked[number]
         begin, origin = answer.request_id - asked.number, _ORIGINS[asked.mode]
         refs = asked.refs[begin : begin + len(numbers)]
-        moved.append((len(answer.data), asked.since_s))  # wrong ones have moved, too
+        moved.append((len(answer.data), asked.since_s))  # wrong ones count too
         pieces, right_bytes = chunk_ref.matching(refs, answer.data), 0
         for number, data in zip(numbers, pieces, strict=True):
             if data is None:
@@ -212,7 +206,7 @@ class PeerClient:
         self._counters.relayed_bytes += right_bytes if asked.mode is _RELAYED else 0
 
     def _count(self, host: ids.HostId, moved: list[tuple[int, float | None]]) -> None:
-        """Count bytes that a peer gave, each with when they were asked for if a guest waited."""
+        """Count received bytes, each with the time of its request if a guest waited."""
         now, count = trio.current_time(), sum(length for length, _ in moved)
         timed = [(length, asked_s) for length, asked_s in moved if asked_s is not None]
         waited_for = sum(length for length, _ in timed)
@@ -221,7 +215,7 @@ class PeerClient:
         if count > waited_for:
             self._moved.received(host, count - waited_for, None)
 
-    # News
+    # Announcements
 
     def _tell(self, tell: actions.Tell) -> None:
         address = self._address_of(tell.host)
@@ -239,7 +233,7 @@ class PeerClient:
         self._counters.copies_told += segments.count(tell.evictable)
 
     def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
-        """Tell a host something else, if it is on the table in force and not left alone."""
+        """Send a message to a host, if it is on the table and not in backoff."""
         context = self._core.context
         if host in context.ring.table and not context.peers.is_in_backoff(host, now):
             self._net.send_announcement(host, context.ring.table.address_of(host), news)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds requests of peers to the engine, and sends its answers.
 
-The engine authorizes requests (``engine.serve.authorization``); nothing here does.
+The engine authorizes requests (``engine.serve.authorization``).
 """
 
 import logging
@@ -41,11 +41,11 @@ _CODES = {
 }
 PRIORITIES = {wired: priority.Priority[wired.name] for wired in peer_wire.Priority}
 WARN_EVERY_S = 10.0
-"""A host's refused requests are told in the log so often; their number is told, too."""
+"""Interval of warnings about one host's refused requests, which include their number."""
 
 
 class PeerServer:
-    """What peers ask of this host; an :class:`server_connection.RequestHandler`."""
+    """Server side of the exchange, a :class:`server_connection.RequestHandler`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class PeerServer:
             actions.Drop: self._drop,
         }
 
-    # What connections tell
+    # Events of connections
 
     def requests_received(
         self,
@@ -95,7 +95,7 @@ class PeerServer:
     def _ask(
         self, connection: server_connection.ServerConnection, asked: list[chunk_ref.Request]
     ) -> None:
-        """Tell the core; where it fails at one request, that one ends, and no other."""
+        """Feed requests; if the engine fails, again one by one, to end only the bad one."""
         if not self._feed(self._core.peer_asked, connection, connection.host, asked):
             return
         numbers = [number for one in asked for number in one.numbers]
@@ -104,7 +104,7 @@ class PeerServer:
             code = peer_wire.RefuseCode.UNREACHABLE
             self._send(connection, [peer_wire.Refuse(number, code) for number in numbers])
             return
-        for one in asked:  # what is answered already is not answered again
+        for one in asked:  # answered ones are not answered again
             self._ask(connection, [one])
 
     def requests_cancelled(
@@ -131,14 +131,14 @@ class PeerServer:
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
         if self._feed(self._core.peer_left, connection):
-            self._feed(self._core.peer_left, connection)  # nobody else says it again
+            self._feed(self._core.peer_left, connection)  # it is not reported again
         self._delivering.forget_connection(connection)
 
     def answers_drained(self, connection: server_connection.ServerConnection) -> None:
         """See :meth:`server_connection.RequestHandler.answers_drained`."""
         self._delivering.look_soon(connection)
 
-    # What the core says
+    # Actions
 
     def _reply(self, reply: actions.Reply) -> None:
         connection: Any = reply.connection
@@ -170,7 +170,7 @@ class PeerServer:
         connection: server_connection.ServerConnection,
         answer: actions.Given | actions.Refused | actions.Referred,
     ) -> server_connection.Answer:
-        """Return an answer for which nothing has to be read, as it is sent."""
+        """Return the message for an answer that needs no read."""
         match answer:
             case actions.Given():
                 return _answer(answer, answer.data.data)
@@ -186,7 +186,7 @@ class PeerServer:
         return self._cache.read_chunks_nowait([one.want.cid for one in given]) if given else ()
 
     def _read_run_nowait(self, given: actions.GivenRun) -> peer_wire.Chunk | None:
-        """Return a run as it is sent; None if that takes waiting, or a chunk is not as it says."""
+        """Return a run as a message; None if that would wait, or its length is wrong."""
         wants = given.wants
         data = self._cache.read_run_nowait([want.cid for want in wants])
         if data is None or len(data) != sum([want.length for want in wants]):
@@ -199,7 +199,7 @@ class PeerServer:
         given: actions.Given,
         scope: trio.CancelScope,
     ) -> None:
-        """Give what takes a look at the disk, in the peer's turn there."""
+        """Read a chunk from disk and send it."""
         data = None
         with scope, disk_io.use_stream(map_lookup.stream_of(connection.host, given.priority)):
             try:
@@ -208,7 +208,7 @@ class PeerServer:
                 self._faults.record_fault("a chunk for a peer", error)
         reads = self._reads.get(connection, {})
         if reads.get(given.number) is not scope:
-            return  # nobody waits for it any more, or the number is that of another request
+            return  # cancelled; the number may belong to another request
         del reads[given.number]
         if data is None:
             self._feed(self._core.could_not_read, connection, given.number)
@@ -217,7 +217,6 @@ class PeerServer:
         self._note_reads(connection)
 
     def _note_reads(self, connection: server_connection.ServerConnection) -> None:
-        """Forget a connection of whose reads none is left."""
         if not self._reads.get(connection):
             self._reads.pop(connection, None)
             self._delivering.look_soon(connection)
@@ -255,7 +254,7 @@ class PeerServer:
 
 
 def _answer(given: actions.Given, data: read_request.Bytes) -> server_connection.Answer:
-    """Return a chunk as it is sent; an image that says that it is longer gets nothing."""
+    """Return the message for a chunk; refuse it if the map states another length."""
     if len(data) != given.want.length:
         LOG.error("%d bytes are %s, not %d", len(data), given.want.cid.hex(), given.want.length)
         return peer_wire.Refuse(given.number, peer_wire.RefuseCode.MISSING)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A read of chunks that a task of this host waits for: one event for all of them."""
+"""A read of chunks by a task of this host: one event for all chunks."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -23,18 +23,17 @@ PEERS = "the source and other hosts"
 
 
 class FetchedChunk(NamedTuple):
-    """A chunk that has come, checked, and where it came from."""
+    """A verified chunk and its origin."""
 
     data: Bytes
     origin: counters.Origin
 
 
 class ReadRequest:
-    """See above; the core knows it as the token of a waiter.  Who leaves its block waits no more.
+    """A pending read, a token of the engine; leaving the block cancels it.
 
-    :param deadline_s: how long it may take, for the error
-    :param told: is told what it goes on waiting for
-    :param give_up: is told that nobody waits for it any more
+    :param deadline_s: seconds, for the error
+    :param told: called with what is waited for
     """
 
     __slots__ = ("_answer", "_came", "_deadline_s", "_give_up", "tell", "wants")
@@ -64,11 +63,11 @@ class ReadRequest:
         self._came.set()
 
     async def wait(self) -> Sequence[FetchedChunk]:
-        """Return the chunks, in the order of the wants.
+        """Return the chunks, in the order of ``wants``.
 
-        :raises errors.ChunkLost: one of them is nowhere to be had any more
-        :raises errors.DeadlineExceeded: they did not all come in time
-        :raises errors.ChunkUnavailable: nobody gave one, and it is not tried again
+        :raises errors.ChunkLost: a chunk is lost
+        :raises errors.DeadlineExceeded: the deadline passed
+        :raises errors.ChunkUnavailable: no provider gave a chunk, and there is no retry
         """
         if self._answer is None:
             await self._came.wait()
@@ -81,7 +80,7 @@ class ReadRequest:
 
     @property
     def what(self) -> str:
-        """What is wished, in words."""
+        """The chunks, in words."""
         first, count = self.wants[0], len(self.wants)
         more = f" and {count - 1} more" if count > 1 else ""
         return f"{in_words(first)}{more}"
@@ -96,18 +95,18 @@ _ERRORS: dict[Failure, type[errors.ChunkUnavailable]] = {
 
 
 def error_of(answer: actions.Complete, what: str) -> errors.ChunkUnavailable:
-    """Return why something was not had."""
+    """Return the exception for a failed read."""
     assert answer.failure is not None
     return _ERRORS.get(answer.failure, errors.SourceUnreachable)(what, PEERS, answer.why)
 
 
 def in_words(want: ChunkRef) -> str:
-    """Return what is wanted, in words."""
+    """Return a description of a chunk."""
     return f"chunk {want.cid.hex()[:12]} (image {want.image_id}, byte {want.offset})"
 
 
 def failure_of(error: Exception) -> Failure:
-    """Return what an error of a source or a connection means to the core."""
+    """Return the engine's failure for an error of a source or a connection."""
     if isinstance(error, errors.ChunkRefused):
         return Failure.WITHHELD
     if isinstance(error, errors.ChunkMissing):

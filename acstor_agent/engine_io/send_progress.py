@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports to the engine when sent bytes have arrived, which the kernel does not signal.
+"""Reports to the engine when sent bytes have arrived.
 
-One task polls the connections that the engine watches, at growing intervals, and none with bytes
-still queued in this process; it polls such a connection when its queue has drained.  A connection
-that cannot be polled counts as delivered, so that others get its places.
+The kernel does not signal this, so one task polls the watched connections at growing intervals. It
+skips those with bytes still queued in this process until their queue has drained. A connection that
+cannot be polled counts as delivered, to free its slots.
 """
 
 import heapq
@@ -20,27 +20,25 @@ from acstor_agent.engine import engine
 from acstor_agent.runtime import fault_log
 
 LOOK_FIRST_S, LOOK_LONGEST_S = 0.001, 0.008
-"""How soon to look whether answers have arrived, and how often later: 64 KiB take 0.05 ms at 10
-Gbit/s, 21 ms at 25 Mbit/s.  A look costs about what a chunk does."""
+"""First and longest interval of polls: 64 KiB take 0.05 ms at 10 Gbit/s, 21 ms at 25 Mbit/s."""
 
 
 class Connection(Hashable, Protocol):
-    """What is looked at."""
+    """A connection that can be polled."""
 
     @property
     def is_delivered(self) -> bool:
-        """Say that nearly all that was posted has arrived, or the connection is closed."""
+        """Whether nearly all posted bytes have arrived, or the connection is closed."""
 
     @property
     def is_drained(self) -> bool:
-        """Say that the socket has taken all that was posted, or the connection is closed."""
+        """Whether the socket has taken all posted bytes, or the connection is closed."""
 
 
 class SendProgress:
-    """Looks at connections; keep :meth:`run` running.
+    """Polls connections; keep :meth:`run` running.
 
-    :param feed: lets ``core`` know
-    :param is_read_for: says whether something is being read that is to be sent on a connection
+    :param is_read_for: returns whether a chunk is being read that a connection will send
     """
 
     def __init__(
@@ -52,25 +50,25 @@ class SendProgress:
     ) -> None:
         self._feed, self._core, self._faults = feed, core, faults
         self._is_read_for = is_read_for
-        self._watched: dict[Connection, bool] = {}  # and whether a look at it is due
+        self._watched: dict[Connection, bool] = {}  # and whether a poll is scheduled
         self._due: list[tuple[float, int, float, Connection]] = []
         self._number = itertools.count()
         self._sleep = trio.CancelScope()
 
     def watch_connections(self, watch: actions.Watch) -> None:
-        """Look at connections until all has arrived on them."""
+        """Poll connections until everything has arrived on them."""
         connection: Connection
         for connection in watch.connections:  # type: ignore[assignment]
             self._watched.setdefault(connection, False)
             self.look_soon(connection)
 
     def look_soon(self, connection: Connection) -> None:
-        """Look at a connection, if it is watched: what has waited in this host may be gone."""
+        """Poll a watched connection soon, because its queue or its reads may have ended."""
         if self._watched.get(connection) is False:
             self._put(trio.current_time(), LOOK_FIRST_S, connection)
 
     def forget_connection(self, connection: Connection) -> None:
-        """Look at a connection no more: it has ended."""
+        """Stop polling a connection."""
         self._watched.pop(connection, None)
 
     def _put(self, now: float, wait_s: float, connection: Connection) -> None:
@@ -80,7 +78,7 @@ class SendProgress:
             self._sleep.deadline = now + wait_s
 
     async def run(self) -> None:
-        """Look when it is time, for ever."""
+        """Poll when it is time, for ever."""
         while True:
             self._sleep = trio.CancelScope(deadline=self._due[0][0] if self._due else math.inf)
             with self._sleep:
@@ -110,6 +108,6 @@ class SendProgress:
     def _has_arrived(self, connection: Connection) -> bool:
         try:
             return connection.is_delivered
-        except Exception as error:  # others are to have its places
+        except Exception as error:  # free its slots
             self._faults.record_fault("looking whether a peer has its answers", error)
             return True

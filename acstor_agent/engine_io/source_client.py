@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the sources: performs the attempts that ``engine/failover`` decides on."""
+"""Client of the sources: performs the attempts that ``engine/failover`` selects."""
 
 import contextlib
 import functools
@@ -27,26 +27,21 @@ T = TypeVar("T")
 LOG = log.getLogger(__name__)
 
 _Read = Callable[[base.Source, Sequence[int], base.ReportOutcomes], Awaitable[None]]
-"""Reads the pieces with these numbers from a source; reports their outcomes by index."""
+"""Reads the pieces with these numbers from a source; reports outcomes by index."""
 
 
 class PlaceState(NamedTuple):
-    """How one source does.
-
-    :param trouble: why it counts as down, or what it refuses, and since when; None: nothing
-    """
+    """State of one source."""
 
     where: str
-    trouble: health_issues.HealthIssue | None
+    trouble: health_issues.HealthIssue | None  # why it is down, or what it refuses
     health: base.Health
 
 
 class SourceClient(base.Source):
     """Several sources as one.
 
-    :param sources: at least one; for this and the next three see ``source_factory.Sources``
-    :param attempts: how often a request asks one source while its faults are transient
-    :param jitter: returns a number from 0 up to 1
+    :param sources: at least one; see ``source_factory.Sources`` also for the next three
     """
 
     def __init__(
@@ -70,12 +65,12 @@ class SourceClient(base.Source):
             self._sources[self.failover.copies] = read_copies or copies
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Return the size that the first source with the blob gives."""
+        """Return the size of a blob from the first source that has it."""
         what = f"the size of {blob.name}"
         return await self._ask(blob, what, lambda source: source.size_bytes(blob))
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
-        """Return what the first source with the blob has."""
+        """Return the state of a blob from the first source that has it."""
         return await self._ask(
             blob, f"a look at {blob.name}", lambda source: source.find_blob(blob)
         )
@@ -103,7 +98,7 @@ class SourceClient(base.Source):
             await self._run(blob, len(pieces), what, read, told)
 
     def given_as(self, image_id: ids.ImageId, offset: int) -> placement.SourceAccess:
-        """Say how what hosts mean by an offset of an image is given."""
+        """Return how an offset of an image is served."""
         if self._copies is None or not self.failover.refused:
             return placement.SourceAccess.IN_PARTS
         blob, _ = base.blob_at(image_id, offset)
@@ -116,14 +111,14 @@ class SourceClient(base.Source):
         )
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
-        """Return the hash that the copies know of what they give, or else the first source."""
+        """Return the hash that the copies know if they serve the blob, else a source's."""
         if self._copies is not None and _key(blob) in self.failover.refused:
             return self._copies.os_hash(blob)
         known = (self._sources[state].os_hash(blob) for state in self.failover.sources)
         return next((found for found in known if found.algo), chunk_map.UNKNOWN_OS_HASH)
 
     async def aclose(self) -> None:
-        """Let the copies go, and close all the sources."""
+        """Close the copies and all sources."""
         if self._copies is not None:
             await self._copies.aclose()
         for state in self.failover.sources:
@@ -131,16 +126,16 @@ class SourceClient(base.Source):
 
     @property
     def where(self) -> str:
-        """All the places, in order."""
+        """All places, in order."""
         return ", ".join(state.where for state in self.failover.sources)
 
     @property
     def in_flight(self) -> int:
-        """As many as the preferred source can take."""
+        """The limit of the preferred source."""
         return self._sources[self.failover.sources[0]].in_flight
 
     def place_health(self) -> list[PlaceState]:
-        """Return how each source does; may be called from any thread."""
+        """Return the state of each source; may be called from any thread."""
         return [
             PlaceState(
                 state.where, self.failover.fault_of(state), self._sources[state].source_health()
@@ -151,7 +146,7 @@ class SourceClient(base.Source):
     async def _ask(
         self, blob: base.Blob, what: str, ask: Callable[[base.Source], Awaitable[T]]
     ) -> T:
-        """Return the first answer; ask the sources, whatever they have refused before."""
+        """Return the first answer; ask the sources even if they refused the blob recently."""
         answers: list[tuple[int, T | errors.ChunkUnavailable]] = []
 
         async def read(source: base.Source, _: Sequence[int], took: Callable[..., None]) -> None:
@@ -186,7 +181,7 @@ class SourceClient(base.Source):
             told(request.list_failures())
 
     def _bring_rest(self, blob: base.Blob) -> None:
-        """Let the copy of an image begin whose guests read its boot image, and soon the rest."""
+        """Start the copy of an image whose boot image is read from copies."""
         image = base.Blob(blob.image_id, base.BlobKind.IMAGE)
         if blob.kind is base.BlobKind.BOOT_IMAGE and image in self.failover.refused:
             assert self._copies is not None
@@ -194,10 +189,7 @@ class SourceClient(base.Source):
 
 
 class _Run:
-    """The attempts of one request.
-
-    :ivar fault: a bug of a source, or of who is told
-    """
+    """The attempts of one request."""
 
     def __init__(
         self,
@@ -208,15 +200,15 @@ class _Run:
     ) -> None:
         self._sources, self._request, self._read, self._told = sources, request, read, told
         self._changed = trio.Event()
-        self.fault: Exception | None = None
+        self.fault: Exception | None = None  # a bug in a source or in the callback
 
     async def alone(self) -> None:
-        """Make one attempt after the other: there is none to hedge with."""
+        """Make one attempt after the other, with no source to hedge with."""
         while self.fault is None and (attempt := self._next()):
             await self._attempt(attempt)
 
     async def hedged(self) -> None:
-        """Make attempts, until all pieces are here or no source is left."""
+        """Make attempts until no piece is missing or no source is left."""
         async with trio.open_nursery() as nursery:
             while self.fault is None:
                 self._changed = trio.Event()
@@ -247,7 +239,7 @@ class _Run:
             while request.begin_attempt(attempt):
                 try:
                     await self._read(self._sources[attempt.source], attempt.numbers, took)
-                except errors.ChunkUnavailable as failure:  # of all that it has not told of
+                except errors.ChunkUnavailable as failure:  # for all pieces without an outcome
                     took([(at, failure) for at in sorted(attempt.untold)])
                 if (pause_s := request.attempt_ended(attempt, trio.current_time())) is None:
                     break
@@ -260,6 +252,6 @@ class _Run:
 
 
 def _key(blob: base.Blob) -> base.Blob:
-    """Return what is asked for where a blob is meant: of an image what guests read."""
+    """Return the blob under which refusals are kept: the image for its stored qcow2."""
     is_stored = blob.kind is base.BlobKind.QCOW2
     return base.Blob(blob.image_id, base.BlobKind.IMAGE) if is_stored else blob

@@ -21,7 +21,7 @@ Klass = requests.Klass
 Priority = read_request.Priority
 
 SAID = 256
-"""Images of which it is known what the source said when it failed last."""
+"""Images whose last source error is remembered."""
 _KLASSES = {
     Priority.GUEST: Klass.GUEST,
     Priority.PEER: Klass.PEER,
@@ -32,10 +32,7 @@ _KLASSES = {
 
 
 class SourceReader:
-    """The reads of the source under way.
-
-    :ivar said: why the source did not give something of an image, the last time
-    """
+    """The reads of the source under way; ``said`` has the last error for each image."""
 
     def __init__(
         self,
@@ -64,7 +61,7 @@ class SourceReader:
             scope.cancel()
 
     async def _read(self, read: actions.ReadSource) -> None:
-        """Read a range, and feed what becomes of its chunks as it comes."""
+        """Read a range, and feed outcomes as they come."""
         blob, offset = base.blob_at(read.image_id, read.wants[0].offset)
         begin = read.wants[0].offset - offset
         pieces = [base.Piece(want.offset - begin, want.length, want.content) for want in read.wants]
