@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that are sent one after the other: the first bytes of them, and what is left.
-
-The bytes of a chunk are never copied here.
-"""
+"""Slices lists of buffers for sending and receiving, without copies."""
 
 from collections.abc import Sequence
 
@@ -10,7 +7,7 @@ from acstor_common.model import geometry
 from acstor_common.wire import peer_wire
 
 SHORT_BYTES = 4 * geometry.KIB
-"""To wait for so little to come whole is not worth a call of the kernel."""
+"""Below this, waiting for complete data is not worth a system call."""
 
 
 def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:
@@ -23,7 +20,7 @@ def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer
 
 
 def first_of(buffers: Sequence[peer_wire.Buffer], most: int) -> list[memoryview]:
-    """Return the first bytes of ``buffers``, no more than ``most`` (1 or more)."""
+    """Return the first ``most`` bytes (1 or more) of ``buffers``."""
     found: list[memoryview] = []
     for buffer in buffers:
         found.append(memoryview(buffer)[:most])

@@ -14,7 +14,6 @@ from acstor_common.identity import credentials
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
-    """Set TCP options: low latency, and detection of a host that is gone."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, peer_link.NOT_SENT_BYTES)
@@ -45,7 +44,7 @@ async def connect(
 ) -> peer_link.Link:
     """Connect to an agent.
 
-    :param credentials: None for clear text
+    :param credentials: None: clear text
     :param silence_s: the connection is lost when sent bytes stay unacknowledged for so long
     :raises errors.NotAuthenticated: the other side's certificate is not valid
     """
@@ -61,9 +60,9 @@ async def connect(
 
 
 async def wait_for_first_byte(stream: trio.SocketStream) -> None:
-    """Return when the first byte of a new connection can be read; leave it there.
+    """Wait until a new connection can be read, without reading.
 
-    :raises OSError: the other side has hung up instead
+    :raises OSError: the other side has closed
     """
     if not await stream.socket.recv(1, socket.MSG_PEEK):
         raise OSError("closed before Hello")
@@ -72,6 +71,6 @@ async def wait_for_first_byte(stream: trio.SocketStream) -> None:
 async def accept(
     stream: trio.SocketStream, credentials: credentials.Credentials | None, silence_s: float
 ) -> peer_link.Link:
-    """Return the link of a connection that another agent opened; see :func:`connect`."""
+    """Return the link of an accepted connection; see :func:`connect`."""
     sock = socket.socket(fileno=stream.socket.detach())
     return await _start(sock, credentials, silence_s, is_server=True)

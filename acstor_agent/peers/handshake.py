@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The handshake of two agents: mutual TLS 1.3, in which each side sends a secret.
 
-Then TLS ends, without a close_notify.  Frames follow, which are encrypted whole with keys derived
-from both secrets (``peer_encryption``).  So no bulk data goes through TLS records of 16 KiB.
+TLS then ends without a close_notify, and whole frames are encrypted with keys derived from both
+secrets (``peer_encryption``), which avoids TLS records of 16 KiB.
 """
 
 import contextlib
@@ -57,10 +57,7 @@ class Handshake:
         return link
 
     async def _prove(self) -> tuple[int, certificates.HostCertificate]:
-        """Do the TLS handshake.
-
-        Return the generation of the credentials, and the other side's certificate that they accept.
-        """
+        """Do the TLS handshake; return the generation of credentials and the certificate."""
         credentials, session = self._credentials, self._session
         try:
             while not session.continue_handshake():
@@ -69,14 +66,14 @@ class Handshake:
         except ssl.SSLError as error:
             if session.protocol == credentials_.PROOF_PROTOCOL:
                 raise ProofGiven from error
-            with contextlib.suppress(OSError):  # an alert, if it can be sent at once
+            with contextlib.suppress(OSError):  # send an alert, if possible
                 self._sock.send(session.take_outgoing())
             raise
         await self._send(session.take_outgoing())
         if session.protocol != credentials.protocol:
             why = f"peer_security differs: this host's is {credentials.protocol}"
             raise errors.NotAuthenticated("the other side's TLS", why)
-        generation = credentials.generation  # before the check: the files may change meanwhile
+        generation = credentials.generation  # read before the check: the files may change
         return generation, credentials.check(session.certificate)
 
     async def _agree(self) -> peer_encryption.Keys:
@@ -84,9 +81,7 @@ class Handshake:
         session = self._session
         ours = secrets.token_bytes(peer_encryption.SECRET_BYTES)
         await self._send(session.encrypt(ours))
-        session.put(
-            session.take_undecrypted()
-        )  # the secret may have come with the end of the handshake
+        session.put(session.take_undecrypted())  # the secret may have arrived with the handshake
         theirs, filled = bytearray(len(ours)), 0
         while filled < len(theirs):
             count = session.read_into(memoryview(theirs)[filled:])
@@ -107,8 +102,7 @@ class Handshake:
                 rest = rest[self._sock.send(rest) :]
 
     async def _receive(self) -> None:
-        """Receive at least a byte, or the end of the stream."""
-        await trio.lowlevel.checkpoint()  # TLS may ignore all that comes
+        await trio.lowlevel.checkpoint()  # TLS may ignore everything
         while True:
             try:
                 data = self._sock.recv(tls_session.RECORD_BYTES)

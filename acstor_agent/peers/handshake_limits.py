@@ -2,8 +2,8 @@
 """Bounds incoming connections before their Hello, in number and in time.
 
 Each address of hosts on the v-node table has places of its own; all other addresses share theirs.
-When the places are used up, the oldest connection is dropped: of that address, or of the address
-that has most of the shared places.  So a flood from one address pushes out its own connections.
+When places are used up, the oldest connection of that address, or of the address with most of the
+shared places, is dropped. So a flood from one address drops its own connections.
 """
 
 import collections
@@ -21,17 +21,16 @@ LOG = logging.getLogger(__name__)
 
 SAY_AGAIN_S = 10.0
 LINES = 32
-"""Lines in the log in SAY_AGAIN_S: addresses and reasons are as many as somebody likes."""
+"""Log lines in SAY_AGAIN_S, since attackers choose addresses and reasons."""
 PLACES_OF_HOST = 8
-"""Of each host on the table, at its address: it needs four, and four more while old ones end."""
+"""For each host on the table at an address: four, and four more while old ones end."""
 
 
 class HandshakeLimits:
-    """Connections before their Hello; ``dropped`` counts those that got no further.
+    """Connections before their Hello; ``dropped`` counts those that failed.
 
-    :param limit: how many there are at a time from addresses where no host stands
-    :param time_s: how long each has to say who it is
-    :param hosts_at: returns how many hosts of the table stand at an address
+    :param limit: concurrent connections from addresses without hosts
+    :param hosts_at: returns the number of hosts of the table at an address
     """
 
     def __init__(
@@ -40,8 +39,8 @@ class HandshakeLimits:
         self.dropped = 0
         self.handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
         self._limit, self._time_s, self._hosts_at = limit, time_s, hosts_at
-        self._waiting: dict[trio.CancelScope, str] = {}  # the oldest first
-        self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, in the same way
+        self._waiting: dict[trio.CancelScope, str] = {}  # oldest first
+        self._of_hosts: dict[str, dict[trio.CancelScope, str]] = {}  # by address, oldest first
         self._said = log_limit.LogLimit(SAY_AGAIN_S)
         self._said_hasty = log_limit.LogLimit(SAY_AGAIN_S)
         self._lines, self._lines_since_s, self._unsaid = 0, -SAY_AGAIN_S, 0
@@ -51,9 +50,9 @@ class HandshakeLimits:
 
     @contextlib.contextmanager
     def one_from(self, ip: str) -> Iterator[None]:
-        """Be unauthenticated until the block ends.
+        """Count a connection as unauthenticated until the block ends.
 
-        :raises trio.TooSlowError: the time is over, or others took the place
+        :raises trio.TooSlowError: it took too long, or was dropped for another one
         """
         is_dropped = True
         try:
@@ -71,7 +70,7 @@ class HandshakeLimits:
             self.dropped += is_dropped
 
     def _room_for(self, ip: str) -> dict[trio.CancelScope, str]:
-        """Return where a connection from an address waits, with room for it."""
+        """Return the list for an address, after dropping connections to make room."""
         hosts = self._hosts_at(ip)
         if hosts:
             waiting, limit = self._of_hosts.setdefault(ip, {}), PLACES_OF_HOST * hosts
@@ -82,11 +81,11 @@ class HandshakeLimits:
         return waiting
 
     def may_come(self, ip: str) -> bool:
-        """Say whether a connection from an address is worth a look; if not that is counted."""
+        """Return whether to accept a connection from an address; count it if not."""
         return self._may(self.handshakes.may_come, ip)
 
     def may_begin(self, ip: str) -> bool:
-        """Say whether a connection from an address may have its handshake; if not it is counted."""
+        """Return whether an address may start a handshake; count it if not."""
         return self._may(self.handshakes.may_begin, ip)
 
     def _may(self, rule: Callable[[str, float], bool], ip: str) -> bool:
@@ -99,7 +98,7 @@ class HandshakeLimits:
         return may
 
     def log_drops(self, ip: str, peer: str, why: str) -> None:
-        """Tell in the log who was dropped, once in a while for each address and reason."""
+        """Log a dropped connection, rate-limited for each address and reason."""
         now = trio.current_time()
         untold = self._said.left_out((ip, why), now)
         if untold is None:
@@ -111,7 +110,6 @@ class HandshakeLimits:
         LOG.warning("Connection from %s dropped: %s%s", peer, why, more)
 
     def _may_say(self, now: float) -> bool:
-        """Say whether the log may have one more line now, which is counted."""
         if now - self._lines_since_s >= SAY_AGAIN_S:
             if self._unsaid:
                 LOG.warning("%d more connections were dropped for other reasons", self._unsaid)

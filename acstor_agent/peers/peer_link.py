@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to another agent: bytes in and out, on a socket that only this module uses.
+"""A connection to another agent: bytes in and out, encrypted after a handshake.
 
-``peer_wire`` makes messages of the bytes; ``peers.connection`` says what each side may send.  After
-a handshake (``peers.handshake``) frames are encrypted.
-
-A link calls the non-blocking socket itself and waits by trio only when it must: trio's own socket
-methods take one turn of the scheduler per call, which is a third of the cost of a chunk.
+A link calls the non-blocking socket itself and uses trio only to wait: trio's socket methods take
+one turn of the scheduler per call, a third of the cost of a chunk.
 """
 
 import array
@@ -29,28 +26,27 @@ from acstor_common.wire import peer_encryption
 from acstor_common.wire import peer_wire
 
 LOW_WATER_BYTES = 256 * geometry.KIB
-"""A receiver is not woken for less than this, or than the rest of a shorter frame."""
+"""SO_RCVLOWAT at most; lower for the rest of a shorter frame."""
 TURN_BYTES = 512
-"""What is decoded at a time where :attr:`Link.is_brief`: 32 Pings."""
+"""Bytes decoded at a time if :attr:`Link.is_brief`: 32 Pings."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 BUFFERS_PER_CALL = 64
 NOT_SENT_BYTES, MOST_NOT_SENT_BYTES = 16 * geometry.KIB, 512 * geometry.KIB
-"""What the kernel may keep of a connection unsent; the rest stays here, where it can be seen."""
+"""TCP_NOTSENT_LOWAT, least and most; the rest stays in this process and can be reordered."""
 NOT_SENT_S = 0.0005
-"""More than the least only if it leaves in this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10.  The kernel
-asks for more when half of it has left; to be asked costs this host about 0.1 ms."""
+"""More than the least only if that is sent within this time: 64 KiB at 1 Gbit/s, 0.6 MB at 10."""
 
 FRAME_S = 0.004
-"""How long an encrypted frame with chunks takes on the link: none is of use before its end."""
+"""Time on the link of an encrypted frame, which is useless until complete."""
 
 LINK_ERRORS = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What a link raises when the connection is lost."""
+"""Errors of a lost connection."""
 
 _DELIVERY_RATE = slice(160, 168)
-"""Where the rate is, in bytes a second, at which the other side acknowledges (linux/tcp.h)."""
-_APP_LIMITED = 7, 0x01  # the byte and the bit that say that this host had too little to send
-_OUTQ = array.array("i", [0])  # what the kernel answers
+"""Delivery rate in bytes a second (linux/tcp.h)."""
+_APP_LIMITED = 7, 0x01  # byte and bit: the sender had too little to send
+_OUTQ = array.array("i", [0])  # result buffer
 
 _ECN_BITS = 2  # below the DSCP, in one byte
 _ANOTHER_MODE = "it does not speak TLS, and this host does: peer_security differs"
@@ -76,38 +72,30 @@ def reason(error: Exception) -> str:
 
 
 class Link:
-    """A TCP connection.
+    """A TCP connection."""
 
-    :ivar certificate: of the other side; None in insecure mode
-    :ivar believed_by: the generation of the credentials that accepted the certificate
-    :ivar sending: encrypts frames, and ``receiving`` decrypts them; None in insecure mode
-    :ivar turn: is awaited before the link receives anything
-    :ivar is_brief: little is decoded at a time
-    :ivar upload: limits the rate of sending, and ``download`` that of receiving
-    """
-
-    certificate: certificates.HostCertificate | None = None
-    believed_by = 0
-    sending: peer_encryption.Encryption | None = None
+    certificate: certificates.HostCertificate | None = None  # of the peer; None: insecure mode
+    believed_by = 0  # the generation of the credentials that accepted it
+    sending: peer_encryption.Encryption | None = None  # None: insecure mode
     receiving: peer_encryption.Encryption | None = None
-    turn: Callable[[], Awaitable[None]] | None = None
-    is_brief = False
-    _holds = 0  # directions that wait for their rate limits
+    turn: Callable[[], Awaitable[None]] | None = None  # awaited before each receive
+    is_brief = False  # decode only TURN_BYTES at a time
+    _holds = 0  # directions that wait for a rate limit
 
     def __init__(self, sock: socket.socket, early: bytes = b"") -> None:
         self.upload, self.download = traffic_control.RateLimiter(), traffic_control.RateLimiter()
         self._sock = sock
         self._low_water_bytes = 1
-        self._is_empty = False  # the last call has received all there was
+        self._is_empty = False  # the last call received everything
         self._not_sent_bytes = NOT_SENT_BYTES
         self._calls = 0
         self._bytes_s = math.inf
-        self._early = early  # came with the handshake
+        self._early = early  # received with the handshake
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
-        """Return the next messages, at least one; None when the other side has closed.
+        """Return the next messages, at least one; None if the other side has closed.
 
-        :raises errors.RemoteProtocolError: what came is not the protocol
+        :raises errors.RemoteProtocolError: the bytes violate the protocol
         """
         messages: list[peer_wire.Message] | None
         if self._early:
@@ -146,14 +134,11 @@ class Link:
 
     @property
     def is_held(self) -> bool:
-        """Whether the link waits for one of its rate limits."""
+        """Whether the link waits for a rate limit."""
         return self._holds > 0
 
     def _receive_nowait(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
-        """Return the messages that are completed by what can be received without waiting.
-
-        None when the other side has closed.
-        """
+        """Return the messages that received bytes complete; None if the peer has closed."""
         buffers = self._spaces(receiver)
         if self.download.step_bytes is not None:
             buffers = buffers_.first_of(buffers, self.download.step_bytes)
@@ -163,23 +148,20 @@ class Link:
         return receiver.bytes_received(count) if count else None
 
     def _spaces(self, receiver: peer_wire.Receiver) -> list[memoryview]:
-        """Return where to receive next; of a chunk as much as there is."""
+        """Return the buffers to receive into, small ones if the link is brief."""
         spaces = receiver.get_buffers()
         is_short = self.is_brief and len(spaces) == 1
         return [spaces[0][:TURN_BYTES]] if is_short else spaces
 
     def _set_low_water(self, expected_bytes: int) -> None:
-        is_short = expected_bytes <= buffers_.SHORT_BYTES  # not worth a call of the kernel
+        is_short = expected_bytes <= buffers_.SHORT_BYTES  # not worth a system call
         low_water_bytes = 1 if is_short else min(expected_bytes, LOW_WATER_BYTES)
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
             self._low_water_bytes = low_water_bytes
 
     def send_nowait(self, buffers: list[peer_wire.Buffer]) -> int:
-        """Send what can be sent without waiting; return the number of bytes.
-
-        What could not be sent must be the first to be sent next time.
-        """
+        """Send what the socket takes; return the number of bytes. The rest must be next."""
         if not self.upload.is_open:
             return 0
         try:
@@ -193,7 +175,7 @@ class Link:
         return sent
 
     async def send_some(self, buffers: list[peer_wire.Buffer]) -> int:
-        """Send at least one byte, waiting for room if need be; return the number of bytes."""
+        """Send at least one byte, waiting if necessary; return the number of bytes."""
         await self._wait_for(self.upload)
         began_s = trio.current_time()
         while True:
@@ -201,35 +183,32 @@ class Link:
             if count := self.send_nowait(buffers):
                 self._note_pace(count, trio.current_time() - began_s)
                 return count
-            await self._wait_for(self.upload)  # others may have sent meanwhile
+            await self._wait_for(self.upload)  # other connections share the limit
 
     @property
     def run_bytes(self) -> int:
-        """How many bytes of chunks a frame carries: few on a slow link where it is encrypted."""
+        """Bytes of chunks in a frame: fewer on a slow encrypted link."""
         if self.sending is None:
             return peer_wire.RUN_BYTES
         most = min(peer_wire.RUN_BYTES, int(FRAME_S * self._delivery()[0]))
         return max(peer_wire.ENCRYPTED_RUN_BYTES, most)
 
     def _delivery(self) -> tuple[int, bool]:
-        """Return bytes a second that arrived last, and whether there was too little to send."""
+        """Return the delivery rate in bytes a second, and whether too little was sent."""
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERY_RATE.stop)
         at, bit = _APP_LIMITED
         return int.from_bytes(info[_DELIVERY_RATE], sys.byteorder), bool(info[at] & bit)
 
     @property
     def bytes_s(self) -> float:
-        """Bytes a second that the link moves, as far as was seen; infinite if nothing was."""
+        """Measured rate of the link in bytes a second; infinite if unknown."""
         bytes_s, is_app_limited = self._delivery()
         if bytes_s and not is_app_limited:
             self._bytes_s = float(bytes_s)
         return min(self._bytes_s, self.upload.bytes_s)
 
     def _note_pace(self, count: int, took_s: float) -> None:
-        """Let the kernel keep more unsent where that leaves quickly, the least where it does not.
-
-        A wait that was short by chance makes it twice as much, and the next one makes it the least.
-        """
+        """Adapt TCP_NOTSENT_LOWAT: double it where sending is fast, else reset it."""
         leaves_bytes = count * NOT_SENT_S / max(took_s, 1e-6)
         kept_bytes = self._not_sent_bytes
         if leaves_bytes >= 2 * kept_bytes:
@@ -241,7 +220,7 @@ class Link:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, kept_bytes)
 
     def join_limits(self, traffic: traffic_control.Traffic, klass: peer_wire.Klass) -> None:
-        """Use the limits that all connections share, and the DSCP of this connection's class."""
+        """Use the shared rate limits, and the DSCP of the connection's class."""
         self.upload, self.download = traffic.upload, traffic.download
         if dscp := traffic.dscp_of(klass):
             of_v6 = socket.IPPROTO_IPV6, socket.IPV6_TCLASS
@@ -251,12 +230,12 @@ class Link:
 
     @property
     def undelivered_bytes(self) -> int:
-        """What the kernel has taken and the other side has not acknowledged yet."""
+        """Bytes in the kernel that the other side has not acknowledged."""
         fcntl.ioctl(self._sock, termios.TIOCOUTQ, _OUTQ)
         return _OUTQ[0]
 
     async def wait_writable(self) -> None:
-        """Return when the kernel keeps less than half unsent of what it may."""
+        """Wait until less than half of TCP_NOTSENT_LOWAT is unsent."""
         await trio.lowlevel.wait_writable(self._sock)
 
     def close(self) -> None:

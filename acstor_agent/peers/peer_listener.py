@@ -1,15 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where other agents reach this one: accepts their connections, and comes back when it dies.
+"""The listening sockets of an agent: accepts connections, recovers from failures.
 
-A host whose own endpoint is dead notices nothing by itself: it asks others and is
-answered, while it costs them a try each time.  So a listening socket that fails,
-or that does not listen any more, is closed and opened again; connections that
-were accepted before go on.
-
-Who need not even be heard is turned away before there is a task for him: a connection
-that is accepted and closed at once takes 0.02 ms, one that is looked at ten times that.
-
-Accepting ends only when the agent does.
+A host does not notice a dead listener by itself, since it still reaches others. So a listening
+socket that fails or stops listening is opened again; accepted connections continue.
 """
 
 import errno
@@ -27,12 +20,12 @@ from acstor_common.model import addresses
 LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
-"""How often the sockets are asked whether they listen: the kernel does not always say so itself."""
+"""Interval of checks that sockets still listen; the kernel does not always report it."""
 RETRY_FIRST_S = 0.1
 RETRY_LONGEST_S = 5.0
 
 ACCEPTS_PER_TURN = 32
-"""Connections turned away in a row before other tasks get a turn."""
+"""Connections refused in a row before other tasks get a turn."""
 PASSING_ERRNOS = {
     errno.ECONNABORTED,
     errno.EPERM,
@@ -45,18 +38,18 @@ PASSING_ERRNOS = {
     errno.EOPNOTSUPP,
     errno.ENONET,
 }
-"""What accept(2) says of one connection, and not of the socket that listens."""
+"""Errors of accept(2) about one connection, not about the listening socket."""
 
 Handler = Callable[[trio.SocketStream], Awaitable[object]]
 MayEnter = Callable[[str], bool]
-"""Says whether a connection from an IP address is to be heard."""
+"""Returns whether to accept a connection from an IP address."""
 Listeners = Sequence[trio.SocketListener]
 
 
 async def open_at(address: str) -> list[trio.SocketListener]:
     """Return sockets that listen at ``ip:port``.
 
-    :raises errors.Unusable: nobody can listen there
+    :raises errors.Unusable: the address is invalid or cannot be bound
     """
     try:
         host, port = addresses.parse(address)
@@ -66,11 +59,7 @@ async def open_at(address: str) -> list[trio.SocketListener]:
 
 
 class PeerListener:
-    """The listening sockets of an agent.
-
-    :param handler: takes each connection that is accepted
-    :param may_enter: asked for each; one that may not is closed
-    """
+    """The listening sockets of an agent; ``handler`` takes each accepted connection."""
 
     def __init__(self, handler: Handler, may_enter: MayEnter = lambda ip: True) -> None:
         self.reopened = 0
@@ -83,10 +72,7 @@ class PeerListener:
         handlers: trio.Nursery,
         task_status: trio.TaskStatus[Listeners] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Accept connections for ever, at the addresses at which ``listeners`` listen now.
-
-        :param handlers: where what takes the connections runs
-        """
+        """Accept connections for ever; reopen listeners at their addresses if they fail."""
         addresses = [listener.socket.getsockname()[:2] for listener in listeners]
         task_status.started(listeners)
         while True:
@@ -99,7 +85,7 @@ class PeerListener:
             LOG.info("the peer listener %s is open again", addresses)
 
     async def _until_it_dies(self, listeners: Listeners, handlers: trio.Nursery) -> str:
-        """Accept connections; return why no more come."""
+        """Accept connections until a listener fails; return why."""
         why = ""
         try:
             async with trio.open_nursery() as nursery:
@@ -112,14 +98,14 @@ class PeerListener:
 
 
 class _Door(trio.abc.Listener[trio.SocketStream]):
-    """A listening socket that lets in who may enter."""
+    """A listening socket that refuses some addresses."""
 
     def __init__(self, listener: trio.SocketListener, may_enter: MayEnter) -> None:
         self._listener = listener
         self._may_enter = may_enter
 
     async def accept(self) -> trio.SocketStream:
-        """Return the next connection that is to be heard; see :meth:`trio.abc.Listener.accept`."""
+        """Return the next accepted connection; see :meth:`trio.abc.Listener.accept`."""
         while True:
             await trio.lowlevel.wait_readable(self._listener.socket)
             for _ in range(ACCEPTS_PER_TURN):
@@ -154,7 +140,7 @@ class _Door(trio.abc.Listener[trio.SocketStream]):
 
 
 async def _open_again(addresses: Sequence[tuple[str, int]]) -> Listeners:
-    """Open the sockets at all addresses, as soon as that can be done."""
+    """Open the sockets at all addresses, with retries."""
     delay_s = RETRY_FIRST_S
     while True:
         opened: list[trio.SocketListener] = []

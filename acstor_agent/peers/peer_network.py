@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host among its peers: connections that are opened, kept, bounded and closed.
+"""This host among its peers: opens, keeps, bounds and closes connections.
 
-A peer can cost time, never the daemon.  Whatever comes or does not come over a
-connection ends in an answer, in a loss that who asked is told, or in a dropped
-connection and a line in the log.  So does an error that nobody foresaw.
-
-Bytes are handed on as they came: whoever asked checks them against the CID.
+Whatever a peer sends or omits, and any unexpected exception, ends in an answer, a reported loss, or
+a dropped connection and a log line. Chunks are not verified here.
 """
 
 import contextlib
@@ -51,23 +48,16 @@ SecurityMode = security_mode.SecurityMode
 MaySpeak = hello_exchange.MaySpeak
 Heard = server_connection.Heard
 BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
-"""Takes note of a host that was asked and broke the protocol, whoever waited for its answers."""
+"""Called with a host that was asked and broke the protocol."""
 
 
 class PeerNetwork:
-    """Asks other agents for chunks, and answers theirs.
+    """Client and server of the peer protocol.
 
-    :param host_id: this host
-    :param heard: is told what a peer tells without being asked
-    :param broke_rules: is told of who broke the protocol
-    :param unheard: is told of who may not know what it was told: it was not reached, or has gone
-    :param may_speak: says why a host may not speak, to it and for itself; empty if it may
-    :param credentials: who this host is, and whom it believes; None where nobody proves anything
-    :param ring_epoch: returns the epoch of the v-node table in force, for Hello
-    :param hosts_at: how many hosts that may speak stand at an address; they have places of their
-        own before their Hello
-    :param turn_s: returns how long the turn of the event loop has lasted that is under way
-    :param traffic: caps and marks what all connections move
+    :param unheard: called with a host that may have missed announcements
+    :param credentials: None in insecure mode
+    :param hosts_at: returns the number of admitted hosts at an address (``handshake_limits``)
+    :param turn_s: returns how long the current turn of the event loop has lasted
     """
 
     def __init__(
@@ -93,9 +83,7 @@ class PeerNetwork:
         self._credentials = credentials
         self._gate = base_connection.DemandGate()
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], channel.Channel] = {}
-        self._leaving: set[channel.Channel] = (
-            set()
-        )  # beside them: others are in their places, or none
+        self._leaving: set[channel.Channel] = set()  # replaced, and still with pending requests
         self._answering: set[server_connection.ServerConnection] = set()
         self._budgets = server_connection.Budgets(self._limits)
         many = self._limits.incoming + self._limits.outgoing
@@ -113,18 +101,18 @@ class PeerNetwork:
 
     @property
     def connections(self) -> tuple[int, int]:
-        """Number of connections from other agents, and to other agents."""
+        """Number of incoming and of outgoing connections."""
         return len(self.unauthenticated) + len(self._answering), len(self._lines)
 
     async def aclose(self) -> None:
-        """End :meth:`run` and :meth:`serve_forever` and close every connection."""
+        """End :meth:`run` and :meth:`serve_forever`, and close all connections."""
         for scope in self._scopes:
             scope.cancel()
         await trio.lowlevel.checkpoint()
 
     @contextlib.contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Cancel what is inside when :meth:`aclose` is called."""
+        """Cancel the block when :meth:`aclose` is called."""
         with trio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
@@ -133,7 +121,6 @@ class PeerNetwork:
                 self._scopes.discard(scope)
 
     async def _keep(self, what: str, loop: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop, again when it fails: an error at one connection must not end the others."""
         while True:
             try:
                 await loop()
@@ -141,7 +128,7 @@ class PeerNetwork:
                 self.faults.record_fault(what, error)
             await trio.sleep(RETRY_S)
 
-    # Asking
+    # Client
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Own the connections to other agents until :meth:`aclose`."""
@@ -159,13 +146,13 @@ class PeerNetwork:
                 try:
                     await trio.sleep_forever()
                 finally:
-                    self._nursery = None  # while it is open: who asks now must not find it closed
+                    self._nursery = None  # before it closes: callers check it
 
     def _asking(self) -> list[base_connection.Connection]:
         return [line.connection for line in self._lines.values() if line.connection]
 
     def send_announcement(self, host: ids.HostId, address: str, news: peer_wire.News) -> None:
-        """Tell ``host`` something; where that cannot be done at once nothing is lost by it."""
+        """Send a message to ``host``; drop it if there is no connection or room."""
         try:
             line = self._line(host, address, peer_wire.Klass.BULK)
         except errors.ChunkUnavailable as e:
@@ -180,15 +167,12 @@ class PeerNetwork:
         requests: Sequence[peer_wire.Request],
         hear: client_connection.Hear,
     ) -> None:
-        """Ask ``host`` for chunks, in as few messages as may be; never waits.
+        """Request chunks of ``host`` in few messages; never waits. Callers keep deadlines.
 
-        Who uses this keeps the deadlines.
-
-        :param requests: all of one class of connections
-        :param hear: is given an answer, or that it is lost, for each that is not cancelled before,
-            as they come and never from within this call
-        :raises errors.LocalProtocolError: an answer of ``host`` to another request of such a number
-            may still come
+        :param requests: of one class of connections
+        :param hear: called with each answer or loss, never from within this call
+        :raises errors.LocalProtocolError: an answer to an older request with such a number is
+            possible
         """
         klass = requests[0].priority.klass
         try:
@@ -202,27 +186,27 @@ class PeerNetwork:
         line.send_requests(requests, hear)
 
     def cancel_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
-        """Want no answers any more to what ``host`` was asked."""
+        """Cancel requests to ``host``."""
         lines = [self._lines.get((host, klass)) for klass in peer_wire.Klass]
         for line in (*lines, *self._leaving):
             if line and line.host == host:
                 line.cancel_requests(request_ids)
 
     def hurry_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
-        """Have guests wait from now on for what ``host`` was asked without."""
+        """Tell ``host`` that guests now wait for bulk requests."""
         for line in (self._lines.get((host, peer_wire.Klass.BULK)), *self._leaving):
             if line and line.host == host and line.klass is peer_wire.Klass.BULK:
                 line.hurry_requests(request_ids)
 
     def _forget(self, line: channel.Channel) -> None:
-        """Have no connection by this line, or no more."""
+        """Remove a channel and fail its requests."""
         self._leaving.discard(line)
         if self._lines.get((line.host, line.klass)) is line:
             del self._lines[line.host, line.klass]
         line.connection_ended()
 
     def _line(self, host: ids.HostId, address: str, klass: peer_wire.Klass) -> channel.Channel:
-        """Return the line to ``host``; begin to connect if there is none to this address."""
+        """Return the channel to ``host``; dial if there is none to this address."""
         line = self._lines.get((host, klass))
         if line and line.address == address and line.is_open:
             return line
@@ -239,7 +223,6 @@ class PeerNetwork:
         return line
 
     def _make_room(self) -> None:
-        """Close the connection that is idle for longest if there are too many."""
         left = [line.connection for line in self._lines.values() if line.is_open]
         if len(left) < self._limits.outgoing:
             return
@@ -305,7 +288,7 @@ class PeerNetwork:
             early,
         )
 
-    # Answering
+    # Server
 
     async def serve_forever(
         self,
@@ -313,12 +296,7 @@ class PeerNetwork:
         listeners: Iterable[trio.SocketListener],
         task_status: trio.TaskStatus[peer_listener.Listeners] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Answer other agents until :meth:`aclose`; the listeners are closed at the end.
-
-        One that dies is opened again at its address.
-
-        :param giver: answers what peers ask for
-        """
+        """Serve other agents until :meth:`aclose`; the listeners are closed at the end."""
         self._giver = giver
         with self._until_closed():
             async with trio.open_nursery() as nursery:
@@ -366,10 +344,7 @@ class PeerNetwork:
             await trio.aclose_forcefully(stream)
 
     def _make_room_for(self, new: server_connection.ServerConnection) -> None:
-        """Close what a host has opened before, beyond what it may have: it has no use for it.
-
-        Where there are too many connections of all hosts, the one that is idle for longest.
-        """
+        """Close an older connection of the host if it has too many, else the idlest one."""
         rivals = [c for c in self._answering if (c.host, c.klass) == (new.host, new.klass)]
         if len(rivals) < self._limits.of_host:
             rivals = list(self._answering)
@@ -378,13 +353,13 @@ class PeerNetwork:
         min(rivals, key=lambda c: (not c.is_idle, c.last_progress)).close()
 
     async def _may_begin(self, stream: trio.SocketStream, ip: str) -> bool:
-        """Wait until the other side begins a handshake; say whether it may have one now."""
+        """Wait for the first byte; return whether a handshake may start now."""
         if self._credentials is None:
             return True
         await connection_setup.wait_for_first_byte(stream)
         if not self.unauthenticated.may_begin(ip):
             return False
-        await self._share.next_turn(ip)  # behind the check: a crowd of strangers does not queue
+        await self._share.next_turn(ip)  # after the check: refused ones do not queue
         return True
 
     async def _welcome(
@@ -416,7 +391,6 @@ class PeerNetwork:
         return connection, early
 
     async def _show_life(self) -> None:
-        """Tell those who wait for answers that this host works on them."""
         interval_s = self._limits.silence_s / 4
         while True:
             await trio.sleep(interval_s)

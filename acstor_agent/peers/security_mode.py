@@ -5,7 +5,7 @@ import enum
 
 
 class SecurityMode(enum.StrEnum):
-    """How agents talk to each other; both sides must have the same, which ALPN checks."""
+    """How agents communicate; both sides must agree, which ALPN checks."""
 
     SECURE = "secure"  # mutual TLS 1.3, then encrypted frames
-    INSECURE = "insecure"  # clear text; no host proves who it is
+    INSECURE = "insecure"  # clear text; hosts are not authenticated

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rate limits of what this host sends to other agents and receives from them, and DSCP.
+"""Rate limits for traffic with other agents, in both directions, and DSCP.
 
-Each direction has one :class:`RateLimiter`, which all connections share.  A connection may move
-bytes while the limiter is open, and then puts it into debt.  The connections wait in a queue until
-the debt is over.  Where this host stops reading, TCP makes the sender stop.  The algorithm is
-virtual scheduling, a form of the generic cell rate algorithm (ITU-T I.371).
+All connections share one :class:`RateLimiter` for each direction. A connection may move bytes while
+it is open, and puts it into debt. The connections queue until the debt is over. The algorithm is
+virtual scheduling (generic cell rate algorithm, ITU-T I.371).
 """
 
 import math
@@ -16,20 +15,17 @@ from acstor_common.model import geometry
 from acstor_common.wire import peer_wire
 
 BURST_S = 0.05
-"""Length of a burst after a pause, and of what one connection moves at a time."""
+"""Length of a burst after a pause, and of one connection's transmission."""
 LEAST_STEP_BYTES = 16 * geometry.KIB
 
 
 class RateLimiter:
-    """Limits how many bytes a second are moved.
-
-    :param bytes_s: the limit, in the long run; infinite for none
-    """
+    """Limits the bytes per second in the long term; infinite: no limit."""
 
     def __init__(self, bytes_s: float = math.inf) -> None:
         self.bytes_s = bytes_s
         self.step_bytes: int | None = None
-        """The most that a connection moves at a time, as others wait meanwhile; None: no limit."""
+        """Bytes that a connection moves at a time; None: no limit."""
         if bytes_s < math.inf:
             self.step_bytes = max(LEAST_STEP_BYTES, int(BURST_S * bytes_s))
         self._free_s = -math.inf  # when the debt is over
@@ -41,24 +37,40 @@ class RateLimiter:
         return self._free_s == -math.inf or self._free_s <= trio.current_time()
 
     def charge_bytes(self, count: int) -> None:
-        """Note that so many bytes were moved."""
+        """Record moved bytes."""
         if self.step_bytes is not None:
             since_s = max(self._free_s, trio.current_time() - BURST_S)
             self._free_s = since_s + count / self.bytes_s
 
     async def wait(self) -> None:
-        """Return when the debt is over; at once, without a checkpoint, if there is none."""
+        """Wait until the debt is over; without debt, return without a checkpoint."""
         if self.is_open:
             return
         async with self._queue:
             await trio.sleep_until(self._free_s)
 
 
+<<<<<<< ours
 class Traffic(NamedTuple):
     """What bounds and marks what all connections with other agents move.
 
     :param background_dscp: mark of packets that no guest waits for (RFC 2474)
     """
+=======
+class Dscp(NamedTuple):
+    """DSCP of packets that guests wait for, and of all others (RFC 2474)."""
+
+    guest: int = 0
+    background: int = 0
+
+    def mark_of(self, klass: peer_wire.Klass) -> int:
+        """Return the DSCP of a class of connections."""
+        return self.guest if klass is peer_wire.Klass.DEMAND else self.background
+
+
+class Traffic(NamedTuple):
+    """Rate limits and DSCP of all connections with other agents."""
+>>>>>>> theirs
 
     upload: RateLimiter
     download: RateLimiter
@@ -70,5 +82,10 @@ class Traffic(NamedTuple):
 
 
 def unbounded() -> Traffic:
+<<<<<<< ours
     """Return no limits and no marks."""
     return Traffic(RateLimiter(), RateLimiter())
+=======
+    """Return no limits and no DSCP."""
+    return Traffic(RateLimiter(), RateLimiter(), Dscp())
+>>>>>>> theirs

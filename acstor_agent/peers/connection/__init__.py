@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection between two agents: its Hello, its asking end and its answering end."""
+"""One connection between two agents: its Hello, client end and server end."""

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base of both ends of a connection between agents: reads, writes, and ends.
 
-When a connection ends, for whatever reason, all who wait for something on it are told at once.
-
-Messages go straight to the socket while it takes them, else to the outbox, which one task of the
-connection empties.  The answers to messages that came together leave together, chunks in as few
-frames as possible.  Bulk connections let demand connections of this process go first, but never
-wait long for them.
+When a connection ends, its pending requests are reported as lost at once. Messages go to the socket
+while it takes them, else to the outbox, which one task empties. Answers to messages that arrived
+together are sent together, chunks in few frames.
 """
 
 import abc
@@ -36,71 +33,51 @@ LOG = logging.getLogger(__name__)
 
 LOOK_FOR_ROOM_S = 0.1
 PARTS_PER_TURN = peer_wire.MAX_BATCH
-"""Messages, or requests in them, before others get a turn: a call of a socket gives 512 Pings."""
+"""Messages, or requests in them, before other tasks get a turn."""
 Part = peer_wire.Message | peer_wire.Request
 BULK_YIELDS_S = 0.05
-"""How long bulk data lets demand data go first, each time."""
+"""How long bulk data yields to demand data, each time."""
 NEARLY_BYTES = 16 * geometry.KIB
-"""An answer of which so little has not arrived is out of the way of the next."""
+"""An answer with fewer undelivered bytes does not delay the next one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the peer network.
+    """Bounds of the peer network."""
 
-    :param incoming: connections from other agents; an idle one makes room for a new one
-    :param of_host: incoming connections of one host, for each class
-    :param unauthenticated: incoming connections before their Hello, from other addresses than
-        those of hosts on the table
-    :param outgoing: connections to other agents; an idle one makes room for a new one
-    :param requests: requests in progress, of all hosts; further ones wait in the sockets
-    :param host_requests: requests in progress of one host, for each class
-    :param answer_bytes: bytes of the answers, for all hosts, until the kernel has them
-    :param host_answer_bytes: bytes of the answers for one host, for each class
-    :param hello_s: time to connect, for the handshake and for Hello
-    :param idle_s: the client closes a connection without requests after so long, the server after
-        twice that
-    :param silence_s: a connection ends when a frame or the outbox makes no progress for so long
-    :param serve_s: a request is worked on no longer, whatever its sender says, and what was posted
-        must have left by then
-    """
-
-    incoming: int = 8192
-    of_host: int = 2
-    unauthenticated: int = 64
-    outgoing: int = 1024
-    requests: int = 4096
-    host_requests: int = 256
-    answer_bytes: int = 128 * geometry.MIB
-    host_answer_bytes: int = 16 * geometry.MIB
-    hello_s: float = 5.0
-    idle_s: float = 60.0
-    silence_s: float = 20.0
-    serve_s: float = 60.0
+    incoming: int = 8192  # connections from other agents; idle ones are replaced
+    of_host: int = 2  # incoming connections of one host, for each class
+    unauthenticated: int = 64  # before Hello, from addresses without hosts
+    outgoing: int = 1024  # connections to other agents; idle ones are replaced
+    requests: int = 4096  # in progress, of all hosts; others wait in the sockets
+    host_requests: int = 256  # in progress, of one host for each class
+    answer_bytes: int = 128 * geometry.MIB  # not yet in the kernel, for all hosts
+    host_answer_bytes: int = 16 * geometry.MIB  # for one host and class
+    hello_s: float = 5.0  # time to connect, for the handshake and Hello
+    idle_s: float = 60.0  # until the client closes; the server after twice that
+    silence_s: float = 20.0  # without progress of a frame or the outbox
+    serve_s: float = 60.0  # longest time for a request, and for posted bytes
 
 
 class DemandGate:
-    """Holds bulk connections back while demand connections send.
-
-    A demand connection whose other side does not read holds nobody back.
-    """
+    """Makes bulk connections wait while demand connections send and are read."""
 
     def __init__(self) -> None:
-        self._waiting = 0  # demand connections whose outbox is not empty
+        self._waiting = 0  # demand connections with data in the outbox
         self._last_move = -math.inf
         self._cleared = trio.Event()
 
     def outbox_filled(self) -> None:
-        """Note that a demand connection has something in its outbox."""
+        """Record that a demand connection has data in its outbox."""
         self._waiting += 1
         self.outbox_sent()
 
     def outbox_sent(self) -> None:
-        """Note that some of it was sent."""
+        """Record that some of it was sent."""
         self._last_move = trio.current_time()
 
     def outbox_emptied(self) -> None:
-        """Note that its outbox is empty or given up."""
+        """Record that its outbox is empty or was dropped."""
         self._waiting -= 1
         if not self._waiting:
             self._cleared.set()
@@ -108,11 +85,11 @@ class DemandGate:
 
     @property
     def is_open(self) -> bool:
-        """Say that bulk data need not wait."""
+        """Whether bulk data need not wait."""
         return not self._waiting or trio.current_time() - self._last_move >= BULK_YIELDS_S
 
     async def wait(self) -> None:
-        """Return when demand data is gone or does not move, or after BULK_YIELDS_S."""
+        """Wait until demand data is sent or stuck, BULK_YIELDS_S at most."""
         if not self.is_open:
             with trio.move_on_after(BULK_YIELDS_S):
                 await self._cleared.wait()
@@ -121,10 +98,8 @@ class DemandGate:
 class Connection(abc.ABC):
     """One end of a connection: a link, an outbox, and the tasks that read and write.
 
-    :param host: the other side
     :param receiver: has already received Hello
     :param peer: the other side in words, for logs and errors
-    :param share: of the event loop
     """
 
     def __init__(
@@ -143,31 +118,31 @@ class Connection(abc.ABC):
         self.klass = klass
         self.is_closed = self.is_left = False  # is_left: by the other side
         self.last_progress = trio.current_time()
-        self._progress = (0, 0)  # what is to come of a frame, what is in the outbox
-        self._is_full = False  # what the other side sends has to wait for room
+        self._progress = (0, 0)  # missing bytes of the frame, bytes in the outbox
+        self._is_full = False  # received messages wait for room
         self.outbox_bytes = 0
         self._sent_bytes = 0
-        self._due = (math.inf, 0)  # by when how much must have been sent
+        self._due = (math.inf, 0)  # time by which so many bytes must be sent
         self.failure: errors.AcstorError | None = None
         self._receiver = receiver
         self._gate = gate
         self._share = share
-        self._sharer = host, klass  # what is in bulk leaves room for what is urgent
-        self._is_useful = False  # it told news, may have a chunk, or is asked by this host
+        self._sharer = host, klass  # bulk leaves room for demand
+        self._is_useful = False  # it announces, gets chunks, or is asked
         link.turn, link.is_brief = functools.partial(share.reserve_turn, self._sharer), True
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
-        self._run: list[peer_wire.Chunk] = []  # chunks that are put in frames when they are sent
+        self._run: list[peer_wire.Chunk] = []  # chunks to be put in frames when sent
         self._compression = link_compression.LinkCompression()
-        self._is_corked = False  # what is posted waits for more
-        self._is_writing = False  # what is in the outbox is the writing task's
+        self._is_corked = False  # posted messages wait for more
+        self._is_writing = False  # the writing task owns the outbox
         self._has_outbox = trio.Event()
-        self._has_changed = trio.Event()  # less is to be done or to be sent
+        self._has_changed = trio.Event()  # less work or data is pending
 
     @property
     @abc.abstractmethod
     def is_idle(self) -> bool:
-        """Say that no request is under way."""
+        """Whether no request is pending."""
 
     @abc.abstractmethod
     def _handle(self, part: Part) -> None:
@@ -175,22 +150,22 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def _has_room(self, part: Part) -> bool:
-        """Say that it may be acted on; else it waits, and with it all that follows."""
+        """Return whether to handle it now; else it waits, with all that follows."""
 
-    def _outbox_changed(self) -> None:  # noqa: B027  only one of the ends has to account for it
-        """Note that more or less is to be sent."""
+    def _outbox_changed(self) -> None:  # noqa: B027  one end overrides it
+        """React to a change of the outbox."""
 
-    def _settle(self) -> None:  # noqa: B027  only where something is put off
-        """Do what was put off while messages that came together were handled."""
+    def _settle(self) -> None:  # noqa: B027  one end overrides it
+        """Finish the handling of messages that arrived together."""
 
-    def _drained(self) -> None:  # noqa: B027  likewise
-        """Note that the socket has taken what had to wait for it."""
+    def _drained(self) -> None:  # noqa: B027  one end overrides it
+        """React to the socket having taken the whole outbox."""
 
-    def _gather(self) -> None:  # noqa: B027  likewise
-        """Post what has waited for its like; called by the writing task, each time it goes on."""
+    def _gather(self) -> None:  # noqa: B027  one end overrides it
+        """Post queued messages; called by the writing task before it sends."""
 
     def send_messages(self, *messages: peer_wire.Message) -> None:
-        """Send ``messages``, or put them in the outbox if the socket is full; never waits."""
+        """Send messages, or put them in the outbox if the socket is full; never waits."""
         if self.is_closed or not messages:
             return
         for message in messages:
@@ -205,7 +180,7 @@ class Connection(abc.ABC):
             self.flush()
 
     def flush(self) -> None:
-        """Send what was posted as far as the socket takes it; the rest is the writing task's."""
+        """Send posted messages as far as the socket takes them; queue the rest."""
         if self.is_closed:
             return
         if self._run:
@@ -227,13 +202,12 @@ class Connection(abc.ABC):
         self._outbox_changed()
 
     def _compressed(self, answers: list[peer_wire.Chunk]) -> list[peer_wire.Chunk]:
-        """Return answers whose chunks are compressed, where they arrive sooner so."""
         if not self._compression.is_worth(self.link.bytes_s):
             return answers
         return [chunk for answer in answers for chunk in self._chunks_of(answer)]
 
     def _chunks_of(self, answer: peer_wire.Chunk) -> Sequence[peer_wire.Chunk]:
-        """Return an answer as it is if its first chunk does not get shorter, or compressed."""
+        """Return an answer unchanged if its first chunk does not shrink, else compressed."""
         if not self._compression.try_next():
             return (answer,)
         made: list[peer_wire.Chunk] = []
@@ -249,7 +223,7 @@ class Connection(abc.ABC):
         return made
 
     def _send_nowait(self) -> None:
-        """Send what can be sent now; a lost connection is noticed by the tasks that wait on it."""
+        """Send without waiting; the reading and writing tasks notice a lost connection."""
         while self._outbox:
             try:
                 sent = self.link.send_nowait(self._next_buffers())
@@ -262,7 +236,7 @@ class Connection(abc.ABC):
         return list(itertools.islice(self._outbox, peer_link.BUFFERS_PER_CALL))
 
     def _note_sent(self, sent: int) -> bool:
-        """Take what was sent out of the outbox; say whether no buffer was sent in part."""
+        """Remove sent bytes from the outbox; return whether they were whole buffers."""
         self.outbox_bytes -= sent
         self._sent_bytes += sent
         outbox = self._outbox
@@ -276,10 +250,7 @@ class Connection(abc.ABC):
         return True
 
     async def run(self, early: list[peer_wire.Message]) -> None:
-        """Read and write until the connection ends; ``failure`` tells why, if not by itself.
-
-        :param early: messages that came together with Hello
-        """
+        """Read and write until the connection ends; ``early`` arrived with Hello."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -293,25 +264,24 @@ class Connection(abc.ABC):
 
     @contextlib.contextmanager
     def _ending(self) -> Iterator[None]:
-        """End the connection with the block, for whatever reason that ends."""
         try:
             yield
         except peer_link.LINK_ERRORS as error:
             self.fail_connection(
                 errors.SourceUnreachable("the answer", self.peer, peer_link.reason(error))
             )
-        except errors.RemoteProtocolError as error:  # whoever runs this says so
+        except errors.RemoteProtocolError as error:  # the caller of run() logs it
             self.fail_connection(error)
         finally:
             self.close()
 
     def fail_connection(self, failure: errors.AcstorError) -> None:
-        """End the connection because of ``failure``; the first one counts."""
+        """End the connection with a failure; the first one counts."""
         self.failure = self.failure or failure
         self.close()
 
     def close(self) -> None:
-        """End the connection; nothing is sent on it from now on."""
+        """End the connection; nothing is sent on it any more."""
         self.is_closed = True
         self._scope.cancel()
 
@@ -330,7 +300,7 @@ class Connection(abc.ABC):
                             self._uncork()
                             await self._share.next_turn(self._sharer)
                         if not self._has_room(part):
-                            if isinstance(part, peer_wire.Get):  # there may be some for a part
+                            if isinstance(part, peer_wire.Get):  # there may be room for a part
                                 parts.extendleft(reversed(part.requests))
                                 continue
                             self._uncork()
@@ -342,13 +312,13 @@ class Connection(abc.ABC):
                         self._handle(part)
                 finally:
                     self._uncork()
-                if self.link.is_brief:  # else there are tokens
+                if self.link.is_brief:  # else tokens are available
                     await self._wait_for_tokens()
                 messages = await self.link.receive(self._receiver)
             self.is_left = True
 
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[Part]:
-        """Return what of messages is to be acted on one after the other."""
+        """Return the parts of messages to be handled one by one."""
         return messages
 
     def _uncork(self) -> None:
@@ -381,18 +351,18 @@ class Connection(abc.ABC):
 
     @property
     def is_drained(self) -> bool:
-        """Say that the socket has taken all that was posted, or the connection is closed."""
+        """Whether the socket has taken all posted bytes, or the connection is closed."""
         return self.is_closed or not (self._outbox or self._run)
 
     @property
     def is_delivered(self) -> bool:
-        """Say that nearly all that was posted has arrived, or the connection is closed."""
+        """Whether nearly all posted bytes have arrived, or the connection is closed."""
         if self.is_closed or not self.is_drained:
             return self.is_closed
         return self.link.undelivered_bytes <= NEARLY_BYTES
 
     def _account(self, small: float, *, is_useful: bool) -> None:
-        """Have the other side pay for small messages; note whether it was of use beside them."""
+        """Charge the other side for small messages; record whether it sends useful ones."""
         self._is_useful |= is_useful
         if small:
             self._share.charge_tokens(self._sharer, small)
@@ -400,7 +370,6 @@ class Connection(abc.ABC):
             self.link.is_brief = not (self._is_useful and self._share.sends_few(self._sharer))
 
     async def _wait_for_tokens(self) -> None:
-        """Wait until the other side may send small messages again."""
         if wait_s := self._share.wait_s(self._sharer):
             self._is_full = True
             await trio.sleep(wait_s)
@@ -410,14 +379,14 @@ class Connection(abc.ABC):
         self._is_full = True
         while not self._has_room(part):
             self._has_changed = trio.Event()
-            with trio.move_on_after(LOOK_FOR_ROOM_S):  # others may have made some
+            with trio.move_on_after(LOOK_FOR_ROOM_S):  # others may have made room
                 await self._has_changed.wait()
         self._is_full = False
 
     def is_stuck(self, now: float, silence_s: float) -> bool:
-        """Say that the other side owes something and is silent; to be asked again and again.
+        """Return whether the other side owes something and makes no progress.
 
-        Where this side is full, or waits for a rate limit of its own, the other is not at fault.
+        Call it repeatedly. It is False while this side is full or waits for a rate limit.
         """
         if self.link.is_held:
             self.last_progress = now
@@ -429,7 +398,7 @@ class Connection(abc.ABC):
         return is_owed and now - self.last_progress > silence_s
 
     def is_too_slow(self, now: float, time_s: float) -> bool:
-        """Say that what was in the outbox has not left in time, though some of it may have."""
+        """Return whether the outbox was not sent in time; call it repeatedly."""
         due_s, due_bytes = self._due
         if not self._outbox or self._sent_bytes >= due_bytes:
             self._due = (now + time_s, self._sent_bytes + self.outbox_bytes)
@@ -438,10 +407,10 @@ class Connection(abc.ABC):
 
     @property
     def _is_answer_awaited(self) -> bool:
-        """Say that the other side has requests of ours, and must at least show that it lives."""
+        """Whether the other side has requests of ours, and must show that it lives."""
         return False
 
 
 def describe(request: peer_wire.Request) -> str:
-    """Return what is asked for in words."""
+    """Return a request in words."""
     return f"{request.length} bytes of image {request.image_id} at {request.offset}"

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to one host for one class of requests, while it is dialled and when it is open.
+"""The connection to one host for one class of requests, from dialling to its end.
 
-Requests wait for the dial, which is bounded.  They are sent when it succeeds, else the requesters
-are told why it failed: in the next turn of the loop, since a requester that asks again when it is
-told would recurse.
+If the dial fails, waiting requests are reported as lost in the next turn of the loop, since a
+requester that asks again at once would recurse.
 """
 
 import contextvars
@@ -20,15 +19,11 @@ from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 
 EARLY_MESSAGES = 16
-"""News that wait for a connection; more are dropped."""
+"""Announcements that wait for the dial; more are dropped."""
 
 
 class Channel:
-    """See above.
-
-    :ivar is_decided: there is a connection or a failure
-    :ivar scope: of the task that dials and then runs the connection
-    """
+    """A connection and what waits for it."""
 
     def __init__(
         self, host: ids.HostId, address: str, klass: peer_wire.Klass, faults: fault_log.FaultLog
@@ -36,30 +31,30 @@ class Channel:
         self.host, self.address, self.klass = host, address, klass
         self.ip, self.port = addresses.parse(address)
         self.peer = f"{host} ({address})"
-        self.scope = trio.CancelScope()
-        self.is_decided = trio.Event()
+        self.scope = trio.CancelScope()  # of the task that dials and runs the connection
+        self.is_decided = trio.Event()  # there is a connection or a failure
         self.connection: client_connection.ClientConnection | None = None
         self.failure: errors.AcstorError | None = None
         self._faults = faults
         self._news: list[peer_wire.News] = []
         self._has_told = False
         self._requests: dict[int, tuple[peer_wire.Request, client_connection.Hear]] = {}
-        self._hurried: set[int] = set()  # of them: they are urgent by now
+        self._hurried: set[int] = set()  # those that became urgent
 
     @property
     def is_open(self) -> bool:
-        """Say whether there is a connection, or may be one yet."""
+        """Whether there is a connection, or it is being dialled."""
         return self.connection is None or not self.connection.is_closed
 
     @property
     def may_be_unheard(self) -> bool:
-        """Say whether the host may have missed news: not reached, or gone since."""
+        """Whether the host may have missed announcements."""
         connection = self.connection
         has_gone = connection is None or connection.failure is not None or connection.is_left
         return self._has_told and has_gone
 
     def send_announcement(self, news: peer_wire.News) -> None:
-        """Send news, now or when there is a connection."""
+        """Send an announcement, now or when connected."""
         self._has_told = True
         if self.connection:
             self.connection.send_announcement(news)
@@ -69,9 +64,7 @@ class Channel:
     def send_requests(
         self, requests: Sequence[peer_wire.Request], hear: client_connection.Hear
     ) -> None:
-        """Send requests, now or when there is a connection; see
-        :meth:`client_connection.ClientConnection.send_requests`.
-        """
+        """Send requests, now or when connected (``ClientConnection.send_requests``)."""
         if self.connection is not None and self.is_open:
             self.connection.send_requests(requests, hear)
             return
@@ -114,7 +107,7 @@ class Channel:
         self._hurried = set()
 
     def connection_ended(self) -> None:
-        """Note that there is no connection, or no more; tell the requesters that wait for one."""
+        """Report waiting requests as lost: there is no connection any more."""
         self.is_decided.set()
         failure = self.failure or (self.connection.failure if self.connection else None)
         waiting, self._requests = self._requests, {}
@@ -124,14 +117,11 @@ class Channel:
         ]
         try:
             client_connection.deliver_answers(heard)
-        except Exception as error:  # a bug of a requester
+        except Exception as error:  # a bug in a requester
             self._faults.record_fault("an answer of a peer", error)
 
 
 def next_turn(do: Callable[[], None]) -> None:
-    """Call something in the next turn of the loop, in this task's context.
-
-    Trio's own context is empty.
-    """
+    """Call a function in the next turn of the loop, in this task's context."""
     token = trio.lowlevel.current_trio_token()
     token.run_sync_soon(contextvars.copy_context().run, do)

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client end of a connection: asks another agent for chunks.
+"""The client end of a connection: requests chunks from another agent.
 
-Each request gets one answer, or is lost when the connection ends.  A late answer to a cancelled
-request is dropped; an answer to no request ends the connection.  So the numbers of cancelled
-requests are remembered, and not used again meanwhile.
-
-Requests leave in batches, and answers that came together are delivered together, so a chunk takes
-no more here than an entry in a table.  While the socket is full, ``core.send_queue`` keeps what is
-to be sent, in the order of its priority.
+Each request gets one answer, or is lost when the connection ends. A late answer to a cancelled
+request is dropped; an answer to no request ends the connection. So the numbers of cancelled
+requests are remembered, and not reused meanwhile.
 """
 
 import collections
@@ -31,20 +27,18 @@ from acstor_common.wire import peer_request
 from acstor_common.wire import peer_wire
 
 UNTOLD_BYTES = 256 * geometry.KIB
-"""While so much waits for a peer that does not read, it is told no news and its Pings are not
-answered: what waits shows as well that this host lives."""
+"""Queued bytes from which on announcements and Pongs are dropped."""
 UNTOLD_NEWS = 256
-"""Likewise while so many pieces of news wait for their turn: 1 MiB, if all of them are full."""
+"""Queued announcements from which on more are dropped: 1 MiB, if all are full."""
 NEXT_BYTES = 16 * geometry.KIB
-"""While less waits in the outbox, what is next goes there, where nothing overtakes it any more."""
+"""Bytes in the outbox, which is not reordered, below which messages are added."""
 
 GIVEN_UP = 2048
-"""Requests given up whose answers may come all the same, remembered of a connection: eight times
-what a host answers another at a time.  The oldest are forgotten; all together take 0.25 MB."""
+"""Cancelled requests that are remembered: eight times those in progress, 0.25 MB."""
 
 
 class RequestLost(NamedTuple):
-    """No answer to a request will come, because of ``failure``: the connection has ended."""
+    """A request whose connection has ended without an answer."""
 
     request_id: int
     failure: errors.AcstorError
@@ -52,13 +46,11 @@ class RequestLost(NamedTuple):
 
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer | RequestLost
 Hear = Callable[[list[Answer]], None]
-"""Is given answers that came together; never waits, and never fails because of a peer.
-
-None at all: the peer says that it works on what it was asked."""
+"""Called with answers that arrived together; empty: a keepalive. Never waits or fails."""
 
 
 class ClientConnection(base_connection.Connection):
-    """The end that opened the connection: sends requests and gives out the answers."""
+    """The end that opened the connection."""
 
     def __init__(
         self,
@@ -71,26 +63,26 @@ class ClientConnection(base_connection.Connection):
         share: loop_share.LoopShare,
     ) -> None:
         super().__init__(host, link, receiver, peer, klass, gate, share)
-        self._account(0, is_useful=True)  # this host has chosen to ask it
+        self._account(0, is_useful=True)  # this host asks it
         self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
-        self._soon = send_queue.SendQueue()  # of them, and of news: what has not been sent yet
-        self._hurried: dict[int, None] = {}  # of them: to be said to be urgent, once they are sent
+        self._soon = send_queue.SendQueue()  # requests and announcements not sent yet
+        self._hurried: dict[int, None] = {}  # to be hurried once they are sent
         self._heard: list[tuple[Hear, Answer]] = []
         self._has_shown_life = False
-        self._chunk_bytes = 0  # the longest chunk that was asked for
+        self._chunk_bytes = 0  # the longest requested chunk
         receiver.expects = self._expects
         receiver.awaited_bytes = self._awaited_bytes
         self._given_up: collections.OrderedDict[int, int] = (
             collections.OrderedDict()
-        )  # bytes of each
+        )  # length of each
 
     @property
     def is_idle(self) -> bool:
-        """Say that nobody waits for an answer."""
+        """Whether no request is pending."""
         return not self._waiting
 
     def _has_room(self, part: base_connection.Part) -> bool:
-        """Answers are always taken: there is somebody who waits for them."""
+        """Return True: answers to pending requests are always taken."""
         return True
 
     @property
@@ -99,21 +91,18 @@ class ClientConnection(base_connection.Connection):
 
     @property
     def used_numbers(self) -> tuple[Mapping[int, object], Mapping[int, object]]:
-        """Tables with the numbers of requests whose answers may still come."""
+        """Tables with the numbers of requests whose answers may still arrive."""
         return self._waiting, self._given_up
 
     def send_requests(self, requests: Sequence[peer_wire.Request], hear: Hear) -> None:
-        """Send requests, in as few messages as may be.  The connection is open.
+        """Send requests, in few messages; while the socket is full they are queued.
 
-        While the socket is full they wait here, and leave with others that do.
-
-        :param hear: is given what comes for each of them, each once
-        :raises errors.LocalProtocolError: an answer to another request of such a number may still
-            come: it waits, or was given up lately
+        :param hear: called with the answer to each request, once
+        :raises errors.LocalProtocolError: a number is in use, or was cancelled recently
         """
         check_numbers(requests, *self.used_numbers)
         if not self._waiting:
-            self.last_progress = trio.current_time()  # from now on silence counts
+            self.last_progress = trio.current_time()  # silence counts from now on
         for request in requests:
             self._waiting.update(dict.fromkeys(request.numbers, (request, hear)))
             self._chunk_bytes = max(self._chunk_bytes, request.chunk_bytes or request.length)
@@ -122,15 +111,11 @@ class ClientConnection(base_connection.Connection):
             return
         try:
             self.send_messages(*peer_wire.batches(requests))
-        except errors.LocalProtocolError as error:  # a bug of who asks
+        except errors.LocalProtocolError as error:  # a bug in the caller
             self.fail_connection(error)
 
     def hurry_requests(self, request_ids: Iterable[int]) -> None:
-        """Tell the peer that guests wait for the answers to these requests, if they still may come.
-
-        It is told after the requests.  Those were asked for in bulk: what is asked on other
-        connections is urgent.
-        """
+        """Tell the peer that guests wait for pending bulk requests."""
         for request_id in request_ids:
             if request_id in self._waiting:
                 self._hurried[request_id] = None
@@ -155,7 +140,7 @@ class ClientConnection(base_connection.Connection):
         self.send_messages(*map(peer_wire.Hurry, _in_messages(sent)))
 
     def cancel_requests(self, request_ids: Iterable[int]) -> None:
-        """Want no answer to these requests any more, and tell the peer; nobody hears of them."""
+        """Cancel requests: tell the peer, and drop late answers."""
         sent: list[int] = []
         for request_id in request_ids:
             waiting = self._waiting.pop(request_id, None)
@@ -171,7 +156,7 @@ class ClientConnection(base_connection.Connection):
         self.send_messages(*map(peer_wire.Cancel, _in_messages(sent)))
 
     def send_announcement(self, message: peer_wire.News | peer_wire.Pong) -> None:
-        """Send what nobody waits for, unless too much waits already: then it is left out."""
+        """Send an announcement or a Pong; drop it if too much is queued."""
         if self.outbox_bytes >= UNTOLD_BYTES or self._soon.news >= UNTOLD_NEWS:
             return
         if self._is_writing and not isinstance(message, peer_wire.Pong):
@@ -180,9 +165,9 @@ class ClientConnection(base_connection.Connection):
             self.send_messages(message)
 
     def _parts(self, messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
-        """Take the chunks, which were looked at before they came; return what else there is.
+        """Take chunks, which :meth:`_expects` has checked; return the other messages.
 
-        :raises errors.RemoteProtocolError: one came twice
+        :raises errors.RemoteProtocolError: a chunk came twice
         """
         others: list[peer_wire.Message] = []
         for message in messages:
@@ -207,11 +192,11 @@ class ClientConnection(base_connection.Connection):
                 self._has_shown_life = True
 
     def _awaited_bytes(self) -> int:
-        """Return how many bytes of chunks may come at most; see :class:`peer_wire.Receiver`."""
+        """Return the most bytes of chunks that may arrive (:class:`peer_wire.Receiver`)."""
         return (len(self._waiting) + len(self._given_up)) * self._chunk_bytes
 
     def _expects(self, chunks: Sequence[tuple[int, int, int]]) -> bool:
-        """Look at chunks before they are received; see :data:`peer_wire.Expects`."""
+        """Check chunks before they are received (:data:`peer_wire.Expects`)."""
         are_awaited = True
         for first, length, chunk_bytes in chunks:
             count = peer_request.chunks_in(length, chunk_bytes)
@@ -226,7 +211,7 @@ class ClientConnection(base_connection.Connection):
         return are_awaited
 
     def _waiting_for(self, first: int, count: int) -> tuple[peer_wire.Request, Hear] | None:
-        """Return the request to which so many numbers belong, if all of them are awaited."""
+        """Return the one request that is pending for all these numbers."""
         known = self._waiting
         waiting = known.get(first) if not self._soon else None
         if waiting is None or count == 1:
@@ -235,7 +220,7 @@ class ClientConnection(base_connection.Connection):
         return waiting if of_all.count(waiting) == count else None
 
     def _expects_each(self, first: int, length: int, chunk_bytes: int) -> bool:
-        """Look at each chunk of a run for itself."""
+        """Check each chunk of a run by itself."""
         are_awaited, size = True, chunk_bytes or length
         for number, begin in enumerate(range(0, length, size), first):
             waiting = self._waiting.get(number)
@@ -250,10 +235,7 @@ class ClientConnection(base_connection.Connection):
         return are_awaited
 
     def _take(self, answer: peer_wire.Chunk) -> None:
-        """Give chunks to who waits for them, together if one does who waits for all of them.
-
-        :raises errors.RemoteProtocolError: nobody ever waited for one of them
-        """
+        """Deliver chunks, together if they belong to one request."""
         numbers = answer.numbers
         waiting = self._waiting_for(answer.request_id, len(numbers))
         if waiting is None:
@@ -265,10 +247,7 @@ class ClientConnection(base_connection.Connection):
         self._heard.append((waiting[1], answer))
 
     def _answer(self, answer: peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer) -> None:
-        """Give an answer to who waits for it; if nobody does any more, drop it.
-
-        :raises errors.RemoteProtocolError: nobody ever did
-        """
+        """Deliver an answer, or drop it if its request was cancelled."""
         is_asked = answer.request_id not in self._soon
         waiting = self._waiting.pop(answer.request_id, None) if is_asked else None
         if waiting is not None:
@@ -280,7 +259,7 @@ class ClientConnection(base_connection.Connection):
         return errors.RemoteProtocolError(self.peer, why)
 
     def _settle(self) -> None:
-        """Give out the answers that came together, and tell who waits still if the peer lives."""
+        """Deliver the answers that arrived together, and pass on keepalives."""
         heard, self._heard = self._heard, []
         deliver_answers(heard)
         if self._has_shown_life:
@@ -289,7 +268,7 @@ class ClientConnection(base_connection.Connection):
                 hear([])
 
     async def run(self, early: list[peer_wire.Message]) -> None:
-        """See :meth:`base_connection.Connection.run`; at the end whoever waits still is told."""
+        """Do as :meth:`base_connection.Connection.run`; then report requests as lost."""
         try:
             await super().run(early)
         finally:
@@ -303,16 +282,14 @@ class ClientConnection(base_connection.Connection):
 
 
 def _in_messages(request_ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield numbers of requests, as many at a time as a message may name."""
     for begin in range(0, len(request_ids), peer_wire.MAX_BATCH):
         yield tuple(request_ids[begin : begin + peer_wire.MAX_BATCH])
 
 
 def check_numbers(requests: Sequence[peer_wire.Request], *used: Mapping[int, object]) -> None:
-    """Look whether requests can be told apart from each other and from those under way.
+    """Check that numbers of requests are unique and not in use.
 
-    :param used: have the numbers of those under way
-    :raises errors.LocalProtocolError: they cannot
+    :raises errors.LocalProtocolError: they are not
     """
     numbers = [number for request in requests for number in request.numbers]
     for some in used:
@@ -326,11 +303,7 @@ def check_numbers(requests: Sequence[peer_wire.Request], *used: Mapping[int, obj
 def lost(
     number: int, request: peer_wire.Request, peer: str, failure: errors.AcstorError | None
 ) -> RequestLost:
-    """Return what becomes of a chunk that ``peer`` was asked for if there is no connection.
-
-    :param number: of the chunk
-    :param failure: why
-    """
+    """Return the loss of a chunk's request, because of ``failure`` if given."""
     if isinstance(failure, errors.RemoteProtocolError):
         return RequestLost(number, errors.RemoteProtocolError(peer, failure.why))
     why = str(failure or "connection closed")
@@ -340,10 +313,7 @@ def lost(
 
 
 def deliver_answers(heard: Iterable[tuple[Hear, Answer]]) -> None:
-    """Tell each who waits what came for him, in one call.
-
-    A fault of one is raised when all were told.
-    """
+    """Call each requester once with its answers; raise a fault after all calls."""
     answers: dict[Hear, list[Answer]] = {}
     for hear, answer in heard:
         answers.setdefault(hear, []).append(answer)

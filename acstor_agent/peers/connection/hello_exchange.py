@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exchanges Hello, the first message of each side on a connection.
 
-No other message is handled before the other side's host id is known, matches its certificate and,
-where this host dialled, the host that it dialled, and is that of a host that may speak.
+No other message is handled before the other side's host ID is known, matches its certificate and
+the dialled host, and is admitted.
 """
 
 import math
@@ -15,7 +15,7 @@ from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 
 MaySpeak = Callable[[ids.HostId, float], str]
-"""Says why a host, whose certificate is valid from a time on, may not speak; empty if it may."""
+"""Returns why a host, with a certificate valid from a time on, is not admitted, or ""."""
 
 
 async def send_hello(
@@ -28,7 +28,7 @@ async def send_hello(
     """Send Hello and check the answer; return the messages that came with it.
 
     :raises errors.RemoteProtocolError: another host than ``expected`` answers
-    :raises errors.NotAuthenticated: the host may not speak
+    :raises errors.NotAuthenticated: the host is not admitted
     """
     await _send(link, ours)
     theirs, early = await _receive_hello(link, receiver, may_speak)
@@ -51,8 +51,7 @@ async def await_hello(
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     """Wait for Hello and answer it; return it and the messages that came with it.
 
-    :raises errors.NotAuthenticated: the host may not speak, or gives this host's own name, which
-        anybody can where hosts prove nothing; it gets no answer
+    :raises errors.NotAuthenticated: the host is not admitted, or uses this host's name
     """
     theirs, early = await _receive_hello(link, receiver, may_speak)
     if theirs.host_id == host_id:
@@ -68,7 +67,7 @@ async def _receive_hello(
     if messages is None:
         raise OSError("closed before Hello")
     hello, *early = messages
-    if not isinstance(hello, peer_wire.Hello):  # the receiver lets nothing else be first
+    if not isinstance(hello, peer_wire.Hello):  # the receiver enforces this
         raise errors.RemoteProtocolError(receiver.peer, f"{type(hello).__name__} before Hello")
     if why := refusal_reason(link, hello.host_id, may_speak):
         raise errors.NotAuthenticated(f"Hello of {hello.host_id}", why)
@@ -76,7 +75,7 @@ async def _receive_hello(
 
 
 def refusal_reason(link: peer_link.Link, host: ids.HostId, may_speak: MaySpeak) -> str:
-    """Return why ``host`` may not speak over a link; empty if it may."""
+    """Return why ``host`` is not admitted on a link; empty if it is."""
     if link.certificate is None:
         return may_speak(host, math.inf)
     if link.certificate.host != host:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends connections that were idle for too long, and those whose other side has stopped.
-
-A connection with work in progress stays open as long as the work makes progress.
-"""
+"""Ends idle connections, and those whose other side makes no progress."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -18,15 +15,12 @@ async def sweep(
     idle_s: float,
     limits: base_connection.Limits,
 ) -> None:
-    """Look for such connections again and again.
-
-    :param idle_s: a connection without requests is closed after so long
-    """
+    """Check connections, for ever; close those without requests after ``idle_s``."""
     while True:
         await trio.sleep(min(idle_s, limits.silence_s) / 4)
         now = trio.current_time()
         for connection in connections():
-            if connection.is_closed:  # its receiver may have refused a frame, and knows no more
+            if connection.is_closed:  # its receiver state may be invalid
                 continue
             if connection.is_too_slow(now, limits.serve_s):
                 why = f"what waits for it was not taken in {limits.serve_s:g} s"

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each peer's share of the event loop: what small messages cost it, and whose turn it is.
+"""Each peer's share of the event loop.
 
-A message that asks for no chunk is cheap to send and costs this host as much as one that does.
-Each host has a token bucket for them.  Where it is empty nothing more is read of the host, so the
-rest waits with the host itself.
-
-A guest's read waits until the turn of the loop is over in which it comes.  So work for a peer
-begins only in the first millisecond of a turn, and what comes later waits for a later turn, in
-which no other of its queue goes on.  Hosts that send many small messages have a queue of their own,
-which is slow: it leaves most of the loop to others.
+Small messages cost this host as much as requests, so each host has a token bucket for them; while
+it is empty, nothing is read from the host. Work for a peer starts only in the first millisecond of
+a turn of the loop, else in a later one, since guests' reads wait for the end of the turn. Hosts
+that send many small messages have a slow queue of their own.
 """
 
 import math
@@ -23,24 +19,22 @@ from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 
 SMALL_MESSAGES = token_buckets.Rate(per_s=50.0, burst=100.0)
-"""Messages of a host and class that bring nobody a chunk: Ping, Pong, a Cancel or Hurry of nothing
-that is open, and four requests that are refused."""
+"""Limit of Pings, Pongs, Cancels and Hurries of no open request; refusals count too."""
 REFUSAL_PRICE = 0.25
-"""Of a request: honest hosts are refused, too, where the source fails and they ask around."""
+"""Of a request; honest hosts are refused too while the source fails."""
 FEW = 40.0
-"""Messages that a host may have sent lately without being one that sends many."""
+"""Recent small messages of a host that does not count as sending many."""
 TURN_S = 0.001
-"""How long a turn of the loop has lasted, at most, when work for a peer begins in it."""
+"""Age of a turn of the loop up to which work for a peer may start."""
 MANY_EVERY_S = 0.004
-"""How often one of the hosts that send many small messages has a turn."""
+"""Interval of turns for the hosts that send many small messages."""
 _SMALL = (peer_wire.Ping, peer_wire.Pong, peer_wire.Hurry, peer_wire.Cancel)
 
 
 class LoopShare:
-    """What all connections of this host share.
+    """Shares the event loop among all connections.
 
-    :param limit: of hosts and classes that something is remembered of
-    :param turn_s: returns how long the turn of the event loop has lasted that is under way
+    :param turn_s: returns how long the current turn of the loop has lasted
     """
 
     def __init__(self, limit: int, turn_s: Callable[[], float] = lambda: 0.0) -> None:
@@ -48,16 +42,16 @@ class LoopShare:
         self._small: token_buckets.TokenBuckets[Hashable] = token_buckets.TokenBuckets(
             SMALL_MESSAGES, limit
         )
-        self._few, self._many = trio.Lock(), trio.Lock()  # queues; their holders are next
-        self._many_at_s = -math.inf  # when the next one of those may go on
+        self._few, self._many = trio.Lock(), trio.Lock()  # queues; the holder is next
+        self._many_at_s = -math.inf  # when the next of the many may continue
 
     async def reserve_turn(self, sharer: Hashable) -> None:
-        """Return when work for a host and class may begin: at once where the turn is young."""
+        """Wait until work for a host and class may start; at once early in a turn."""
         if self._few.locked() or self._turn_s() >= TURN_S or not self.sends_few(sharer):
             await self.next_turn(sharer)
 
     async def next_turn(self, sharer: Hashable) -> None:
-        """Return in a later turn of the loop."""
+        """Wait for a later turn of the loop."""
         if self.sends_few(sharer):
             async with self._few:
                 return
@@ -66,15 +60,15 @@ class LoopShare:
             self._many_at_s = trio.current_time() + MANY_EVERY_S
 
     def charge_tokens(self, sharer: Hashable, count: float) -> None:
-        """Take tokens for messages of a host and class; it may owe a burst."""
+        """Charge a host and class for messages; it may go into debt by a burst."""
         self._small.charge_tokens(sharer, count, trio.current_time())
 
     def sends_few(self, sharer: Hashable) -> bool:
-        """Say that a host and class has sent few small messages lately."""
+        """Return whether a host and class has sent few small messages recently."""
         return self._small.tokens_left(sharer, trio.current_time()) >= SMALL_MESSAGES.burst - FEW
 
     def wait_s(self, sharer: Hashable) -> float:
-        """Return for how long nothing may be read of a host and class."""
+        """Return for how many seconds nothing may be read from a host and class."""
         missing = 1.0 - self._small.tokens_left(sharer, trio.current_time())
         return max(0.0, missing / SMALL_MESSAGES.per_s)
 
@@ -82,12 +76,9 @@ class LoopShare:
 def small_messages(
     messages: Sequence[peer_wire.Message], is_open: Container[int] = frozenset()
 ) -> int:
-    """Return how many of the messages that came together are to be paid for.
+    """Return how many messages of those that arrived together are charged.
 
-    A Cancel or a Hurry is free if it names a request that is open or came with it, and that no
-    other one among them names.
-
-    :param is_open: requests that wait for an answer
+    The first Cancel or Hurry of a request that is open, or arrived with it, is free.
     """
     small = [message for message in messages if isinstance(message, _SMALL)]
     named = [one for one in small if isinstance(one, peer_wire.Cancel | peer_wire.Hurry)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends connections of hosts that may not speak any more.
+"""Ends connections of hosts that are not admitted any more.
 
-Tables change, certificates expire and authorities are replaced while connections are open, so the
-check of Hello is repeated.  After a change of the files each certificate is checked anew (0.15 ms),
-each host's once; a few at a time, with pauses, so that other tasks run.
+V-node tables, certificates and authorities change while connections are open, so the check of Hello
+is repeated. After a change of files each host's certificate is verified again (0.15 ms), in batches
+with pauses.
 """
 
 import logging
@@ -21,18 +21,14 @@ LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
 AT_A_TIME = 256
-"""Connections that are looked at in one turn, of which each check of a certificate takes CHECK."""
+"""Connections per batch; a certificate check counts as CHECK."""
 CHECK = 32
 PAUSE_S = 0.005
-"""After a turn: 2,000 hosts are done in 2 s, with a fifth of a processor."""
+"""After a batch: 2,000 hosts take 2 s, with a fifth of a processor."""
 
 
 class Reauthorization:
-    """Checks open connections.
-
-    :param may_speak: says why a host may not speak; empty if it may
-    :param credentials: of this host; None in insecure mode
-    """
+    """Checks open connections; ``credentials`` None: insecure mode."""
 
     def __init__(
         self, may_speak: hello_exchange.MaySpeak, credentials: credentials.Credentials | None
@@ -43,7 +39,7 @@ class Reauthorization:
     async def watch_files(
         self, connections: Callable[[], Sequence[base_connection.Connection]]
     ) -> None:
-        """Look for new files and check all connections, again and again."""
+        """Reload files and check all connections, for ever."""
         while True:
             await trio.sleep(LOOK_EVERY_S)
             if self._credentials is not None:
@@ -51,8 +47,7 @@ class Reauthorization:
             await self._look(connections())
 
     async def _look(self, connections: Sequence[base_connection.Connection]) -> None:
-        """Check all connections, some in each turn of the loop."""
-        checked: dict[bytes, str] = {}  # certificates, and what is wrong with them
+        checked: dict[bytes, str] = {}  # faults by certificate
         work = 0
         for connection in connections:
             if work >= AT_A_TIME:
@@ -69,8 +64,8 @@ class Reauthorization:
     def _why_silent(self, connection: base_connection.Connection, checked: dict[bytes, str]) -> str:
         link, credentials, why = connection.link, self._credentials, ""
         if link.certificate is not None and credentials is not None:
-            # The link's generation, not the last look's: Hello may have come after that look, with
-            # a certificate that was checked before it.
+            # Use the link's generation: Hello may have arrived after the last check, with a
+            # certificate that was verified before it.
             before, link.believed_by = link.believed_by, credentials.generation
             pem = link.certificate.pem
             if before != link.believed_by and pem not in checked:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server end of a connection: takes another agent's requests, and sends the answers.
+"""The server end of a connection: takes another agent's requests, sends answers.
 
-The requests in progress and the bytes of their answers are bounded, for each host and for all;
-further requests wait in the socket.  The timeout of a request begins when it is received, also
-where it waits for room.  A request that has timed out or was cancelled by then is not begun.
-
-The giver gets requests that came together in one call and may answer them in one call, so a
-request takes no more here than an entry in a table.
+Requests in progress and the bytes of their answers are bounded, for each host and for all; further
+requests wait in the socket. The timeout of a request starts when it is received. Requests that
+arrived together are passed to the handler in one call.
 """
 
 from collections.abc import Callable
@@ -27,52 +24,51 @@ from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 
 Heard = Callable[[ids.HostId, peer_wire.News], None]
-"""Takes note of what a peer tells; it decides for itself what to listen to."""
+"""Called with a host and its announcement."""
 Answer = peer_wire.Chunk | peer_wire.Refuse | peer_wire.Refer
 
 _USELESS = frozenset({peer_wire.RefuseCode.MISSING, peer_wire.RefuseCode.WITHHELD})
-"""Refusals that are due to what was asked for, not to this host's state."""
+"""Refusals that the requester caused, not this host's state."""
 MESSAGE_BYTES = 128
-"""What a message that waits takes beside its bytes."""
+"""Overhead of a queued message."""
 ANSWER_BYTES = 2 * MESSAGE_BYTES + 64
-"""What is set aside for an answer beside its chunk: a refusal and the code behind it fit."""
+"""Reserved for an answer beside its chunk: enough for a refusal."""
 
 
 NEWS = token_buckets.Rate(per_s=200.0, burst=400.0)
-"""Messages of news that a host may send: at 10 Gbit/s there are 70 a second.  What they say is
-counted where it is listened to; this bounds the work of reading what is not."""
+"""Announcement messages from a host; 70 a second fill 10 Gbit/s."""
 
 
 class RequestHandler(Protocol):
-    """Who answers requests; no method waits, or fails because of a peer."""
+    """Answers requests; no method waits, or fails because of a peer."""
 
     def requests_received(
         self, connection: "ServerConnection", requests: Sequence[peer_wire.Request], came_s: float
     ) -> None:
-        """Take requests that came together; none of their numbers is of one not answered yet.
+        """Take requests that arrived together, with numbers that are not in use.
 
         Each gets one :meth:`ServerConnection.send_answers`, unless it is cancelled before.
 
-        :param came_s: when, by trio's clock; the time that they leave begins there
+        :param came_s: arrival in trio's clock, from which the timeouts count
         """
 
     def requests_cancelled(
         self, connection: "ServerConnection", request_ids: Sequence[int]
     ) -> None:
-        """Note that nobody waits for these answers, of requests not answered yet, any more."""
+        """Cancel unanswered requests."""
 
     def requests_hurried(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
-        """Note that guests wait for these answers, of requests not answered yet, from now on."""
+        """Raise the priority of unanswered requests, since guests now wait for them."""
 
     def answers_drained(self, connection: "ServerConnection") -> None:
-        """Note that the socket has taken answers that had to wait for it."""
+        """React to the socket having taken all queued answers."""
 
     def connection_ended(self, connection: "ServerConnection") -> None:
-        """Note that there will be nothing more on a connection, and that nothing can be sent."""
+        """React to the end of a connection, on which nothing can be sent any more."""
 
 
 class Budgets:
-    """What all peers share."""
+    """Limits that all peers share."""
 
     def __init__(self, limits: base_connection.Limits) -> None:
         self.news: token_buckets.TokenBuckets[tuple[ids.HostId, peer_wire.Klass]] = (
@@ -83,7 +79,7 @@ class Budgets:
 
 
 class ServerConnection(base_connection.Connection):
-    """The end that accepted the connection: takes requests, so many at a time."""
+    """The end that accepted the connection."""
 
     def __init__(
         self,
@@ -102,15 +98,15 @@ class ServerConnection(base_connection.Connection):
         self._heard = heard
         self._budgets = budgets
         self._charged_bytes = 0
-        self._asked: list[peer_wire.Request] = []  # the giver is told with what came with them
-        self._open: dict[int, int] = {}  # requests that wait for an answer, and their bytes
+        self._asked: list[peer_wire.Request] = []  # passed to the handler together
+        self._open: dict[int, int] = {}  # unanswered requests, and their bytes
         self._works = 0
         self._answering_bytes = 0
         self._last_post = self._came_s = trio.current_time()
 
     @property
     def is_idle(self) -> bool:
-        """Say that no request is being answered and no answer is waiting to be sent."""
+        """Whether no request is in progress and no answer is queued."""
         return not self._works and not self.outbox_bytes
 
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base_connection.Part]:
@@ -123,7 +119,7 @@ class ServerConnection(base_connection.Connection):
         return messages
 
     def _is_over(self, request: peer_wire.Request) -> bool:
-        """Say whether nobody waits any more for a request that came last."""
+        """Return whether a request of the last messages has timed out."""
         return trio.current_time() - self._came_s >= request.timeout_ms / 1000
 
     def _has_room(self, part: base_connection.Part) -> bool:
@@ -149,14 +145,13 @@ class ServerConnection(base_connection.Connection):
         return budgets.bytes.may_take(sharer, MESSAGE_BYTES)
 
     def _outbox_changed(self) -> None:
-        """Charge the host with what is being read for it and what waits for it."""
+        """Charge the host for answers in progress and queued."""
         held_bytes = self._answering_bytes + self.outbox_bytes
         held_bytes += MESSAGE_BYTES * (len(self._outbox) + len(self._run))
         held_bytes += ANSWER_BYTES * self._works
         self._charge(held_bytes)
 
     def _drained(self) -> None:
-        """See :meth:`base_connection.Connection._drained`."""
         self._giver.answers_drained(self)
 
     def _charge(self, held_bytes: int) -> None:
@@ -165,9 +160,7 @@ class ServerConnection(base_connection.Connection):
             self._charged_bytes = held_bytes
 
     async def run(self, early: list[peer_wire.Message]) -> None:
-        """See :meth:`base_connection.Connection.run`; at the end nothing is held for the host any
-        more.
-        """
+        """Do as :meth:`base_connection.Connection.run`; then release the host's budgets."""
         try:
             await super().run(early)
         finally:
@@ -177,12 +170,12 @@ class ServerConnection(base_connection.Connection):
             self._works = 0
 
     def show_life(self, now: float, after_s: float) -> None:
-        """Send a Ping where answers take long: to work on them is not to be dead."""
+        """Send a Ping if answers take long."""
         if self._works and now - self._last_post > after_s:
             self.send_messages(peer_wire.Ping(0))
 
     def send_messages(self, *messages: peer_wire.Message) -> None:
-        """Send ``messages`` as soon as the socket takes them."""
+        """Send messages as soon as the socket takes them."""
         self._last_post = trio.current_time()
         super().send_messages(*messages)
 
@@ -193,7 +186,7 @@ class ServerConnection(base_connection.Connection):
             case peer_wire.Request():
                 self._take((part,))
             case peer_wire.Cancel(request_ids):
-                self._settle()  # the giver must know what is cancelled
+                self._settle()  # the handler must know the requests
                 known = [number for number in request_ids if number in self._open]
                 if known:
                     self._giver.requests_cancelled(self, known)
@@ -211,7 +204,7 @@ class ServerConnection(base_connection.Connection):
                 self._heard(self.host, part)
 
     def _take(self, requests: Sequence[peer_wire.Request]) -> None:
-        """Take requests of one message, for which there is room."""
+        """Take the requests of one message, for which there is room."""
         asked: dict[int, int] = {}
         for request in requests:
             asked.update(request.lengths)
@@ -229,13 +222,13 @@ class ServerConnection(base_connection.Connection):
         self._asked += requests
 
     def _settle(self) -> None:
-        """Tell the giver what came."""
+        """Pass the requests that arrived together to the handler."""
         if self._asked:
             asked, self._asked = self._asked, []
             self._giver.requests_received(self, asked, self._came_s)
 
     def send_answers(self, answers: Iterable[Answer]) -> None:
-        """Answer requests that wait for it, together as far as may be."""
+        """Answer pending requests, together as far as possible."""
         is_useful, refused = False, 0
         awaited: list[Answer] = []
         lengths: list[int] = []
@@ -259,7 +252,7 @@ class ServerConnection(base_connection.Connection):
         self._account(refused * loop_share.REFUSAL_PRICE, is_useful=is_useful)
 
     def _awaited(self, answers: Iterable[Answer]) -> Iterator[Answer]:
-        """Yield answers to requests that wait, of a run in part answered those of its chunks."""
+        """Yield the answers to pending requests; of a partly answered run, chunk by chunk."""
         known = self._open
         for answer in answers:
             if isinstance(answer, peer_wire.Chunk) and answer.chunk_bytes:
@@ -271,8 +264,7 @@ class ServerConnection(base_connection.Connection):
                 yield answer
 
     def _release(self, lengths: Sequence[int]) -> None:
-        """Note that requests for so many bytes each are not worked on any more."""
-        if self._works:  # none when the connection has ended: all was given back
+        if self._works:  # else the connection has ended
             self._works -= len(lengths)
             self._budgets.requests.charge(self._sharer, -len(lengths))
             self._answering_bytes -= sum(lengths)
@@ -282,7 +274,7 @@ class ServerConnection(base_connection.Connection):
 def _not_cancelled(messages: list[peer_wire.Message]) -> list[peer_wire.Message]:
     """Return messages without the requests that later ones cancel.
 
-    One Cancel, of requests that came before all of them, is first: it may make room for the others.
+    A Cancel of earlier requests comes first, since it may make room.
     """
     cancelled: set[int] = set()
     left: list[peer_wire.Message] = []
@@ -292,7 +284,7 @@ def _not_cancelled(messages: list[peer_wire.Message]) -> list[peer_wire.Message]
         elif isinstance(message, peer_wire.Get):
             kept = tuple([one for one in message.requests if not cancelled.issuperset(one.numbers)])
             of_runs = {number for one in kept for number in one.numbers} & cancelled
-            if of_runs:  # of a part of a run, which is cancelled when the run is known
+            if of_runs:  # part of a run: cancel it after the run is known
                 left.append(peer_wire.Cancel(tuple(of_runs)))
             for one in message.requests:
                 cancelled.difference_update(one.numbers)
