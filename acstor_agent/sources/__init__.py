@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where image bytes come from, and the wrappers that make a source dependable."""
+"""Sources of image bytes, and the wrappers that make them dependable."""

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source is: random-access reads of blobs, nothing more.
+"""Interface of a source: random-access reads of blobs.
 
-A blob is an image's bytes, its chunk map or its boot image.  A driver (driver.py) reaches
-one kind of place, which has the stored file of an image (:func:`stored_blob`); a wrapper
-(deadline, layout) is a source around another one.  What is read are
-pieces, most often chunks, many at a time: each is told of by itself, as soon as its bytes are here,
-or with the error that it is.  A source never gives fewer or other bytes than it was asked for.
+A blob is an image's bytes, its chunk map or its boot image. A driver reads one kind of place; a
+wrapper is a source around another one. Each piece of a read is reported by itself, with exactly the
+requested bytes or an error.
 """
 
 import abc
@@ -24,19 +22,19 @@ Buffer = bytes | bytearray | memoryview
 
 Requester = requests.Stream
 AGENT = Requester(requests.Klass.BACKGROUND, "agent")
-"""Reads that are for no guest and no peer."""
+"""For reads on behalf of no guest and no peer."""
 DEFAULT_IN_FLIGHT = 8
 TAIL_BYTES = 32
-"""At its end an artefact has the hash of all before it."""
+"""Length of the hash at the end of an artefact."""
 
 
 class BlobKind(enum.Enum):
-    """What a source is asked for; the value is the file name's ending."""
+    """Kind of a blob; the value is the extension of its file name."""
 
-    __hash__ = object.__hash__  # enum's own, of the name, is slow, and blobs are keys
+    __hash__ = object.__hash__  # enum's own hash is slow, and blobs are keys
 
-    IMAGE = ".raw"  # what guests read; as it is stored if the image is raw
-    QCOW2 = ".qcow2"  # the stored file of an image that is qcow2
+    IMAGE = ".raw"  # what guests read
+    QCOW2 = ".qcow2"  # the stored file of a qcow2 image
     CHUNK_MAP = ".acmap"
     BOOT_IMAGE = ".acboot"
 
@@ -44,25 +42,25 @@ class BlobKind(enum.Enum):
 ARTEFACTS = frozenset({BlobKind.CHUNK_MAP, BlobKind.BOOT_IMAGE})
 
 AT_BOOT_IMAGE = 1 << 62
-"""Where hosts that talk of an image place its boot image: no image is that long."""
+"""Offset at which hosts address the boot image of an image, beyond any image's end."""
 
 
 class Blob(NamedTuple):
-    """One thing that a source can hold."""
+    """An object in a source."""
 
     image_id: ids.ImageId
     kind: BlobKind
 
     @property
     def name(self) -> str:
-        """File name of the blob in sources that are made of files."""
+        """File name of the blob in sources made of files."""
         return f"{self.image_id}{self.kind.value}"
 
     def describe_range(self, offset: int, length: int) -> str:
         """Return a range of the blob in words, for errors.
 
         >>> blob = Blob(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), BlobKind.IMAGE)
-        >>> blob.part(65536, 4096)
+        >>> blob.describe_range(65536, 4096)
         '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11.raw bytes 65536-69631'
         """
         return f"{self.name} bytes {offset}-{offset + length - 1}"
@@ -75,7 +73,7 @@ _STORED_KINDS = {
 
 
 def stored_blobs(blob: Blob) -> list[Blob]:
-    """Return what a blob may be stored as: an image is of one of the formats.
+    """Return the blobs as which a blob may be stored: an image has one of two formats.
 
     >>> image_id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> [stored.kind.value for stored in stored_blobs(Blob(image_id, BlobKind.IMAGE))]
@@ -97,7 +95,7 @@ def stored_blob(image_id: ids.ImageId, disk_format: layout.DiskFormat) -> Blob:
 
 
 def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:
-    """Return the blob, and the offset in it, that hosts mean by an offset of an image.
+    """Return the blob and the offset in it that hosts mean by an offset of an image.
 
     >>> image_id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> blob_at(image_id, AT_BOOT_IMAGE + 5)[0].name, blob_at(image_id, AT_BOOT_IMAGE + 5)[1]
@@ -109,10 +107,7 @@ def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:
 
 
 class Piece(NamedTuple):
-    """A part of a blob that is read, most often a chunk.
-
-    :param content: what its bytes must be; None: whatever they are
-    """
+    """A range of a blob to read, mostly a chunk; its bytes must match ``content``."""
 
     offset: int
     length: int
@@ -120,61 +115,49 @@ class Piece(NamedTuple):
 
 
 Outcome = Buffer | Exception
-"""What became of a piece: its bytes, which nobody changes or uses for anything else any more; or an
-:class:`errors.ChunkUnavailable`.  Any other exception is a bug."""
+"""Bytes of a piece in a buffer that is not reused, or an :class:`errors.ChunkUnavailable`; any
+other exception is a bug."""
 Answers = Sequence[tuple[int, Outcome]]
-"""What became of some pieces, by their numbers in what was asked."""
+"""Outcomes of pieces, by their numbers in the request."""
 ReportOutcomes = Callable[[Answers], None]
-"""Is called in the event loop's thread, and does not wait."""
+"""Called in the event loop's thread; does not wait."""
 
 
 class BlobState(NamedTuple):
-    """What a place has of a blob.
-
-    :param stamp: of an artefact, is another one when another one has taken its place
-    """
+    """Size and version of a blob at a place."""
 
     size_bytes: int
-    stamp: str
+    stamp: str  # of an artefact: changes when it is replaced
 
 
 class Health(NamedTuple):
-    """How a source does, beyond what its errors say.
+    """State of a source beyond its errors."""
 
-    :param hanging_calls: calls that hang in the kernel, each with a thread
-    :param hanging_for_s: for how long the oldest does
-    :param missed_attempts: attempts that had no answer in their time, since the start
-    """
-
-    hanging_calls: int = 0
-    hanging_for_s: float = 0.0
-    missed_attempts: int = 0
+    hanging_calls: int = 0  # calls that hang in the kernel, with a thread each
+    hanging_for_s: float = 0.0  # age of the oldest one
+    missed_attempts: int = 0  # timeouts since the start
 
 
 class Source(abc.ABC):
-    """Random access to blobs.
+    """Random access to blobs; usable by many tasks, and each call can be cancelled.
 
-    Every method may raise :class:`errors.ChunkMissing` (there is no such blob,
-    or it is shorter than asked) and :class:`errors.SourceUnreachable` (a passing
-    fault).  All methods may be called by many tasks at once, and each call may
-    be cancelled without harm to the others.
+    Every method may raise :class:`errors.ChunkMissing` (there is no such blob, or it is too short)
+    and :class:`errors.SourceUnreachable` (a transient fault).
     """
 
     @property
     def in_flight(self) -> int:
-        """How many reads the place should be sent at a time; the engine keeps to it."""
+        """Number of concurrent reads that the place should get."""
         return DEFAULT_IN_FLIGHT
 
     @abc.abstractmethod
     async def size_bytes(self, blob: Blob) -> int:
-        """Return the length of ``blob``; for who attaches, so it must be one that he may use."""
+        """Return the length of a blob that is to be attached, so it must be usable now."""
 
     async def find_blob(self, blob: Blob) -> BlobState:
-        """Return what the place has now, for guests that read it already, on whatever host.
+        """Return the current state of a blob that guests may read already.
 
-        The place is asked, whatever is remembered of it; reads that follow are of what is there.
-        An artefact ends with its hash, which tells it from others; the end of an image tells
-        nothing, and is not read.
+        This asks the place and ignores caches; later reads are of this state.
         """
         size_bytes = await self.size_bytes(blob)
         length = min(size_bytes, TAIL_BYTES) if blob.kind in ARTEFACTS else 0
@@ -189,28 +172,25 @@ class Source(abc.ABC):
         told: ReportOutcomes,
         requester: Requester = AGENT,
     ) -> None:
-        """Read pieces, and tell of each once, as soon as its bytes are here or cannot be had.
+        """Read pieces, and report each once, as soon as it is read or has failed.
 
-        Pieces that follow each other cost least: they are one read of the place.  When this
-        returns all have been told of; who is cancelled is told no more.  What cannot be had is
-        told, not raised.
+        Adjacent pieces are one read of the place. All are reported when this returns; a cancelled
+        call reports nothing more. Failures are reported, not raised.
 
-        :param pieces: of one byte or more each, in any order
-        :param told: may get several at a time, in any order
-        :param requester: takes turns with others where an image has to be decoded
-        :raises errors.LocalProtocolError: a piece is none
+        :param pieces: of at least one byte each, in any order
+        :param requester: for turns at decoding
+        :raises errors.LocalProtocolError: a range is invalid
         """
 
     async def read(
         self, blob: Blob, offset: int, length: int, content: ids.Content | None = None
     ) -> bytes:
-        """Return exactly ``length`` bytes of ``blob`` from ``offset`` on, in a copy.
+        """Return ``length`` bytes of ``blob`` from ``offset`` on, in a copy.
 
-        A read of 0 bytes returns ``b""`` and asks nobody, not even whether the blob exists.
+        A read of 0 bytes returns ``b""`` without asking the place.
 
-        :param content: what the bytes must be
         :raises errors.ChunkMissing: the blob ends before ``offset + length``
-        :raises errors.ChunkInvalid: they are not ``content``
+        :raises errors.ChunkInvalid: the bytes do not match ``content``
         :raises errors.LocalProtocolError: ``offset`` or ``length`` is negative
         """
         if length == 0 and offset >= 0:
@@ -219,41 +199,37 @@ class Source(abc.ABC):
         await self.read_pieces(blob, (Piece(offset, length, content),), answers.extend)
         [(_, outcome)] = answers
         if isinstance(outcome, Exception):
-            # A copy, because others may be told the same error: a traceback grows with every raise.
+            # A copy: others may get the same error, and each raise adds to its traceback.
             raise copy.copy(outcome) from outcome
         return bytes(outcome)
 
     def os_hash(self, blob: Blob) -> chunk_map.OsHash:
-        """Return the hash of the whole blob that was learnt with its size.
-
-        It comes from another place than the bytes (Glance's database, and not its store), so who
-        can write where the bytes are cannot change both.  UNKNOWN_OS_HASH where there is none.
-        """
+        """Return the hash of the whole blob in Glance's database, or UNKNOWN_OS_HASH."""
         return chunk_map.UNKNOWN_OS_HASH
 
     def source_health(self) -> Health:
-        """Return how it does; may be called from any thread."""
+        """Return the health; may be called from any thread."""
         return Health()
 
     @abc.abstractmethod
     async def aclose(self) -> None:
-        """Let go of connections and files; the source is not used afterwards."""
+        """Close connections and files; the source is not used afterwards."""
 
     @property
     @abc.abstractmethod
     def where(self) -> str:
-        """The place in words, for errors and logs (a URL without credentials, a folder)."""
+        """The place in words, without credentials, for errors and logs."""
 
 
 class Wrapper(Source):
-    """A source around another one; as it stands it changes nothing."""
+    """A source around another one; the base class changes nothing."""
 
     def __init__(self, inner: Source) -> None:
         self._inner = inner
 
     @property
     def in_flight(self) -> int:
-        """What the inner source says."""
+        """The inner source's limit."""
         return self._inner.in_flight
 
     async def size_bytes(self, blob: Blob) -> int:
@@ -275,11 +251,11 @@ class Wrapper(Source):
         await self._inner.read_pieces(blob, pieces, told, requester)
 
     def os_hash(self, blob: Blob) -> chunk_map.OsHash:
-        """Return what the inner source knows."""
+        """Ask the inner source."""
         return self._inner.os_hash(blob)
 
     def source_health(self) -> Health:
-        """Return what the inner source says."""
+        """Ask the inner source."""
         return self._inner.source_health()
 
     async def aclose(self) -> None:

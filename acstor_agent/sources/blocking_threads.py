@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that may hang in the kernel, in threads that a fence keeps from becoming many.
+"""Runs calls that may hang in the kernel, in a bounded number of threads.
 
-A thread in a system call cannot be cancelled, only left behind; it goes on until the kernel lets go
-of it.  The worker waits for none of them, and so many at most are left behind
-(``core/sources/hung_calls.py``).  Then a call fails at once, with how many hang since when, and the
-next source is asked; as soon as one comes back calls are made again, without anybody's help.
+A thread in a system call cannot be cancelled, only abandoned until the kernel returns. The number
+of abandoned threads is limited (``core/sources/hung_calls.py``). Above the limit calls fail at
+once, so that the next source is asked, until a call returns.
 """
 
 import logging
@@ -27,10 +26,8 @@ T = TypeVar("T")
 class Threads:
     """The threads of one place.
 
-    :param place: says what the place is, for errors and the log
-    :param at_a_time: calls that run at a time; twice as many may hang beside them at the very most
-    :param most_of_one: calls about one thing that may hang; as many as about all things if None
-    :param clock: never goes back
+    :param at_a_time: concurrent calls; at most twice as many more may hang
+    :param most_of_one: calls about one thing that may hang; None: ``at_a_time``
     """
 
     def __init__(
@@ -47,32 +44,31 @@ class Threads:
 
     @property
     def hanging(self) -> hung_calls.Hanging:
-        """The calls that hang now; may be looked at from any thread."""
+        """The calls that hang now; may be read from any thread."""
         return self._fence.count_hung(self._clock())
 
     async def run(self, what: str, of: Hashable, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns, called in a thread; who is cancelled leaves it behind.
+        """Call ``function`` in a thread and return its result; cancellation abandons it.
 
-        :param what: what is wanted of the place, in words
-        :param of: the thing that it is about
+        :param of: the thing that the call is about
         :raises errors.SourceUnreachable: too many calls hang
         """
         self._tell()
         if self._fence.is_refused(of, self._clock()):
             raise errors.SourceUnreachable(what, self._place(), str(self.hanging))
         ticket = _Ticket(self, of)
-        limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods will do
+        limiter = cast(trio.CapacityLimiter, ticket)  # any object with its methods
         try:
             return await trio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
         except trio.Cancelled:
             if ticket.call is not None:
                 self._fence.abandon_call(ticket.call)
-                # Not here, where the log would name the cancellation as a fault.
+                # Not here: the log would report the cancellation as a fault.
                 trio.lowlevel.current_trio_token().run_sync_soon(self._tell)
             raise
 
     async def begin_call(self, owner: object, of: Hashable) -> hung_calls.Call:
-        """Wait for a free thread, if none is, and note that a call begins."""
+        """Wait for a free thread, and record the start of a call."""
         try:
             self._limiter.acquire_on_behalf_of_nowait(owner)
         except trio.WouldBlock:
@@ -80,13 +76,13 @@ class Threads:
         return self._fence.begin_call(of, self._clock())
 
     def end_call(self, owner: object, call: hung_calls.Call) -> None:
-        """Note that a call has come back, whether somebody waits for it still or not."""
+        """Record that a call returned, even if it was abandoned."""
         self._fence.end_call(call)
         self._limiter.release_on_behalf_of(owner)
         self._tell()
 
     def _tell(self) -> None:
-        """Say in the log once that calls hang, and once that none does any more."""
+        """Log once when calls hang, and once when none does any more."""
         hanging = self.hanging
         if bool(hanging.calls) is self._is_told:
             return
@@ -98,17 +94,17 @@ class Threads:
 
 
 class _Ticket:
-    """What trio takes for a limiter: it says when a thread really begins, and when it has ended."""
+    """A limiter for trio that records when the thread really starts and ends."""
 
     def __init__(self, threads: Threads, of: Hashable) -> None:
         self.call: hung_calls.Call | None = None
         self._threads, self._of = threads, of
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        """Begin."""
+        """Record the start."""
         self.call = await self._threads.begin_call(borrower, self._of)
 
     def release_on_behalf_of(self, borrower: object) -> None:
-        """End, in the event loop's thread; also when nobody waits any more."""
+        """Record the end, in the event loop's thread, also after cancellation."""
         assert self.call is not None
         self._threads.end_call(borrower, self.call)

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks bytes against their CID: what does not match is never passed on.
-
-The check is one function, because bytes from sources and from peers go through it.
-"""
+"""Verifies bytes against their CID."""
 
 from acstor_common import errors
 from acstor_common.model import ids
@@ -11,10 +8,8 @@ from acstor_common.model import ids
 def check_chunk(
     data: bytes | bytearray | memoryview, content: ids.Content, what: object, where: object
 ) -> None:
-    """Refuse bytes that are not the chunk they should be.
+    """Verify bytes.
 
-    :param what: the chunk; its words are made only for the error
-    :param where: the place that gave the bytes, likewise
     :raises errors.ChunkInvalid: ``data`` does not match ``content``
     """
     if not content.matches_data(data):
@@ -24,7 +19,7 @@ def check_chunk(
 def mismatch(
     data: bytes | bytearray | memoryview, content: ids.Content, what: object, where: object
 ) -> errors.ChunkInvalid:
-    """Return the error for bytes that are not the chunk they should be."""
+    """Return the error for bytes that do not match."""
     cid, keys = content
     if ids.is_keyed(cid) and not keys:
         why = f"the key of its CID {cid.hex()} is not known"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source that answers in time, whatever the driver does: a place that hangs is unreachable.
+"""A source with timeouts, whatever the driver does.
 
-How long a question may take, ``core/sources/attempt_timeout.py`` decides from what the latest took.
-It stands below layout: the time to decode an image says nothing of the place.
+``core/sources/attempt_timeout.py`` derives them from recent answers. Decoding time does not count.
 """
 
 from collections.abc import Awaitable
@@ -22,21 +21,18 @@ CLOSE_S = 2.0
 
 
 class DeadlineSource(base.Wrapper):
-    """See above.
-
-    :param timeout_s: what a question may take at the least
-    """
+    """Reports a place as unreachable after a timeout, ``timeout_s`` at least."""
 
     def __init__(self, inner: base.Source, timeout_s: float = attempt_timeout.BASE_S) -> None:
         super().__init__(inner)
         self._timeout = attempt_timeout.AttemptTimeout(timeout_s)
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Ask for the size."""
+        """Return the size, or fail after a timeout."""
         return await self._ask(f"the size of {blob.name}", lambda: self._inner.size_bytes(blob))
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
-        """Look at the blob."""
+        """Return the state, or fail after a timeout."""
         return await self._ask(f"a look at {blob.name}", lambda: self._inner.find_blob(blob))
 
     async def read_pieces(
@@ -46,7 +42,7 @@ class DeadlineSource(base.Wrapper):
         told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
-        """Read the pieces; those that do not come in time are unreachable."""
+        """Read pieces; those not read in time are unreachable."""
         left, has_error = set(range(len(pieces))), False
 
         def took(answers: base.Answers) -> None:
@@ -68,12 +64,12 @@ class DeadlineSource(base.Wrapper):
             told([(at, error) for at in sorted(left)])
 
     async def aclose(self) -> None:
-        """Close the driver, unless that takes long."""
+        """Close the driver, for CLOSE_S at most."""
         with trio.move_on_after(CLOSE_S):
             await self._inner.aclose()
 
     def source_health(self) -> base.Health:
-        """Return what the driver says, with the questions that had no answer."""
+        """Return the driver's health with the number of timeouts."""
         return self._inner.source_health()._replace(missed_attempts=self._timeout.misses)
 
     async def _ask(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes compressed clusters in threads, by turns (``core/sources/decode_slots.py``).
+"""Decodes compressed clusters in threads, by turns.
 
-What is decoded is a generator that stops after each step, so that it can go on later and in
-another thread: one that takes long holds a slot no longer than others wait.
+A decoder is a generator that pauses after each step and may continue in another thread, so a slow
+one holds a slot no longer than others wait (``core/sources/decode_slots.py``).
 """
 
 import math
@@ -19,18 +19,13 @@ from acstor_common.model import ids
 
 
 class _Slice(NamedTuple):
-    """What was done while a slot was held."""
-
     used_s: float
     decoded_bytes: int
     is_done: bool
 
 
 class DecodeThreads:
-    """The threads of a host, as many as it has processors.
-
-    :param nursery: where slots are given when a budget allows it again; it outlives all use
-    """
+    """The threads of a host, one for each processor; ``nursery`` must outlive all use."""
 
     def __init__(self, nursery: trio.Nursery, threads: int | None = None) -> None:
         threads = threads or len(os.sched_getaffinity(0))
@@ -43,17 +38,14 @@ class DecodeThreads:
     async def run(
         self, image_id: ids.ImageId, guest: requests.Stream, steps: Iterator[int]
     ) -> None:
-        """Go through ``steps`` in threads; each says how many bytes it has decoded.
-
-        :param steps: raises nothing
-        """
+        """Run ``steps`` in threads; each yields the bytes that it decoded. None raises."""
         while not await self._slice(image_id, guest, steps):
             pass
 
     async def _slice(
         self, image_id: ids.ImageId, guest: requests.Stream, steps: Iterator[int]
     ) -> bool:
-        """Wait for a slot and use it; say whether ``steps`` has come to its end."""
+        """Wait for a slot and use it; return whether ``steps`` is exhausted."""
         job = self._slots.wait(image_id, guest)
         begun = self._begun[job] = trio.Event()
         self._begin()
@@ -73,7 +65,6 @@ class DecodeThreads:
         return done.is_done
 
     def _begin(self) -> None:
-        """Give slots to those whose turn it is."""
         now_s = trio.current_time()
         while (job := self._slots.begin_job(now_s)) is not None:
             self._begun[job].set()
@@ -84,7 +75,7 @@ class DecodeThreads:
 
     async def _begin_later(self, at_s: float) -> None:
         await trio.sleep_until(at_s)
-        if at_s == self._begins_at_s:  # no earlier one took its place
+        if at_s == self._begins_at_s:  # no earlier timer replaced it
             self._begins_at_s = math.inf
             self._begin()
 

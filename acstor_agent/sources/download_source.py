@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A place that has what Glance gives whole: copies of blobs, in files of this host.
+"""Serves blobs from local copies, for stores without range reads.
 
-A copy begins with the first read of a blob and comes to its end whoever waits (full_download.py).
-Chunk maps every host copies for itself.  An image, and its boot image, one host copies for all,
-which others ask as they ask a home (``engine/fetch/read_through.py``).
-
-What copies take is bounded, at a time and of the disk, and goes when it is of no use.
+A copy starts with the first read of a blob and completes independently of its readers. Each host
+copies chunk maps for itself. One host copies an image, and its boot image, for all; others ask it
+as a home (``engine/fetch/read_through.py``). Copies are bounded in number and disk space.
 """
 
 import collections
@@ -33,37 +31,35 @@ LOG = logging.getLogger(__name__)
 
 ARTEFACTS_AT_A_TIME, IMAGES_AT_A_TIME = 4, 2
 KEPT_S = 600.0
-"""So long after its last reader a copy goes."""
+"""Time after its last read until a copy is removed."""
 AGAIN_S = 10.0
-"""So long after it failed a copy is not begun again."""
+"""Time after a failure until a copy is started again."""
 LOOK_S = 30.0
 LOOK_AGAIN_S = 60.0
-"""After so long Glance is asked whether another artefact has taken the place of one."""
+"""Interval at which Glance is asked whether an artefact was replaced."""
 WAIT_S = {base.BlobKind.CHUNK_MAP: 30.0, base.BlobKind.BOOT_IMAGE: 8.0}
 IMAGE_WAIT_S = 5.0
-"""So long one read waits for a stream: for images less than peers wait for an answer (10 s)."""
+"""Time that one read waits for an image's stream: less than a peer's timeout (10 s)."""
 FIND_S = attempt_timeout.BASE_S
-"""So long Glance is asked where a blob is."""
+"""Timeout of a look-up in Glance."""
 NEAR_BYTES = 32 * geometry.MIB
-"""What lies further ahead in an image's stream is not waited for: it would keep others waiting."""
+"""Reads further ahead in an image's stream fail at once."""
 HEAD_BYTES = 4 * geometry.MIB
-"""Of a boot image that another host copies so much is read here: it has the list of frames."""
+"""Start of a boot image that is read here though another host copies it: its frame list."""
 THREADS = 4
 MOST_OF_FREE = 2
-"""Such a part of the disk space that is free one copy takes at most: a half."""
+"""A copy takes at most this fraction of the free space: a half."""
 
 
 Elsewhere = Callable[[ids.ImageId], str]
-"""Says, in words, which other host copies an image for all; empty: this one does."""
+"""Returns in words which other host copies an image for all; empty: this one does."""
 
 
 class DownloadSource(base.Source):
     """The copies of this host.
 
-    :param source: gives blobs whole
-    :param folder: on whose file system copies lie
-    :param nursery: where streams run; it must outlive the source's use
-    :param image_wait_s: so long one read waits for an image's stream
+    :param folder: on the file system for copies
+    :param nursery: runs streams; must outlive the source's use
     """
 
     def __init__(
@@ -92,16 +88,16 @@ class DownloadSource(base.Source):
         return f"{self._source.where} (whole)"
 
     def can_give(self, blob: base.Blob) -> bool:
-        """Say whether a blob is copied if its ranges are refused: Glance has it, but no ranges."""
+        """Return whether a blob would be copied: Glance has it, but serves no ranges."""
         return any(map(self._source.lacks_ranges, base.stored_blobs(blob)))
 
     def has_copy(self, blob: base.Blob) -> bool:
-        """Say whether a copy of all of a blob is here, or comes."""
+        """Return whether a copy of the whole blob is here or under way."""
         copies = map(self._copies.get, base.stored_blobs(blob))
         return any(copy is not None and copy.is_of_use for copy in copies)
 
     def begin_download(self, image_id: ids.ImageId) -> None:
-        """Let the copy of an image begin, if it is for this host to have."""
+        """Start the copy of an image, unless another host copies it."""
         if self._elsewhere(image_id):
             return
         for blob in base.stored_blobs(base.Blob(image_id, base.BlobKind.IMAGE)):
@@ -109,16 +105,16 @@ class DownloadSource(base.Source):
                 self._nursery.start_soon(self._bring_unasked, blob)
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Return what Glance's record says now."""
+        """Return the size in Glance's record."""
         return (await self._find(blob, is_in_use=False)).size_bytes
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
-        """Return what Glance's record says now, of an image that was deactivated, too."""
+        """Return the state in Glance's record, also of a deactivated image."""
         place = await self._find(blob)
         return base.BlobState(place.size_bytes, place.glance_id)
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
-        """Return Glance's hash of what it stores."""
+        """Return Glance's hash of the stored bytes."""
         return self._source.os_hash(blob)
 
     async def read_pieces(
@@ -128,7 +124,7 @@ class DownloadSource(base.Source):
         told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
-        """Read pieces of a copy, as far as it comes in time."""
+        """Read pieces of a copy, as far as it arrives in time."""
         until_s = trio.current_time() + WAIT_S.get(blob.kind, self._image_wait_s)
         runs = sorted(driver.runs_of(blob, pieces), key=lambda run: pieces[run[0]].offset)
         for first, stop in runs:
@@ -141,7 +137,7 @@ class DownloadSource(base.Source):
                 run.pieces_failed(error)
 
     async def aclose(self) -> None:
-        """Let all copies go."""
+        """Remove all copies."""
         for blob, copy in list(self._copies.items()):
             self._drop(blob)
             await copy.wait_deleted()
@@ -153,7 +149,7 @@ class DownloadSource(base.Source):
             for piece in run.pieces:
                 stop = piece.offset + piece.length
                 if run.offset + count_bytes >= stop:
-                    continue  # it came with what was read before
+                    continue  # it was read with the previous piece
                 if stop > copy.place.size_bytes:
                     raise self._ended(run, copy.place)
                 if copy.came_bytes < stop:
@@ -167,10 +163,7 @@ class DownloadSource(base.Source):
         return errors.ChunkMissing(run.what, self.where, why)
 
     async def _copy_of(self, run: driver.Run) -> full_download.FullDownload:
-        """Return the copy that a run is read of; it begins if there is none.
-
-        :raises errors.ChunkUnavailable: there can be none now
-        """
+        """Return the copy for a run; start one if needed."""
         blob, stop = run.blob, run.offset + run.length
         place = await self._place_of(blob)
         stop = min(stop, place.size_bytes)
@@ -195,7 +188,7 @@ class DownloadSource(base.Source):
         return self._begin(blob, place, until_bytes)
 
     async def _place_of(self, blob: base.Blob) -> glance.Place:
-        """Return where Glance has a blob; now and then it is asked whether another one is there."""
+        """Return where Glance has a blob; ask again now and then whether it was replaced."""
         copy, place = self._copies.get(blob), self._source.known_location(blob)
         if place is None:
             return await self._find(blob)
@@ -218,7 +211,7 @@ class DownloadSource(base.Source):
     def _begin(
         self, blob: base.Blob, place: glance.Place, until_bytes: int
     ) -> full_download.FullDownload:
-        """Let a copy come, in place of the one that is there."""
+        """Start a copy, in place of an older one."""
         self._drop(blob)
         copy = full_download.FullDownload(blob, place, until_bytes, self.where, self._threads)
         self._copies[blob] = copy
@@ -251,7 +244,7 @@ class DownloadSource(base.Source):
     def _pour_of(self, copy: full_download.FullDownload) -> full_download.Pour:
         return lambda take: self._source.download_blob(copy.blob, copy.place, take)
 
-    # Room
+    # Disk space
 
     def _drop(self, blob: base.Blob) -> None:
         copy = self._copies.pop(blob, None)
@@ -259,10 +252,7 @@ class DownloadSource(base.Source):
             copy.drop()
 
     async def _make_room(self, copy: full_download.FullDownload) -> None:
-        """Let unused copies go until there is room for this one, and keep that for it.
-
-        :raises errors.ChunkRefused: there is none
-        """
+        """Remove idle copies until there is space for this one, and reserve it."""
         while True:
             free_bytes = await copy.in_thread(self._free_bytes)
             free_bytes -= sum(other.to_come_bytes for other in self._copies.values())
@@ -284,7 +274,7 @@ class DownloadSource(base.Source):
         return found.f_bavail * found.f_frsize
 
     async def _look(self) -> None:
-        """Let copies go that are of no use any more, until none is left."""
+        """Remove unused copies, until none is left."""
         while self._copies:
             await trio.sleep(LOOK_S)
             before_s = trio.current_time() - KEPT_S

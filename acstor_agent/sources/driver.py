@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver is: it fills buffers with the bytes of a place, and knows one kind of place.
+"""Interface of a driver: it fills buffers with the bytes of one kind of place.
 
-The one rule: no piece leaves here before it was checked against its CID, whoever filled its
-buffer (:meth:`Run.pieces_filled`).  A buffer belongs to one run alone and is never used again: of a
-place that hangs a thread may be left behind which still writes to it.
+No piece is reported before it was verified against its CID (:meth:`Run.pieces_filled`). A buffer
+belongs to one run and is not reused, since an abandoned thread may still write to it.
 """
 
 import abc
@@ -18,16 +17,13 @@ from acstor_agent.sources import chunk_verification
 from acstor_common import errors
 
 BUFFERS_PER_CALL = 64
-"""Of the 1,024 that the kernel takes (IOV_MAX): so many are 4 MiB."""
+"""Buffers of one system call (IOV_MAX is 1,024): 4 MiB of chunks."""
 RUNS_AT_A_TIME = 4
-"""Of one call that needs several, as where a guest has written a qcow2 file at random places."""
+"""Concurrent runs of one call, as for a fragmented qcow2 file."""
 
 
 class Run:
-    """Pieces of a blob that follow each other, and their buffers while a driver fills them.
-
-    :param where: the place, for errors
-    """
+    """Adjacent pieces of a blob, and the buffers that a driver fills."""
 
     def __init__(
         self, blob: base.Blob, pieces: Sequence[base.Piece], where: str, told: base.ReportOutcomes
@@ -39,30 +35,34 @@ class Run:
         self._where, self._told = where, told
         self._ends = [piece.offset + piece.length - self.offset for piece in pieces]
         self._checked: list[errors.ChunkInvalid | None] = []
-        self._next = 0  # the first piece that was not told of
+        self._next = 0  # first piece that is not reported
 
     @property
     def what(self) -> str:
-        """All of it in words, for errors."""
+        """The whole range in words, for errors."""
         return self.blob.describe_range(self.offset, self.length)
 
     @property
     def is_over(self) -> bool:
-        """Say whether all has been told."""
+        """Whether all pieces are reported."""
         return self._next == len(self.pieces)
 
     def check(self, count_bytes: int) -> None:
+<<<<<<< ours
         """Check the pieces that lie in the first ``count_bytes``, in whatever thread.
 
         BLAKE3 lets go of the interpreter's lock.  What is not checked here :meth:`pieces_filled` checks.
         """
+=======
+        """Verify the pieces in the first ``count_bytes``; may be called in any thread."""
+>>>>>>> theirs
         while (number := len(self._checked)) < len(self.pieces):
             if self._ends[number] > count_bytes:
                 return
             self._checked.append(self._fault(number))
 
     def pieces_filled(self, count_bytes: int) -> None:
-        """Tell of the pieces that lie in the first ``count_bytes``, which are in the buffers."""
+        """Report the pieces in the first ``count_bytes`` of the buffers."""
         first = self._next
         if first < len(self.pieces) and self._ends[first] <= count_bytes:
             self.check(count_bytes)
@@ -70,7 +70,7 @@ class Run:
             self._told([(n, self._checked[n] or self.buffers[n]) for n in range(first, self._next)])
 
     def put(self, data: base.Buffer) -> None:
-        """Take its first bytes from a driver that has got them in a buffer of its own."""
+        """Copy the first bytes from a driver's own buffer."""
         view, at = memoryview(data), 0
         for buffer in self.buffers:
             part = view[at : at + len(buffer)]
@@ -81,7 +81,7 @@ class Run:
         self.pieces_filled(at)
 
     def pieces_failed(self, error: Exception) -> None:
-        """Tell that the rest cannot be had."""
+        """Report the remaining pieces as failed."""
         rest = range(self._next, len(self.pieces))
         self._next = len(self.pieces)
         if rest:
@@ -96,29 +96,29 @@ class Run:
 
 
 class Driver(base.Source):
-    """A source that reaches a place by itself; installed under the entry points of acstor."""
+    """A source that reaches a place by itself; installed as an entry point."""
 
     @classmethod
     def options(cls) -> list[cfg.Opt]:
-        """Options of the source; they are registered in a group ``source_<name>``."""
+        """Return the options of the group ``source_<name>``."""
         return []
 
     @classmethod
     @abc.abstractmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "Driver":
-        """Make the source from its option group.
+        """Create the source from its option group.
 
-        :raises errors.Unusable: an option is missing or makes no sense
+        :raises errors.Unusable: an option is missing or invalid
         """
 
     @abc.abstractmethod
     async def fill_run(self, run: Run) -> None:
-        """Fill the buffers of ``run`` in order, and report progress by :meth:`Run.pieces_filled`.
+        """Fill the buffers in order, and report progress by :meth:`Run.pieces_filled`.
 
-        What cannot be filled is raised; what was said to be filled before stays told.
+        Pieces reported as filled stay valid if the rest fails.
 
-        :raises errors.ChunkMissing: there is no such blob, or it ends before the run does
-        :raises errors.SourceUnreachable: a passing fault
+        :raises errors.ChunkMissing: there is no such blob, or it is too short
+        :raises errors.SourceUnreachable: a transient fault
         """
 
     async def read_pieces(
@@ -128,7 +128,7 @@ class Driver(base.Source):
         told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
-        """Read the pieces, those that follow each other as one range."""
+        """Read pieces, adjacent ones as one range."""
         runs = [
             Run(
                 blob, pieces[first:stop], self.where, shifted_report(told, first) if first else told
@@ -161,7 +161,7 @@ class Driver(base.Source):
 def rest_of(
     buffers: Sequence[bytearray | memoryview], count_bytes: int
 ) -> list[bytearray | memoryview]:
-    """Return what is left of ``buffers`` behind ``count_bytes``, as much as one call takes.
+    """Return what is left of ``buffers`` after ``count_bytes``, for one system call.
 
     >>> [len(part) for part in rest_of([bytearray(4), bytearray(2)], 3)]
     [1, 2]
@@ -175,14 +175,14 @@ def rest_of(
 
 
 def shifted_report(told: base.ReportOutcomes, by: int) -> base.ReportOutcomes:
-    """Return what is told of pieces by numbers that are so much lower."""
+    """Return a callback for pieces whose numbers are lower by ``by``."""
     return lambda answers: told([(number + by, outcome) for number, outcome in answers])
 
 
 def check_pieces(blob: base.Blob, pieces: Sequence[base.Piece]) -> None:
-    """Refuse what no blob can have.
+    """Check ranges.
 
-    :raises errors.LocalProtocolError: a piece has no byte, or lies before the blob
+    :raises errors.LocalProtocolError: a piece is empty, or has a negative offset
     """
     for offset, length, _ in pieces:
         if offset < 0 or length <= 0:
@@ -191,13 +191,13 @@ def check_pieces(blob: base.Blob, pieces: Sequence[base.Piece]) -> None:
 
 
 def runs_of(blob: base.Blob, pieces: Sequence[base.Piece]) -> Iterator[tuple[int, int]]:
-    """Yield where runs of pieces begin and end that follow each other.
+    """Yield begin and end indices of runs of adjacent pieces.
 
     >>> blob = base.Blob(base.ids.ImageId("i"), base.BlobKind.IMAGE)
     >>> list(runs_of(blob, [base.Piece(0, 4), base.Piece(4, 2), base.Piece(8, 1)]))
     [(0, 2), (2, 3)]
 
-    :raises errors.LocalProtocolError: a piece has no byte, or lies before the blob
+    :raises errors.LocalProtocolError: a piece is empty, or has a negative offset
     """
     check_pieces(blob, pieces)
     first = 0

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads blobs from a folder: NFS, CephFS, or the folder of a file store.
 
-The folder holds <image_id>.raw (or .qcow2) and <image_id>.acmap, each a regular file.  In
-the folder of a file store of Glance's an image is called <image_id>; its chunk map, and
-whether it is active, comes from the source ``glance`` then.  A symbolic link in the
-place of a file is refused, so that nobody who may write to the folder can make the
-agent read elsewhere (a hard link does what a link is wanted for).  A file that was
-replaced is opened again at the next read.
+The folder has <image_id>.raw (or .qcow2) and <image_id>.acmap, each a regular file; in a file store
+of Glance only images, called <image_id>. Symbolic links are refused, so that writers of the folder
+cannot make the agent read elsewhere.
 
-Everything here may hang as long as the file server does: looking for a name, opening,
-reading, and closing, too.  So all of it is done in threads of the source's own
-(blocking_threads.py), and nothing that is let go of is closed where others would wait for it.
+Every call may hang with the file server, including close, so all run in threads of the source's own
+(blocking_threads.py).
 """
 
 import collections
@@ -37,15 +33,15 @@ T = TypeVar("T")
 
 OPEN_FILES_LIMIT = 64
 HANGING_OF_ONE = base.DEFAULT_IN_FLIGHT // 2
-"""Calls about one blob that may hang: a part of a file system that hangs leaves the rest usable."""
+"""Calls about one blob that may hang, so that the rest of the file system stays usable."""
 ORDER_S = 0.1
-"""How long a read waits for the one that it follows to have asked: a hanging one keeps no other."""
+"""Time that a read waits for the read before it to reach the kernel."""
 REMEMBERED = 64
 """Reads that others may follow: more than are under way."""
 HINT_BYTES = 128 * 1024
-"""What a kernel takes of one hint, unless its read-ahead was made shorter."""
+"""Readahead of one hint, unless the kernel's limit is lower."""
 CLOSE_S = 1.0
-"""How long closing waits for the file server; the kernel closes what is left, when it can."""
+"""Time that closing waits for the file server."""
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NOT_THERE = {
@@ -57,19 +53,15 @@ _NOT_THERE = {
     errno.EPERM: "permission denied",
     errno.ENAMETOOLONG: "the name is too long",
 }
-"""What asking again does not change; every other errno (EIO, ESTALE, ENFILE, …) may pass."""
+"""Permanent errors; all others (EIO, ESTALE, ENFILE, …) are transient."""
 _WITHHELD = frozenset({errno.ENOTDIR, errno.EACCES, errno.EPERM})
-"""These say nothing of the file."""
+"""Errors that say nothing of the file."""
 _IMAGES = (base.BlobKind.IMAGE, base.BlobKind.QCOW2)
 EMPTY = "there is no such file, and nothing else in the folder: is its file system mounted?"
 
 
 class _OpenFile:
-    """One open file.
-
-    :param let_go: is given the descriptor when the last one who reads from it lets go of it,
-        which may be in any thread
-    """
+    """One open file; ``let_go`` gets the descriptor after the last use, in any thread."""
 
     def __init__(self, path: str, let_go: Callable[[int], None]) -> None:
         self.fd = os.open(path, _FLAGS)
@@ -80,7 +72,7 @@ class _OpenFile:
 
 
 class _OpenFiles:
-    """The files used last, by path; safe to use from many threads."""
+    """The files used last, by path; thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -89,10 +81,7 @@ class _OpenFiles:
         self._to_close: collections.deque[int] = collections.deque()
 
     def get(self, path: str) -> _OpenFile:
-        """Return ``path`` opened, the file that has this name now.
-
-        :raises OSError: there is none, or it cannot be opened
-        """
+        """Return the file that has this path now, opened; raises OSError."""
         self.close_some()
         now = os.lstat(path)
         with self._lock:
@@ -110,17 +99,17 @@ class _OpenFiles:
         return file
 
     def forget(self, path: str) -> None:
-        """Let go of ``path``, so that the next one who wants it opens it again."""
+        """Drop ``path``, so that the next use opens it again."""
         with self._lock:
             self._files.pop(path, None)
 
     def clear(self) -> None:
-        """Let go of all files."""
+        """Drop all files."""
         with self._lock:
             self._files.clear()
 
     def close_some(self) -> None:
-        """Close what nobody reads from any more."""
+        """Close files without readers."""
         with contextlib.suppress(IndexError):
             while True:
                 fd = self._to_close.popleft()
@@ -129,11 +118,7 @@ class _OpenFiles:
 
 
 class _Turn:
-    """When a thread may ask the kernel for its bytes: behind the read that ends where it begins.
-
-    :param before: set when that read's turn has ended (not the turn, which would hold all before
-        it); None: it follows nobody
-    """
+    """When a thread may read: after the read that ends where it begins."""
 
     def __init__(self, before: threading.Event | None) -> None:
         self._before = before
@@ -141,37 +126,35 @@ class _Turn:
 
     @property
     def follows(self) -> bool:
-        """Say whether there is a read before."""
+        """Whether it follows another read."""
         return self._before is not None
 
     def wait(self) -> None:
-        """Wait until the read before has asked, or for ORDER_S."""
+        """Wait for the end of the previous turn, or for ORDER_S."""
         if self._before is not None:
             self._before.wait(ORDER_S)
 
     def end(self) -> None:
-        """Let the next one ask."""
+        """Let the next read start."""
         self.ended.set()
 
 
 class _Order:
-    """Has the kernel asked in order for what is read in order, whichever thread comes first.
+    """Makes sequential reads reach the kernel in order, to avoid seeks.
 
-    A disk seeks otherwise.  A read that follows another one begins with a hint to read ahead, and
-    its turn ends with that, before its bytes are here: as many are under way as without an order.
-    A read that follows nobody gives no hint: hints keep the kernel from reading ahead by itself,
-    which it does for who reads one piece after the other.
+    A read that follows another starts with a readahead hint and then ends its turn. The first read
+    gives no hint, since hints disable the kernel's own readahead.
     """
 
     def __init__(self) -> None:
         self._latest: collections.OrderedDict[tuple[base.Blob, int], _Turn] = (
             collections.OrderedDict()
-        )  # by where the reads end
+        )  # by their ends
         self._under_way: collections.Counter[base.Blob] = collections.Counter()
 
     @contextlib.contextmanager
     def turn(self, run: driver.Run) -> Iterator[_Turn]:
-        """Yield a read's turn; it ends with the block at the latest, whatever the read became."""
+        """Yield the turn of a read; it ends with the block at the latest."""
         blob, end = run.blob, (run.blob, run.offset + run.length)
         before = self._latest.get((blob, run.offset)) if self._under_way[blob] else None
         turn = _Turn(before.ended if before else None)
@@ -190,10 +173,7 @@ class _Order:
 
 
 class FileSource(driver.Driver):
-    """The blobs in ``folder``.
-
-    :param open_files_limit: how many files stay open between reads
-    """
+    """The blobs in ``folder``; ``open_files_limit`` files stay open between reads."""
 
     def __init__(self, folder: str, open_files_limit: int = OPEN_FILES_LIMIT) -> None:
         self._folder = folder
@@ -218,7 +198,7 @@ class FileSource(driver.Driver):
 
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "FileSource":
-        """Make the source from the group ``source_file``."""
+        """Create the source from the group ``source_file``."""
         if not group.folder or not os.path.isabs(group.folder):
             raise errors.Unusable(
                 "[source_file] folder", f"{group.folder!r} is not an absolute path", "Set it"
@@ -239,7 +219,7 @@ class FileSource(driver.Driver):
         return await self._in_thread(blob, f"the size of {blob.name}", size)
 
     async def fill_run(self, run: driver.Run) -> None:
-        """Read and check in one thread, which costs more than either of a single chunk."""
+        """Read and verify in one thread."""
 
         def fill(file: _OpenFile) -> tuple[int, int]:
             turn.wait()
@@ -264,7 +244,7 @@ class FileSource(driver.Driver):
         return base.Health(hanging.calls, hanging.for_s)
 
     async def aclose(self) -> None:
-        """Close the files, each as soon as nobody reads from it; one that hangs is left behind."""
+        """Close the files when their readers are gone; abandon close calls that hang."""
         self._files.clear()
         with trio.move_on_after(CLOSE_S), contextlib.suppress(errors.SourceUnreachable):
             await self._threads.run("closing files", None, self._files.close_some)
@@ -282,7 +262,7 @@ class FileSource(driver.Driver):
         return self._files.get(os.path.join(self._folder, blob.image_id))
 
     async def _in_thread(self, blob: base.Blob, what: str, use: Callable[[_OpenFile], T]) -> T:
-        """Run ``use`` on the blob's file in a thread, with the errors of a source."""
+        """Run ``use`` on the blob's file in a thread, and translate errors."""
         path = self._path(blob)
 
         def work() -> T:
@@ -299,7 +279,7 @@ class FileSource(driver.Driver):
 
 
 def _hint(fd: int, offset: int, length: int) -> None:
-    """Let the kernel read a range ahead; a file system that takes no hints is read without."""
+    """Hint readahead to the kernel; ignore file systems that do not support it."""
     with contextlib.suppress(OSError):
         for done in range(0, length, HINT_BYTES):
             part = min(length - done, HINT_BYTES)
@@ -307,7 +287,7 @@ def _hint(fd: int, offset: int, length: int) -> None:
 
 
 def _preadv_fully(fd: int, buffers: Sequence[bytearray], offset: int) -> int:
-    """Fill the buffers; return how many bytes that are, fewer only where the file ends."""
+    """Fill the buffers; return the number of bytes, lower only at the end of the file."""
     count_bytes = 0
     while left := driver.rest_of(buffers, count_bytes):
         got = os.preadv(fd, left, offset + count_bytes)
@@ -318,7 +298,6 @@ def _preadv_fully(fd: int, buffers: Sequence[bytearray], offset: int) -> int:
 
 
 def _translated(error: OSError, what: str, path: str) -> errors.ChunkUnavailable:
-    """Return the error of a source that says what ``error`` says."""
     reason = _NOT_THERE.get(error.errno or 0)
     if reason is None:
         return errors.SourceUnreachable(what, path, error.strerror or str(error))

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One copy: a blob that comes as one stream into a file of this host that has no name.
+"""One copy: a blob that is streamed into an unnamed file of this host.
 
-It is read where the stream has been, while the rest comes.  A stream that broke is begun again, and
-what is here already is skipped, for a store without ranges can only begin at the beginning.
-
-No more is taken in than Glance's record says, and what has come stays as it is.
+Readers use what has arrived while the rest arrives. A broken stream is restarted from the
+beginning, and skips what is here. No more is accepted than Glance's record states.
 """
 
 import contextlib
@@ -32,14 +30,14 @@ from acstor_common.model import geometry
 LOG = logging.getLogger(__name__)
 
 WRITE_BYTES = geometry.MIB
-"""So much is written at a time, and less if somebody waits for just that."""
+"""Bytes written at a time; fewer if a reader waits for them."""
 FRUITLESS = 3
-"""Times in a row that a stream may break without having come further than before."""
+"""Breaks in a row without progress after which a stream fails."""
 TRIES = 10
-"""Times that a stream is begun at all: each begins at the beginning."""
+"""Starts of a stream at most."""
 WINDOW_S = 60.0
 LEAST_BYTES = int(WINDOW_S * attempt_timeout.SLOWEST_BYTES_PER_S)
-"""A stream that brings less in WINDOW_S counts as broken, however seldom it is silent."""
+"""A stream that brings less in WINDOW_S counts as broken."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 
@@ -53,25 +51,17 @@ _KINDS = (
 
 T = TypeVar("T")
 Pour = Callable[[http_pool.Take], Awaitable[None]]
-"""Gives all of the blob, part by part."""
+"""Passes the whole blob to a callback, part by part."""
 
 
 class _Enough(Exception):
-    """All that this copy is to have is here; the blob may go on."""
+    """Ends a stream when all requested bytes are here."""
 
 
 class FullDownload:
-    """See above; in a block of :meth:`download_during`, :meth:`download_all` makes it come.
+    """A copy; call :meth:`download_all` in a block of :meth:`download_during`.
 
-    :param place: where Glance has the blob
-    :param until_bytes: so much of it is wanted, from its beginning
-    :param limiter: of threads that read copies
-    :ivar came_bytes: so much of it can be read
-    :ivar failure: why no more of it comes
-    :ivar used_s: when it was read last, or something of it came
-    :ivar looked_s: when Glance was asked last whether it is the right one
-    :ivar has_room: room on the disk is kept for it
-    :ivar is_dropped: nobody finds it any more
+    :param until_bytes: length of the copy, from the beginning
     """
 
     def __init__(
@@ -83,53 +73,53 @@ class FullDownload:
         limiter: trio.CapacityLimiter,
     ) -> None:
         self.blob, self.place, self.until_bytes = blob, place, until_bytes
-        self.came_bytes = 0
-        self.failure: errors.ChunkUnavailable | None = None
-        self.used_s = self.looked_s = trio.current_time()
+        self.came_bytes = 0  # can be read
+        self.failure: errors.ChunkUnavailable | None = None  # why no more arrives
+        self.used_s = self.looked_s = trio.current_time()  # last use, last check in Glance
         self.scope = trio.CancelScope()
         self._where, self._limiter = where, limiter
         self._descriptor = -1
         self._closed: trio.Event | None = None
         self._readers = 0
-        self.has_room = self.is_dropped = False
+        self.has_room = self.is_dropped = False  # disk space is reserved
         self._moved = trio.Event()
-        self._stops: list[int] = []  # what readers wait for
-        self._held: list[bytes] = []  # what came and is not written
-        self._taken_bytes = self._streamed_bytes = 0  # of the blob; by the stream of now
+        self._stops: list[int] = []  # offsets that readers wait for
+        self._held: list[bytes] = []  # arrived and not written
+        self._taken_bytes = self._streamed_bytes = 0  # of the blob; of the current stream
         self._window, self._window_bytes = trio.CancelScope(), 0
-        self._writing, self._writer = trio.Lock(), trio.CapacityLimiter(1)  # behind no reader
+        self._writing, self._writer = trio.Lock(), trio.CapacityLimiter(1)  # own thread
 
     @property
     def is_over(self) -> bool:
-        """Say whether no more of it comes."""
+        """Whether no more of it arrives."""
         return self.failure is not None or self.came_bytes >= self.until_bytes
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no more of it comes, and nobody reads it just now."""
+        """Whether no more of it arrives and it has no readers."""
         return self.is_over and not self._readers
 
     @property
     def is_of_use(self) -> bool:
-        """Say whether all of the blob is here, or comes."""
+        """Whether the whole blob is here or arrives."""
         return self.failure is None and self.until_bytes == self.place.size_bytes
 
     @property
     def to_come_bytes(self) -> int:
-        """What it will take of the disk besides what it has taken."""
+        """Bytes of disk space that it will still take."""
         is_coming = self.has_room and not self.is_over
         return self.until_bytes - self.came_bytes if is_coming else 0
 
     @property
     def progress(self) -> str:
-        """How far it is, in words."""
+        """Its progress in words."""
         return f"{self.came_bytes} of {self.until_bytes} bytes of it have come"
 
     # Readers
 
     @contextlib.contextmanager
     def hold_open(self) -> Iterator[None]:
-        """Keep the file while somebody reads."""
+        """Keep the file open during the block."""
         self._readers += 1
         try:
             yield
@@ -139,9 +129,9 @@ class FullDownload:
             self._close_unused()
 
     async def wait_for(self, stop: int, until_s: float) -> None:
-        """Wait until all before ``stop`` has come, no longer than ``until_s``.
+        """Wait until everything before ``stop`` has arrived, up to ``until_s``.
 
-        :raises errors.ChunkUnavailable: it does not come, or not in time
+        :raises errors.ChunkUnavailable: it failed, or did not arrive in time
         """
         self._stops.append(stop)
         try:
@@ -160,15 +150,13 @@ class FullDownload:
             raise errors.ChunkRefused(self.blob.name, self._where, why)
 
     def failure_of(self, stop: int) -> errors.ChunkUnavailable:
-        """Return the error for what does not come; each reader has his own."""
+        """Return a new error for a reader."""
         assert self.failure is not None
         kind = next(kind for kind in _KINDS if isinstance(self.failure, kind))
         return kind(f"{self.blob.name} up to byte {stop}", self._where, self.failure.why)
 
     async def read_into(self, run: driver.Run, count_bytes: int) -> int:
-        """Fill buffers of a run from ``count_bytes`` on with what has come; return how far.
-
-        The pieces are checked in the thread that reads.
+        """Fill and verify buffers of a run from ``count_bytes`` on; return the new count.
 
         :raises errors.SourceUnreachable: the file cannot be read
         """
@@ -186,17 +174,17 @@ class FullDownload:
             raise errors.SourceUnreachable(run.what, self._where, why) from error
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do what blocks, in its turn."""
+        """Run blocking work in a thread."""
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
 
     def drop(self) -> None:
-        """Let nothing more come, and the file go as soon as nobody reads it."""
+        """Stop the download; delete the file when it has no readers."""
         self.is_dropped = True
         self.scope.cancel()
         self._close_unused()
 
     async def wait_deleted(self) -> None:
-        """Wait until the file of a copy that was dropped, and that nobody reads, is no more."""
+        """Wait until the file of a dropped copy without readers is deleted."""
         if self._closed is not None:
             await self._closed.wait()
 
@@ -205,11 +193,11 @@ class FullDownload:
             self._closed = _close_soon(self._descriptor)
             self._descriptor = -1
 
-    # The stream
+    # Stream
 
     @contextlib.contextmanager
     def download_during(self) -> Iterator[None]:
-        """Let it come in the block: what ends that, :attr:`failure` says."""
+        """Run the download in the block; :attr:`failure` says how it ended."""
         try:
             with self.scope:
                 yield
@@ -225,10 +213,9 @@ class FullDownload:
             self._close_unused()
 
     async def download_all(self, folder: pathlib.Path, rng: random.Random, pour: Pour) -> None:
-        """Have it all.
+        """Download everything into a file on the file system of ``folder``.
 
-        :param folder: on whose file system its file is
-        :raises errors.ChunkUnavailable: it does not come
+        :raises errors.ChunkUnavailable: it failed
         :raises OSError: there can be no file
         """
         self._descriptor = await self.in_thread(lambda: _nameless(folder))
@@ -262,7 +249,7 @@ class FullDownload:
         await self._write()
 
     async def _take(self, part: bytes) -> None:
-        """Take the next part of the stream; what is here already is skipped."""
+        """Take the next part of the stream; skip what is here already."""
         fresh = part[max(0, self._taken_bytes - self._streamed_bytes) :]
         self._streamed_bytes += len(part)
         self._window_bytes += len(part)
@@ -279,7 +266,7 @@ class FullDownload:
             raise _Enough
 
     async def _write(self) -> None:
-        """Write what is held, so that it can be read; it is held until then, whoever gives up."""
+        """Write what has arrived; it is kept until then, even if the caller is cancelled."""
         async with self._writing:
             count, data = len(self._held), b"".join(self._held)
             if not data:
@@ -289,7 +276,7 @@ class FullDownload:
                     _write_all, self._descriptor, data, self.came_bytes, limiter=self._writer
                 )
             except OSError as error:
-                self.failure = self._of_disk(error)  # whoever writes: what follows has no place
+                self.failure = self._of_disk(error)  # later parts cannot be written either
                 raise self.failure from error
             del self._held[:count]
             self.came_bytes += len(data)
@@ -297,10 +284,7 @@ class FullDownload:
             self._tell()
 
     async def _check_hash(self) -> None:
-        """Give up an artefact that Glance has another hash of; chunks have their CIDs.
-
-        :raises errors.ChunkInvalid: somebody changed it in the store
-        """
+        """Compare an artefact with Glance's hash; chunks have CIDs."""
         os_hash = self.place.os_hash
         if (
             self.blob.kind not in glance.ARTEFACTS
@@ -331,13 +315,13 @@ class FullDownload:
 
 
 def _nameless(folder: pathlib.Path) -> int:
-    """Open a file that goes with its descriptor, as when this process is killed."""
+    """Open a file that vanishes with its descriptor."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         return os.dup(file.fileno())
 
 
 def _close_soon(descriptor: int) -> trio.Event:
-    """Close a file in a thread, for it takes a second or two for each GiB; return what says so."""
+    """Close a file in a thread, since deletion takes seconds per GiB."""
     closed, token = trio.Event(), trio.lowlevel.current_trio_token()
 
     def tell(_: object) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads images of Glance through acstor's gateway, which has ranges where Glance has none.
+"""Reads images through acstor's gateway, which serves ranges of all images.
 
-What an image is, and whether it may be used, Glance says as it does to the source ``glance``
-(glance.py); only the bytes come from the gateway, for the same token.  Named behind ``glance`` it
-is asked for what Glance's API gives no ranges of, and for nothing else.
+Records and permissions come from Glance as for the source ``glance``; only the bytes come from the
+gateway, with the same token. Configured after ``glance``, it is asked only for images of which
+Glance serves no ranges.
 """
 
 import copy
@@ -28,7 +28,7 @@ CONFLICT = 409
 
 
 class Error(msgspec.Struct):
-    """What the gateway says of a refusal."""
+    """The gateway's reason for a refusal."""
 
     message: str = ""
 
@@ -40,11 +40,7 @@ class Fault(msgspec.Struct):
 
 
 class GatewaySource(glance.GlanceSource):
-    """The images of a cloud's Glance, by way of its gateway.
-
-    :param url: the gateway's; that of the catalog if None
-    :param more: as of :class:`glance.GlanceSource`
-    """
+    """The images of a cloud's Glance, read through its gateway (None: of the catalog)."""
 
     group_name = GROUP
 
@@ -73,7 +69,7 @@ class GatewaySource(glance.GlanceSource):
 
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GatewaySource":
-        """Make the source from the group ``source_gateway``."""
+        """Create the source from the group ``source_gateway``."""
         limits = http_pool.limits_of(group)
         session = keystone_session.Session(
             auth=keystone_auth.auth(group, GROUP),
@@ -92,7 +88,7 @@ class GatewaySource(glance.GlanceSource):
     async def _why_refused(
         self, blob: base.Blob, place: glance.Place, error: http_range.RangeRefused
     ) -> str:
-        """Ask once more, for the words: they name the store, and what is wrong there."""
+        """Ask again for the text of a refusal, which names the store and its fault."""
         if error.status != CONFLICT:
             return ""
         asked = http_range.RangeRequest(error.what, error.where, 0, 1)
@@ -113,14 +109,13 @@ class GatewaySource(glance.GlanceSource):
         return ticket
 
     def _sign_in(self, refused: str | None) -> glance.ServiceEndpoint:
-        """Do what blocks."""
         ticket = super()._sign_in(refused)
         url = self._url or self._url_of(SERVICE_TYPE, "a gateway")
         return ticket._replace(files=f"{url.rstrip('/').removesuffix('/v1')}/v1/images")
 
 
 def _as_of_glance(option: cfg.Opt) -> cfg.Opt:
-    """Return an option whose default is what ``source_glance`` says, so that all is said once."""
+    """Return an option whose default is the value in ``source_glance``."""
     own = copy.copy(option)
     if option.type is str or isinstance(option.type, types.String):
         own.default = f"${{{glance.GROUP}.{option.dest}}}"

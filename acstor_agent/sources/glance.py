@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads images, and what acstor made of them, from Glance by range requests as a service user.
+"""Reads images and their artefacts from Glance by range requests.
 
-The rule: what is attached was checked.  Asking for a blob's size asks Glance for
-the image's record: it must be active and of a disk format that is read here, and an
-artefact must be its own (:mod:`acstor_common.image.artefacts`), whatever its properties
-claim.  Reads only read: guests go on with an image that was deactivated meanwhile, by the next
-worker too.
-
-Tokens come from keystoneauth, which blocks and therefore works in threads of its
-own; bytes come over the connections of http_pool.py.
+Attaching an image checks its record: it must be active and of a supported disk format, and an
+artefact must belong to it (:mod:`acstor_common.image.artefacts`). Reads do not check this again:
+guests continue with an image that was deactivated. keystoneauth blocks, so it runs in threads;
+bytes come over the connections of http_pool.py.
 """
 
 import collections
@@ -48,23 +44,23 @@ SIGN_IN_THREADS = 2
 RECORD_LIMIT_BYTES = 1 << 20
 PLACES_LIMIT = 4096
 INTERFACES = ("internal", "public")
-"""Whose URL in the catalog is taken, the preferred first: DevStack has public ones alone."""
+"""Interfaces of the catalog, the preferred one first; DevStack has only public ones."""
 _SOME_INTERFACES = re.compile(r"^(internal|public|admin)(\s*,\s*(internal|public|admin))*$")
 STREAMS = 6
-"""Blobs that are read whole at a time, with connections of their own."""
+"""Concurrent whole downloads, on connections of their own."""
 STREAM_SILENCE_S = 30.0
-"""So long Glance may be silent in the midst of a whole blob: to begin it again costs all of it."""
+"""Timeout of silence in a whole download, which must restart from the beginning."""
 NO_RANGES_S = 300.0
-"""For how long reads do not ask Glance for ranges that it does not give; who attaches asks anew."""
+"""Time for which reads do not ask again for ranges that Glance does not serve."""
 _NEW = frozenset({image_record.ACTIVE})
 _IN_USE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
-"""Of images that are attached, and of those whose guests read on."""
+"""Statuses of images that are attached, and of those that guests read already."""
 ARTEFACTS = {
     base.BlobKind.CHUNK_MAP: (artefacts.Kind.CHUNK_MAP, chunk_map.VERSION),
     base.BlobKind.BOOT_IMAGE: (artefacts.Kind.BOOT_IMAGE, boot_image.VERSION),
 }
 CONVERTED = (artefacts.Kind.CONVERTED, artefacts.CONVERTED_VERSION)
-"""What is read instead of an image of a format that is not read as it is."""
+"""The artefact that replaces an image of an unsupported format."""
 NO_RANGES = (
     "the store that holds the image does no range reads (Glance answered {status}): only file and "
     "cinder stores do. Where acstor-glance-gateway runs name the source gateway as well; or let "
@@ -79,15 +75,12 @@ T = TypeVar("T")
 
 
 class ServiceEndpoint(NamedTuple):
-    """What a request to Glance needs from Keystone.
-
-    :param files: URL below which the bytes of images are, each as ``<its id>/file``
-    """
+    """Token and URLs for requests to Glance."""
 
     token: str
     endpoint: str
     project_id: str
-    files: str
+    files: str  # URL below which the bytes of images are
 
 
 class Place(NamedTuple):
@@ -99,26 +92,22 @@ class Place(NamedTuple):
 
     @classmethod
     def from_record(cls, record: image_record.Record, glance_id: ids.ImageId) -> "Place":
-        """Return the place that Glance's record of it describes."""
+        """Return the place that a record describes."""
         return cls(glance_id, image_record.size_bytes_of(record), image_record.os_hash_of(record))
 
 
 class NoRanges(NamedTuple):
-    """What is remembered of a blob of which Glance gives no ranges.
+    """A blob of which Glance serves no ranges."""
 
-    :param until_s: so long reads do not ask for one
-    """
-
-    until_s: float
+    until_s: float  # until then reads do not ask
     why: str
 
 
 class GlanceSource(driver.Driver):
     """The images of a cloud's Glance.
 
-    :param session: a session of keystoneauth that signs in as the service user
-    :param endpoint: Glance's URL; that of the catalog if None
-    :param interfaces: which of the catalog's URLs are taken, the preferred first
+    :param session: authenticates as the service user
+    :param endpoint: Glance's URL; None: from the catalog
     """
 
     group_name = GROUP
@@ -170,7 +159,7 @@ class GlanceSource(driver.Driver):
 
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "GlanceSource":
-        """Make the source from the group ``source_glance``."""
+        """Create the source from the group ``source_glance``."""
         limits = http_pool.limits_of(group)
         session = keystone_session.Session(
             auth=keystone_auth.auth(group, cls.group_name),
@@ -187,7 +176,7 @@ class GlanceSource(driver.Driver):
 
     @property
     def where(self) -> str:
-        """Glance's URL, when it is known."""
+        """Glance's URL, once it is known."""
         return self._where
 
     @property
@@ -196,17 +185,11 @@ class GlanceSource(driver.Driver):
         return self._link.connections
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Check that the blob may be used now, and return its size.
-
-        A range of one byte is read, which shows whether the image's store does ranges.
-        """
+        """Check that the blob may be attached, read one byte of it, and return its size."""
         return (await self._look(blob, f"the size of {blob.name}", _NEW)).size_bytes
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
-        """Do the same, for a blob of an image that was deactivated, too.
-
-        The stamp is the id of what holds the bytes: what Glance holds under it never changes.
-        """
+        """Do as :meth:`size_bytes`, also for deactivated images; the stamp is Glance's ID."""
         return await self._look(blob, f"a look at {blob.name}", _IN_USE)
 
     async def _look(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> base.BlobState:
@@ -218,17 +201,17 @@ class GlanceSource(driver.Driver):
             size_bytes = await self._of_file(blob, what, place, 0, 1, ask)
             return base.BlobState(size_bytes, place.glance_id)
         except errors.ChunkMissing:
-            self._places.pop(blob, None)  # its bytes come from another source, if from any
+            self._places.pop(blob, None)  # its bytes may come from another source
             raise
 
     async def fill_run(self, run: driver.Run) -> None:
-        """Read the run with one request; what is gone from its place is looked for next time."""
+        """Read the run with one request; after 404 the next read looks the blob up again."""
         blob, what = run.blob, run.what
         known = self._no_ranges.get(blob)
         if known is not None and trio.current_time() < known.until_s:
             raise errors.ChunkRefused(what, self._where, known.why)
         place = self._places.get(blob) or await self._find(blob, what, _IN_USE)
-        if blob in self._places:  # what guests read is not what is forgotten
+        if blob in self._places:  # do not forget blobs in use
             self._places.move_to_end(blob)
         if place.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
@@ -237,30 +220,30 @@ class GlanceSource(driver.Driver):
             await self._of_file(blob, what, place, run.offset, run.length, ask)
         except http_range.RangeRefused as error:
             if error.status == 404 and place.glance_id != blob.image_id:
-                self._places.pop(blob, None)  # another one may have taken its place
+                self._places.pop(blob, None)  # it may have been replaced
             raise
 
     def lacks_ranges(self, blob: base.Blob) -> bool:
-        """Say whether Glance had no ranges of a blob when it was asked for one last."""
+        """Return whether Glance refused a range of a blob last time."""
         return blob in self._no_ranges
 
     def known_location(self, blob: base.Blob) -> Place | None:
-        """Return where a blob is, if that is known since it was looked for last."""
+        """Return the location of a blob from the last look-up."""
         return self._places.get(blob)
 
     async def find(self, blob: base.Blob, *, is_in_use: bool) -> Place:
-        """Ask Glance where a blob is, and whether it may be used now.
+        """Look up a blob in Glance, and check that it may be used.
 
-        :param is_in_use: guests read it: it may be of an image that was deactivated
-        :raises errors.ChunkUnavailable: it may not, or Glance does not say
+        :param is_in_use: accept a deactivated image
+        :raises errors.ChunkUnavailable: it may not, or Glance is unreachable
         """
         what = f"the place of {blob.name}"
         return await self._find(blob, what, _IN_USE if is_in_use else _NEW)
 
     async def download_blob(self, blob: base.Blob, place: Place, take: http_pool.Take) -> None:
-        """Give ``take`` all of a blob, part by part, as every store gives it.
+        """Pass a whole blob to ``take``, part by part; works with every store.
 
-        :raises errors.ChunkUnavailable: it cannot be had, or not all of it
+        :raises errors.ChunkUnavailable: it cannot be read completely
         """
         what = f"all of {blob.name}"
 
@@ -276,11 +259,11 @@ class GlanceSource(driver.Driver):
             await self._signed_in(what, pour)
         except http_range.RangeRefused as error:
             if error.status == 404:
-                self._places.pop(blob, None)  # another one may have taken its place
+                self._places.pop(blob, None)  # it may have been replaced
             raise
 
     def os_hash(self, blob: base.Blob) -> chunk_map.OsHash:
-        """Return Glance's hash of what it stores."""
+        """Return Glance's hash of the stored bytes."""
         place = self._places.get(blob)
         return place.os_hash if place else chunk_map.UNKNOWN_OS_HASH
 
@@ -303,7 +286,6 @@ class GlanceSource(driver.Driver):
         length: int,
         ask: Callable[[http_range.RangeRequest, dict[str, str]], Awaitable[T]],
     ) -> T:
-        """Ask for a range of what Glance stores."""
 
         async def ask_for_range(ticket: ServiceEndpoint) -> T:
             url = f"{ticket.files}/{place.glance_id}/file"
@@ -323,7 +305,7 @@ class GlanceSource(driver.Driver):
     async def _why_refused(
         self, blob: base.Blob, place: Place, error: http_range.RangeRefused
     ) -> str:
-        """Say what a refusal of a range means, and what to do; empty: nothing beyond its words."""
+        """Return what a refusal of a range means, and the remedy; empty: nothing to add."""
         is_inside = error.asked.offset + error.asked.length <= place.size_bytes
         if error.status not in (200, 400) and not (error.status == 416 and is_inside):
             return ""
@@ -334,7 +316,7 @@ class GlanceSource(driver.Driver):
         return why
 
     async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> Place:
-        """Ask Glance where the bytes of ``blob`` are, and whether they may be used."""
+        """Look up a blob, and check that its status is among ``statuses``."""
         self._places.pop(blob, None)
         image = await self._record(blob.image_id, what)
         if why := _why_not_served(image, statuses):
@@ -367,7 +349,6 @@ class GlanceSource(driver.Driver):
         return Place.from_record(artefact, artefact_id)
 
     async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Record:
-        """Return what Glance says of an image."""
 
         async def ask_glance(ticket: ServiceEndpoint) -> image_record.Record:
             asked = http_range.RangeRequest(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
@@ -390,7 +371,7 @@ class GlanceSource(driver.Driver):
             raise
 
     async def _signed_in(self, what: str, ask: Callable[[ServiceEndpoint], Awaitable[T]]) -> T:
-        """Ask with a token; once more with a new one, if Glance does not take it any more."""
+        """Call ``ask`` with a token, and again with a new one after 401."""
         ticket = await self._pass(what)
         try:
             return await ask(ticket)
@@ -400,10 +381,7 @@ class GlanceSource(driver.Driver):
         return await ask(await self._pass(what, refused=ticket.token))
 
     async def _pass(self, what: str, refused: str | None = None) -> ServiceEndpoint:
-        """Return what a request needs; keystoneauth signs in again only if it has to.
-
-        :param refused: a token that Glance did not take
-        """
+        """Return token and URLs; authenticates if needed, or if a token was ``refused``."""
         try:
             ticket = await self._threads.run(what, None, lambda: self._sign_in(refused))
         except (exceptions.ConnectionError, exceptions.HttpServerError) as error:
@@ -416,7 +394,6 @@ class GlanceSource(driver.Driver):
         return ticket
 
     def _sign_in(self, refused: str | None) -> ServiceEndpoint:
-        """Do what blocks."""
         if refused is not None and self._session.get_token() == refused:
             self._session.invalidate()
         token = self._session.get_token()
@@ -426,9 +403,9 @@ class GlanceSource(driver.Driver):
         return ServiceEndpoint(token or "", endpoint, project_id, f"{endpoint}/v2/images")
 
     def _url_of(self, service_type: str, what: str) -> str:
-        """Return the catalog's URL of a service.
+        """Return the URL of a service from the catalog.
 
-        :raises exceptions.EndpointNotFound: there is none; says what was looked for
+        :raises exceptions.EndpointNotFound: there is none
         """
         url = self._session.get_endpoint(
             service_type=service_type, region_name=self._region_name, interface=self._interfaces
@@ -443,7 +420,7 @@ class GlanceSource(driver.Driver):
 
 
 def interfaces_of(group: cfg.ConfigOpts.GroupAttr) -> list[str]:
-    """Return which of the catalog's URLs a group of options wants, the preferred first."""
+    """Return the interfaces in an option group, the preferred one first."""
     return [name.strip() for name in group.valid_interfaces.split(",")]
 
 

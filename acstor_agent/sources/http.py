@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads blobs by HTTP range requests from any web server; the connections are in http_pool.py."""
+"""Reads blobs by HTTP range requests from any web server."""
 
 import urllib.parse
 
@@ -16,10 +16,9 @@ GROUP = "source_http"
 
 
 class HttpSource(driver.Driver):
-    """The blobs below ``url``, over a bounded number of connections that are kept open.
+    """The blobs below ``url``, to which the blob's file name is appended.
 
-    :param url: base URL; the blob's file name is appended
-    :raises errors.Unusable: the URL or a limit makes no sense
+    :raises errors.Unusable: the URL or a limit is invalid
     """
 
     def __init__(self, url: str, limits: http_pool.Limits | None = None) -> None:
@@ -43,7 +42,7 @@ class HttpSource(driver.Driver):
 
     @classmethod
     def from_conf(cls, group: cfg.ConfigOpts.GroupAttr) -> "HttpSource":
-        """Make the source from the group ``source_http``."""
+        """Create the source from the group ``source_http``."""
         return cls(group.url or "", http_pool.limits_of(group))
 
     @property
@@ -57,7 +56,7 @@ class HttpSource(driver.Driver):
         return self._link.connections
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Return the size that the answer to a range of one byte tells."""
+        """Return the size that the answer to a range of one byte contains."""
         what, where = f"the size of {blob.name}", self._base_url + blob.name
         return await self._link.size_bytes(http_range.RangeRequest(what, where, 0, 1))
 
@@ -79,10 +78,7 @@ class HttpSource(driver.Driver):
 
 
 def _parsed(url: str) -> tuple[str, tuple[str, str] | None]:
-    """Return the URL that blobs can be below, and the user and password that it had.
-
-    No message shows it, it may hold a password.
-    """
+    """Return the base URL, and user and password; no error shows these."""
     what, remedy = "[source_http] url", "Set it to something like http://images.example.org/acstor/"
     try:
         parsed = urllib.parse.urlsplit(url)

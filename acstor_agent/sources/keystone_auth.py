@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an agent signs in at Keystone: the options, and what is made of them."""
+"""Keystone authentication of an agent: options and plugin."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ AUTH_TYPES = ("password", "v3applicationcredential")
 
 
 def options() -> list[cfg.Opt]:
-    """Return the options of all ways to sign in, each once."""
+    """Return the options of all authentication types, each once."""
     auth_type_option = cfg.StrOpt(
         "auth_type",
         default=AUTH_TYPES[0],
@@ -27,14 +27,14 @@ def options() -> list[cfg.Opt]:
     for auth_type in AUTH_TYPES:
         for opt in loading.get_auth_plugin_conf_options(auth_type):
             own = copy.copy(opt)
-            own.required = False  # an agent without this source needs none of them
+            own.required = False  # not needed without this source
             own.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
             found.setdefault(own.dest, own)
     return list(found.values())
 
 
 def auth(group: cfg.ConfigOpts.GroupAttr, name: str) -> plugin.BaseAuthPlugin:
-    """Return what signs in as the group of that name says.
+    """Return the authentication plugin for an option group.
 
     :raises errors.Unusable: an option is missing
     """

@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what guests see of an image out of what is stored of it: qcow2 is read as it is.
+"""Reads guest-visible bytes of images from their stored files, such as qcow2.
 
-A wrapper around one place, so that a place that lies is known as the liar.
-Pieces of an image become reads of its stored file (``core/sources/stored_reads.py``), and
-compressed clusters are decompressed in threads (``decode_threads.py``), while the rest is being
-read.  A raw image
-is what is stored, and is read as if this wrapper was not there.
-
-What comes out has been checked against its CID, as if it had been stored so.  Bytes that do
-not decompress are bytes of another chunk: the same error against the same place.
-
-What is decoded is bounded by the layout: no more than an extent's guest bytes, and by
-``MAX_CLUSTER_BYTES`` an extent.  A few clusters are remembered, by where they are stored: those
-that are larger than what was wanted of them, whose other chunks are wanted next, and those that
-took long, which other entries of the image may name as well.
+A wrapper around one place, so that wrong bytes count against that place. Pieces become reads of the
+stored file (``core/sources/stored_reads.py``); compressed clusters are decoded in threads while the
+rest is read. Results are verified against CIDs. A raw image is passed through. The layout bounds
+the decoded bytes. A cache keeps clusters of which only a part was needed, and slow ones.
 """
 
 import collections
@@ -40,17 +31,15 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 REMEMBERED_BYTES = 8 * layout.MAX_CLUSTER_BYTES
-"""Decoded clusters that are kept for what else is in them, of each place."""
+"""Size of the cache of decoded clusters, for each place."""
 AT_ONCE_BYTES = geometry.MIB
-"""What is decoded in a thread before it is told: some milliseconds."""
+"""Bytes decoded in a thread before they are reported: some milliseconds."""
 SLOW_S = 0.005
-"""A cluster that takes longer to decode is remembered, whatever was wanted of it."""
+"""Clusters that take longer to decode are always cached."""
 
 
 class Layout(Protocol):
-    """Where the bytes of an image are: :class:`acstor_common.formats.layout.Layout`, or a part of
-    it.
-    """
+    """Where the bytes of an image are stored: a ``layout.Layout`` or a part of it."""
 
     @property
     def stored(self) -> layout.Stored:
@@ -58,27 +47,26 @@ class Layout(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Length of what the guest reads."""
+        """Length that the guest sees."""
 
     def find(self, start: int, stop: int) -> list[layout.Extent]:
         """Return the extents of a range.
 
-        :raises errors.ChunkUnavailable: it is not known here just now
+        :raises errors.ChunkUnavailable: that part is not known at the moment
         """
 
 
 Steps = Generator[int, None, base.Buffer]
-"""Makes bytes; says after each step how many."""
+"""Generates bytes; yields the number of bytes after each step."""
 LayoutOf = Callable[[ids.ImageId], Layout | None]
-"""Says how an image is stored; None if it is not known here."""
+"""Returns the layout of an image; None if it is not known."""
 
 
 class LayoutSource(base.Wrapper):
     """Reads images at one place by their layouts.
 
-    :param layout_of: of images; what else is read is as it is stored
-    :param nursery: where what has come is decoded; it must outlive the source's use
-    :param decoding: the threads for that, which places share
+    :param nursery: runs decoding; must outlive the source's use
+    :param decoding: threads that places share
     """
 
     def __init__(
@@ -94,7 +82,7 @@ class LayoutSource(base.Wrapper):
         self._decoding = decoding or decode_threads.DecodeThreads(nursery)
 
     async def size_bytes(self, blob: base.Blob) -> int:
-        """Return the length of what the guest reads, if the stored file is there."""
+        """Return the length that the guest sees, if the stored file exists."""
         found = self._layout(blob)
         if found is None:
             return await self._inner.size_bytes(blob)
@@ -102,7 +90,7 @@ class LayoutSource(base.Wrapper):
         return found.size_bytes
 
     async def find_blob(self, blob: base.Blob) -> base.BlobState:
-        """Look at the stored file; the length is that of what the guest reads."""
+        """Return the state of the stored file, with the length that the guest sees."""
         found = self._layout(blob)
         if found is None:
             return await self._inner.find_blob(blob)
@@ -116,7 +104,7 @@ class LayoutSource(base.Wrapper):
         told: base.ReportOutcomes,
         requester: base.Requester = base.AGENT,
     ) -> None:
-        """Read the pieces by the image's layout."""
+        """Read pieces by the image's layout."""
         if blob.kind is not base.BlobKind.IMAGE:
             await self._inner.read_pieces(blob, pieces, told, requester)
             return
@@ -136,7 +124,7 @@ class LayoutSource(base.Wrapper):
         await reading.run(self._inner, stored, self._nursery, self._decoding)
 
     def _layout(self, blob: base.Blob) -> Layout | None:
-        """Return the layout of an image that is not stored as the guest reads it."""
+        """Return the layout of an image that is not stored raw."""
         found = self._layout_of(blob.image_id) if blob.kind is base.BlobKind.IMAGE else None
         return None if found is None or found.stored.is_identity else found
 
@@ -154,7 +142,7 @@ class _Wanted(NamedTuple):
 
 
 class _Reading:
-    """One call: its pieces, what is read for them, and what of it is here."""
+    """One call: its pieces, the reads for them, and the bytes that have arrived."""
 
     def __init__(
         self,
@@ -170,17 +158,17 @@ class _Reading:
         self._requester = requester
         self._remembered = remembered
         self._known: dict[layout.Extent, base.Buffer] = {}
-        self._wrong: set[layout.Extent] = set()  # something of them is, and perhaps all
-        self._missing: dict[int, int] = {}  # tiles that a piece lacks, by its number
-        self._users: list[list[_Wanted]] = []  # of each tile
-        self._direct: dict[int, int] = {}  # pieces by tiles that they are
+        self._wrong: set[layout.Extent] = set()  # extents with wrong bytes
+        self._missing: dict[int, int] = {}  # missing tiles, by piece number
+        self._users: list[list[_Wanted]] = []  # by tile
+        self._direct: dict[int, int] = {}  # pieces that equal a tile, by tile
         self._ready: collections.deque[_Wanted] = collections.deque()
         self._is_decoding = False
         self._left = len(pieces)
         self._done = trio.Event()
 
     def plan(self, found: Layout) -> None:
-        """Find out what is to be read; tell of what needs no reading."""
+        """Compute the reads; report pieces that need none."""
         outcomes: list[tuple[int, base.Outcome]] = []
         wanted = []
         for number, piece in enumerate(self._pieces):
@@ -224,10 +212,7 @@ class _Reading:
         nursery: trio.Nursery,
         decoding: decode_threads.DecodeThreads,
     ) -> None:
-        """Read, and return when all has been told.
-
-        :param stored: the stored file
-        """
+        """Read the stored file, and return when all pieces are reported."""
         self._nursery, self._decoding = nursery, decoding
         try:
             self._decode_soon()
@@ -235,11 +220,11 @@ class _Reading:
                 await inner.read_pieces(stored, self._stored_pieces(), self._took)
             await self._done.wait()
         finally:
-            self._told = None  # who was cancelled is told no more
+            self._told = None  # do not report after cancellation
             self._ready.clear()
 
     def _stored_pieces(self) -> list[base.Piece]:
-        """Return what is read of the place; what is a chunk as it is stored is checked there."""
+        """Return the reads of the place, with the CID where a tile is a whole chunk."""
         pieces = []
         for number, (start, stop) in enumerate(self._tiles.ranges):
             content = None
@@ -258,7 +243,7 @@ class _Reading:
         )
 
     def _took(self, answers: base.Answers) -> None:
-        """Take what was read; what is complete is told, or decoded soon."""
+        """Take read tiles; report or decode the pieces that are complete."""
         outcomes: list[tuple[int, base.Outcome]] = []
         for at, outcome in answers:
             if (number := self._direct.get(at)) is not None:
@@ -276,7 +261,7 @@ class _Reading:
 
     def _came(self, one: _Wanted) -> None:
         if one.number not in self._missing:
-            return  # it failed for another tile
+            return  # failed because of another tile
         self._missing[one.number] -= 1
         if not self._missing[one.number]:
             self._ready.append(one)
@@ -287,7 +272,7 @@ class _Reading:
             self._nursery.start_soon(self._decode)
 
     async def _decode(self) -> None:
-        """Make pieces of what has come, as long as there are any."""
+        """Decode complete pieces, while there are any."""
         batch: list[_Wanted] = []
         try:
             while self._ready:
@@ -303,13 +288,12 @@ class _Reading:
                 self._tell(outcomes)
         finally:
             self._is_decoding = False
-            if batch:  # this task is being cancelled, and nobody else makes them
+            if batch:  # this task is being cancelled
                 error = errors.SourceUnreachable(self._blob.name, self._where, "it is being closed")
                 self._tell([(one.number, error) for one in (*batch, *self._ready)])
                 self._ready.clear()
 
     def _let_go(self, batch: Sequence[_Wanted]) -> None:
-        """Let go of tiles that nobody needs any more."""
         for one in batch:
             for number in {number for run in one.runs for number in self._tiles.tiles_of_run(run)}:
                 self._users[number].remove(one)
@@ -323,7 +307,7 @@ class _Reading:
         if not self._left:
             self._done.set()
 
-    # In threads, by steps that say how many bytes they have made
+    # In threads, by steps that yield the number of bytes made
 
     def _made(
         self, batch: Sequence[_Wanted], outcomes: list[tuple[int, base.Outcome]]
@@ -331,15 +315,12 @@ class _Reading:
         for one in batch:
             try:
                 outcomes.append((one.number, (yield from self._checked(one))))
-            except Exception as error:  # whatever it is, it belongs to who asked
+            except Exception as error:  # reported to the caller, whatever it is
                 outcomes.append((one.number, error))
             yield one.piece.length
 
     def _checked(self, one: _Wanted) -> Steps:
-        """Return the bytes of a piece.
-
-        :raises errors.ChunkInvalid: what the place gave is not the piece
-        """
+        """Return the verified bytes of a piece; raises ChunkInvalid."""
         offset, length, content = one.piece
         what = self._blob.describe_range(offset, length)
         try:
@@ -362,7 +343,7 @@ class _Reading:
             data = yield from self._decoded(fragment)
             if len(data) == fragment.length:
                 return data
-            return bytes(self._part(data, fragment))  # so that it keeps nothing else in memory
+            return bytes(self._part(data, fragment))  # copied, to free the rest
         buffer = bytearray(one.piece.length)
         for fragment in one.fragments:
             stop = fragment.to + fragment.length
@@ -376,7 +357,7 @@ class _Reading:
         return memoryview(data)[fragment.skip : fragment.skip + fragment.length]
 
     def _decoded(self, fragment: stored_reads.Fragment) -> Steps:
-        """Return all of an extent, or the part that is needed if it is stored as it is."""
+        """Return a whole extent, or the needed part of one that is not compressed."""
         extent = fragment.extent
         if extent.codec is layout.Codec.STORED:
             return self._tiles.bytes_of(fragment.span)

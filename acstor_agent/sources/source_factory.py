@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the sources of the agent out of the names in its configuration.
-
-Every driver is wrapped the same way, from the inside out: deadline (nothing takes for ever) and
-layout (images that are not raw).
-"""
+"""Creates the configured sources: drivers wrapped in timeouts and layouts."""
 
 import inspect
 import pathlib
@@ -37,18 +33,12 @@ _NOT_MADE = {
 
 
 class Sources(NamedTuple):
-    """What a client of sources chooses among.
+    """The sources for a client."""
 
-    :param sources: each with its deadline and layouts, the preferred one first
-    :param configured: which options name each source, and as whom it is asked, for operators
-    :param copies: give what all sources refuse to give in parts; None: nothing does
-    :param read_copies: around ``copies``, makes of them what guests read
-    """
-
-    sources: Sequence[base.Source]
-    configured: Sequence[str]
-    copies: download_source.DownloadSource | None = None
-    read_copies: base.Source | None = None
+    sources: Sequence[base.Source]  # wrapped, the preferred one first
+    configured: Sequence[str]  # options and user of each source, for operators
+    copies: download_source.DownloadSource | None = None  # for blobs without ranges
+    read_copies: base.Source | None = None  # copies, with layouts
 
 
 def build(
@@ -60,12 +50,8 @@ def build(
 ) -> Sources:
     """Return the sources ``names``, the preferred one first.
 
-    :param conf: with the options of the agent and its sources registered; copies of what Glance
-        gives whole lie on the file system of ``cache_dir``
-    :param nursery: where reads run that several callers share; it must outlive the source's use
-    :param layout_of: says where the bytes of images are
-    :param elsewhere: says which other host takes an image as a whole for all, if one does
-    :raises errors.Unusable: a name is not installed, does not load, or its options make no sense
+    :param nursery: runs reads that callers share; must outlive the source's use
+    :raises errors.Unusable: a source is not installed, does not load, or has invalid options
     """
     if not names:
         raise errors.Unusable(_OPTION, "it is empty", _installed())
@@ -95,7 +81,7 @@ def _load(name: str) -> type[driver_.Driver]:
     except stevedore.exception.NoMatches as error:
         remedy = _NOT_MADE.get(name, "") + _installed()
         raise errors.Unusable(_OPTION, f"there is no source {name!r}", remedy) from error
-    except Exception as error:  # the import of somebody else's module can raise anything
+    except Exception as error:  # the import of a plugin can raise anything
         why = f"the source {name!r} cannot be loaded: {type(error).__name__}: {error}"
         raise errors.Unusable(_OPTION, why, _installed()) from error
     driver = manager.driver

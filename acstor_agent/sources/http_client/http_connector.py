@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens TCP connections to web servers, by their names.
+"""Opens TCP connections to web servers by name.
 
-A resolver that hangs takes threads of its own source alone, and few of them
-(blocking_threads.py); the event loop and all that works in trio's own threads goes on.
-
-Where a name has many addresses they are tried in the resolver's order, each next one when the one
-before has failed or is late: RFC 8305, "Happy Eyeballs".
+A hanging resolver blocks few threads, of its own source only (blocking_threads.py). Addresses are
+tried in the resolver's order, the next when one fails or is late (RFC 8305, "Happy Eyeballs").
 """
 
 import contextlib
@@ -20,15 +17,12 @@ from acstor_agent.sources import blocking_threads
 
 LOOKUPS_AT_A_TIME = 2
 LATE_S = 0.25
-"""After so long without a connection the next address is tried, too."""
+"""Time without a connection after which the next address is tried too."""
 MOST_ADDRESSES = 8
 
 
 class HttpConnector:
-    """Connects to the servers of one source.
-
-    :param what: the source, for errors and the log
-    """
+    """Connects to the servers of one source, ``what`` in words."""
 
     def __init__(self, what: str) -> None:
         self._threads = blocking_threads.Threads(
@@ -37,13 +31,13 @@ class HttpConnector:
 
     @property
     def hanging(self) -> hung_calls.Hanging:
-        """The calls of the resolver that hang now; may be looked at from any thread."""
+        """The calls of the resolver that hang now; may be read from any thread."""
         return self._threads.hanging
 
     async def connect_socket(self, host: str, port: int) -> socket.socket:
-        """Return a non-blocking socket that is connected to a server.
+        """Return a connected non-blocking socket.
 
-        :raises OSError: nobody is reached there, or there is no such name
+        :raises OSError: the server cannot be reached, or the name is unknown
         :raises errors.SourceUnreachable: too many calls of the resolver hang
         """
         stream = await _to_any_of(await self._addresses(host, port), host, port)
@@ -65,7 +59,7 @@ class HttpConnector:
 
 
 async def _to_any_of(addresses: Sequence[str], host: str, port: int) -> trio.SocketStream:
-    """Return the first connection that comes about."""
+    """Return the first connection that is established."""
     made: list[trio.SocketStream] = []
     failures: list[OSError] = []
 
@@ -84,7 +78,7 @@ async def _to_any_of(addresses: Sequence[str], host: str, port: int) -> trio.Soc
             nursery.start_soon(connect, address, has_failed)
             with trio.move_on_after(LATE_S):
                 await has_failed.wait()
-    for late in made[1:]:  # two in one turn
+    for late in made[1:]:  # connected in the same turn
         late.socket.close()
     if not made:
         raise OSError(f"no address of {host} can be reached") from ExceptionGroup("", failures)

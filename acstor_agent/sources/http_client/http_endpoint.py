@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom a URL is asked of, and what it is called there."""
+"""Server and request target of a URL."""
 
 import functools
 import urllib.parse
@@ -10,13 +10,10 @@ _SAFE = "/%:=&~+!$,;'@()*"
 
 
 class HttpEndpoint(NamedTuple):
-    """Whom a URL is asked of.
-
-    :param host: as it is looked up, and as its certificate names it
-    """
+    """The server of a URL."""
 
     is_tls: bool
-    host: str
+    host: str  # name for the resolver and the certificate
     port: int
 
     @property
@@ -28,12 +25,12 @@ class HttpEndpoint(NamedTuple):
 
 @functools.lru_cache(URLS_REMEMBERED)
 def endpoint_of(url: str) -> tuple[HttpEndpoint, str]:
-    """Return whom a URL is asked of, and what it is called there; credentials in it are ignored.
+    """Return the server and the request target of a URL; ignore credentials.
 
     >>> endpoint_of("http://images.example.org:8080/a b/c?d=e")
     (HttpEndpoint(is_tls=False, host='images.example.org', port=8080), '/a%20b/c?d=e')
 
-    :raises ValueError: it is no http:// or https:// URL
+    :raises ValueError: it is not an http:// or https:// URL
     """
     parsed = urllib.parse.urlsplit(url)
     if parsed.scheme not in ("http", "https") or not parsed.hostname:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Range requests over a bounded number of HTTP connections, for every source that speaks HTTP.
+"""Range requests over a bounded number of HTTP connections.
 
-What the answers mean is in http_range.py, the bytes of a connection are in http_stream.py; here
-are requests and answers.  h11 says what a head is, whether a body is chunked, and what is no HTTP
-at all.  A body that has just the length that was asked for goes from the socket into the buffers
-where it stays; of any other nothing is taken in beyond that length and one network read.
-Redirects are followed where the source says so, without credentials on any other server; proxies
-and credentials are not taken from the environment.
+h11 parses heads and chunked bodies. A body of exactly the requested length is received into its
+final buffers; of any other, at most that length and one network read are accepted. Redirects are
+followed where the source allows it, without credentials for other servers; the environment is not
+read for proxies or credentials.
 """
 
 import base64
@@ -36,14 +34,13 @@ CONNECTIONS = 8
 TIMEOUT_S = 5.0
 KEEP_ALIVE_S = 60.0
 HEAD_BYTES = 4096
-"""What is received at a time until an answer's head is whole; of a body at most that is copied."""
+"""Bytes received at a time until a head is complete, and so copied of a body at most."""
 PART_BYTES = 64 * geometry.KIB
-"""What is received at a time of a body that has not got just the length that was asked for."""
+"""Bytes received at a time of a body without the requested length."""
 EVENTS_PER_TURN = 64
-"""Heads and parts of bodies before other tasks get a turn: h11 needs 10 us for each, however short
-the server makes them."""
+"""Heads and parts of bodies before other tasks get a turn; h11 needs 10 us for each."""
 MOST_HINTS = 8
-"""Answers with a status of 1xx before the answer itself: there is one, if any (RFC 8297)."""
+"""1xx responses before the final one (RFC 8297)."""
 _HEADERS = (("User-Agent", "acstor-agent"), ("Accept-Encoding", "identity"))
 _NOTHING: Mapping[str, str] = {}
 
@@ -53,17 +50,11 @@ Take = Callable[[bytes], Awaitable[None]]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a link keeps to.
+    """Limits of a pool."""
 
-    :param connections: how many there are, each with one request in flight
-    :param timeout_s: how long the server may take to accept a connection, or stay silent
-    :param ca_file: PEM file of the authority that signed the server's certificate; the
-        system's authorities if None
-    """
-
-    connections: int = CONNECTIONS
-    timeout_s: float = TIMEOUT_S
-    ca_file: str | None = None
+    connections: int = CONNECTIONS  # each with one request in flight
+    timeout_s: float = TIMEOUT_S  # for a connection, and of silence
+    ca_file: str | None = None  # PEM file; None: the system's authorities
 
 
 def options() -> list[cfg.Opt]:
@@ -91,17 +82,15 @@ def options() -> list[cfg.Opt]:
 
 
 def limits_of(group: cfg.ConfigOpts.GroupAttr) -> Limits:
-    """Return what a group with :func:`options` says."""
+    """Return the limits in a group with :func:`options`."""
     return Limits(group.connections, group.timeout_s, group.ca_file)
 
 
 class HttpPool:
     """Connections to a server, kept open.
 
-    :param what: the option group, for errors
-    :param context: what a connection by TLS is begun with, where that is not what ``limits`` say;
-        raises OSError if there is nothing to begin it with
-    :param follows_redirects: as :func:`http_range.redirected` allows; other links refuse them
+    :param context: returns the TLS context instead of ``limits``; may raise OSError
+    :param follows_redirects: as :func:`http_range.redirected` allows
     :raises errors.Unusable: the file of the authority cannot be used
     """
 
@@ -128,23 +117,20 @@ class HttpPool:
             pair = base64.b64encode(":".join(auth).encode()).decode("ascii")
             self._credentials["Authorization"] = f"Basic {pair}"
         self._turns = trio.CapacityLimiter(limits.connections)
-        # With since when they are idle, the newest last.
+        # With the time since which they are idle, newest last.
         self._idle: list[tuple[http_endpoint.HttpEndpoint, http_stream.Stream, float]] = []
 
     @property
     def hanging(self) -> hung_calls.Hanging:
-        """The calls of the resolver that hang now; may be looked at from any thread."""
+        """The calls of the resolver that hang now; may be read from any thread."""
         return self._dialler.hanging
 
     async def size_bytes(
         self, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
     ) -> int:
-        """Return the blob's size that the answer to a range of one byte tells.
+        """Return the blob's size from a range of one byte, else from HEAD.
 
-        That, and not HEAD, because it shows as well whether the server does ranges.  A server that
-        does not say the size there is asked for it by HEAD.
-
-        :raises errors.ChunkUnavailable: it does not, or the size cannot be had
+        :raises errors.ChunkUnavailable: the server has no ranges, or states no size
         """
         async with self.send_request(asked, headers) as answer:
             if http_range.is_of_empty_blob(answer.status, answer.headers):
@@ -165,15 +151,15 @@ class HttpPool:
     async def fill_run(
         self, run: driver.Run, asked: http_range.RangeRequest, headers: Mapping[str, str] = _NOTHING
     ) -> None:
-        """Fill a run with the range that is asked for.
+        """Fill a run with the requested range.
 
-        :raises errors.ChunkUnavailable: it cannot be had, or not all of it
+        :raises errors.ChunkUnavailable: it cannot be read completely
         """
         async with self.send_request(asked, headers) as answer:
             try:
                 http_range.check_answer(asked, answer.status, answer.headers)
             except http_range.Ended as end:
-                if end.length >= len(run.buffers[0]):  # else there is nothing whole in it
+                if end.length >= len(run.buffers[0]):  # else it contains no whole piece
                     await answer.fill_run(run, end.length)
                 raise
             await answer.fill_run(run, run.length)
@@ -185,9 +171,9 @@ class HttpPool:
         size_bytes: int,
         take: Take,
     ) -> None:
-        """Give ``take`` a whole blob of that length, part by part; no range is asked for.
+        """Pass a whole blob of ``size_bytes`` to ``take``, part by part.
 
-        :raises errors.ChunkUnavailable: it cannot be had, or not all of it, or is of another length
+        :raises errors.ChunkUnavailable: it cannot be read completely, or has another length
         """
         async with self.send_request(asked, headers) as answer:
             http_range.check_whole(asked, answer.status, answer.headers, size_bytes)
@@ -197,7 +183,7 @@ class HttpPool:
                 raise asked.transient_error(why)
 
     async def aclose(self) -> None:
-        """Close the connections; those in use are closed by who uses them."""
+        """Close idle connections; those in use are closed after use."""
         self._is_closed = True
         idle, self._idle = self._idle, []
         for _, stream, _ in idle:
@@ -210,9 +196,9 @@ class HttpPool:
         headers: Mapping[str, str] = _NOTHING,
         method: str = "GET",
     ) -> AsyncIterator["HttpResponse"]:
-        """Send the request; its answer's body is not read yet, and if nobody does, never is.
+        """Send a request; yield its response, with an unread body.
 
-        :raises errors.SourceUnreachable: there is no answer, or only a part of one
+        :raises errors.SourceUnreachable: there is no complete response
         """
         if trio.current_time() < self._not_before:
             await trio.sleep_until(self._not_before)
@@ -248,7 +234,7 @@ class HttpPool:
             self._turns.release()
 
     async def _take_turn(self) -> None:
-        """Wait for a connection, but not a turn of the scheduler where one is free."""
+        """Wait for a free connection, without a checkpoint if there is one."""
         try:
             self._turns.acquire_nowait()
         except trio.WouldBlock:
@@ -261,7 +247,7 @@ class HttpPool:
         )
 
     def _idle_to(self, server: http_endpoint.HttpEndpoint) -> http_stream.Stream | None:
-        """Return the connection that was used last, if one can be used; close what cannot."""
+        """Return the latest usable idle connection to a server; close unusable ones."""
         found = None
         kept = []
         while self._idle and found is None:
@@ -278,7 +264,7 @@ class HttpPool:
     def _put_back(
         self, server: http_endpoint.HttpEndpoint, stream: http_stream.Stream, is_clean: bool
     ) -> None:
-        """Keep a connection whose answer was read to its end."""
+        """Keep a connection whose response was read completely; close others."""
         if self._is_closed or not is_clean:
             stream.close()
             return
@@ -288,10 +274,7 @@ class HttpPool:
 
 
 class HttpResponse:
-    """The answer to one request.
-
-    ``is_over`` says that all of it was read and the connection may be used again.
-    """
+    """The response to one request; ``is_over``: read, and the connection is reusable."""
 
     status = 0
     headers = http_range.Headers(())
@@ -305,10 +288,10 @@ class HttpResponse:
         self._events = 0
 
     async def send_request(self, request: h11.Request) -> None:
-        """Send the request, and receive the head of its answer."""
+        """Send the request, and receive the head of the response."""
         sent = self._http.send(request)
-        assert sent is not None  # it is for events that end the connection
-        if self._asked.length:  # its last line, which is of numbers alone: the others are the same
+        assert sent is not None  # None only for events that end the connection
+        if self._asked.length:  # the last line; the others are cached
             sent = b"%bRange: %b\r\n\r\n" % (sent[:-2], self._asked.header.encode())
         await self._stream.send(sent)
         for _ in range(1 + MOST_HINTS):
@@ -346,9 +329,7 @@ class HttpResponse:
                 why = f"the body ended after {count_bytes} of {length} bytes"
                 raise self._asked.transient_error(why)
             count_bytes += got
-            run.pieces_filled(
-                min(count_bytes, length)
-            )  # the buffers may have room for more than the body
+            run.pieces_filled(min(count_bytes, length))  # buffers may be larger than the body
         self.is_over = self._is_kept and max(len(early), count_bytes) <= length
 
     async def read_body(self, limit_bytes: int) -> bytes:
@@ -365,7 +346,7 @@ class HttpResponse:
         return bytes(body)
 
     async def stream_body(self, limit_bytes: int, take: Take) -> int:
-        """Give ``take`` the whole body, part by part; return how long it was.
+        """Pass the whole body to ``take``, part by part; return its length.
 
         :raises errors.SourceUnreachable: it is longer than ``limit_bytes``
         """
@@ -382,7 +363,7 @@ class HttpResponse:
         return count_bytes
 
     async def drain_body(self) -> None:
-        """Read a body that is of no use, if it is short, so that the connection can be used."""
+        """Read and drop a short body, so that the connection can be reused."""
         if int(self.headers.get("Content-Length", str(HEAD_BYTES + 1))) <= HEAD_BYTES:
             await self.read_body(HEAD_BYTES)
 
@@ -393,7 +374,7 @@ class HttpResponse:
         return body
 
     async def _next_event(self) -> h11.Event | None:
-        """Return what comes next of the answer; None if the connection is closed instead."""
+        """Return the next event of the response; None if the connection is closed instead."""
         self._events += 1
         if self._events % EVENTS_PER_TURN == 0:
             await trio.lowlevel.checkpoint()
@@ -410,10 +391,9 @@ class HttpResponse:
 def _request_of(
     asked: http_range.RangeRequest, method: str, url: str, credentials: Mapping[str, str]
 ) -> tuple[http_endpoint.HttpEndpoint, h11.Request]:
-    """Return whom a URL is asked of, and the head of the request, but for its range.
+    """Return the server of a URL, and the request head without the range.
 
-    :param credentials: headers for the server that was asked first, and for no other
-    :raises errors.SourceUnreachable: there can be none
+    :param credentials: headers for the first server only
     """
     try:
         server, target = http_endpoint.endpoint_of(url)
@@ -423,25 +403,20 @@ def _request_of(
     head = ("Host", server.authority), *_HEADERS, *(credentials.items() if is_first else ())
     try:
         return server, _request(method, target, head)
-    except (h11.LocalProtocolError, UnicodeEncodeError):  # their words have the values in them
+    except (h11.LocalProtocolError, UnicodeEncodeError):  # their texts contain the values
         why = f"a value of {', '.join(name for name, _ in head)} makes no sense in HTTP"
         raise asked.transient_error(f"no request can be made of it: {why}") from None
 
 
 @functools.lru_cache(http_endpoint.URLS_REMEMBERED)
 def _request(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> h11.Request:
-    """Return the head of a request, but for its range.
-
-    :raises h11.LocalProtocolError: there can be none
-    :raises UnicodeEncodeError: there can be none, as when Keystone's token is no text for a header
-    """
+    """Return the head of a request without the range; raises on invalid values."""
     return h11.Request(method=method, target=target, headers=list(headers))
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong, with what lies below it."""
     below: BaseException = error
-    while isinstance(below.__cause__, OSError | ExceptionGroup):  # trio: one for each address
+    while isinstance(below.__cause__, OSError | ExceptionGroup):  # trio groups one for each address
         cause = below.__cause__
         below = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause
     return f"{type(below).__name__} {below}".rstrip()

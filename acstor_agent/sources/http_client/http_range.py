@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an HTTP answer to a range request means (RFC 9110, sections 14 and 15).
+"""Checks HTTP responses to range requests (RFC 9110, 14 and 15), without I/O.
 
-Nothing that a server says is believed: the answer must be 206 with exactly the
-range that was asked for, as it is stored.  What asking again may change becomes
-SourceUnreachable, the rest ChunkMissing, or ChunkRefused where the blob may be there all the
-same.  No I/O here.
+The response must be 206 with exactly the requested range, unencoded. Transient failures become
+SourceUnreachable, others ChunkMissing, or ChunkRefused if the blob may exist.
 """
 
 import dataclasses
@@ -18,7 +16,7 @@ from acstor_common import errors
 from acstor_common.model import addresses
 
 RETRY_AFTER_LIMIT_S = 5.0
-"""The longest pause that a server can impose with Retry-After."""
+"""The longest pause that Retry-After can impose."""
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MOST_REDIRECTS = 5
 
@@ -27,7 +25,7 @@ _LENGTH = re.compile(r"\d{1,19}", re.ASCII)
 _SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 _PASSING = frozenset({408, 425, 429, *range(500, 600)})
 _CERTAIN = frozenset({404, 410, 416})
-"""These say that the blob, or that part of it, is not there; other refusals say who must act."""
+"""The blob or the range does not exist; other refusals need an operator."""
 _REASONS = {
     200: "the server does not do range requests (it answered 200 instead of 206). Use a server "
     "that does",
@@ -41,14 +39,10 @@ _REASONS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RangeRequest:
-    """One range request.
+    """One range request."""
 
-    :param what: the range in words
-    :param where: the URL without credentials
-    """
-
-    what: str
-    where: str
+    what: str  # the range in words
+    where: str  # the URL without credentials
     offset: int
     length: int
 
@@ -58,47 +52,39 @@ class RangeRequest:
         return f"bytes={self.offset}-{self.offset + self.length - 1}"
 
     def permanent_error(self, why: str) -> errors.ChunkMissing:
-        """Return the error for what asking again does not change."""
+        """Return the error for a permanent failure."""
         return errors.ChunkMissing(self.what, self.where, why)
 
     def transient_error(self, why: str) -> errors.SourceUnreachable:
-        """Return the error for what may pass."""
+        """Return the error for a transient failure."""
         return errors.SourceUnreachable(self.what, self.where, why)
 
 
 class RangeRefused(errors.ChunkMissing):
-    """The server's clear no.
-
-    :param status: of its answer
-    """
+    """The server's definite refusal, with its status."""
 
     def __init__(self, asked: RangeRequest, status: int) -> None:
         why = _REASONS.get(status, f"the server answered {status}. Look into its log")
         super().__init__(asked.what, asked.where, why)
-        self.args = (asked, status)  # what it is made of: each of those who asked gets a copy
+        self.args = (asked, status)  # constructor arguments, for copies
         self.asked, self.status = asked, status
 
 
 class Withheld(RangeRefused, errors.SourceRefused):
-    """A clear no which does not say that the blob is not there."""
+    """A refusal that does not mean that the blob is missing."""
 
 
 class Ended(errors.ChunkMissing):
-    """The server gives what there is of the range, because the blob ends before it does.
-
-    :param length: bytes of the answer's body, 0 if they are not to be read
-    """
+    """The blob ends within the requested range."""
 
     def __init__(self, asked: RangeRequest, size_bytes: int, length: int) -> None:
         super().__init__(asked.what, asked.where, f"the blob ends at byte {size_bytes}")
-        self.args = (asked, size_bytes, length)  # see Refused
-        self.length = length
+        self.args = (asked, size_bytes, length)  # see RangeRefused
+        self.length = length  # of the body; 0: do not read it
 
 
 class Headers:
-    """Headers of an answer, by name in whatever case; one that comes twice has both values.
-
-    :param pairs: names in lower case, and values
+    """Headers of a response by case-insensitive name; repeated ones are joined.
 
     >>> Headers([(b"etag", b"a"), (b"etag", b"b")]).get("ETag")
     'a, b'
@@ -117,16 +103,16 @@ class Headers:
 
 
 class HasHeaders(Protocol):
-    """What has headers: an answer, or a test's dictionary."""
+    """Has headers: a response, or a test's dictionary."""
 
     def get(self, name: str, default: str, /) -> str:
         """Return a header's value."""
 
 
 def check_answer(asked: RangeRequest, status: int, headers: HasHeaders) -> int | None:
-    """Return the blob's size in bytes, None if the server does not say it.
+    """Return the blob's size in bytes, None if the server does not state it.
 
-    :raises errors.ChunkUnavailable: the body that follows is not the range that was asked for
+    :raises errors.ChunkUnavailable: the body is not the requested range
     """
     if status != 206:
         raise refusal(asked, status)
@@ -139,9 +125,9 @@ def check_answer(asked: RangeRequest, status: int, headers: HasHeaders) -> int |
 
 
 def check_whole(asked: RangeRequest, status: int, headers: HasHeaders, size_bytes: int) -> None:
-    """Check the head of an answer that is a whole blob of ``size_bytes``.
+    """Check the head of a response with a whole blob of ``size_bytes``.
 
-    :raises errors.ChunkUnavailable: the body that follows is not that
+    :raises errors.ChunkUnavailable: the body is not that
     """
     if status != 200:
         raise refusal(asked, status)
@@ -159,7 +145,6 @@ def redirected(asked: RangeRequest, url: str, headers: HasHeaders, followed: int
     >>> redirected(asked, "http://h/a", {"Location": "//other/b?c"}, 0)
     'http://other/b?c'
 
-    :param url: of the request that was answered so
     :param followed: redirects before this one
     :raises errors.SourceRefused: it is not followed
     """
@@ -180,12 +165,11 @@ def redirected(asked: RangeRequest, url: str, headers: HasHeaders, followed: int
 
 
 def check_redirected(asked: RangeRequest, url: str, peer: str, first_peer: str) -> None:
-    """Refuse a redirect to what only the agent's own host or link can reach.
+    """Refuse a redirect to addresses that only this host or its link can reach.
 
-    A web server in wrong hands would have agents ask services there, such as that of metadata.
+    A compromised server could make agents request internal services, such as metadata.
+    ``first_peer``, the configured server, may be internal itself.
 
-    :param peer: the IP address that is asked by the redirect
-    :param first_peer: that of the server that is configured, which may be such a one itself
     :raises errors.SourceRefused: it is not followed
     """
     kind = _kind_of(peer)
@@ -198,7 +182,7 @@ def _kind_of(peer: str) -> str:
 
 
 def _not_followed(asked: RangeRequest, location: str, why: str) -> errors.SourceRefused:
-    shown = location.partition("?")[0][:200]  # what follows may be a signature
+    shown = location.partition("?")[0][:200]  # the query may be a signature
     why = (
         f"the server redirects to {shown!r}, which is not followed: {why}. Set the url of this "
         "source to where the files are"
@@ -207,12 +191,12 @@ def _not_followed(asked: RangeRequest, location: str, why: str) -> errors.Source
 
 
 def check_head(asked: RangeRequest, status: int, headers: HasHeaders) -> int:
-    """Return the blob's size in bytes that the answer to a HEAD request tells.
+    """Return the blob's size in bytes from the response to HEAD.
 
     >>> check_head(RangeRequest("a blob", "http://h/a", 0, 0), 200, {"Content-Length": "10"})
     10
 
-    :raises errors.ChunkUnavailable: it tells none
+    :raises errors.ChunkUnavailable: it has none
     """
     if status != 200:
         raise refusal(asked, status)
@@ -228,7 +212,7 @@ def check_head(asked: RangeRequest, status: int, headers: HasHeaders) -> int:
 
 
 def is_of_empty_blob(status: int, headers: HasHeaders) -> bool:
-    """Say whether this is how a server answers a range request for a blob of 0 bytes.
+    """Return whether this is the response to a range request for an empty blob.
 
     >>> is_of_empty_blob(416, {"Content-Range": "bytes */0"})  # RFC 9110
     True
@@ -241,7 +225,7 @@ def is_of_empty_blob(status: int, headers: HasHeaders) -> bool:
 
 
 def pause_s(headers: HasHeaders) -> float:
-    """Return for how long the server wants no requests, RETRY_AFTER_LIMIT_S at most.
+    """Return the seconds that the server asks to wait, RETRY_AFTER_LIMIT_S at most.
 
     >>> pause_s({"Retry-After": "3"}), pause_s({"Retry-After": "86400"}), pause_s({})
     (3.0, 5.0, 0.0)
@@ -252,7 +236,7 @@ def pause_s(headers: HasHeaders) -> float:
     if _SECONDS.fullmatch(after):
         return min(float(after), RETRY_AFTER_LIMIT_S)
     try:
-        # A date counts from the server's own clock, so that ours does not matter.
+        # A date counts from the server's clock.
         stop, now = (email.utils.parsedate_to_datetime(d) for d in (after, headers.get("Date", "")))
         return min(max(0.0, (stop - now).total_seconds()), RETRY_AFTER_LIMIT_S)
     except (TypeError, ValueError, OverflowError):
@@ -260,7 +244,7 @@ def pause_s(headers: HasHeaders) -> float:
 
 
 def refusal(asked: RangeRequest, status: int) -> errors.ChunkUnavailable:
-    """Return the error for an answer that is no success."""
+    """Return the error for a response without success."""
     if status in _PASSING:
         return asked.transient_error(f"the server answered {status}")
     return (RangeRefused if status in _CERTAIN else Withheld)(asked, status)

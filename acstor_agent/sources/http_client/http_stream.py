@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to a web server, in clear text or by TLS: bytes out, and into given buffers.
+"""One connection to a web server, in clear text or TLS.
 
-The one rule: no wait for the server takes longer than its limit of silence.  What the bytes mean
-is the business of http_pool.py.  A non-blocking socket is called itself, and waited for by trio
-only when it must: a turn of the scheduler for each call costs more than the call.
+Every wait for the server has a timeout of silence. The non-blocking socket is called directly, and
+trio only to wait, since a turn of the scheduler costs more than a call.
 """
 
 import socket
@@ -20,16 +19,13 @@ from acstor_common import errors
 from acstor_common.model import geometry
 
 TLS_BYTES_PER_CALL = 128 * geometry.KIB
-"""What is received at a time of TLS: eight records."""
+"""Bytes received at a time with TLS: eight records."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 
 
 class Stream:
-    """A connection in clear text.
-
-    :param silence_s: how long the server may do nothing
-    """
+    """A connection in clear text; ``silence_s`` is its timeout of silence."""
 
     def __init__(self, sock: socket.socket, silence_s: float) -> None:
         self._sock, self._silence_s = sock, silence_s
@@ -37,14 +33,11 @@ class Stream:
 
     @property
     def peer(self) -> str:
-        """The server's IP address.
-
-        :raises OSError: the connection is lost
-        """
+        """The server's IP address; raises OSError if the connection is lost."""
         return str(self._sock.getpeername()[0])
 
     def is_idle(self) -> bool:
-        """Say whether the connection is open and nothing came by it that nobody has asked for."""
+        """Return whether the connection is open and has no unrequested data."""
         try:
             self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -54,9 +47,9 @@ class Stream:
         return False
 
     async def send(self, data: bytes) -> None:
-        """Send all of it.
+        """Send all data.
 
-        :raises OSError: the connection is lost, or the server takes nothing
+        :raises OSError: the connection is lost, or the server does not read
         """
         while data:
             try:
@@ -65,7 +58,7 @@ class Stream:
                 await self._wait(trio.lowlevel.wait_writable)
 
     async def receive_into(self, buffers: Sequence[bytearray | memoryview]) -> int:
-        """Fill the buffers from the first one on; return how many bytes came, 0 at the end.
+        """Fill the buffers in order; return the number of bytes, 0 at the end.
 
         :raises OSError: the connection is lost, or the server is silent
         """
@@ -87,7 +80,7 @@ class Stream:
         self._sock.close()
 
     def _receive_nowait(self, buffers: Sequence[bytearray | memoryview]) -> int | None:
-        """Make one call of the socket, if that is needed; None if there is nothing to read yet."""
+        """Make one socket call if needed; return None if there is nothing to read yet."""
         return self._sock.recvmsg_into(buffers)[0]
 
     async def _wait(self, until: Callable[[socket.socket], Awaitable[None]]) -> None:
@@ -98,7 +91,7 @@ class Stream:
 
 
 class TlsStream(Stream):
-    """A connection by TLS."""
+    """A TLS connection."""
 
     def __init__(
         self, sock: socket.socket, silence_s: float, session: tls_session.TlsSession
@@ -107,14 +100,14 @@ class TlsStream(Stream):
         self._session = session
 
     async def handshake(self) -> None:
-        """Begin.
+        """Do the TLS handshake.
 
-        :raises OSError: the connection is lost, or the server is not who it should be
+        :raises OSError: the connection is lost, or the certificate is invalid
         """
         try:
             while not self._session.continue_handshake():
                 await super().send(self._session.take_outgoing())
-                await trio.lowlevel.checkpoint()  # all of it may be what TLS ignores
+                await trio.lowlevel.checkpoint()  # TLS may ignore everything
                 await self._receive_records()
                 if self._session.is_over:
                     raise OSError("closed during the handshake")
@@ -135,7 +128,7 @@ class TlsStream(Stream):
         await super().send(self._session.encrypt(data))
 
     def _receive_nowait(self, buffers: Sequence[bytearray | memoryview]) -> int | None:
-        """See :meth:`Stream._receive_nowait`; fills the first of the buffers alone."""
+        """See :meth:`Stream._receive_nowait`; fills only the first buffer."""
         session, space = self._session, memoryview(buffers[0])
         count = session.read_into(space, space)
         if not count and not session.is_over:
@@ -157,7 +150,7 @@ class TlsStream(Stream):
             self._session.receive_eof()
 
     def _say_why(self) -> None:
-        """Tell the server what was wrong with its TLS, if that can be done at once."""
+        """Send a TLS alert, if possible at once."""
         try:
             self._sock.send(self._session.take_outgoing())
         except OSError:
@@ -173,8 +166,8 @@ async def connect(
 ) -> Stream:
     """Connect to a server.
 
-    :param context: None for clear text
-    :raises OSError: it cannot be reached in ``silence_s``, or is not who it should be
+    :param context: None: clear text
+    :raises OSError: it cannot be reached in ``silence_s``, or its certificate is invalid
     :raises errors.SourceUnreachable: see :meth:`http_connector.HttpConnector.connect_socket`
     """
     with trio.move_on_after(silence_s):
@@ -194,15 +187,13 @@ async def connect(
 
 
 def tls_context(what: str, ca_file: str | None) -> ssl.SSLContext:
-    """Return what a server's certificate is checked with.
+    """Return the TLS context for a server; ``ca_file`` None: the system's authorities.
 
-    :param what: the option group, for errors
-    :param ca_file: PEM file of the authority that signed it; the system's authorities if None
     :raises errors.Unusable: the file cannot be used
     """
     try:
         context = ssl.create_default_context(cafile=ca_file)
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         raise errors.Unusable(f"[{what}] ca_file", f"{ca_file}: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
     return context
