@@ -136,7 +136,7 @@ class Predecessors:
     """
 
     def __init__(self, here: ids.HostId, is_worth: Callable[[float], bool]) -> None:
-        self._here, self._is_worth = here, is_worth
+        self._here, self._is_useful = here, is_worth
         self._parents: dict[ids.ImageId, _Parent] = {}
         self._avoided: collections.OrderedDict[ids.HostId, tuple[float, int]] = (
             collections.OrderedDict()
@@ -155,7 +155,7 @@ class Predecessors:
         if now > parent.until_s:
             del self._parents[image_id]
             return None
-        if not self._is_worth(now):
+        if not self._is_useful(now):
             return None
         is_behind = distance(home, self._here) >= distance(parent.host, self._here)
         return parent.host if is_behind else None
@@ -163,7 +163,7 @@ class Predecessors:
     def propose_predecessor(self, image_id: ids.ImageId, host: ids.HostId, now: float) -> None:
         """Make a host the parent if it is nearer than the current one."""
         here, parent = self._here, self._parents.get(image_id)
-        if host == here or self._is_avoided(host, now) or not self._is_worth(now):
+        if host == here or self._is_avoided(host, now) or not self._is_useful(now):
             return
         if parent is not None and now > parent.until_s:
             parent = None

@@ -66,7 +66,7 @@ def _event(
     def feed(self: "Engine", now: float, /, *what: P.args, **more: P.kwargs) -> Actions:
         self.context.now = now
         method(self, *what, **more)
-        return self._done()
+        return self._finish_event()
 
     return feed
 
@@ -95,7 +95,7 @@ class Engine:
         self.pending = pending_reads.PendingReads(self.context, self._read_through, self.requests)
         self._recovery = recovery.Recovery(self.context, self.pending, self.requests)
         self._responses = responses.Responses(self.context, self._read_through, self.pending)
-        self._dues: dict[Due, Callable[[Any], None]] = {
+        self._timer_handlers: dict[Due, Callable[[Any], None]] = {
             Due.ATTEMPTS: self._responses.check_timeouts,
             Due.WAITER: self.pending.is_late,
             Due.RETRY: self.pending.retries.is_due,
@@ -151,7 +151,7 @@ class Engine:
         """End what an event that raised has left half done; readers are told ``why``."""
         self.context.now = now
         self._recovery.recover_from_fault(why)
-        return self._todo()
+        return self._take_actions()
 
     # Local reads
 
@@ -254,7 +254,7 @@ class Engine:
         """Release the bytes of stored chunks, and announce them."""
         context, note = self.context, self.rights.names.record_names
         for run in runs:
-            self._is_kept_no_more(run)
+            self._release_bytes(run)
             note(run.refs)
             context.announcements.announce_chunks(run.refs, run.giver, context.now)
 
@@ -262,9 +262,9 @@ class Engine:
     def not_stored(self, runs: Iterable[actions.Arrived]) -> None:
         """Release the bytes of chunks that the cache did not take."""
         for run in runs:
-            self._is_kept_no_more(run)
+            self._release_bytes(run)
 
-    def _is_kept_no_more(self, run: actions.Arrived) -> None:
+    def _release_bytes(self, run: actions.Arrived) -> None:
         kept = self.context.kept
         for key in run.keys:
             if key in kept:
@@ -356,14 +356,14 @@ class Engine:
         """Handle all timers that are due."""
         while (found := self.context.timers.pop_due(self.context.now)) is not None:
             due, what = found
-            self._dues[due](what)
+            self._timer_handlers[due](what)
 
-    def _done(self) -> Actions:
+    def _finish_event(self) -> Actions:
         self.pending.start_queued()
         self.context.source_reads.start_queued_reads(self.context.now)
-        return self._todo()
+        return self._take_actions()
 
-    def _todo(self) -> Actions:
+    def _take_actions(self) -> Actions:
         self.context.requests_out.flush(self.context.now)
         self.context.timers.drop_empty()
         return self.context.out.take_all()

@@ -202,7 +202,7 @@ class SourceRequest:
             return None
         if self._sources:
             is_due = not self._under_way or self._is_hedge_due(now)
-            return self._add(self._sources.pop(0), None, now) if is_due else None
+            return self._start_attempt(self._sources.pop(0), None, now) if is_due else None
         return None if self._under_way or self._is_copied else self._ask_copies(now)
 
     def next_s(self, now: float) -> float:
@@ -239,7 +239,7 @@ class SourceRequest:
                 del self.left[number]
                 final.append((number, outcome))
         if not is_last:
-            self._note_told(attempt, answers, bool(final), now)
+            self._record_health(attempt, answers, bool(final), now)
         return final
 
     def final_failures(self, attempt: Attempt) -> list[tuple[int, errors.ChunkUnavailable]]:
@@ -290,7 +290,9 @@ class SourceRequest:
     def _failure(self, number: int) -> errors.ChunkUnavailable:
         return most_useful(self._failures[number], self._what(number))
 
-    def _add(self, source: SourceState, wanted: Collection[int] | None, now: float) -> Attempt:
+    def _start_attempt(
+        self, source: SourceState, wanted: Collection[int] | None, now: float
+    ) -> Attempt:
         attempt = Attempt(source, wanted, now)
         self._under_way[attempt] = None
         source.breaker.begin_wait(now)
@@ -305,7 +307,7 @@ class SourceRequest:
         self._is_copied = True
         for number in wanted:
             self._failures.pop(number, None)
-        return self._add(self._failover.copies, wanted, now)
+        return self._start_attempt(self._failover.copies, wanted, now)
 
     def _refused(self) -> list[int]:
         """Return the missing pieces that a source refused and no source may still give."""
@@ -326,9 +328,9 @@ class SourceRequest:
 
     # Health of sources
 
-    def _note_told(self, attempt: Attempt, answers: Answers, is_new: bool, now: float) -> None:
+    def _record_health(self, attempt: Attempt, answers: Answers, is_new: bool, now: float) -> None:
         if is_new and not self.left:
-            self._win(attempt, now)
+            self._record_winner(attempt, now)
         elif (attempt.untold or self._may_retry(attempt)) and any(
             not isinstance(outcome, errors.SourceUnreachable) for _, outcome in answers
         ):
@@ -343,7 +345,7 @@ class SourceRequest:
         if self._winner is not attempt.source:
             self._failover.note_answer(attempt.source, now)
 
-    def _win(self, attempt: Attempt, now: float) -> None:
+    def _record_winner(self, attempt: Attempt, now: float) -> None:
         """Record the source of the last piece; those that were silent meanwhile are down."""
         self._winner = winner = attempt.source
         self._failover.note_answer(winner, now)

@@ -111,7 +111,7 @@ class PeerStates:
         self.source_gave_s = 0.0  # time of its last chunk
         self._rng = rng
         self._peers: dict[ids.HostId, Peer] = {}
-        self._alone: set[ids.HostId] = set()  # in backoff, or on trial after one
+        self._backing_off: set[ids.HostId] = set()  # in backoff, or on trial after one
         self._last_number = 0
         self._hedges_most = HEDGES_MOST if may_hedge else 0.0
         self._first_hedges_left = HEDGES_FIRST if may_hedge else 0.0
@@ -120,7 +120,7 @@ class PeerStates:
             *(collections.OrderedDict() for _ in (HELD, HOME, SOURCE)),
         )
         self._late_s = [FIRST_GUESS_S] * 3
-        self._notes = [0] * 3
+        self._answers = [0] * 3
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -164,7 +164,7 @@ class PeerStates:
         for host, peer in list(self._peers.items()):
             if not is_on_table(host) and not peer.asks and peer.until_s <= now:
                 del self._peers[host]
-                self._alone.discard(host)
+                self._backing_off.discard(host)
 
     # Backoff
 
@@ -173,7 +173,7 @@ class PeerStates:
 
         Until the trial has an outcome or TRIAL_S passed, other callers get False.
         """
-        if host not in self._alone:
+        if host not in self._backing_off:
             return True
         peer = self._peers[host]
         if now < peer.until_s or now < peer.trial_s:
@@ -183,15 +183,15 @@ class PeerStates:
 
     def is_in_backoff(self, host: ids.HostId, now: float) -> bool:
         """Return whether a host is in backoff."""
-        return host in self._alone and now < self._peers[host].until_s
+        return host in self._backing_off and now < self._peers[host].until_s
 
     def is_doubtful(self, host: ids.HostId | None) -> bool:
         """Return whether a host is in backoff, or on trial after one."""
-        return host in self._alone
+        return host in self._backing_off
 
     def in_backoff(self, now: float) -> dict[ids.HostId, float]:
         """Return the hosts in backoff, with the seconds left; thread-safe."""
-        peers = [(host, self._peers.get(host)) for host in tuple(self._alone)]
+        peers = [(host, self._peers.get(host)) for host in tuple(self._backing_off)]
         left = {host: peer.until_s - now for host, peer in peers if peer is not None}
         return {host: left_s for host, left_s in left.items() if left_s > 0}
 
@@ -216,7 +216,7 @@ class PeerStates:
         length_s *= 1 + JITTER * (2 * self._rng.random() - 1)
         peer.until_s, peer.trial_s = now + length_s, 0.0
         peer.backoffs = min(peer.backoffs + 1, 32)
-        self._alone.add(host)
+        self._backing_off.add(host)
         self.backoffs += 1
         return 0.0 if is_alone else length_s
 
@@ -226,7 +226,7 @@ class PeerStates:
         if peer is not None and peer.failures and now >= peer.until_s:
             peer.failures = peer.backoffs = 0
             peer.is_liar = False
-            self._alone.discard(host)
+            self._backing_off.discard(host)
 
     # Latency
 
@@ -267,8 +267,8 @@ class PeerStates:
         usual_s[host] = before_s + SHARE * (took_s - before_s)
         if len(usual_s) > PLACES:
             usual_s.popitem(last=False)
-        self._notes[kind] += 1
-        if self._notes[kind] % NOTES == 0:
+        self._answers[kind] += 1
+        if self._answers[kind] % NOTES == 0:
             median_s = statistics.median_low(usual_s.values())
             self._late_s[kind] = min(max(SOONEST_S, TIMES * median_s), LATEST_S)
 

@@ -53,9 +53,9 @@ class Recovery:
         is_read_through = read is not None or relay is not None
         if transfer.askers and not (is_read_through or transfer.is_travelling):
             return False
-        return self._comes(transfer) or (is_read_through and not transfer.waiters)
+        return self._has_outcome(transfer) or (is_read_through and not transfer.waiters)
 
-    def _comes(self, transfer: Transfer) -> bool:
+    def _has_outcome(self, transfer: Transfer) -> bool:
         """Return whether local readers will be told the outcome."""
         pending = self._pending
         if transfer.retry is not None:

@@ -38,11 +38,11 @@ class RingView:
         self.home = self.near.home_at
         self._former_near = former.group_of(self.here) if former is not None else None
         self._outer = table.outer_group_of(self.here)
-        self._given_up: set[ids.HostId] = set()
-        self._givers: dict[ids.HostId, bool] = {}  # hosts of the current table
+        self._failed_departed: set[ids.HostId] = set()
+        self._is_giver_cache: dict[ids.HostId, bool] = {}  # hosts of the current table
         rings = (table, self.near, self._outer, former, self._former_near)
         self._rings = tuple({id(ring): ring for ring in rings if ring is not None}.values())
-        self._alike: dict[Hashable, Owners] = {}
+        self._owners_of_arcs: dict[Hashable, Owners] = {}
 
     def is_member(self, host: ids.HostId) -> bool:
         """Return whether a host is on one of the tables."""
@@ -58,11 +58,11 @@ class RingView:
         if host in self.table:
             return True
         former = self.former
-        return former is not None and host in former and host not in self._given_up
+        return former is not None and host in former and host not in self._failed_departed
 
     def drop_departed_host(self, host: ids.HostId) -> None:
         """Record a failure: if the host has left the ring, it is not asked again."""
-        self._given_up.add(host)
+        self._failed_departed.add(host)
 
     def is_home(self, oid: ids.Oid) -> bool:
         """Return whether this host is the home."""
@@ -86,11 +86,11 @@ class RingView:
             if len(self._rings) == 1
             else tuple([ring.arc_at(oid) for ring in self._rings])
         )
-        found = self._alike.get(arcs)
+        found = self._owners_of_arcs.get(arcs)
         if found is None:
-            if len(self._alike) >= MOST_ALIKE:
-                self._alike.clear()
-            found = self._alike[arcs] = tuple(self._owners_by_table(oid))
+            if len(self._owners_of_arcs) >= MOST_ALIKE:
+                self._owners_of_arcs.clear()
+            found = self._owners_of_arcs[arcs] = tuple(self._owners_by_table(oid))
         return found
 
     def _owners_by_table(self, oid: ids.Oid) -> Iterator[tuple[ids.HostId, ...]]:
@@ -110,11 +110,11 @@ class RingView:
 
         It is in the group, and did not lose v-nodes because of traffic.
         """
-        is_giver = self._givers.get(host)
+        is_giver = self._is_giver_cache.get(host)
         if is_giver is None:
             is_giver = self.is_near(host) and not self.table.is_spared(host)
             if host in self.table:
-                self._givers[host] = is_giver
+                self._is_giver_cache[host] = is_giver
         return is_giver
 
     def upstreams_of(

@@ -63,7 +63,7 @@ class UploadScheduler:
         self._parked: fair_queue.FairQueue[PendingRequest] = fair_queue.FairQueue()
         self._unwatched: collections.OrderedDict[RequesterLink, None] = collections.OrderedDict()
         self._watched = 0
-        self._full: Requester | None = None  # the receiver with all the slots it may have
+        self._full_receiver: Requester | None = None  # the receiver with all the slots it may have
         self._queue_s = float("-inf")  # when an answer last met a queue
 
     def __len__(self) -> int:
@@ -103,7 +103,7 @@ class UploadScheduler:
         """Return the next request to answer, if any; :meth:`unpark` must follow."""
         if self.used >= self.places.count or not self._turns.length:
             return None
-        full = self._full
+        full = self._full_receiver
         without = full.host if full is not None and self._is_full(full) else None
         asker = self._turns.take_next(without=without)
         if asker is not None:
@@ -138,7 +138,7 @@ class UploadScheduler:
             link.places += len(wants)
             link.receiver.places += len(wants)
             if self._is_full(link.receiver):
-                self._full = link.receiver
+                self._full_receiver = link.receiver
             self.used += len(wants)
         if link.watched_s is None:
             if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
@@ -151,10 +151,10 @@ class UploadScheduler:
         """Record that all bytes of a connection were delivered, up to ``late_s`` ago."""
         if link.watched_s is not None:
             together = max(1.0, link.places / TOGETHER)
-            self._took((now - late_s - link.watched_s) / together, now)
+            self._record_latency((now - late_s - link.watched_s) / together, now)
         self.forget_connection(link, now)
 
-    def _took(self, took_s: float, now: float) -> None:
+    def _record_latency(self, took_s: float, now: float) -> None:
         self.places.answer_delivered(took_s)
         if took_s > upload_slots.LATE_S:
             self._queue_s = now
@@ -206,7 +206,7 @@ class UploadScheduler:
         if link.watched_s is None or link.is_slow:
             return
         if now < link.watched_s + PATIENCE_S:
-            self._look_later(link, link.watched_s)
+            self._schedule_reclaim(link, link.watched_s)
             return
         self.places.under_way(PATIENCE_S)
         self._queue_s = now
@@ -221,11 +221,11 @@ class UploadScheduler:
     def _watch(self, link: RequesterLink, now: float) -> None:
         self._out.add_watch(link.connection)
         if not link.is_due:
-            self._look_later(link, now)
+            self._schedule_reclaim(link, now)
         link.watched_s = now
         self._watched += 1
 
-    def _look_later(self, link: RequesterLink, since_s: float) -> None:
+    def _schedule_reclaim(self, link: RequesterLink, since_s: float) -> None:
         """Set the connection's one timer to reclaim its slots."""
         self._deadlines.put(since_s + PATIENCE_S, timers.Due.PATIENCE, link)
         link.is_due = True

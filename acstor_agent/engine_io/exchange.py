@@ -118,7 +118,7 @@ class Exchange:
         self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
         self._is_feeding = False
         self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
-        self._told = log_limit.LogLimit(TELLS_EVERY_S)
+        self._log_limit = log_limit.LogLimit(TELLS_EVERY_S)
         self._source_reader = source_reader.SourceReader(
             self.handle_event, core, source, nursery, self.counters, self.faults
         )
@@ -135,7 +135,7 @@ class Exchange:
             actions.Complete: self._complete,
             actions.Told: self._tell_waiter,
             actions.Heard: heard,
-            actions.LeftAlone: self._say_left_alone,
+            actions.LeftAlone: self._log_backoff,
             **self._cache_writer.doing,
             **self._source_reader.doing,
             **self._peer_client.doing,
@@ -389,7 +389,7 @@ class Exchange:
             complete = complete._replace(why=self._in_words(wish, complete.why))
         if complete.failure is Failure.LOST:
             image_id = wish.wants[0].image_id
-            untold = self._told.left_out((image_id, "lost"), self.clock())
+            untold = self._log_limit.left_out((image_id, "lost"), self.clock())
             if untold is not None:
                 LOG.error(
                     "image %s: data is lost, reads of it fail with I/O errors: "
@@ -403,7 +403,7 @@ class Exchange:
         why = self._in_words(wish, told.why)
         if (absent := told.absent) is not None:
             key = absent.image_id, "absent"
-            if self._told.left_out(key, self.clock()) is not None:
+            if self._log_limit.left_out(key, self.clock()) is not None:
                 LOG.warning(
                     "image %s: bytes of it cannot be had, guests that read them wait and get I/O "
                     "errors in %.0f s: %s: %s",
@@ -416,7 +416,7 @@ class Exchange:
         said = self._source_reader.said.get(wish.wants[0].image_id)
         return f"{why}; {said}" if said else why
 
-    def _say_left_alone(self, alone: actions.LeftAlone) -> None:
+    def _log_backoff(self, alone: actions.LeftAlone) -> None:
         LOG.warning("%s is in backoff for %.1f s: %s", alone.host, alone.for_s, alone.why)
 
 

@@ -35,7 +35,7 @@ def stream_of(host: ids.HostId, priority: priority_.Priority) -> requests.Stream
     return requests.Stream(requests.Klass.PEER if is_urgent else requests.Klass.PREFETCH, host)
 
 
-class _Look:
+class _ImageLookup:
     """The look-up of one image for one connection."""
 
     __slots__ = ("image_id", "requests", "scope")
@@ -46,14 +46,14 @@ class _Look:
         self.scope = trio.CancelScope()
 
 
-class _Looks:
+class _ConnectionLookups:
     """The look-ups for one connection."""
 
     __slots__ = ("of_image", "of_number")
 
     def __init__(self) -> None:
-        self.of_image: dict[ids.ImageId, _Look] = {}
-        self.of_number: dict[int, _Look] = {}
+        self.of_image: dict[ids.ImageId, _ImageLookup] = {}
+        self.of_number: dict[int, _ImageLookup] = {}
 
 
 class MapLookup:
@@ -69,24 +69,24 @@ class MapLookup:
     ) -> None:
         self._feed, self._core, self._nursery = feed, core, nursery
         self._learn, self._faults = learn, faults
-        self._looks: dict[Hashable, _Looks] = {}
+        self._lookups: dict[Hashable, _ConnectionLookups] = {}
 
     def start_lookup(self, look_up: actions.LookUp) -> None:
         """Look up the contents of requests, and feed them as they are found."""
-        looks = self._looks.get(look_up.connection)
+        looks = self._lookups.get(look_up.connection)
         if looks is None:
-            looks = self._looks[look_up.connection] = _Looks()
+            looks = self._lookups[look_up.connection] = _ConnectionLookups()
         for request in look_up.requests:
             look = looks.of_image.get(request.image_id)
             if look is None:
-                look = looks.of_image[request.image_id] = _Look(request.image_id)
-                self._nursery.start_soon(self._look, look_up.connection, look_up.host, look)
+                look = looks.of_image[request.image_id] = _ImageLookup(request.image_id)
+                self._nursery.start_soon(self._run_lookup, look_up.connection, look_up.host, look)
             look.requests.update(dict.fromkeys(request.numbers, request))
             looks.of_number.update(dict.fromkeys(request.numbers, look))
 
     def forget_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Drop requests of a connection; end look-ups that no request needs."""
-        looks = self._looks.get(connection)
+        looks = self._lookups.get(connection)
         for number in numbers if looks is not None else ():
             assert looks is not None
             look = looks.of_number.pop(number, None)
@@ -94,35 +94,35 @@ class MapLookup:
                 look.requests.pop(number, None)
                 if not look.requests:
                     look.scope.cancel()
-                    self._leave(connection, look)
+                    self._end_task(connection, look)
 
     def connection_ended(self, connection: Hashable) -> None:
         """Drop all requests of a connection."""
-        if (looks := self._looks.get(connection)) is not None:
+        if (looks := self._lookups.get(connection)) is not None:
             self.forget_requests(connection, list(looks.of_number))
 
-    def _leave(self, connection: Hashable, look: _Look) -> None:
+    def _end_task(self, connection: Hashable, look: _ImageLookup) -> None:
         """Make later requests start a new task."""
-        looks = self._looks.get(connection)
+        looks = self._lookups.get(connection)
         if looks is not None and looks.of_image.get(look.image_id) is look:
             del looks.of_image[look.image_id]
             if not looks.of_image:
-                del self._looks[connection]
+                del self._lookups[connection]
 
-    async def _look(self, connection: Hashable, host: ids.HostId, look: _Look) -> None:
+    async def _run_lookup(self, connection: Hashable, host: ids.HostId, look: _ImageLookup) -> None:
         with look.scope:
             while look.requests:
                 request = next(iter(look.requests.values()))
-                found = await self._found(host, request)
+                found = await self._look_up(host, request)
                 waiting = [n for n in request.numbers if look.requests.get(n) is request]
                 for number in waiting:
                     del look.requests[number]
-                    self._looks[connection].of_number.pop(number, None)
+                    self._lookups[connection].of_number.pop(number, None)
                 if waiting:
                     self._feed(self._core.looked_up, connection, [(request, found)])
-            self._leave(connection, look)
+            self._end_task(connection, look)
 
-    async def _found(
+    async def _look_up(
         self, host: ids.HostId, request: chunk_ref.Request
     ) -> Sequence[ids.Content] | Failure:
         """Return the contents of a request, empty if the image has none, or a failure."""

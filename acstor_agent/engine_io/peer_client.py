@@ -89,7 +89,7 @@ class PeerClient:
     ) -> None:
         self._here, self._feed, self._core, self._net = here, feed, core, net
         self._may_refer, self._moved, self._counters = may_refer, moved, counters
-        self._hears: dict[ids.HostId, client_connection.Hear] = {}
+        self._callbacks: dict[ids.HostId, client_connection.Hear] = {}
         self._asked: dict[int, SentRequest] = {}
         self.doing: dict[type, Callable[[Any], None]] = {
             actions.Ask: self._ask,
@@ -111,11 +111,11 @@ class PeerClient:
             lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.iter_chunks()]
             self._feed(self._core.peer_refused, host, lost)
             return
-        hear = self._hears.get(host)
+        hear = self._callbacks.get(host)
         if hear is None:
-            if len(self._hears) >= HEARS:
-                self._hears.clear()  # created again on demand
-            hear = self._hears[host] = functools.partial(self._hear, host)
+            if len(self._callbacks) >= HEARS:
+                self._callbacks.clear()  # created again on demand
+            hear = self._callbacks[host] = functools.partial(self._hear, host)
         now, timeout_ms = trio.current_time(), int(1000 * self._core.context.requests_out.timeout_s)
         urgent: list[peer_wire.Request] = []
         others: list[peer_wire.Request] = []

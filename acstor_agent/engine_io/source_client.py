@@ -88,7 +88,7 @@ class SourceClient(base.Source):
             source: base.Source, numbers: Sequence[int], took: base.ReportOutcomes
         ) -> None:
             if source is self._sources.get(self.failover.copies):
-                self._bring_rest(blob)
+                self._start_image_copy(blob)
             await source.read_pieces(blob, [pieces[n] for n in numbers], took, requester)
 
         def what(number: int) -> str:
@@ -180,7 +180,7 @@ class SourceClient(base.Source):
         if request.left:
             told(request.list_failures())
 
-    def _bring_rest(self, blob: base.Blob) -> None:
+    def _start_image_copy(self, blob: base.Blob) -> None:
         """Start the copy of an image whose boot image is read from copies."""
         image = base.Blob(blob.image_id, base.BlobKind.IMAGE)
         if blob.kind is base.BlobKind.BOOT_IMAGE and image in self.failover.refused:

@@ -77,7 +77,9 @@ class SourceReader:
             with self._scopes[read.number]:
                 await self._source.read_pieces(blob, pieces, told, requester)
         except Exception as error:
-            self._said(read.image_id, self._faults.record_fault("a read of the source", error))
+            self._record_error(
+                read.image_id, self._faults.record_fault("a read of the source", error)
+            )
         finally:
             del self._scopes[read.number]
             if left:
@@ -89,7 +91,7 @@ class SourceReader:
         for number, outcome in answers:
             if isinstance(outcome, Exception):
                 gave.append((number, read_request.failure_of(outcome)))
-                self._said(read.image_id, str(outcome))
+                self._record_error(read.image_id, str(outcome))
             else:
                 given += 1
                 given_bytes += len(outcome)
@@ -99,7 +101,7 @@ class SourceReader:
             self._counters.source_s += given * (trio.current_time() - began_s)
         self._feed(self._core.source_read_progressed, read.number, gave)
 
-    def _said(self, image_id: ids.ImageId, why: str) -> None:
+    def _record_error(self, image_id: ids.ImageId, why: str) -> None:
         self.said[image_id] = why
         self.said.move_to_end(image_id)
         if len(self.said) > SAID:

@@ -90,14 +90,14 @@ class PeerListener:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_watch, listeners)
-                doors = [_Door(listener, self._may_enter) for listener in listeners]
+                doors = [_FilteringListener(listener, self._may_enter) for listener in listeners]
                 await trio.serve_listeners(self._handler, doors, handler_nursery=handlers)
         except* (OSError, trio.ClosedResourceError) as failures:
             why = str(failures.exceptions[0]) or type(failures.exceptions[0]).__name__
         return why
 
 
-class _Door(trio.abc.Listener[trio.SocketStream]):
+class _FilteringListener(trio.abc.Listener[trio.SocketStream]):
     """A listening socket that refuses some addresses."""
 
     def __init__(self, listener: trio.SocketListener, may_enter: MayEnter) -> None:

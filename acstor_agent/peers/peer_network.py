@@ -240,7 +240,7 @@ class PeerNetwork:
                 line.open(connection)
                 await connection.run(early)
                 if isinstance(connection.failure, errors.RemoteProtocolError):
-                    self._note_rude(line, connection.failure)
+                    self._record_violation(line, connection.failure)
                 elif isinstance(connection.failure, errors.LocalProtocolError):
                     self.faults.record_fault("a request to a peer", connection.failure)
         except (*peer_link.LINK_ERRORS, trio.TooSlowError) as error:
@@ -251,7 +251,7 @@ class PeerNetwork:
             line.failure = errors.SourceUnreachable("a connection", line.peer, str(error))
         except errors.RemoteProtocolError as error:
             line.failure = error
-            self._note_rude(line, error)
+            self._record_violation(line, error)
         except Exception as error:
             why = self.faults.record_fault("a connection to a peer", error)
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
@@ -260,7 +260,7 @@ class PeerNetwork:
             if line.may_be_unheard:
                 self._unheard(line.host)
 
-    def _note_rude(self, line: channel.Channel, error: errors.RemoteProtocolError) -> None:
+    def _record_violation(self, line: channel.Channel, error: errors.RemoteProtocolError) -> None:
         LOG.warning("Connection dropped: %s", error)
         self._broke_rules(line.host, error)
 

@@ -40,7 +40,7 @@ class Threads:
         self._place, self._clock = place, clock
         self._limiter = trio.CapacityLimiter(3 * at_a_time)
         self._fence = hung_calls.Fence(at_a_time, most_of_one or at_a_time)
-        self._is_told = False
+        self._is_logged = False
 
     @property
     def hanging(self) -> hung_calls.Hanging:
@@ -53,7 +53,7 @@ class Threads:
         :param of: the thing that the call is about
         :raises errors.SourceUnreachable: too many calls hang
         """
-        self._tell()
+        self._log_changes()
         if self._fence.is_refused(of, self._clock()):
             raise errors.SourceUnreachable(what, self._place(), str(self.hanging))
         ticket = _Ticket(self, of)
@@ -64,7 +64,7 @@ class Threads:
             if ticket.call is not None:
                 self._fence.abandon_call(ticket.call)
                 # Not here: the log would report the cancellation as a fault.
-                trio.lowlevel.current_trio_token().run_sync_soon(self._tell)
+                trio.lowlevel.current_trio_token().run_sync_soon(self._log_changes)
             raise
 
     async def begin_call(self, owner: object, of: Hashable) -> hung_calls.Call:
@@ -79,15 +79,15 @@ class Threads:
         """Record that a call returned, even if it was abandoned."""
         self._fence.end_call(call)
         self._limiter.release_on_behalf_of(owner)
-        self._tell()
+        self._log_changes()
 
-    def _tell(self) -> None:
+    def _log_changes(self) -> None:
         """Log once when calls hang, and once when none does any more."""
         hanging = self.hanging
-        if bool(hanging.calls) is self._is_told:
+        if bool(hanging.calls) is self._is_logged:
             return
-        self._is_told = not self._is_told
-        if self._is_told:
+        self._is_logged = not self._is_logged
+        if self._is_logged:
             LOG.warning("%s: %s", self._place(), hanging)
         else:
             LOG.info("%s: no call hangs any more", self._place())

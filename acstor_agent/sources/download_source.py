@@ -102,7 +102,7 @@ class DownloadSource(base.Source):
             return
         for blob in base.stored_blobs(base.Blob(image_id, base.BlobKind.IMAGE)):
             if self._source.lacks_ranges(blob) and blob not in self._copies:
-                self._nursery.start_soon(self._bring_unasked, blob)
+                self._nursery.start_soon(self._download_unasked, blob)
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the size in Glance's record."""
@@ -215,13 +215,13 @@ class DownloadSource(base.Source):
         self._drop(blob)
         copy = full_download.FullDownload(blob, place, until_bytes, self.where, self._threads)
         self._copies[blob] = copy
-        self._nursery.start_soon(self._bring, copy)
+        self._nursery.start_soon(self._download, copy)
         if not self._is_looking:
             self._is_looking = True
-            self._nursery.start_soon(self._look)
+            self._nursery.start_soon(self._sweep)
         return copy
 
-    async def _bring_unasked(self, blob: base.Blob) -> None:
+    async def _download_unasked(self, blob: base.Blob) -> None:
         try:
             place = await self._find(blob)
         except errors.ChunkUnavailable as error:
@@ -230,7 +230,7 @@ class DownloadSource(base.Source):
         if blob not in self._copies:
             self._begin(blob, place, place.size_bytes)
 
-    async def _bring(self, copy: full_download.FullDownload) -> None:
+    async def _download(self, copy: full_download.FullDownload) -> None:
         name = copy.blob.name
         with copy.download_during():
             is_artefact = _is_artefact(copy.blob)
@@ -273,7 +273,7 @@ class DownloadSource(base.Source):
         found = os.statvfs(self._folder)
         return found.f_bavail * found.f_frsize
 
-    async def _look(self) -> None:
+    async def _sweep(self) -> None:
         """Remove unused copies, until none is left."""
         while self._copies:
             await trio.sleep(LOOK_S)

@@ -88,9 +88,9 @@ class BroadcastLookups:
             search.asked = len(left)
             search.silent = [host for host in left if host in alone]
             search.left = [host for host in left if host not in alone]
-            self._go_on(search)
+            self._ask_more(search)
 
-    def _go_on(self, search: BroadcastLookup) -> None:
+    def _ask_more(self, search: BroadcastLookup) -> None:
         context = self._context
         mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.SEARCH
         while search.left and len(search.attempts) < HOSTS_AT_ONCE:
@@ -112,7 +112,7 @@ class BroadcastLookups:
             self._denials.record_denial(what, attempt.host, self._context.now)
         else:
             search.silent.append(attempt.host)
-        self._go_on(search)
+        self._ask_more(search)
 
     def end_lookup(self, transfer: transfer_.Transfer) -> None:
         """End a lookup, because the chunk arrived or has no readers."""

@@ -58,8 +58,8 @@ class PendingReads:
         self, context: context.Context, through: read_through.ReadThrough, askers: PeerWaiters
     ) -> None:
         self._context, self._read_through, self._askers = context, through, askers
-        self.selection = source_selection.SourceSelection(context, through, self._in_vain)
-        self.lookups = broadcast_lookup.BroadcastLookups(context, self._searched)
+        self.selection = source_selection.SourceSelection(context, through, self._providers_failed)
+        self.lookups = broadcast_lookup.BroadcastLookups(context, self._lookup_failed)
         self.prefetch_limits = context.prefetch_limits
         self.retries = retries.Retries(context.timers)
         self._waiters: dict[Hashable, Waiter] = {}
@@ -96,7 +96,7 @@ class PendingReads:
             and context.settings.may_ask_source_first
             and self.selection.preference.prefers_source(context.now)
         )
-        self._note_step(batch, priority)
+        self._record_position(batch, priority)
         index = 0
         while index < len(batch):
             want = batch[index]
@@ -105,23 +105,23 @@ class PendingReads:
                 waiter.left -= 1
                 index += 1
                 continue
-            refs = self._together(batch, index)
+            refs = self._joinable_chunks(batch, index)
             transfer = context.transfers.get_or_create(refs, priority)
             if token is not None:
                 transfer.waiters.append((waiter, _positions(transfer, refs, index)))
             index += len(refs)
             if is_guest:
                 transfer.opener = transfer.opener or opener
-                self._begin_for_guest(transfer, want, is_source_first)
+                self._start_for_guest(transfer, want, is_source_first)
                 is_source_first = self.selection.preference.is_source_first  # one chunk is a probe
             else:
-                self._begin_ahead(transfer, priority)
+                self._queue_prefetch(transfer, priority)
             if waiter.is_done:
                 return  # its first chunks were dropped from a full queue
         if not waiter.left and token is not None:
             self._complete(waiter, None, "")
 
-    def _together(self, batch: Sequence[chunk_ref.ChunkRef], index: int) -> transfer_.Refs:
+    def _joinable_chunks(self, batch: Sequence[chunk_ref.ChunkRef], index: int) -> transfer_.Refs:
         """Return the chunks from ``index`` on that can be in one transfer.
 
         They are in one transfer already, or in none, with the same image, owners and holders.
@@ -149,13 +149,13 @@ class PendingReads:
             seen.add(key)
         return refs
 
-    def _note_step(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
+    def _record_position(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
         context = self._context
         if context.settings.learns_ring and batch and priority <= SOON:
             last = batch[-1]
             context.lockstep.read_here(last.image_id, last.offset)
 
-    def _begin_for_guest(
+    def _start_for_guest(
         self, transfer: Transfer, want: chunk_ref.ChunkRef, is_source_first: bool
     ) -> None:
         search: broadcast_lookup.BroadcastLookup | None = transfer.search
@@ -173,7 +173,7 @@ class PendingReads:
             transfer.priority = GUEST
             self.selection.raise_priority(transfer)
 
-    def _begin_ahead(self, transfer: Transfer, priority: Priority) -> None:
+    def _queue_prefetch(self, transfer: Transfer, priority: Priority) -> None:
         if transfer.retry is not None or transfer.search is not None:
             return  # a guest waits for it already
         if transfer.is_travelling:
@@ -250,14 +250,14 @@ class PendingReads:
         how = is_kept, is_own, priority, is_stored
         context.out.store(actions.Arrived(refs, transfer.keys, chunks, giver, mode, *how))
         context.kept.update(zip(transfer.keys, chunks, strict=True))
-        self._give(transfer, chunks)
+        self._give_to_waiters(transfer, chunks)
         if transfer.tries or transfer.retry is not None or transfer.search is not None:
             self.retries.chunk_became_available()
         self._end(transfer)
         if askers:
             self._askers.chunks_arrived(transfer, chunks[0])
 
-    def _give(self, transfer: Transfer, chunks: Sequence[transfer_.Bytes]) -> None:
+    def _give_to_waiters(self, transfer: Transfer, chunks: Sequence[transfer_.Bytes]) -> None:
         for waiter, positions in transfer.take_waiters():
             if waiter.is_done:
                 continue
@@ -301,17 +301,17 @@ class PendingReads:
         self._askers.requests_failed(transfer, failure)
         self._context.transfers.drop_if_done(transfer)
 
-    def _in_vain(self, transfer: Transfer, failure: Failure) -> None:
+    def _providers_failed(self, transfer: Transfer, failure: Failure) -> None:
         """Fail impatient readers; start lookups or pauses for the others."""
         self.prefetch_limits.remove_transfer(transfer)
-        self._leave_to_patient(transfer, failure, transfer.why)
+        self._fail_impatient(transfer, failure, transfer.why)
         for single in self._context.transfers.split_transfer(transfer) if transfer.waiters else ():
             if self._context.transfers.get(single.key) is single:  # it may have ended with others
-                self._wait_on(single, failure)
+                self._look_up_or_pause(single, failure)
         self._askers.requests_failed(transfer, Failure.MISSING)
         self._context.transfers.drop_if_done(transfer)
 
-    def _wait_on(self, transfer: Transfer, failure: Failure) -> None:
+    def _look_up_or_pause(self, transfer: Transfer, failure: Failure) -> None:
         """Start a broadcast lookup for a chunk, or a pause."""
         waiting = [(waiter, at[0]) for waiter, at in transfer.waiters if not waiter.is_done]
         wanted = {waiter.wants[first].image_id for waiter, first in waiting}
@@ -323,7 +323,7 @@ class PendingReads:
             self._pause(transfer, failure.name.lower())
         self._context.transfers.drop_if_done(transfer)
 
-    def _leave_to_patient(self, transfer: Transfer, failure: Failure, why: str) -> None:
+    def _fail_impatient(self, transfer: Transfer, failure: Failure, why: str) -> None:
         """Fail the readers that are not patient."""
         entries = [entry for entry in transfer.take_waiters() if not entry[0].is_done]
         transfer.waiters = [entry for entry in entries if entry[0].is_patient]
@@ -331,7 +331,7 @@ class PendingReads:
             if not waiter.is_patient:
                 self._complete(waiter, failure, why)
 
-    def _searched(
+    def _lookup_failed(
         self,
         transfer: Transfer,
         want: chunk_ref.ChunkRef,
@@ -344,7 +344,7 @@ class PendingReads:
             for waiter, at in transfer.waiters.copy():
                 if not waiter.is_done and waiter.wants[at[0]].image_id == want.image_id:
                     self._complete(waiter, failure, why)
-        self._leave_to_patient(transfer, failure, why)
+        self._fail_impatient(transfer, failure, why)
         if transfer.waiters:
             self._pause(transfer, why, want if lost_in_s else None, lost_in_s)
         else:
@@ -386,7 +386,7 @@ class PendingReads:
         coming = {(waiter, n) for waiter, positions in entries for n in positions}
         for waiter in list(self._waiters.values()):
             if waiter.is_done:
-                self._leave(waiter)
+                self._forget_waiter(waiter)
                 continue
             lacks = [n for n, data in enumerate(waiter.got) if data is None]
             if not lacks or any((waiter, n) not in coming for n in lacks):
@@ -407,16 +407,16 @@ class PendingReads:
         """Cancel a read; fetches under way continue, queued prefetches end."""
         waiter = self._waiters.get(token)
         if waiter is not None:
-            self._leave(waiter)
+            self._forget_waiter(waiter)
 
     def _complete(self, waiter: Waiter, failure: Failure | None, why: str) -> None:
         if not waiter.is_done:
             waiter.is_done = True
             answer = actions.Complete(waiter.token, waiter.got, failure, why)
             self._context.out.others.append(answer)
-            self._leave(waiter)
+            self._forget_waiter(waiter)
 
-    def _leave(self, waiter: Waiter) -> None:
+    def _forget_waiter(self, waiter: Waiter) -> None:
         """Forget a waiter, its chunks, and transfers that only it needed."""
         waiter.is_done = True
         if self._waiters.get(waiter.token) is waiter:

@@ -142,7 +142,7 @@ class RequestsOut:
         taken: list[tuple[Attempt, list[T]]] = []
         begin = 0
         if fate is None:
-            while (attempt := self._whole(peer, answers, begin)) is not None:
+            while (attempt := self._completed_attempt(peer, answers, begin)) is not None:
                 end = begin + len(attempt.numbers)
                 taken.append((attempt, [answer for _, answer in answers[begin:end]]))
                 self._answered(peer, attempt)
@@ -165,7 +165,7 @@ class RequestsOut:
             self._send_more(peer, now)
         return taken
 
-    def _whole(
+    def _completed_attempt(
         self, peer: peer_state.Peer, answers: Sequence[tuple[int, object]], begin: int
     ) -> Attempt | None:
         """Return the attempt that the next answers complete, if there is one."""
@@ -176,7 +176,7 @@ class RequestsOut:
         return attempt if tuple([number for number, _ in some]) == attempt.numbers else None
 
     def _answered(self, peer: peer_state.Peer, attempt: Attempt) -> None:
-        self._over(peer, attempt)
+        self._remove_attempt(peer, attempt)
         peer.under_bytes -= attempt.length
 
     def _divide(
@@ -189,7 +189,7 @@ class RequestsOut:
             attempt = self.split(attempt, some)
         return attempt, [left.pop(number) for number in attempt.numbers]
 
-    def _over(self, peer: peer_state.Peer, attempt: Attempt) -> None:
+    def _remove_attempt(self, peer: peer_state.Peer, attempt: Attempt) -> None:
         attempt.end_attempt()
         for number in attempt.numbers:
             del peer.asks[number]
@@ -221,12 +221,12 @@ class RequestsOut:
         peer = self._book.get_or_create(host)
         waiting = []
         while (attempt := peer.line.take_next()) is not None:
-            self._over(peer, attempt)
+            self._remove_attempt(peer, attempt)
             waiting.append(attempt)
         return waiting
 
     def _end(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
-        self._over(peer, attempt)
+        self._remove_attempt(peer, attempt)
         if attempt.sent_s is None:
             peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
             return

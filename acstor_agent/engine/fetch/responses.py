@@ -23,11 +23,11 @@ Bytes = transfer.Bytes
 Failure = failure.Failure
 Track = transfer.Track
 
-_HAS_IT_NOT = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
+_NOT_A_HOLDER = frozenset({Failure.MISSING, Failure.INVALID, Failure.BUSY})
 """Failures after which a peer is not a holder of the chunk any more."""
 
 
-def _itself(failure: Failure) -> Failure:
+def _same_failure(failure: Failure) -> Failure:
     return failure
 
 
@@ -65,11 +65,13 @@ class Responses:
             if len(context.lockstep):
                 context.lockstep.gave(attempt.want.image_id, host)
             if attempt.track is not Track.TRIAL:
-                self._came(attempt.transfer, chunks, attempt)
+                self._chunks_came(attempt.transfer, chunks, attempt)
 
     def peer_refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
         """Take refusals of a peer, by number."""
-        taken = self._context.requests_out.end_answered(host, failed, self._context.now, _itself)
+        taken = self._context.requests_out.end_answered(
+            host, failed, self._context.now, _same_failure
+        )
         self.judge_peer([(attempt, whys[0]) for attempt, whys in taken])
 
     def peer_referred(self, host: ids.HostId, number: int, hosts: tuple[ids.HostId, ...]) -> None:
@@ -105,7 +107,7 @@ class Responses:
     def _failed(self, attempt: Attempt, failure: Failure) -> None:
         context, transfer = self._context, attempt.transfer
         assert attempt.host is not None
-        for ref in attempt.refs if failure in _HAS_IT_NOT else ():
+        for ref in attempt.refs if failure in _NOT_A_HOLDER else ():
             if context.locations.record_denial(attempt.host, ref) and failure is not Failure.BUSY:
                 context.peers.listening.penalize_peer(
                     attempt.host, peer_state.DENIAL_COST, context.now
@@ -154,7 +156,7 @@ class Responses:
                 self._read_through.source_failed(transfer, what[0])
             else:
                 transfer.read = None
-                self._came(transfer, what, None)
+                self._chunks_came(transfer, what, None)
 
     def _source_gave(self, reads: list[source_reads.SourceRead]) -> None:
         """Record the latency of the source, by its oldest read."""
@@ -170,7 +172,7 @@ class Responses:
 
     # Peers and source
 
-    def _came(
+    def _chunks_came(
         self, transfer: transfer.Transfer, chunks: Sequence[Bytes], winner: Attempt | None
     ) -> None:
         for attempt in transfer.attempts.copy():

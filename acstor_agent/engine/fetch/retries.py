@@ -43,7 +43,7 @@ class Retries:
         self._waiting: collections.OrderedDict[Pause, None] = collections.OrderedDict()
         self.due: fair_queue.FairQueue[Pause] = fair_queue.FairQueue()
         self._next_s = 0.0  # earliest time of the next retry
-        self._called_s = 0.0
+        self._timer_s = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -83,8 +83,8 @@ class Retries:
             pause.transfer.retry = None
             pause.transfer.tries += 1
             yield pause.transfer
-        if self.due and not now < self._called_s:
-            self._called_s = self._next_s
+        if self.due and not now < self._timer_s:
+            self._timer_s = self._next_s
             self._deadlines.put(self._next_s, timers.Due.RETRY, None)
 
     def forget_transfer(self, transfer: transfer.Transfer) -> None:

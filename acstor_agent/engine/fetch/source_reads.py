@@ -96,7 +96,7 @@ class SourceReads:
     def __init__(self, out: actions.Out, places: int = 8) -> None:
         self._out, self._places = out, places
         self.divide: Callable[[SourceRead, list[int]], SourceRead] = self.split
-        self._most = places - 1 if places >= SPARING_FROM else places
+        self._places_of_one = places - 1 if places >= SPARING_FROM else places
         self._queue: fair_queue.FairQueue[SourceRead] = fair_queue.FairQueue()
         self._starts: dict[_Place, SourceRead] = {}  # queued reads by their ends
         self._stops: dict[_Place, SourceRead] = {}
@@ -112,7 +112,7 @@ class SourceReads:
     @property
     def is_full(self) -> bool:
         """Whether reads are queued because of those under way."""
-        is_spared = self._full is not None or self._held_by_others >= self._most
+        is_spared = self._full is not None or self._held_by_others >= self._places_of_one
         return bool(self._queue) and (is_spared or len(self._ranges) >= self._places)
 
     def read(
@@ -129,7 +129,7 @@ class SourceReads:
         :param opener: shares the image's turns with its other openers
         """
         read = SourceRead(refs, priority, who, now, opener)
-        self._wait(read)
+        self._enqueue(read)
         return read
 
     def split(self, read: SourceRead, some: Sequence[int]) -> SourceRead:
@@ -141,28 +141,28 @@ class SourceReads:
             self._forget_ends(read)
             part = read.split(some)
             self._note_ends(read)
-            self._wait(part)
+            self._enqueue(part)
         return part
 
     def raise_priority(
         self, read: SourceRead, priority: priority.Priority, who: Hashable, opener: Hashable = None
     ) -> None:
         """Raise the priority of a queued read."""
-        if priority < read.priority and not read.number and self._leave(read):
+        if priority < read.priority and not read.number and self._dequeue(read):
             read.priority, read.who, read.opener = priority, who, opener
-            self._wait(read)
+            self._enqueue(read)
 
     def drop_read(self, read: SourceRead) -> None:
         """Drop a read; cancel its range if no other read shares it."""
         if not read.number:
-            self._leave(read)
-        elif self._over(read) and read.number not in self._ranges:
+            self._dequeue(read)
+        elif self._remove_from_range(read) and read.number not in self._ranges:
             self._out.others.append(actions.CancelRead(read.number))
 
     def start_queued_reads(self, now: float) -> None:
         """Start queued reads while there are places."""
         while self._queue.length and len(self._ranges) < self._places:
-            is_urgent = self._held_by_others >= self._most
+            is_urgent = self._held_by_others >= self._places_of_one
             read = self._queue.take_next(is_urgent, self._full)
             if read is None:
                 return
@@ -186,7 +186,7 @@ class SourceReads:
             read.indices = tuple(range(at, at + len(read.refs)))
             at += len(read.refs)
             found.reads.update(dict.fromkeys(read.indices, read))
-        self._hold(found, 1)
+        self._count_place(found, 1)
 
     def _with_neighbours(self, read: SourceRead) -> Sequence[SourceRead]:
         """Dequeue neighbours that fit in one range with a read; return all, in order."""
@@ -209,7 +209,7 @@ class SourceReads:
         """Remove and return a queued read if it may join a range."""
         if one is None or one.priority > read.priority or one.stop[1] - one.start[1] > left_bytes:
             return None
-        if _range_length(one.refs) < len(one.refs) or not self._leave(one):
+        if _range_length(one.refs) < len(one.refs) or not self._dequeue(one):
             return None
         return one
 
@@ -238,7 +238,7 @@ class SourceReads:
         for (read, _), some in found.items():
             if len(some) < len(read.indices):
                 read = self.divide(read, [at for at, i in enumerate(read.indices) if i in some])
-            self._over(read)
+            self._remove_from_range(read)
             taken.append((read, [some[index] for index in read.indices]))
         return taken
 
@@ -246,7 +246,7 @@ class SourceReads:
         """End a range; return its unanswered reads."""
         under_way = self._ranges.get(number)
         reads = list(dict.fromkeys(under_way.reads.values())) if under_way is not None else []
-        return [read for read in reads if self._over(read)]
+        return [read for read in reads if self._remove_from_range(read)]
 
     def is_active(self, read: SourceRead) -> bool:
         """Return whether a read is queued or under way."""
@@ -262,7 +262,7 @@ class SourceReads:
         self._full = None
         for number, under_way in list(self._ranges.items()):
             if under_way.reads:
-                self._hold(under_way, 1)
+                self._count_place(under_way, 1)
             else:
                 del self._ranges[number]
         self._starts = {read.start: read for read in self._queue}
@@ -270,11 +270,11 @@ class SourceReads:
 
     # Queue
 
-    def _wait(self, read: SourceRead) -> None:
+    def _enqueue(self, read: SourceRead) -> None:
         self._queue.put_item(read.priority, read.who, read, read.opener)
         self._note_ends(read)
 
-    def _leave(self, read: SourceRead) -> bool:
+    def _dequeue(self, read: SourceRead) -> bool:
         """Remove a queued read; return whether it was queued."""
         self._forget_ends(read)
         return self._queue.remove(read.priority, read.who, read, read.opener)
@@ -289,7 +289,7 @@ class SourceReads:
 
     # Ranges under way
 
-    def _over(self, read: SourceRead) -> bool:
+    def _remove_from_range(self, read: SourceRead) -> bool:
         """Remove a read from its range; return whether it was in it."""
         under_way = self._ranges.get(read.number)
         if under_way is None:
@@ -297,13 +297,13 @@ class SourceReads:
         was = [under_way.reads.pop(index, None) for index in read.indices]
         if not under_way.reads:
             del self._ranges[read.number]
-            self._hold(under_way, -1)
+            self._count_place(under_way, -1)
         return read in was
 
-    def _hold(self, under_way: _Range, sign: int) -> None:
+    def _count_place(self, under_way: _Range, sign: int) -> None:
         who = under_way.who
         self._held[who] += sign
-        if self._held[who] >= self._most:
+        if self._held[who] >= self._places_of_one:
             self._full = who
         elif self._full == who:
             self._full = None

@@ -59,7 +59,7 @@ class SourceSelection:
         through: read_through.ReadThrough,
         in_vain: Callable[[Transfer, Failure], None],
     ) -> None:
-        self._context, self._read_through, self._in_vain = context, through, in_vain
+        self._context, self._read_through, self._on_failed = context, through, in_vain
         self.preference = source_preference.SourcePreference()
         self.fallbacks = self.source_firsts = 0
 
@@ -74,7 +74,7 @@ class SourceSelection:
                 bool(context.locations.holders_of_chunk(transfer.want)), transfer.count
             )
         if is_source_first or transfer.priority.asks_holders_only:
-            self._think(transfer, is_source_first)
+            self._reset_places(transfer, is_source_first)
             self.ask_next_place(transfer)
             return
         want = transfer.want
@@ -92,7 +92,7 @@ class SourceSelection:
             transfer.table, transfer.places = None, _NOWHERE
             self._go(transfer, home, mode, transfer.refs)
         else:
-            self._think(transfer)
+            self._reset_places(transfer)
             self.ask_next_place(transfer)
 
     def raise_priority(self, transfer: Transfer) -> None:
@@ -101,7 +101,7 @@ class SourceSelection:
         for attempt in transfer.attempts.copy():
             context.requests_out.raise_priority(attempt, transfer.priority)
             if transfer.priority is GUEST:
-                self._doubt(attempt)
+                self._hedge_doubtful(attempt)
         if not self._is_active(transfer):
             self.ask_next_place(transfer)
         self._read_through.raise_priority(transfer, transfer.priority)
@@ -116,7 +116,7 @@ class SourceSelection:
             is_holders_only = transfer.priority.asks_holders_only
             nobody = Failure.NO_HOLDER if is_holders_only else Failure.UNREACHABLE
             hope = transfer.hope
-            self._in_vain(transfer, nobody if hope is None or is_holders_only else hope)
+            self._on_failed(transfer, nobody if hope is None or is_holders_only else hope)
 
     def _go(
         self,
@@ -136,7 +136,7 @@ class SourceSelection:
         )
         transfer.attempts.append(attempt)
         if attempt.priority is GUEST:
-            self._doubt(attempt)
+            self._hedge_doubtful(attempt)
 
     @staticmethod
     def _is_active(transfer: Transfer) -> bool:
@@ -145,7 +145,7 @@ class SourceSelection:
 
     # Order of providers
 
-    def _think(self, transfer: Transfer, is_source_first: bool = False) -> None:
+    def _reset_places(self, transfer: Transfer, is_source_first: bool = False) -> None:
         """Restart the lazy list of providers."""
         transfer.front.clear()
         transfer.table = self._context.ring.table
@@ -159,7 +159,7 @@ class SourceSelection:
             place: Place | None = next(transfer.places, None)
             if place is not None or transfer.table is self._context.ring.table:
                 return place
-            self._think(transfer)  # first use, or a new table
+            self._reset_places(transfer)  # first use, or a new table
 
     def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Place]:
         """Yield the providers, the best first."""
@@ -171,7 +171,7 @@ class SourceSelection:
             self.source_firsts += transfer.count
             yield source
         if not (is_own or transfer.priority.asks_holders_only):
-            yield from self._parent(transfer, home)
+            yield from self._predecessor(transfer, home)
         for host in self._holders(transfer, home):
             if (host, False) not in asked and self._context.is_usable(host):
                 yield Place(host, Mode.HELD, refs)
@@ -182,9 +182,9 @@ class SourceSelection:
         if _SOURCE_ASKED not in asked:
             yield source
         if home is not None:
-            yield from self._behind(transfer)
+            yield from self._other_owners(transfer)
 
-    def _parent(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Place]:
+    def _predecessor(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Place]:
         """Yield the lock-step predecessor, if there is one."""
         context, want = self._context, transfer.want
         assert home is not None
@@ -217,7 +217,7 @@ class SourceSelection:
             if host not in homes and self._context.is_usable(host):
                 yield Place(host, ring.home_mode(host, want.place), refs)
 
-    def _behind(self, transfer: Transfer) -> Iterator[Place]:
+    def _other_owners(self, transfer: Transfer) -> Iterator[Place]:
         context, want, refs = self._context, transfer.want, transfer.refs
         owners = context.ring.owners_of(want.place, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
@@ -285,12 +285,12 @@ class SourceSelection:
 
     # Lateness
 
-    def _doubt(self, attempt: transfer.Attempt) -> None:
+    def _hedge_doubtful(self, attempt: transfer.Attempt) -> None:
         """Hedge at once, without budget, if the asked host is in backoff or on trial."""
         if not attempt.is_late and self._context.peers.is_doubtful(attempt.host):
             attempt.is_late = True
             if not self._is_active(attempt.transfer):
-                self._race(attempt.transfer, True)
+                self._ask_in_parallel(attempt.transfer, True)
 
     def is_late(self, attempt: transfer.Attempt) -> None:
         """Hedge a late attempt if a guest waits; the budget splits a run into chunks."""
@@ -311,17 +311,17 @@ class SourceSelection:
         if not self._is_active(attempt.transfer):
             is_doubtful = self._context.peers.is_doubtful(attempt.host)
             # An attempt that is not hedged is checked again.
-            attempt.is_late = self._race(attempt.transfer, is_doubtful)
+            attempt.is_late = self._ask_in_parallel(attempt.transfer, is_doubtful)
 
-    def _race(self, transfer: Transfer, is_hopeless: bool) -> bool:
+    def _ask_in_parallel(self, transfer: Transfer, is_unbudgeted: bool) -> bool:
         """Ask the next provider; return False if the budget does not allow it."""
         book = self._context.peers
-        if not is_hopeless and not book.may_hedge:
+        if not is_unbudgeted and not book.may_hedge:
             return False
         place = self._next_place(transfer)
         if place is None:
             return True
-        if not is_hopeless and not book.take_hedge(place.host):
+        if not is_unbudgeted and not book.take_hedge(place.host):
             transfer.front.clear()
             transfer.table, transfer.places = None, _NOWHERE  # recompute later
             return False

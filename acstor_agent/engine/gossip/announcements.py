@@ -85,8 +85,8 @@ class Announcements:
         self._here: _News = {}
         self._gone: _News = {}
         self._due_s: float | None = None
-        self._unheard: set[ids.HostId] = set()  # each has a TELL_AGAIN timer
-        self._again_s: dict[ids.HostId, float] = {}  # of neighbours that sent nothing since
+        self._retry_scheduled: set[ids.HostId] = set()  # each has a TELL_AGAIN timer
+        self._retry_wait_s: dict[ids.HostId, float] = {}  # of neighbours that sent nothing since
         self.hints: collections.OrderedDict[ids.HostId, dict[ids.Oid, int]] = (
             collections.OrderedDict()
         )
@@ -106,23 +106,23 @@ class Announcements:
         now: float,
     ) -> None:
         """Take an announcement of a peer."""
-        self._again_s.pop(host, None)
+        self._retry_wait_s.pop(host, None)
         is_alike = segment_chunks == self._segment_chunks
         if not (is_alike and self._tables.is_near(host)) or self._book.is_in_backoff(host, now):
             self.ignored_chunks += sum(map(segments.count, (here, gone, evictable)))
             return
         known: _Chunks = ()
         if self._topology is not None:
-            self._holders.remove_holder(host, self._listen(host, gone, 1, now))
-            known = self._listen(host, here, self._lookups(), now)
+            self._holders.remove_holder(host, self._admit_chunks(host, gone, 1, now))
+            known = self._admit_chunks(host, here, self._lookups(), now)
             self._holders.add_holder(host, known)
             if host in self._neighbours:
-                self._need_not_tell(host, known)
-        evictable = self._listen(host, evictable, self._lookups(), now)
+                self._skip_known(host, known)
+        evictable = self._admit_chunks(host, evictable, self._lookups(), now)
         if known or evictable:
             self._out.others.append(actions.Heard(host, known, evictable))
 
-    def _listen(self, host: ids.HostId, told: _Chunks, lookups: int, now: float) -> _Chunks:
+    def _admit_chunks(self, host: ids.HostId, told: _Chunks, lookups: int, now: float) -> _Chunks:
         """Return as many of the chunks as the host's limit allows."""
         count = segments.count(told)
         heard = self._book.listening.admit_chunks(host, count, now, lookups) if count else 0
@@ -130,7 +130,7 @@ class Announcements:
         self.ignored_chunks += count - heard
         return told if heard == count else segments.first(told, heard)
 
-    def _need_not_tell(self, host: ids.HostId, known: _Chunks) -> None:
+    def _skip_known(self, host: ids.HostId, known: _Chunks) -> None:
         """Drop queued announcements to a neighbour that announced the same chunks."""
         bits_of = dict(known)
         for oid, told in self._here.items():
@@ -143,24 +143,33 @@ class Announcements:
     def follow_table(self, now: float) -> None:
         """Select the neighbours in the group; send new ones the latest announcements."""
         if self._segment_chunks != self._tables.table.segment_chunks:
-            self._begin_anew()
+            self._clear_tables()
         if self._topology is None:
             return
         self._flush(now)
         near, before = self._tables.near, self._neighbours
         hosts = [ids.HostId(host.host) for host in near.hosts]
         where = near.host_locations()
+<<<<<<< ours
         self._neighbours = dict.fromkeys(self._topology(hosts, self._tables.here, where))
         known = self._again_s.items()
         self._again_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
         self._tell_last([host for host in self._neighbours if host not in before], now)
+=======
+        self._neighbours = dict.fromkeys(
+            neighbours.neighbours(hosts, self._tables.here, self._topology, locations=where)
+        )
+        known = self._retry_wait_s.items()
+        self._retry_wait_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
+        self._send_latest([host for host in self._neighbours if host not in before], now)
+>>>>>>> theirs
 
-    def _begin_anew(self) -> None:
+    def _clear_tables(self) -> None:
         self._segment_chunks = self._tables.table.segment_chunks
         for table in (self._holders, self._told, self._here, self._gone, self.hints):
             table.clear()
 
-    def _tell_last(self, hosts: Sequence[ids.HostId], now: float) -> None:
+    def _send_latest(self, hosts: Sequence[ids.HostId], now: float) -> None:
         last = self._told.keys()[-NEW_CHUNKS:] if hosts else []
         for at in range(0, len(last), BATCH_CHUNKS):
             batch = [(oid, self._told.get(oid)) for oid in last[at : at + BATCH_CHUNKS]]
@@ -168,17 +177,17 @@ class Announcements:
 
     def announcement_lost(self, host: ids.HostId, now: float) -> None:
         """Schedule announcements again for a neighbour that may have missed some."""
-        if host in self._neighbours and host not in self._unheard:
-            self._unheard.add(host)
-            wait_s = self._again_s.get(host, AGAIN_S)
-            self._again_s[host] = min(2 * wait_s, AGAIN_LONGEST_S)
+        if host in self._neighbours and host not in self._retry_scheduled:
+            self._retry_scheduled.add(host)
+            wait_s = self._retry_wait_s.get(host, AGAIN_S)
+            self._retry_wait_s[host] = min(2 * wait_s, AGAIN_LONGEST_S)
             self._deadlines.put(now + wait_s, timers.Due.TELL_AGAIN, host)
 
     def tell_again(self, host: ids.HostId, now: float) -> None:
         """Send the latest announcements to a neighbour, if it still is one."""
-        self._unheard.discard(host)
+        self._retry_scheduled.discard(host)
         if host in self._neighbours:
-            self._tell_last([host], now)
+            self._send_latest([host], now)
 
     def announce_chunks(
         self, refs: Iterable[chunk_ref.ChunkRef], giver: ids.HostId | None, now: float
@@ -191,7 +200,7 @@ class Announcements:
         unknown = (ref for ref in refs if ref.oid not in told and ref.bit < bits)
         new = [*{ref.oid: ref for ref in unknown}.values()]
         if self._gone:
-            new = [ref for ref in new if not self._is_back(ref.oid)]
+            new = [ref for ref in new if not self._cancel_withdrawal(ref.oid)]
         before: bytes | None = None
         untold: _Untold = ()
         for ref, keys in zip(new, self._holders.all_keys(new), strict=True):
@@ -202,7 +211,7 @@ class Announcements:
                 self._put(self._here, ref.oid, news, now)
             told.put(ref.oid, news)
 
-    def _is_back(self, oid: ids.Oid) -> bool:
+    def _cancel_withdrawal(self, oid: ids.Oid) -> bool:
         """Cancel a queued withdrawal of a chunk; return whether there was one."""
         former = self._gone.pop(oid, None)
         if former is not None:

@@ -64,7 +64,7 @@ class PeerRequests:
 >>>>>>> theirs
         self.receivers: dict[ids.HostId, requester.Requester] = {}
         self._links: dict[Hashable, requester.RequesterLink] = {}
-        self._is_looked_at = False
+        self._is_check_scheduled = False
         self._segment_chunks = context.ring.table.segment_chunks
 
     def __len__(self) -> int:
@@ -90,11 +90,11 @@ class PeerRequests:
                 self._refuse_all(askers, Failure.BUSY)
                 continue
             wants = self._rights.authorize(host, request)
-            if isinstance(wants, list) and self._may_give_all(link.receiver, request, wants):
-                self._give_all(link, request, wants, deadline_s)
+            if isinstance(wants, list) and self._may_give_run(link.receiver, request, wants):
+                self._give_run(link, request, wants, deadline_s)
                 continue
             askers = [PendingRequest(link, request, n, deadline_s) for n in numbers]
-            self._begin(askers)
+            self._add_requests(askers)
             if wants is None:
                 unknown.append(request)
             elif isinstance(wants, str):
@@ -117,12 +117,12 @@ class PeerRequests:
             link.alive_s = self._context.now
         return link
 
-    def _begin(self, askers: Sequence[PendingRequest]) -> None:
+    def _add_requests(self, askers: Sequence[PendingRequest]) -> None:
         link = askers[0].link
         link.askers.update([(asker.number, asker) for asker in askers])
         link.receiver.requests += len(askers)
-        if not self._is_looked_at:
-            self._look_later()
+        if not self._is_check_scheduled:
+            self._schedule_check()
 
     def looked_up(
         self,
@@ -158,7 +158,7 @@ class PeerRequests:
             if (asker := link.askers.get(number)) is not None:
                 yield asker
 
-    def _may_give_all(
+    def _may_give_run(
         self,
         receiver: requester.Requester,
         request: chunk_ref.Request,
@@ -178,7 +178,7 @@ class PeerRequests:
             [rights.may_give(want, request.mode) for want in wants]
         )
 
-    def _give_all(
+    def _give_run(
         self,
         link: requester.RequesterLink,
         request: chunk_ref.Request,
@@ -191,7 +191,7 @@ class PeerRequests:
             context.overlap.record_overlap(True, len(wants))
         if request.mode is not RELAYED and self._is_named(host):
             known = self.referrals.record_served(wants, host, priority)
-            self._note_copies(host, wants, known)
+            self._hint_surplus_copies(host, wants, known)
         self.given += len(wants)
         context.out.add_reply(link.connection, actions.GivenRun(request.number, wants, priority))
         given = requester.ServedRequest(request.number, request, wants, priority, deadline_s)
@@ -205,9 +205,9 @@ class PeerRequests:
         if self._is_referred(asker):
             return
         if self._is_here(asker):
-            self._give(asker)
+            self._give_chunk(asker)
         else:
-            self._bring(asker)
+            self._fetch_chunk(asker)
 
     def _is_shared(self, want: chunk_ref.ChunkRef) -> bool:
         """Return whether another reader has requested the chunk before."""
@@ -223,12 +223,12 @@ class PeerRequests:
 
     # Chunks that are not cached
 
-    def _bring(self, asker: PendingRequest) -> None:
+    def _fetch_chunk(self, asker: PendingRequest) -> None:
         """Let a request wait for a transfer, and start a read if its mode allows."""
         context, receiver, mode = self._context, asker.link.receiver, asker.mode
         if (kept := context.kept.get(asker.want.key)) is not None:
             asker.data = kept
-            self._give(asker)
+            self._give_chunk(asker)
             return
         transfer = context.transfers.single_transfer(asker.want.key)
         is_left = mode is RELAYED and context.is_left_to(asker.want, asker.host)
@@ -269,7 +269,7 @@ class PeerRequests:
         for asker in askers:
             asker.data = data
             if not self._is_referred(asker):
-                self._give(asker)
+                self._give_chunk(asker)
 
     def requests_failed(self, transfer: transfer.Transfer, failure: Failure) -> None:
         """Refuse the requests whose track of a transfer has ended."""
@@ -290,12 +290,12 @@ class PeerRequests:
         if link is not None and given is not None and number not in link.askers:
             asker = PendingRequest(link, given.request, number, given.deadline_s)
             asker.want, asker.priority = given.wants[number - given.number], given.priority
-            self._begin([asker])
-            self._bring(asker)
+            self._add_requests([asker])
+            self._fetch_chunk(asker)
 
     # Answers
 
-    def _give(self, asker: PendingRequest) -> None:
+    def _give_chunk(self, asker: PendingRequest) -> None:
         """Send or queue the chunk, and record that the peer has it."""
         if self._is_in_the_way(asker):
             self._refuse(asker, Failure.BUSY)
@@ -303,7 +303,7 @@ class PeerRequests:
         if asker.mode is not RELAYED and self._is_named(asker.host):
             wants = (asker.want,)
             known = self.referrals.record_served(wants, asker.host, asker.priority)
-            self._note_copies(asker.host, wants, known)
+            self._hint_surplus_copies(asker.host, wants, known)
         if self.uploads.has_place(asker.link.receiver, (asker.want,)):
             self._answer(asker)
         else:
@@ -345,12 +345,12 @@ class PeerRequests:
         hosts = self._in_step.referrals_for(asker, self._is_named)
 >>>>>>> theirs
         if hosts:
-            self._note_copies(asker.host, (asker.want,), [asker.want.oid])
+            self._hint_surplus_copies(asker.host, (asker.want,), [asker.want.oid])
             self.referred += 1
             self._end(asker, actions.Referred(asker.number, hosts))
         return bool(hosts)
 
-    def _note_copies(
+    def _hint_surplus_copies(
         self, host: ids.HostId, wants: Sequence[chunk_ref.ChunkRef], known: Container[ids.Oid]
     ) -> None:
         """Queue eviction hints for the oldest holders of chunks with too many copies.
@@ -387,7 +387,7 @@ class PeerRequests:
             if asker.data is not None or self._is_here(asker):
                 self._answer(asker)
             else:
-                self._bring(asker)
+                self._fetch_chunk(asker)
             self.uploads.unpark(asker.link.receiver)
 
     def answers_delivered(self, connection: Hashable, late_s: float) -> None:
@@ -421,9 +421,9 @@ class PeerRequests:
 
     # Deadlines, cancellation, priority
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         self._context.timers.put(self._context.now + LOOK_S, timers.Due.REQUESTS, None)
-        self._is_looked_at = True
+        self._is_check_scheduled = True
 
     def check_deadlines(self) -> None:
         """Refuse requests whose deadline passed; send keepalives for the others."""
@@ -431,21 +431,21 @@ class PeerRequests:
         for link in self._links.values():
             for asker in [a for a in link.askers.values() if a.deadline_s <= context.now]:
                 is_held = asker.want is not None and not asker.mode.reads_source
-                self._part(asker)
+                self._detach_request(asker)
                 self._refuse(asker, Failure.MISSING if is_held else Failure.UNREACHABLE)
             if link.askers and context.now - link.alive_s >= context.settings.timeout_s / 3:
                 link.alive_s = context.now
                 alive.append(link.connection)
         if alive:
             context.out.others.append(actions.Alive(alive))
-        self._is_looked_at = False
+        self._is_check_scheduled = False
         if len(self):
-            self._look_later()
+            self._schedule_check()
 
     def cancel_requests(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Cancel requests."""
         for asker in self._waiting(connection, numbers):
-            self._part(asker)
+            self._detach_request(asker)
             self._end(asker)
 
     def connection_ended(self, connection: Hashable) -> None:
@@ -454,7 +454,7 @@ class PeerRequests:
         if link is not None:
             link.receiver.links -= 1
             for asker in list(link.askers.values()):
-                self._part(asker)
+                self._detach_request(asker)
                 self._end(asker)
             self.uploads.forget_connection(link, self._context.now)
             self._send_more()
@@ -498,7 +498,7 @@ class PeerRequests:
             if not (receiver.links or receiver.begun):
                 del self.receivers[receiver.host]
 
-    def _part(self, asker: PendingRequest) -> None:
+    def _detach_request(self, asker: PendingRequest) -> None:
         transfer = self._transfer_of(asker)
         if transfer is not None:
             del transfer.askers[asker]

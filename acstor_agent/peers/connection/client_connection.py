@@ -185,7 +185,7 @@ class ClientConnection(base_connection.Connection):
             case peer_wire.Refer(request_id):
                 waiting = self._waiting.get(request_id)
                 if waiting and not waiting[0].mode.may_refer:
-                    raise self._rude("Refer where none was allowed")
+                    raise self._violation("Refer where none was allowed")
                 self._answer(part)
             case peer_wire.Ping(token):
                 self.send_announcement(peer_wire.Pong(token))
@@ -207,7 +207,7 @@ class ClientConnection(base_connection.Connection):
             request = waiting[0]
             is_as_cut = not chunk_bytes or chunk_bytes == request.chunk_bytes
             if length != (asked_bytes := request.length_of(first, count)) or not is_as_cut:
-                raise self._rude(f"{length} bytes where {asked_bytes} were asked for")
+                raise self._violation(f"{length} bytes where {asked_bytes} were asked for")
         return are_awaited
 
     def _waiting_for(self, first: int, count: int) -> tuple[peer_wire.Request, Hear] | None:
@@ -229,9 +229,9 @@ class ClientConnection(base_connection.Connection):
             else:
                 asked_bytes, are_awaited = self._given_up.get(number), False
             if asked_bytes is None:
-                raise self._rude("an answer that nobody asked for (Chunk)")
+                raise self._violation("an answer that nobody asked for (Chunk)")
             if (given_bytes := min(size, length - begin)) != asked_bytes:
-                raise self._rude(f"{given_bytes} bytes where {asked_bytes} were asked for")
+                raise self._violation(f"{given_bytes} bytes where {asked_bytes} were asked for")
         return are_awaited
 
     def _take(self, answer: peer_wire.Chunk) -> None:
@@ -253,9 +253,9 @@ class ClientConnection(base_connection.Connection):
         if waiting is not None:
             self._heard.append((waiting[1], answer))
         elif self._given_up.pop(answer.request_id, None) is None:
-            raise self._rude(f"an answer that nobody asked for ({type(answer).__name__})")
+            raise self._violation(f"an answer that nobody asked for ({type(answer).__name__})")
 
-    def _rude(self, why: str) -> errors.RemoteProtocolError:
+    def _violation(self, why: str) -> errors.RemoteProtocolError:
         return errors.RemoteProtocolError(self.peer, why)
 
     def _settle(self) -> None:

@@ -40,7 +40,7 @@ class HttpConnector:
         :raises OSError: the server cannot be reached, or the name is unknown
         :raises errors.SourceUnreachable: too many calls of the resolver hang
         """
-        stream = await _to_any_of(await self._addresses(host, port), host, port)
+        stream = await _connect_any(await self._addresses(host, port), host, port)
         sock = socket.socket(fileno=stream.socket.detach())
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -58,7 +58,7 @@ class HttpConnector:
         return addresses[:MOST_ADDRESSES]
 
 
-async def _to_any_of(addresses: Sequence[str], host: str, port: int) -> trio.SocketStream:
+async def _connect_any(addresses: Sequence[str], host: str, port: int) -> trio.SocketStream:
     """Return the first connection that is established."""
     made: list[trio.SocketStream] = []
     failures: list[OSError] = []

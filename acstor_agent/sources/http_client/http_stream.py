@@ -112,7 +112,7 @@ class TlsStream(Stream):
                 if self._session.is_over:
                     raise OSError("closed during the handshake")
         except ssl.SSLError:
-            self._say_why()
+            self._send_alert()
             raise
         await super().send(self._session.take_outgoing())
         self._session.put(self._session.take_undecrypted())
@@ -149,7 +149,7 @@ class TlsStream(Stream):
         else:
             self._session.receive_eof()
 
-    def _say_why(self) -> None:
+    def _send_alert(self) -> None:
         """Send a TLS alert, if possible at once."""
         try:
             self._sock.send(self._session.take_outgoing())
