@@ -130,10 +130,7 @@ class _Parent:
 
 
 class Predecessors:
-    """The parents of this host, by image.
-
-    :param is_worth: returns whether links have queues, given the time
-    """
+    """The parents of this host, by image; ``is_worth``: whether links have queues."""
 
     def __init__(self, here: ids.HostId, is_worth: Callable[[float], bool]) -> None:
         self._here, self._is_useful = here, is_worth

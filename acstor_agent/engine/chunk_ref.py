@@ -70,10 +70,7 @@ def matching(
 
 
 class Run(NamedTuple):
-    """Adjacent chunks of one image with consecutive numbers.
-
-    :param chunk_bytes: length of each chunk but the last; 0: a single chunk
-    """
+    """Adjacent chunks of one image with consecutive numbers."""
 
     number: int
     refs: Sequence[ChunkRef]

@@ -5,10 +5,11 @@ A request asks the preferred source, retries after transient faults with a jitte
 jitter", Brooker, "Exponential backoff and jitter", 2015), then asks the next source for the missing
 pieces. A source that is down is asked last for a while (``core/sources/circuit_breaker``).
 
-When a source is silent for longer than usual, the next one is asked as well, within a budget
-(``hedge``) and one hedge more, without budget if the source is down. A source that answered nothing
-until the next one has given all counts as down. Pieces that every source refuses are read from
-local copies, for REFUSED_S without asking the sources again.
+When a source is silent for longer than usual, the next one is asked as well. The budget for this
+(``hedge``) does not apply to a source that is down; for any other, one request may exceed it after
+SILENT_LONGEST_S. A source that answered nothing until the next one has given all counts as down.
+Pieces that every source refuses are read from local copies, for REFUSED_S without asking the
+sources again.
 """
 
 import collections
@@ -48,10 +49,7 @@ Answers = Sequence[tuple[int, Any]]
 
 
 class SourceState:
-    """Health of one source.
-
-    :param configured: the options that name it and its credentials, for operators
-    """
+    """Health of one source; ``configured``: its options and user, for operators."""
 
     __slots__ = ("_where", "breaker", "configured", "down", "is_hedged", "refusals")
 
@@ -70,9 +68,8 @@ class SourceState:
 
 
 class Failover:
-    """The sources of a host.
+    """The sources of a host, the preferred one first.
 
-    :param sources: at least one, the preferred one first
     :param random: returns a number in [0, 1), for the jitter
     :param clock: returns the wall-clock time, for operators; other times are monotonic
     :ivar refused: until when requests for a key go to the copies directly
@@ -225,10 +222,7 @@ class SourceRequest:
         return bool(numbers)
 
     def record_outcomes(self, attempt: Attempt, answers: Answers, now: float) -> Answers:
-        """Take outcomes by index in the attempt; return the final ones by number.
-
-        Final are bytes of missing pieces, and failures of the copies.
-        """
+        """Take outcomes by index in the attempt; return those that are final, by number."""
         is_last, final = attempt.source is self._failover.copies, []
         for at, outcome in answers:
             number = attempt.numbers[at]
@@ -310,7 +304,6 @@ class SourceRequest:
         return self._start_attempt(self._failover.copies, wanted, now)
 
     def _refused(self) -> list[int]:
-        """Return the missing pieces that a source refused and no source may still give."""
         return [
             n for n, failure in self.list_failures() if isinstance(failure, errors.ChunkRefused)
         ]
@@ -385,10 +378,7 @@ def is_transient(failure: errors.ChunkUnavailable) -> bool:
 def most_useful(
     failures: Sequence[errors.ChunkUnavailable], what: str = ""
 ) -> errors.ChunkUnavailable:
-    """Return one error for all of ``failures``, of the most hopeful class.
-
-    Bytes do not count as missing while one place did not answer.
-    """
+    """Return one error for all of ``failures``, of the most hopeful class."""
     if len(failures) == 1:
         return failures[0]
     present = (kind for kind in _MOST_USEFUL_FIRST if any(isinstance(f, kind) for f in failures))

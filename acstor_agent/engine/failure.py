@@ -5,7 +5,7 @@ import enum
 
 
 class Failure(enum.IntEnum):
-    """The reasons, the most hopeful first; a transfer reports the first one it had."""
+    """The reasons, the most hopeful first; a transfer reports its most hopeful one."""
 
     UNREACHABLE = 0  # no answer in time, or the connection was lost
     BUSY = 1  # the peer or the source is overloaded

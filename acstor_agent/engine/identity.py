@@ -127,11 +127,7 @@ class ByContent(Identity):
 
 
 class ByPlace(Identity):
-    """Names chunks by image and offset.
-
-    Names are kept in memory only; ``Authorization.may_give`` has the rule for chunks that were
-    cached before the start.
-    """
+    """Names chunks by image and offset; names are kept in memory only."""
 
     is_by_place = True
 
@@ -177,10 +173,7 @@ class ByPlace(Identity):
 
 
 class ByOid(ByPlace):
-    """Selects hosts by place and finds chunks by content (Wu et al. 2017, 3.4).
-
-    A content of several images has a home for each of them.
-    """
+    """Selects hosts by place and finds chunks by content (Wu et al. 2017, 3.4)."""
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
         """Return True: equal CIDs are equal bytes."""
@@ -199,10 +192,7 @@ _ROUNDS = 2
 
 
 class _Mixer:
-    """A keyed bijection between the offsets of an image and uniformly spread OIDs.
-
-    The keys are the BLAKE3 of the image ID, because tenants choose image IDs.
-    """
+    """A bijection from offsets to spread OIDs, keyed with BLAKE3 of the image ID."""
 
     def __init__(self, image_id: ids.ImageId) -> None:
         raw = blake3.blake3(ids.image_id_bytes(image_id)).digest(length=8 * _ROUNDS)

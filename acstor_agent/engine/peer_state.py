@@ -59,10 +59,8 @@ NOTES = 8
 """Answers after which the median is computed again."""
 
 HEDGES_A_CHUNK, HEDGES_FIRST, HEDGES_MOST = 0.02, 4.0, 16.0
-"""Hedge budget: 2 % of all chunks; four at the start, because two put a frozen peer in backoff.
-These four go to the source only if it is known to be fast: if many hosts start at once and the
-source is slow, all would mistake homes that wait for it for frozen ones, and read it four times
-each."""
+"""Hedge budget: 2 % of all chunks, and four at first, which go to the source only if it is fast:
+else many hosts that start at once would read a slow source four times each."""
 
 HELD, HOME, SOURCE = 0, 1, 2
 _LIES = frozenset({failure.Failure.INVALID})
@@ -141,10 +139,7 @@ class PeerStates:
         return list(self._peers.values())
 
     def new_numbers(self, peer: Peer, count: int) -> tuple[int, ...]:
-        """Return consecutive unused 32-bit numbers for the chunks of an attempt.
-
-        They are unique over all peers, since a forgotten peer may still answer.
-        """
+        """Return consecutive 32-bit numbers for chunks, unused over all peers."""
         while True:
             first = self._last_number + 1
             if first + count > 1 << 32:

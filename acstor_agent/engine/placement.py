@@ -60,8 +60,7 @@ def image_home(table: hash_ring.Ring, image_id: ids.ImageId) -> ids.HostId | Non
 def outer_home(table: hash_ring.Ring, here: ids.HostId, oid: ids.Oid) -> ids.HostId | None:
     """Return the chunk's home in the outer group of ``here``; None: no such group.
 
-    The outer ring selects the group, whose own ring selects the host: so it is also the home for
-    its near hosts.
+    The outer ring selects a group, and the group's own ring the host.
     """
     outer = table.outer_group_of(here)
     found = outer.owners_at(oid, 1) if outer is not None else ()
@@ -114,10 +113,7 @@ def is_left_to(
     oid: ids.Oid,
     requester: ids.HostId | None,
 ) -> bool:
-    """Return whether ``here``, a former home, leaves a chunk to the new home.
-
-    Both have the new table then. A former home without it reads for the new home too.
-    """
+    """Return whether ``here``, a former home, leaves a chunk to the new home asking."""
     is_former_home = former is not None and home(former, here, oid) == here
     return is_former_home and home(table, here, oid) == requester != here
 

@@ -56,7 +56,6 @@ class Recovery:
         return self._has_outcome(transfer) or (is_read_through and not transfer.waiters)
 
     def _has_outcome(self, transfer: Transfer) -> bool:
-        """Return whether local readers will be told the outcome."""
         pending = self._pending
         if transfer.retry is not None:
             return pending.retries.is_waiting(transfer.retry)
@@ -75,7 +74,6 @@ class Recovery:
         return peer is not None and peer.asks.get(attempt.number) is attempt
 
     def _is_awaited(self, attempt: Attempt) -> bool:
-        """Return whether its transfer still needs the attempt."""
         transfer = attempt.transfer
         if self._context.transfers.get(transfer.key) is not transfer:
             return attempt.track is Track.TRIAL

@@ -22,12 +22,7 @@ class Requester:
 
 
 class RequesterLink:
-    """A connection with requests: from its first request until it ends.
-
-    :ivar askers: pending requests by number
-    :ivar given: chunks given from the cache and not yet delivered, by number
-    :ivar is_due: a timer is set that reclaims its slots
-    """
+    """A connection with requests: from its first request until it ends."""
 
     __slots__ = (
         *("alive_s", "askers", "connection", "given", "is_due", "is_slow"),
@@ -36,10 +31,10 @@ class RequesterLink:
 
     def __init__(self, connection: Hashable, receiver: Requester) -> None:
         self.connection, self.receiver = connection, receiver
-        self.askers: dict[int, PendingRequest] = {}
-        self.given: dict[int, ServedRequest] = {}
+        self.askers: dict[int, PendingRequest] = {}  # by number
+        self.given: dict[int, ServedRequest] = {}  # from the cache and undelivered, by number
         self.places = self.undelivered = 0
-        self.is_due = self.is_slow = False
+        self.is_due = self.is_slow = False  # a timer reclaims its slots; it lost them
         self.watched_s: float | None = None  # delivery is watched since then
         self.alive_s = 0.0  # time of the last keepalive
 

@@ -130,10 +130,7 @@ class RingView:
     def with_image_homes(
         self, upstreams: list[ids.HostId], image_id: ids.ImageId
     ) -> list[ids.HostId]:
-        """Add the hosts that read a whole image: the former one first, the new one last.
-
-        The former one has begun already; an upstream may be the new one and start again.
-        """
+        """Add the hosts that read a whole image: the former one, which has begun, first."""
         now = placement.image_home(self.table, image_id)
         former = placement.image_home(self.former, image_id) if self.former is not None else now
         first = former if former != now else None

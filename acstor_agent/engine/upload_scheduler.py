@@ -29,27 +29,21 @@ Requester = requester.Requester
 BUSY_QUEUE = 1
 """Queued answers from which on requesters are referred to other hosts."""
 FOR_OTHERS = 2
-"""Slots that a receiver leaves to others with the variant ``ring``: while slots are few, the
-receiver that took the last one gets no second before another receiver had one. So answers for a
-successor queue here, where others overtake them, and a hop of a chain takes as long as one
-answer."""
+"""Slots that a receiver leaves to others with the variant ``ring``, so that answers for a successor
+queue here, where others overtake them."""
 PATIENCE_S = 0.25
 UNDELIVERED_BYTES = 16 * 1024 * 1024
 """Twice the credit of a peer, since delivery is polled only now and then."""
 OF_LATE_S = 2.0
 """Where links have queues, some answer meets one within this time."""
 TOGETHER = 4
-"""Answers that 100 Mbit/s carry in LATE_S: so many may share a slot's time. With 64 slots, a link
-of 1 Gbit/s or a busy receiver would else look as if there were a queue."""
+"""Answers that 100 Mbit/s carry in LATE_S; so many together are not late because of a queue."""
 ANSWER_BYTES = 4096
 """Cost of an answer beside its bytes, since small ones take memory too."""
 
 
 class UploadScheduler:
-    """Decides which answer is sent next.
-
-    :param learns_ring: start with few slots and leave some to other receivers
-    """
+    """Decides which answer is sent next; ``learns_ring``: few slots at first."""
 
     def __init__(
         self, out: actions.Out, deadlines: timers.Timers, learns_ring: bool = False
@@ -226,7 +220,6 @@ class UploadScheduler:
         self._watched += 1
 
     def _schedule_reclaim(self, link: RequesterLink, since_s: float) -> None:
-        """Set the connection's one timer to reclaim its slots."""
         self._deadlines.put(since_s + PATIENCE_S, timers.Due.PATIENCE, link)
         link.is_due = True
 

@@ -86,9 +86,7 @@ class Exchange:
 
     :param nursery: runs reads of the source and of the disk
     :param learn: looks up the contents of images that are not attached
-    :param may_refer: peers may answer with referrals
     :param heard: called with accepted announcements and eviction hints
-    :param moved: counts bytes of chunks by peer
     """
 
     def __init__(
@@ -241,7 +239,6 @@ class Exchange:
     def _refs(
         self, image_map: chunk_map.ChunkMap, first: int, stop: int
     ) -> list[chunk_ref.ChunkRef]:
-        """Return references to the chunks of whole segments."""
         cut, image_id, keys = image_map.geometry, image_map.image_id, image_map.scope_keys
         size, end, length = cut.chunk_bytes, cut.size_bytes, self._segment_chunks
         cids, places = image_map.cids_between(first, stop), range(first * size, stop * size, size)
@@ -295,8 +292,6 @@ class Exchange:
         is_patient: bool = True,
     ) -> read_request.ReadRequest:
         """Fetch chunks that are not in the cache; returns at once.
-
-        The guest of ``disk_io.use_stream`` takes the turn at the source.
 
         :param is_patient: retry while bytes may still arrive, if a guest waits
         :param told: called with what is waited for, each time that all providers failed
@@ -421,7 +416,6 @@ class Exchange:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Split sorted numbers into consecutive ones."""
     if numbers[-1] - numbers[0] == len(numbers) - 1:  # nearly always
         yield numbers
         return

@@ -36,8 +36,6 @@ def stream_of(host: ids.HostId, priority: priority_.Priority) -> requests.Stream
 
 
 class _ImageLookup:
-    """The look-up of one image for one connection."""
-
     __slots__ = ("image_id", "requests", "scope")
 
     def __init__(self, image_id: ids.ImageId) -> None:
@@ -47,8 +45,6 @@ class _ImageLookup:
 
 
 class _ConnectionLookups:
-    """The look-ups for one connection."""
-
     __slots__ = ("of_image", "of_number")
 
     def __init__(self) -> None:

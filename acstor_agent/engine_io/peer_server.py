@@ -170,7 +170,6 @@ class PeerServer:
         connection: server_connection.ServerConnection,
         answer: actions.Given | actions.Refused | actions.Referred,
     ) -> server_connection.Answer:
-        """Return the message for an answer that needs no read."""
         match answer:
             case actions.Given():
                 return _answer(answer, answer.data.data)
@@ -199,7 +198,6 @@ class PeerServer:
         given: actions.Given,
         scope: trio.CancelScope,
     ) -> None:
-        """Read a chunk from disk and send it."""
         data = None
         with scope, disk_io.use_stream(map_lookup.stream_of(connection.host, given.priority)):
             try:

@@ -32,7 +32,6 @@ class FetchedChunk(NamedTuple):
 class ReadRequest:
     """A pending read, a token of the engine; leaving the block cancels it.
 
-    :param deadline_s: seconds, for the error
     :param told: called with what is waited for
     """
 

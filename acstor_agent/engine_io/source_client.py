@@ -39,10 +39,7 @@ class PlaceState(NamedTuple):
 
 
 class SourceClient(base.Source):
-    """Several sources as one.
-
-    :param sources: at least one; see ``source_factory.Sources`` also for the next three
-    """
+    """Several sources as one (see ``source_factory.Sources``)."""
 
     def __init__(
         self,

@@ -61,7 +61,6 @@ class SourceReader:
             scope.cancel()
 
     async def _read(self, read: actions.ReadSource) -> None:
-        """Read a range, and feed outcomes as they come."""
         blob, offset = base.blob_at(read.image_id, read.wants[0].offset)
         begin = read.wants[0].offset - offset
         pieces = [base.Piece(want.offset - begin, want.length, want.content) for want in read.wants]

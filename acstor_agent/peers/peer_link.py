@@ -148,7 +148,6 @@ class Link:
         return receiver.bytes_received(count) if count else None
 
     def _spaces(self, receiver: peer_wire.Receiver) -> list[memoryview]:
-        """Return the buffers to receive into, small ones if the link is brief."""
         spaces = receiver.get_buffers()
         is_short = self.is_brief and len(spaces) == 1
         return [spaces[0][:TURN_BYTES]] if is_short else spaces
@@ -194,7 +193,7 @@ class Link:
         return max(peer_wire.ENCRYPTED_RUN_BYTES, most)
 
     def _delivery(self) -> tuple[int, bool]:
-        """Return the delivery rate in bytes a second, and whether too little was sent."""
+        """Return the delivery rate in bytes a second, and whether it is sender-limited."""
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _DELIVERY_RATE.stop)
         at, bit = _APP_LIMITED
         return int.from_bytes(info[_DELIVERY_RATE], sys.byteorder), bool(info[at] & bit)

@@ -85,7 +85,6 @@ class PeerListener:
             LOG.info("the peer listener %s is open again", addresses)
 
     async def _until_it_dies(self, listeners: Listeners, handlers: trio.Nursery) -> str:
-        """Accept connections until a listener fails; return why."""
         why = ""
         try:
             async with trio.open_nursery() as nursery:
@@ -140,7 +139,6 @@ class _FilteringListener(trio.abc.Listener[trio.SocketStream]):
 
 
 async def _open_again(addresses: Sequence[tuple[str, int]]) -> Listeners:
-    """Open the sockets at all addresses, with retries."""
     delay_s = RETRY_FIRST_S
     while True:
         opened: list[trio.SocketListener] = []

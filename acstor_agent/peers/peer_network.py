@@ -52,10 +52,9 @@ BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
 
 
 class PeerNetwork:
-    """Client and server of the peer protocol.
+    """Client and server of the peer protocol; ``credentials`` None: insecure mode.
 
     :param unheard: called with a host that may have missed announcements
-    :param credentials: None in insecure mode
     :param hosts_at: returns the number of admitted hosts at an address (``handshake_limits``)
     :param turn_s: returns how long the current turn of the event loop has lasted
     """
@@ -112,7 +111,6 @@ class PeerNetwork:
 
     @contextlib.contextmanager
     def _until_closed(self) -> Iterator[None]:
-        """Cancel the block when :meth:`aclose` is called."""
         with trio.CancelScope() as scope:
             self._scopes.add(scope)
             try:
@@ -344,7 +342,7 @@ class PeerNetwork:
             await trio.aclose_forcefully(stream)
 
     def _make_room_for(self, new: server_connection.ServerConnection) -> None:
-        """Close an older connection of the host if it has too many, else the idlest one."""
+        """Close the longest idle connection, of the host or of all, if there are too many."""
         rivals = [c for c in self._answering if (c.host, c.klass) == (new.host, new.klass)]
         if len(rivals) < self._limits.of_host:
             rivals = list(self._answering)

@@ -107,7 +107,7 @@ def blob_at(image_id: ids.ImageId, offset: int) -> tuple[Blob, int]:
 
 
 class Piece(NamedTuple):
-    """A range of a blob to read, mostly a chunk; its bytes must match ``content``."""
+    """A range of a blob to read, mostly a chunk; ``content`` None: not verified."""
 
     offset: int
     length: int
@@ -155,10 +155,7 @@ class Source(abc.ABC):
         """Return the length of a blob that is to be attached, so it must be usable now."""
 
     async def find_blob(self, blob: Blob) -> BlobState:
-        """Return the current state of a blob that guests may read already.
-
-        This asks the place and ignores caches; later reads are of this state.
-        """
+        """Ask the place for the state of a blob in use; later reads are of this state."""
         size_bytes = await self.size_bytes(blob)
         length = min(size_bytes, TAIL_BYTES) if blob.kind in ARTEFACTS else 0
         tail = await self.read(blob, size_bytes - length, length)

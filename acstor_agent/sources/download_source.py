@@ -56,9 +56,8 @@ Elsewhere = Callable[[ids.ImageId], str]
 
 
 class DownloadSource(base.Source):
-    """The copies of this host.
+    """The copies of this host, on the file system of ``folder``.
 
-    :param folder: on the file system for copies
     :param nursery: runs streams; must outlive the source's use
     """
 
@@ -163,7 +162,6 @@ class DownloadSource(base.Source):
         return errors.ChunkMissing(run.what, self.where, why)
 
     async def _copy_of(self, run: driver.Run) -> full_download.FullDownload:
-        """Return the copy for a run; start one if needed."""
         blob, stop = run.blob, run.offset + run.length
         place = await self._place_of(blob)
         stop = min(stop, place.size_bytes)
@@ -211,7 +209,6 @@ class DownloadSource(base.Source):
     def _begin(
         self, blob: base.Blob, place: glance.Place, until_bytes: int
     ) -> full_download.FullDownload:
-        """Start a copy, in place of an older one."""
         self._drop(blob)
         copy = full_download.FullDownload(blob, place, until_bytes, self.where, self._threads)
         self._copies[blob] = copy
@@ -274,7 +271,6 @@ class DownloadSource(base.Source):
         return found.f_bavail * found.f_frsize
 
     async def _sweep(self) -> None:
-        """Remove unused copies, until none is left."""
         while self._copies:
             await trio.sleep(LOOK_S)
             before_s = trio.current_time() - KEPT_S

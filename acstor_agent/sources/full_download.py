@@ -59,10 +59,7 @@ class _Enough(Exception):
 
 
 class FullDownload:
-    """A copy; call :meth:`download_all` in a block of :meth:`download_during`.
-
-    :param until_bytes: length of the copy, from the beginning
-    """
+    """A copy; call :meth:`download_all` in a block of :meth:`download_during`."""
 
     def __init__(
         self,
@@ -249,7 +246,6 @@ class FullDownload:
         await self._write()
 
     async def _take(self, part: bytes) -> None:
-        """Take the next part of the stream; skip what is here already."""
         fresh = part[max(0, self._taken_bytes - self._streamed_bytes) :]
         self._streamed_bytes += len(part)
         self._window_bytes += len(part)

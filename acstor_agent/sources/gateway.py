@@ -40,7 +40,7 @@ class Fault(msgspec.Struct):
 
 
 class GatewaySource(glance.GlanceSource):
-    """The images of a cloud's Glance, read through its gateway (None: of the catalog)."""
+    """A cloud's images, read through its gateway; ``url`` None: from the catalog."""
 
     group_name = GROUP
 
@@ -115,7 +115,6 @@ class GatewaySource(glance.GlanceSource):
 
 
 def _as_of_glance(option: cfg.Opt) -> cfg.Opt:
-    """Return an option whose default is the value in ``source_glance``."""
     own = copy.copy(option)
     if option.type is str or isinstance(option.type, types.String):
         own.default = f"${{{glance.GROUP}.{option.dest}}}"

@@ -104,11 +104,7 @@ class NoRanges(NamedTuple):
 
 
 class GlanceSource(driver.Driver):
-    """The images of a cloud's Glance.
-
-    :param session: authenticates as the service user
-    :param endpoint: Glance's URL; None: from the catalog
-    """
+    """The images of a cloud's Glance; ``endpoint`` None: from the catalog."""
 
     group_name = GROUP
 
@@ -316,7 +312,6 @@ class GlanceSource(driver.Driver):
         return why
 
     async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> Place:
-        """Look up a blob, and check that its status is among ``statuses``."""
         self._places.pop(blob, None)
         image = await self._record(blob.image_id, what)
         if why := _why_not_served(image, statuses):

@@ -63,10 +63,9 @@ LayoutOf = Callable[[ids.ImageId], Layout | None]
 
 
 class LayoutSource(base.Wrapper):
-    """Reads images at one place by their layouts.
+    """Reads images at one place by their layouts; places share ``decoding``.
 
     :param nursery: runs decoding; must outlive the source's use
-    :param decoding: threads that places share
     """
 
     def __init__(
@@ -124,7 +123,6 @@ class LayoutSource(base.Wrapper):
         await reading.run(self._inner, stored, self._nursery, self._decoding)
 
     def _layout(self, blob: base.Blob) -> Layout | None:
-        """Return the layout of an image that is not stored raw."""
         found = self._layout_of(blob.image_id) if blob.kind is base.BlobKind.IMAGE else None
         return None if found is None or found.stored.is_identity else found
 
@@ -133,8 +131,6 @@ class LayoutSource(base.Wrapper):
 
 
 class _Wanted(NamedTuple):
-    """A piece, and what it is made of."""
-
     number: int
     piece: base.Piece
     fragments: list[stored_reads.Fragment]
@@ -272,7 +268,6 @@ class _Reading:
             self._nursery.start_soon(self._decode)
 
     async def _decode(self) -> None:
-        """Decode complete pieces, while there are any."""
         batch: list[_Wanted] = []
         try:
             while self._ready:

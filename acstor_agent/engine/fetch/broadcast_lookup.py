@@ -52,10 +52,7 @@ class BroadcastLookup:
 
 
 class BroadcastLookups:
-    """The lookups of this host.
-
-    :param in_vain: called with the outcome of a failed lookup
-    """
+    """The lookups of this host; calls ``in_vain`` with the outcome of a failed one."""
 
     def __init__(self, context: context.Context, in_vain: LookupFailed) -> None:
         self._context, self._in_vain = context, in_vain

@@ -28,10 +28,7 @@ SourceAccessOf = Callable[[ids.ImageId, int], placement.SourceAccess]
 
 
 class Context:
-    """The shared state.
-
-    :param lookups: returns the look-ups that an announced chunk takes on this host
-    """
+    """The shared state; ``lookups``: index look-ups per announced chunk."""
 
     def __init__(
         self,

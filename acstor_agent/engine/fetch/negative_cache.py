@@ -62,7 +62,7 @@ class NegativeCache:
         self._denied.pop(image_id, None)
 
     def departed_hosts(self, hosts: Iterable[ids.HostId], now_s: float) -> list[ids.HostId]:
-        """Return the hosts that former calls named, within ``lost_after_s``, and this not.
+        """Return hosts of calls within ``lost_after_s`` that are not in ``hosts`` now.
 
         >>> absences = NegativeCache(900.0)
         >>> absences.departed_hosts(["h1", "h2"], 0.0), absences.departed_hosts(["h1"], 899.0)

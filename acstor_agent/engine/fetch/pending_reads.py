@@ -312,7 +312,6 @@ class PendingReads:
         self._context.transfers.drop_if_done(transfer)
 
     def _look_up_or_pause(self, transfer: Transfer, failure: Failure) -> None:
-        """Start a broadcast lookup for a chunk, or a pause."""
         waiting = [(waiter, at[0]) for waiter, at in transfer.waiters if not waiter.is_done]
         wanted = {waiter.wants[first].image_id for waiter, first in waiting}
         names = (name[0] for name in transfer.names if name[0].image_id in wanted)
@@ -324,7 +323,6 @@ class PendingReads:
         self._context.transfers.drop_if_done(transfer)
 
     def _fail_impatient(self, transfer: Transfer, failure: Failure, why: str) -> None:
-        """Fail the readers that are not patient."""
         entries = [entry for entry in transfer.take_waiters() if not entry[0].is_done]
         transfer.waiters = [entry for entry in entries if entry[0].is_patient]
         for waiter, _ in entries:

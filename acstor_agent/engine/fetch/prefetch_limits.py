@@ -18,17 +18,13 @@ Transfer = transfer.Transfer
 ADVERTISED_AT_A_TIME = 4
 """Enough to fill a link, and few enough that the load of holders is still current."""
 WISHES = 1024
-"""Queued speculative prefetches of an image; the oldest is dropped. Others are not limited, since
-their callers request them in batches."""
+"""Queued speculative prefetches of an image (the oldest is dropped); others have no limit."""
 GUESSES = frozenset({Priority.SOON, Priority.ADVERTISED})
 LANES = (Priority.SOON, Priority.SEED, Priority.FLATTEN, Priority.ADVERTISED, Priority.WHOLE)
 
 
 class PrefetchLimits:
-    """Queues for SOON, SEED, FLATTEN, ADVERTISED and WHOLE.
-
-    :param limit: concurrent chunks in each; a transfer that has started may exceed it
-    """
+    """Prefetch queues, each with ``limit`` chunks under way (the last may exceed it)."""
 
     def __init__(self, limit: int) -> None:
         self.has_room = True

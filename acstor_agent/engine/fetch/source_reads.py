@@ -123,11 +123,7 @@ class SourceReads:
         now: float,
         opener: Hashable = None,
     ) -> SourceRead:
-        """Queue a read of chunks.
-
-        :param who: for turns: the image for local reads, the host for reads on behalf of a peer
-        :param opener: shares the image's turns with its other openers
-        """
+        """Queue a read; ``who`` and ``opener`` take turns."""
         read = SourceRead(refs, priority, who, now, opener)
         self._enqueue(read)
         return read
@@ -206,7 +202,6 @@ class SourceReads:
     def _neighbour(
         self, one: SourceRead | None, read: SourceRead, left_bytes: int
     ) -> SourceRead | None:
-        """Remove and return a queued read if it may join a range."""
         if one is None or one.priority > read.priority or one.stop[1] - one.start[1] > left_bytes:
             return None
         if _range_length(one.refs) < len(one.refs) or not self._dequeue(one):
@@ -275,7 +270,6 @@ class SourceReads:
         self._note_ends(read)
 
     def _dequeue(self, read: SourceRead) -> bool:
-        """Remove a queued read; return whether it was queued."""
         self._forget_ends(read)
         return self._queue.remove(read.priority, read.who, read, read.opener)
 

@@ -140,13 +140,11 @@ class SourceSelection:
 
     @staticmethod
     def _is_active(transfer: Transfer) -> bool:
-        """Return whether an attempt that is not late is under way."""
         return any(not attempt.is_late for attempt in transfer.attempts)
 
     # Order of providers
 
     def _reset_places(self, transfer: Transfer, is_source_first: bool = False) -> None:
-        """Restart the lazy list of providers."""
         transfer.front.clear()
         transfer.table = self._context.ring.table
         transfer.places = self._places(transfer, is_source_first)
@@ -162,7 +160,6 @@ class SourceSelection:
             self._reset_places(transfer)  # first use, or a new table
 
     def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Place]:
-        """Yield the providers, the best first."""
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
         source, home = Place(None, Mode.HOME, refs), ring.home(want.place)
@@ -185,7 +182,6 @@ class SourceSelection:
             yield from self._other_owners(transfer)
 
     def _predecessor(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Place]:
-        """Yield the lock-step predecessor, if there is one."""
         context, want = self._context, transfer.want
         assert home is not None
         host = context.lockstep.predecessor(want.image_id, home)
@@ -196,7 +192,6 @@ class SourceSelection:
         yield Place(host, mode, transfer.refs)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
-        """Return the holders to ask, the best first."""
         context = self._context
         hosts = context.reachable_holders(transfer.want)
         pending = context.peers.pending_attempts
@@ -334,5 +329,4 @@ _NOWHERE: Iterator[Place] = iter(())
 
 
 def _is_new(transfer: Transfer, host: ids.HostId) -> bool:
-    """Return whether a host has not been asked in this travel, in any mode."""
     return all(host != asked for asked, _ in transfer.asked)

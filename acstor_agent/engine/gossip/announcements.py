@@ -59,7 +59,7 @@ _Chunks = Sequence[segments.Chunks]
 
 
 class Announcements:
-    """Sends and receives announcements; without topology neither.
+    """Sends and receives announcements; ``topology`` None: eviction hints only.
 
     :param lookups: returns the look-ups that an announced chunk takes on this host
     """
@@ -303,7 +303,6 @@ class Announcements:
 
 
 def _bitmaps(news: _News, host: ids.HostId | None) -> tuple[segments.Chunks, ...]:
-    """Return the chunks to announce to a host, by segment."""
     return segments.bitmaps(
         [(_segment(oid, told), told.bit) for oid, told in news.items() if host not in told.untold]
     )

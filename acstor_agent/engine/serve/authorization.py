@@ -48,11 +48,7 @@ class ChunkMaps(abc.ABC):
 
 
 class Authorization:
-    """Decides which peer may have which chunk.
-
-    :param maps: of attached images, and of those that were looked up
-    :param attached: a live view of the attached images
-    """
+    """Decides which peer may have which chunk; ``attached`` is a live view."""
 
     def __init__(
         self,

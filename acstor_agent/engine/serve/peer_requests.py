@@ -185,7 +185,6 @@ class PeerRequests:
         wants: Sequence[chunk_ref.ChunkRef],
         deadline_s: float,
     ) -> None:
-        """Send a run from the cache as one answer."""
         context, host, priority = self._context, link.receiver.host, request.priority
         if priority is not LATER:
             context.overlap.record_overlap(True, len(wants))
@@ -217,7 +216,6 @@ class PeerRequests:
         )
 
     def _is_here(self, asker: PendingRequest) -> bool:
-        """Return whether the chunk is cached and may be given under this name."""
         is_cached = asker.want.cid in self._context.cache
         return is_cached and self._rights.may_give(asker.want, asker.mode)
 
@@ -311,10 +309,7 @@ class PeerRequests:
             self._send_more()
 
     def _is_in_the_way(self, asker: PendingRequest) -> bool:
-        """Return whether a prefetch would take the uplink from waiting guests.
-
-        Else hosts in step would exchange what they need next before what they need now.
-        """
+        """Return whether a prefetch would take the uplink from waiting guests."""
         is_ahead = asker.priority is LATER and not asker.mode.reads_source
         return is_ahead and self.uploads.is_busy
 
@@ -353,10 +348,7 @@ class PeerRequests:
     def _hint_surplus_copies(
         self, host: ids.HostId, wants: Sequence[chunk_ref.ChunkRef], known: Container[ids.Oid]
     ) -> None:
-        """Queue eviction hints for the oldest holders of chunks with too many copies.
-
-        :param known: chunks among ``wants`` that were given before
-        """
+        """Queue eviction hints for the oldest holders of chunks with too many copies."""
         context, limit = self._context, self._context.settings.copies_limit
         news, is_hinted = context.announcements, host in context.announcements.hints
         if not limit or not (known or is_hinted):

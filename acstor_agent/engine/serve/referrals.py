@@ -107,7 +107,6 @@ def _at(index: int) -> int:
 
 
 def _held(known: bytes, bits: int) -> int:
-    """Return which of some chunks any requester has."""
     held = 0
     for at in range(_HEAD.size, len(known), _ENTRY):
         held |= _entry(known, at).bits
@@ -167,7 +166,6 @@ class Referrals:
         return [ref.oid for ref in refs if ref.bit & before.get(ref.place, 0)] if before else []
 
     def _add(self, segment: ids.Oid, known: bytes, key: bytes, new: _Requester) -> None:
-        """Append a host as the latest requester of a segment."""
         full, told = _HEAD.unpack_from(known)
         at = _find(known, key)
         if at >= 0:
@@ -189,10 +187,7 @@ class Referrals:
         self._known.put(segment, _HEAD.pack(full, told) + known[_HEAD.size :] + entry)
 
     def take_surplus(self, ref: chunk_ref.ChunkRef, limit: int) -> ids.HostId | None:
-        """Return the oldest requester of a chunk if more than ``limit`` hosts hold it.
-
-        A host is returned once, unless it is given the chunk again.
-        """
+        """Return the oldest requester of a chunk, once, if over ``limit`` hosts hold it."""
         known = self._known.get(ref.place)
         if known is None:
             return None
@@ -262,7 +257,6 @@ class Referrals:
         )
 
     def _is_able(self, known: bytes, at: int, bit: int, priority: priority.Priority) -> bool:
-        """Return whether a requester may be referred to the host at an offset."""
         may = _entry(known, at).room_for(priority) & bit
         return bool(may) and known[at : at + _KEY] in self._keys
 

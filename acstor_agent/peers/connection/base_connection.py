@@ -60,7 +60,7 @@ class Limits:
 
 
 class DemandGate:
-    """Makes bulk connections wait while demand connections send and are read."""
+    """Makes bulk connections wait while demand connections make progress."""
 
     def __init__(self) -> None:
         self._waiting = 0  # demand connections with data in the outbox

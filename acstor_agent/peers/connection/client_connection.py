@@ -82,7 +82,6 @@ class ClientConnection(base_connection.Connection):
         return not self._waiting
 
     def _has_room(self, part: base_connection.Part) -> bool:
-        """Return True: answers to pending requests are always taken."""
         return True
 
     @property
@@ -220,7 +219,6 @@ class ClientConnection(base_connection.Connection):
         return waiting if of_all.count(waiting) == count else None
 
     def _expects_each(self, first: int, length: int, chunk_bytes: int) -> bool:
-        """Check each chunk of a run by itself."""
         are_awaited, size = True, chunk_bytes or length
         for number, begin in enumerate(range(0, length, size), first):
             waiting = self._waiting.get(number)

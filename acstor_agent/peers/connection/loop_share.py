@@ -32,10 +32,7 @@ _SMALL = (peer_wire.Ping, peer_wire.Pong, peer_wire.Hurry, peer_wire.Cancel)
 
 
 class LoopShare:
-    """Shares the event loop among all connections.
-
-    :param turn_s: returns how long the current turn of the loop has lasted
-    """
+    """Shares the event loop; ``turn_s`` returns how long the current turn has lasted."""
 
     def __init__(self, limit: int, turn_s: Callable[[], float] = lambda: 0.0) -> None:
         self._turn_s = turn_s

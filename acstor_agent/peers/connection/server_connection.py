@@ -110,7 +110,6 @@ class ServerConnection(base_connection.Connection):
         return not self._works and not self.outbox_bytes
 
     def _parts(self, messages: list[peer_wire.Message]) -> Sequence[base_connection.Part]:
-        """Return messages without the requests that later ones cancel."""
         self._came_s = self.last_progress
         is_news = any([isinstance(message, peer_wire.News) for message in messages])
         self._account(loop_share.small_messages(messages, self._open), is_useful=is_news)
@@ -119,7 +118,6 @@ class ServerConnection(base_connection.Connection):
         return messages
 
     def _is_over(self, request: peer_wire.Request) -> bool:
-        """Return whether a request of the last messages has timed out."""
         return trio.current_time() - self._came_s >= request.timeout_ms / 1000
 
     def _has_room(self, part: base_connection.Part) -> bool:
@@ -222,7 +220,6 @@ class ServerConnection(base_connection.Connection):
         self._asked += requests
 
     def _settle(self) -> None:
-        """Pass the requests that arrived together to the handler."""
         if self._asked:
             asked, self._asked = self._asked, []
             self._giver.requests_received(self, asked, self._came_s)

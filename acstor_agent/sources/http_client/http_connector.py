@@ -59,7 +59,6 @@ class HttpConnector:
 
 
 async def _connect_any(addresses: Sequence[str], host: str, port: int) -> trio.SocketStream:
-    """Return the first connection that is established."""
     made: list[trio.SocketStream] = []
     failures: list[OSError] = []
 

@@ -264,7 +264,6 @@ class HttpPool:
     def _put_back(
         self, server: http_endpoint.HttpEndpoint, stream: http_stream.Stream, is_clean: bool
     ) -> None:
-        """Keep a connection whose response was read completely; close others."""
         if self._is_closed or not is_clean:
             stream.close()
             return
@@ -391,10 +390,7 @@ class HttpResponse:
 def _request_of(
     asked: http_range.RangeRequest, method: str, url: str, credentials: Mapping[str, str]
 ) -> tuple[http_endpoint.HttpEndpoint, h11.Request]:
-    """Return the server of a URL, and the request head without the range.
-
-    :param credentials: headers for the first server only
-    """
+    """Return a URL's server and the request head; credentials go to the first only."""
     try:
         server, target = http_endpoint.endpoint_of(url)
         is_first = server == http_endpoint.endpoint_of(asked.where)[0]

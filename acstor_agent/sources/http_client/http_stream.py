@@ -128,7 +128,6 @@ class TlsStream(Stream):
         await super().send(self._session.encrypt(data))
 
     def _receive_nowait(self, buffers: Sequence[bytearray | memoryview]) -> int | None:
-        """See :meth:`Stream._receive_nowait`; fills only the first buffer."""
         session, space = self._session, memoryview(buffers[0])
         count = session.read_into(space, space)
         if not count and not session.is_over:
@@ -150,7 +149,6 @@ class TlsStream(Stream):
             self._session.receive_eof()
 
     def _send_alert(self) -> None:
-        """Send a TLS alert, if possible at once."""
         try:
             self._sock.send(self._session.take_outgoing())
         except OSError:
