@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of an image is being read, and what of it to fetch: vNavigator's units.
+"""Readahead by vNavigator's sub-region units (Ling 2015, section 3).
 
-A read makes its zone denser (core/disk_scheduling/navigator.py, Ling 2015,
-section 3).  Where it falls into a sub-region unit, all of that unit that was not
-asked for yet is to be fetched: the paper expects the next requests there, in
-whatever order.  So this one helps readers that stay in a part of the image
-without reading in order, which :class:`readahead.ReadAhead` leaves alone; and it
-takes whole zones where one read of them would have been enough.
+A read makes its zone denser (core/disk_scheduling/navigator.py). A read inside a sub-region unit
+fetches the rest of the unit, because the paper expects the next requests there, in any order. This
+helps readers that stay in a region without reading in order, which :class:`readahead.ReadAhead`
+ignores; it costs whole zones where one read would do.
 """
 
 import collections
@@ -19,7 +17,7 @@ _Range = tuple[int, int]
 class UnitAhead:
     """The prediction for one image.
 
-    :param limit_bytes: the most to ask for with one read; 0 turns it off
+    :param limit_bytes: most bytes to fetch after one read; 0 disables readahead
 
     >>> ahead = UnitAhead(limit_bytes=8 << 20)
     >>> ahead.read(4096, 4096, now_s=0.0)
@@ -34,9 +32,9 @@ class UnitAhead:
         self._asked: collections.OrderedDict[int, None] = collections.OrderedDict()
 
     def read(self, offset: int, length: int, now_s: float) -> _Range:
-        """Take note of a read and return the range (start, stop) to fetch now; empty if none.
+        """Record a read; return the range (start, stop) to fetch now, empty if none.
 
-        The range may hold what is being read.
+        The range may include the read itself.
         """
         if not self._limit_bytes or not length:
             return (0, 0)
@@ -47,7 +45,6 @@ class UnitAhead:
         return self._not_asked(unit) if unit else (0, 0)
 
     def _not_asked(self, unit: navigator.Unit) -> _Range:
-        """Return those zones of a unit, which are neighbours, that are asked for the first time."""
         size = self._navigator.zone_bytes
         stop = min(unit.stop, unit.start + max(size, self._limit_bytes))
         zones = [z for z in range(unit.start // size, stop // size) if z not in self._asked]

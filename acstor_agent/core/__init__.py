@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decisions, beside those of ``acstor_agent.engine``: synchronous and deterministic, without I/O.
+"""Decisions outside ``acstor_agent.engine``: deterministic, without I/O or clock.
 
-In folders by what they serve:
+* ``images``: read planning, readahead, chunk states, pins and replicas;
+* ``cache``: index, slots and eviction of the public cache;
+* ``disks``: formats and write plans of writable disks;
+* ``boot``: boot recording, and boot images in memory;
+* ``mount``: FUSE negotiation, inode numbers, blocked requests;
+* ``sources``: timeouts, circuit breakers and decoding of image sources;
+* ``cloud``: v-node table rules, certificate renewal, interface traffic;
+* ``disk_scheduling``: the order of the host's disk requests.
 
+<<<<<<< ours
 * ``images``: what of an image to read, to fetch ahead, and to keep whole;
 * ``cache``: which chunks lie where on the host's disk;
 * ``disks``: disks that guests write;
@@ -16,4 +24,9 @@ What lies here itself serves several of them: ``counters`` (what an agent counts
 (what does not work now), ``log_limit`` (which lines to log), ``budget`` (memory for answers),
 ``send_queue`` (what leaves first on a connection), ``link_compression`` (what is compressed for a
 peer), ``longest_queue_drop`` (who must go when too many wait).
+=======
+Shared by several folders: ``counters``, ``health_issues``, ``log_limit``, ``budget`` (a shared
+limit), ``send_queue`` and ``link_compression`` (one connection), ``longest_queue_drop``,
+``experiments`` (variants for measurements).
+>>>>>>> theirs
 """

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What many share of something that there is only so much of, such as memory for answers.
+"""Shares a limited resource, such as memory for responses, among many users.
 
-A sharer (a host, one of its connections) may have as much as is free at the moment
-and no more than ``most`` (the dynamic threshold of Choudhury and Hahne, IEEE/ACM
-Transactions on Networking 6 (2), 1998, with a factor of 1).  One greedy sharer alone
-gets half, and of many each gets about as much as is left over.  A quarter is kept for
-those who have nothing yet, so there is something for one who comes later.
-
-The one rule: the sum over all is never above the total.
+Dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6 (2), 1998, factor 1):
+a user may have as much as is free, and at most ``most``. A quarter of the total is reserved for
+users that have nothing yet. The sum over all users never exceeds the total.
 """
 
 import collections
@@ -15,15 +11,12 @@ from collections.abc import Hashable
 
 
 class Budget:
-    """Amounts that sharers have taken.
+    """Amounts charged to users.
 
     >>> budget = Budget(total=8, most=6)
-    >>> budget.take("h1", 4)
+    >>> budget.charge("h1", 4)
     >>> budget.may_take("h1", 1), budget.may_take("h2", 2), budget.may_take("h2", 5)
     (False, True, False)
-
-    :param total: for all together
-    :param most: for one, however much is free
     """
 
     def __init__(self, total: int, most: int) -> None:
@@ -32,14 +25,17 @@ class Budget:
         self._taken: collections.Counter[Hashable] = collections.Counter()
 
     def may_take(self, sharer: Hashable, amount: int) -> bool:
-        """Say whether a sharer may have ``amount`` more; the first time all that is free."""
+        """Return whether a user may take ``amount`` more.
+
+        A user that has nothing yet may also take the reserved quarter.
+        """
         own, free = self._taken[sharer], self._total - self.used
         if not own:
             return amount <= free
         return own + amount <= min(self._most, free - self._total // 4)
 
     def may_take_in_parts(self, sharer: Hashable, amount: int) -> bool:
-        """Say whether a sharer may have ``amount`` more, in whatever parts it is taken.
+        """Return whether a user may take ``amount`` more, in parts of any size.
 
         >>> budget = Budget(total=8, most=6)
         >>> budget.may_take_in_parts("h1", 3), budget.may_take_in_parts("h1", 4)
@@ -49,7 +45,7 @@ class Budget:
         return own + amount <= min(self._most, free - self._total // 4)
 
     def charge(self, sharer: Hashable, amount: int) -> None:
-        """Note that a sharer has so much more, or less where ``amount`` is negative."""
+        """Charge ``amount`` to a user; a negative amount releases it."""
         self.used += amount
         self._taken[sharer] += amount
         if not self._taken[sharer]:

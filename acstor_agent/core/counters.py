@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent counts: plain integers on the hot path, turned into metrics elsewhere.
+"""Counters of an agent: plain integers on the hot path, exported as metrics.
 
-Reads are counted by where the bytes came from.  ``read`` is what guests got;
-``fetched`` is what was moved to this host for it, so fetched / read of the
-non-local origins is the amplification.
+``read`` counts bytes that guests got, ``fetched`` bytes that this host transferred for them.
+fetched / read over the non-local origins is the amplification.
 """
 
 import bisect
@@ -41,18 +40,15 @@ class Origin(enum.Enum):
     ZERO = "zero"  # the chunk map says that they are zeros
     BOOT = "boot"  # the boot image, in memory while guests boot
     CACHE = "cache"  # the public cache of this host
-    PEER = "peer"  # a host that held the chunk
-    HOME = "home"  # the chunk's home, which reads it through once for everybody
-    SOURCE = "source"  # the source itself
+    PEER = "peer"  # another host that holds the chunk
+    HOME = "home"  # the chunk's home, which reads the source once for all
+    SOURCE = "source"
 
-    __hash__ = object.__hash__  # that of Enum is a call of Python at every look-up
+    __hash__ = object.__hash__  # Enum's own is a Python call at every look-up
 
 
 class Tally:
-    """Requests and bytes by origin.
-
-    :param total: counts the same, with others
-    """
+    """Requests and bytes by origin, counted in ``total``, too."""
 
     __slots__ = ("_total", "bytes", "requests")
 
@@ -62,14 +58,14 @@ class Tally:
         self.bytes = dict.fromkeys(Origin, 0)
 
     def add(self, origin: Origin, length: int, requests: int = 1) -> None:
-        """Count requests of ``length`` bytes in all."""
+        """Count requests of ``length`` bytes altogether."""
         self.requests[origin] += requests
         self.bytes[origin] += length
         if self._total is not None:
             self._total.add(origin, length, requests)
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """Return ``{origin: {"requests": …, "bytes": …}}``, every origin included."""
+        """Return ``{origin: {"requests": …, "bytes": …}}`` with every origin."""
         return {
             origin.value: {"requests": self.requests[origin], "bytes": self.bytes[origin]}
             for origin in Origin
@@ -77,7 +73,7 @@ class Tally:
 
 
 class Latency:
-    """A histogram of seconds with the bounds of LATENCY_BOUNDS_S and one bucket above them.
+    """Histogram of seconds: buckets of LATENCY_BOUNDS_S and one above.
 
     >>> latency = Latency()
     >>> latency.add(0.003)
@@ -93,25 +89,25 @@ class Latency:
         self.longest_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one operation that took ``seconds``."""
+        """Count one operation."""
         self.buckets[bisect.bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
         self.total_s += seconds
         if seconds > self.longest_s:
             self.longest_s = seconds
 
     def merge(self, other: "Latency") -> None:
-        """Add what another one has counted."""
+        """Add the counts of another histogram."""
         self.buckets = [own + its for own, its in zip(self.buckets, other.buckets, strict=True)]
         self.total_s += other.total_s
         self.longest_s = max(self.longest_s, other.longest_s)
 
     @property
     def count(self) -> int:
-        """Operations counted so far."""
+        """Number of operations."""
         return sum(self.buckets)
 
     def quantile(self, share: float) -> float:
-        """Return the bound of the bucket that holds the quantile; the longest one if above all."""
+        """Return the upper bound of the bucket with the quantile, or the longest time."""
         wanted = share * self.count
         seen = 0
         for bound, bucket in zip(LATENCY_BOUNDS_S, self.buckets, strict=False):
@@ -122,12 +118,12 @@ class Latency:
 
 
 class ReadCounters:
-    """What is counted of the reads of one image, or of all images of a host.
+    """Counters of reads, of one image or of all images of a host.
 
-    ``failed_reads`` are those that ended with an error, ``lost_reads`` those of them whose bytes
-    are nowhere any more.
+    ``failed_reads`` ended with an error; ``lost_reads`` are those of them whose bytes exist
+    nowhere.
 
-    :param total: counts the same, with other images
+    :param total: counters that count the same reads together with those of other images
     """
 
     __slots__ = ("_total", "failed_reads", "in_flight", "latency", "lost_reads", "read")
@@ -147,7 +143,7 @@ class ReadCounters:
             self._total.latency.add(seconds)
 
     def count_waiting(self, change: int) -> None:
-        """Count a read that begins to wait (1), or has ended (-1)."""
+        """Count a read that begins to wait (1) or ends (-1)."""
         self.in_flight += change
         if self._total is not None:
             self._total.count_waiting(change)
@@ -161,16 +157,14 @@ class ReadCounters:
 
 
 class ExchangeCounters:
-    """What is counted where chunks enter and leave the host.
+    """Counters of chunks that enter and leave the host.
 
-    ``fetched`` is by image, ``fetched_total`` of all, those included that were forgotten;
-    ``source_bytes`` are those that this host read from the source, for itself and for peers;
-    guests, here or elsewhere, waited for ``source_timed_bytes`` of them, in ``source_s`` the
-    time of each chunk from the question to its bytes, added up; ``relayed_bytes`` are those
-    that it took from another home instead; ``prefetched_bytes`` what came because neighbours
-    have it, before any guest waited; ``referrals`` answers that named others; ``advertised``
-    and ``taken_back`` what neighbours were told, once for each; ``copies_told`` what others
-    were asked to let go first, ``demoted`` what their homes asked this host to.
+    ``fetched`` is by image, ``fetched_total`` includes detached images. ``source_bytes`` were read
+    from the source, for this host and for peers; guests waited for ``source_timed_bytes`` of them,
+    in ``source_s`` (the sum of each chunk's time). ``relayed_bytes`` came from another home
+    instead; ``prefetched_bytes`` arrived before a guest waited. ``referrals`` are responses that
+    named other hosts. ``advertised`` and ``taken_back`` count announcements and withdrawals.
+    ``copies_told`` are copy hints sent, ``demoted`` chunks that hints from homes demoted here.
     """
 
     __slots__ = (
@@ -206,9 +200,9 @@ class ExchangeCounters:
         self.copies_told = self.demoted = 0
 
     def forget_image(self, image_id: ids.ImageId) -> None:
-        """Count an image that is not attached any more in the total alone."""
+        """Stop counting by image; the total remains."""
         self.fetched.pop(image_id, None)
 
     def given_by(self, origins: Iterable[Origin]) -> int:
-        """Return the bytes that came to this host from these places, of whatever image."""
+        """Return the bytes that came from these origins, of all images."""
         return sum(self.fetched_total.bytes[origin] for origin in origins)

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does not work now although guests are served, and since when."""
+"""Parts of the agent that fail at present while guests are still served."""
 
 from typing import NamedTuple
 
 
 class HealthIssue(NamedTuple):
-    """One part that does not work.
+    """One failing part.
 
-    :param why: the last failure in words
-    :param since_s: since when, in seconds of the clock that was given
+    :param since_s: start of the failure, by the caller's clock
     """
 
     why: str
@@ -16,16 +15,16 @@ class HealthIssue(NamedTuple):
 
 
 class HealthIssues:
-    """The parts that do not work, by name.
+    """The failing parts, by name.
 
-    >>> troubles = HealthIssues()
-    >>> troubles.note("metrics", "Address already in use", 10.0)
+    >>> issues = HealthIssues()
+    >>> issues.record_failure("metrics", "Address already in use", 10.0)
     True
-    >>> troubles.note("metrics", "Address already in use", 20.0)  # nothing new
+    >>> issues.record_failure("metrics", "Address already in use", 20.0)
     False
-    >>> troubles.now["metrics"].since_s
+    >>> issues.now["metrics"].since_s
     10.0
-    >>> troubles.over("metrics"), troubles.over("metrics"), troubles.now
+    >>> issues.clear_failure("metrics"), issues.clear_failure("metrics"), issues.now
     (True, False, {})
     """
 
@@ -33,11 +32,11 @@ class HealthIssues:
         self.now: dict[str, HealthIssue] = {}
 
     def record_failure(self, what: str, why: str, now_s: float) -> bool:
-        """Note that a part has failed; return whether that is news."""
+        """Record a failure; return whether the part or its reason is new."""
         known = self.now.get(what)
         self.now[what] = HealthIssue(why, known.since_s if known else now_s)
         return known is None or known.why != why
 
     def clear_failure(self, what: str) -> bool:
-        """Note that a part works; return whether that is news."""
+        """Clear a failure; return whether there was one."""
         return self.now.pop(what, None) is not None

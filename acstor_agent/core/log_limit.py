@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which lines to write to the log where others decide how many there are.
+"""Limits the rate of log lines that remote hosts or guests can cause.
 
-Of lines that are alike one is written in a while, with the number of those left
-out, and what is remembered for that is bounded: nobody fills the log, or memory.
+Of equal lines, one per interval is written, with the number of suppressed ones.
 """
 
 import collections
@@ -12,10 +11,7 @@ MAX_KEYS = 1024
 
 
 class LogLimit:
-    """Lets one line for each key through.
-
-    :param every_s: so often
-    """
+    """Lets one line of each key through per interval."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -24,14 +20,13 @@ class LogLimit:
         )
 
     def __len__(self) -> int:
-        """Return how many kinds of lines are remembered, MAX_KEYS at most."""
+        """Return the number of remembered keys, MAX_KEYS at most."""
         return len(self._lines)
 
     def left_out(self, key: Hashable, now_s: float) -> int | None:
-        """Return how many lines were left out since the last one; None: leave this out, too.
+        """Return the lines suppressed since the last one; None: suppress this one.
 
-        :param key: what makes lines alike
-        :param now_s: of a clock that never goes back
+        :param key: equal for lines of one kind
         """
         at_s, count = self._lines.get(key, (now_s - self._every_s, 0))
         if now_s - at_s < self._every_s:

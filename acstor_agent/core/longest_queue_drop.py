@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who waits, and who must go when it is too much: the newest of the one that has most waiting.
+"""A bounded set of waiters: when it is full, the longest queue loses its newest.
 
-Longest queue drop (Suter et al., "Design considerations for supporting TCP with per-flow
-queueing", IEEE INFOCOM 1998): who asks for little is never refused because of one that asks for
-much, and no share has to be set aside for anybody.
+Longest queue drop (Suter et al., "Design considerations for supporting TCP with per-flow queueing",
+IEEE INFOCOM 1998): a light user is never refused because of a heavy one, without reserved shares.
 """
 
 import collections
@@ -15,14 +14,14 @@ Token = TypeVar("Token")
 
 
 class LongestQueueDrop(Generic[Who, Token]):
-    """What waits, by whom it is for, each with a weight.
+    """Weighted waiters, by owner.
 
     :param limit: of all weights together
 
     >>> waiting = LongestQueueDrop(limit=3)
-    >>> [waiting.enter("flood", token, 1) for token in "abc"]
+    >>> [waiting.add_waiter("flood", token, 1) for token in "abc"]
     [[], [], []]
-    >>> waiting.enter("other", "d", 1)  # somebody must go, but not this one
+    >>> waiting.add_waiter("other", "d", 1)
     ['c']
     """
 
@@ -36,10 +35,7 @@ class LongestQueueDrop(Generic[Who, Token]):
         return sum(map(len, self._tokens.values()))
 
     def add_waiter(self, who: Who, token: Token, weight: int) -> list[Token]:
-        """Let one more wait; return those that must go, which do not wait any more.
-
-        They are several where the newcomer weighs more than the newest of the one with most.
-        """
+        """Add a waiter; return the waiters dropped for it, possibly several."""
         self._tokens.setdefault(who, {})[token] = weight
         self._add(who, weight)
         dropped = []
@@ -51,7 +47,7 @@ class LongestQueueDrop(Generic[Who, Token]):
         return dropped
 
     def remove_waiter(self, who: Who, token: Token) -> None:
-        """Let one wait no more; nothing happens if it does not."""
+        """Remove a waiter, if it is there."""
         tokens = self._tokens.get(who, {})
         weight = tokens.pop(token, None)
         if weight is not None:
@@ -61,10 +57,7 @@ class LongestQueueDrop(Generic[Who, Token]):
             self._weights.pop(who, None)
 
     def reduce_waiter(self, who: Who, token: Token, weight: int) -> None:
-        """Let a part of one that waits do so no more.
-
-        :param weight: of that part; one of which nothing is left has left
-        """
+        """Reduce the weight of a waiter; remove it at 0."""
         tokens = self._tokens[who]
         if tokens[token] == weight:
             self.remove_waiter(who, token)

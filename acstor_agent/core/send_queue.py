@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leaves first on a connection to a peer, of all that has not left yet (Nicolae 2016, 3.2).
+"""Send queue of a connection to a peer (Nicolae 2016, 3.2).
 
-The rules: requests for what guests wait for, or are about to read, go before news, and news
-before requests that nobody waits for; but of LOWER_EVERY turns one is that of a lower kind, those
-kinds in turn, so nothing starves.  A turn is one piece of news, or as many requests as a message
-may hold.  Within a kind all leave in the order in which they came up: of two pieces of news about a
-content the later one is true.
+Requests that guests wait for go first, then announcements, then requests of low priority. But one
+of LOWER_EVERY turns goes to a lower kind, alternately, so none starves. A turn is one announcement,
+or as many requests as fit in a message. Within a kind, the order is first in, first out: of two
+announcements of a content the later one is true.
 """
 
 import collections
@@ -18,7 +17,7 @@ LOWER_EVERY = 4
 
 
 class Kind(enum.IntEnum):
-    """The kinds, the one that goes first before the others."""
+    """Kinds of entries, most urgent first."""
 
     WANTED = 0
     NEWS = 1
@@ -30,13 +29,13 @@ Turn = list[peer_wire.Request] | peer_wire.News
 
 
 class SendQueue:
-    """What has not left yet.
+    """Entries that were not sent yet.
 
-    >>> outgoing = SendQueue()
-    >>> outgoing.tell(peer_wire.Advertise(((1, 1),)))
-    >>> outgoing.take().chunks
+    >>> queue = SendQueue()
+    >>> queue.queue_announcements(peer_wire.Advertise(((1, 1),)))
+    >>> queue.pop_next().chunks
     ((1, 1),)
-    >>> outgoing.take() is None
+    >>> queue.pop_next() is None
     True
     """
 
@@ -58,30 +57,30 @@ class SendQueue:
 
     @property
     def news(self) -> int:
-        """How many pieces of news wait."""
+        """Number of queued announcements."""
         return len(self._news)
 
     def queue_requests(self, requests: Iterable[peer_wire.Request]) -> None:
-        """Let requests wait for their turn."""
+        """Queue requests."""
         for request in requests:
             is_later = request.priority is peer_wire.Priority.LATER
             (self._later if is_later else self._wanted)[request.request_id] = request
             self._left.update(dict.fromkeys(request.numbers, request))
 
     def queue_announcements(self, news: peer_wire.News) -> None:
-        """Let news wait for their turn."""
+        """Queue an announcement."""
         self._news.append(news)
 
     def raise_priority(self, request_id: int) -> None:
-        """Let a request, if it still waits, go with those that guests wait for."""
+        """Move a request, if it is still queued, to those that guests wait for."""
         request = self._left.get(request_id)
         if request is not None and self._later.pop(request.request_id, None) is not None:
             self._wanted[request.request_id] = request
 
     def drop_request(self, request_id: int) -> bool:
-        """Note that a chunk is not wanted any more; say whether it will not be asked for.
+        """Drop a chunk; return whether its whole request is dropped.
 
-        It will if other chunks of its request are wanted: the proof is for all of them.
+        The request stays while other chunks of it are wanted: its proof covers them all.
         """
         request = self._left.pop(request_id, None)
         if request is None or any([number in self._left for number in request.numbers]):
@@ -90,14 +89,14 @@ class SendQueue:
         return some.pop(request.request_id, None) is not None
 
     def clear(self) -> None:
-        """Let nothing wait any more."""
+        """Drop all entries."""
         self._wanted.clear()
         self._news.clear()
         self._later.clear()
         self._left.clear()
 
     def pop_next(self) -> Turn | None:
-        """Return what is next: requests, one piece of news, or None if nothing waits."""
+        """Remove and return the next turn: requests or one announcement; None if empty."""
         waiting = self._wanted, self._news, self._later
         kinds = [kind for kind in _KINDS if waiting[kind]]
         if not kinds:

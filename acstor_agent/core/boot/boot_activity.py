@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether guests of this host boot from an image, told from what they need from elsewhere.
+"""Whether guests of this host boot from an image, from its remote reads.
 
-A boot is over when it has needed nothing for a while, and in any case some time after it began.
-Boots that follow each other without a pause are one: else an image that is opened often would boot
-for ever.
-
-Times are seconds of one clock that never goes back, given by the caller.
+A boot ends when it fetched nothing for a while, and at the latest some time after it began.
+Back-to-back boots count as one, so an image that is opened often does not boot for ever. Times are
+seconds of one monotonic clock, given by the caller.
 """
 
 import math
@@ -14,14 +12,13 @@ import math
 class BootActivity:
     """The boots from one image.
 
-    :param idle_s: a boot is over when nothing was needed from elsewhere for so long
-    :param longest_s: and so long after its beginning in any case
+    :param idle_s: a boot ends after so long without a fetch
 
     >>> activity = BootActivity(idle_s=10.0, longest_s=60.0)
-    >>> activity.begun(100.0)
+    >>> activity.last_begin(100.0)
     >>> activity.is_on(105.0, is_expected=False), activity.is_on(110.0, is_expected=False)
     (True, False)
-    >>> activity.fetched(7, is_waited_for=False, now_s=110.0)
+    >>> activity.note_fetches(7, is_waited_for=False, now_s=110.0)
     >>> activity.is_on(115.0, is_expected=False), activity.is_on(160.0, is_expected=True)
     (True, False)
     """
@@ -33,7 +30,7 @@ class BootActivity:
         self._since_s: float | None = None
 
     def last_begin(self, begun_s: float) -> None:
-        """Note when a guest was about to boot last; -inf if none was yet."""
+        """Record when the last guest began to boot; -inf if none did."""
         if begun_s == self._begun_s:
             return
         if self._since_s is None or begun_s - max(self._begun_s, self._active_s) >= self._idle_s:
@@ -41,14 +38,14 @@ class BootActivity:
         self._begun_s = begun_s
 
     def note_fetches(self, count: int, *, is_waited_for: bool, now_s: float) -> None:
-        """Note how many reads needed something from elsewhere so far, and whether one waits now."""
+        """Record the count of remote reads so far, and whether one waits now."""
         if count != self._fetched or is_waited_for:
             self._fetched, self._active_s = count, now_s
 
     def is_on(self, now_s: float, *, is_expected: bool) -> bool:
-        """Say whether a guest boots.
+        """Return whether a guest boots.
 
-        :param is_expected: a boot image is kept ready for one
+        :param is_expected: a boot image is kept in memory for one
         """
         if self._since_s is None:
             return is_expected

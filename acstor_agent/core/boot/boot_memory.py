@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which boot images may lie in memory, and for how long.
+"""Bounds the memory of boot images, and says how long each stays.
 
-Together they never take more than the limit.  A boot image is held from the
-moment that a guest is about to boot until it has been read by nobody for a while,
-or until the longest boot must be over; one that has fallen quiet makes room for a
-new one at once.
+A boot image stays from just before the boot until it was idle for a while, or until the longest
+boot must be over. An idle one may be dropped earlier for a new one.
 """
 
 from collections.abc import Iterator
@@ -12,18 +10,14 @@ from collections.abc import Iterator
 from acstor_common.model import ids
 
 QUIET_S = 5.0
-"""Whoever was not read for this long makes room if another boot image needs it."""
 IDLE_S = 60.0
-"""A boot is over when a guest has needed nothing for this long; boots that follow each other so
-closely are served from one loading of their boot image."""
+"""A boot ends after this idle time; boots closer together share one load of the boot image."""
 LONGEST_S = 600.0
-"""And so long after the last guest began in any case. Boots to the login prompt took 13 to 17 s
-where they were measured, by emulation: this is for hosts where many guests start at once."""
+"""Longest time after the last guest began. Measured boots took 13 to 17 s under emulation; this
+allows for hosts where many guests start at once."""
 
 
 class _Held:
-    """One boot image in memory: its bytes, the last start of a guest, the last read."""
-
     __slots__ = ("begun_s", "size_bytes", "used_s")
 
     def __init__(self, size_bytes: int, now_s: float) -> None:
@@ -32,15 +26,15 @@ class _Held:
 
 
 class BootMemory:
-    """The bytes that boot images take.
+    """The bytes of boot images in memory.
 
-    :param idle_s: a boot image that was not read for this long is dropped
-    :param longest_s: dropped this long after the last guest began, even if it is still read
+    :param idle_s: drop a boot image that was not read for this long
+    :param longest_s: drop it this long after the last guest began, even if it is read
 
     >>> memory = BootMemory(limit_bytes=100, idle_s=60, longest_s=600)
-    >>> memory.take("a", 80, now_s=0.0), memory.take("b", 80, now_s=1.0)
+    >>> memory.reserve("a", 80, now_s=0.0), memory.reserve("b", 80, now_s=1.0)
     ([], None)
-    >>> memory.take("b", 80, now_s=10.0)
+    >>> memory.reserve("b", 80, now_s=10.0)
     ['a']
     """
 
@@ -52,15 +46,15 @@ class BootMemory:
 
     @property
     def used_bytes(self) -> int:
-        """What is taken now."""
+        """Return the bytes in use."""
         return sum(held.size_bytes for held in self._held.values())
 
     def reserve(
         self, image_id: ids.ImageId, size_bytes: int, now_s: float
     ) -> list[ids.ImageId] | None:
-        """Take room for a boot image; None if there is none.
+        """Reserve memory for a boot image; None if there is not enough.
 
-        :return: the boot images to be dropped first; they hold nothing any more
+        :return: boot images that the caller must drop first; they hold no reservation any more
         """
         others = {other: held for other, held in self._held.items() if other != image_id}
         free_bytes = self.limit_bytes - sum(held.size_bytes for held in others.values())
@@ -84,21 +78,21 @@ class BootMemory:
                 yield image_id
 
     def release_bytes(self, image_id: ids.ImageId) -> None:
-        """Give back what a boot image has taken, if it has."""
+        """Release the memory of a boot image, if it has any."""
         self._held.pop(image_id, None)
 
     def note_boot(self, image_id: ids.ImageId, now_s: float) -> None:
-        """Note that another guest begins to boot."""
+        """Record that a guest begins to boot."""
         if image_id in self._held:
             self._held[image_id].begun_s = self._held[image_id].used_s = now_s
 
     def note_use(self, image_id: ids.ImageId, now_s: float) -> None:
-        """Note that a boot image was read."""
+        """Record a read of a boot image."""
         if image_id in self._held:
             self._held[image_id].used_s = now_s
 
     def take_due(self, now_s: float) -> list[ids.ImageId]:
-        """Return the boot images to be dropped now; they hold nothing any more."""
+        """Return the boot images that are due to be dropped, and release their memory."""
         due = [
             image_id
             for image_id, held in self._held.items()

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records what guests read of one image while they boot, each guest by itself.
+"""Records boot traces: the reads of one image by each booting guest.
 
-A guest is known by the number that its opening of the image was given.  The one
-rule: recording costs nothing when nobody boots, so there is a recorder only while
-some window is open, and it never keeps more than its limits.
+A guest is identified by the opener number of its handle. A recorder exists only while a window is
+open, and its memory is bounded.
 """
 
 from acstor_common.image import boot_trace
 from acstor_common.model import geometry
 
 OPENERS = 7
-"""Guests of one image that are recorded at a time; others are given 0 and are not."""
+"""Guests of one image recorded at a time; others get opener 0 and are not recorded."""
 
 
 class BootRecorder:
@@ -34,11 +33,11 @@ class BootRecorder:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether no window is open."""
+        """Return whether no window is open."""
         return not self._open
 
     def open(self, now_s: float) -> int:
-        """Open the window of a guest that begins; return its number, 0 if too many are open."""
+        """Open a window for a guest; return its opener number, 0 if too many are open."""
         opener = next((n for n in range(1, OPENERS + 1) if n not in self._open), 0)
         if opener:
             self._open[opener] = boot_trace.Recorder(self._cut, self._window)
@@ -46,21 +45,22 @@ class BootRecorder:
         return opener
 
     def read(self, opener: int, offset: int, length: int, now_s: float) -> None:
-        """Note a read of a guest."""
+        """Record a read of a guest."""
         recorder = self._open.get(opener)
         if recorder is not None:
             recorder.read(offset, length, now_s)
 
     def close(self, opener: int) -> None:
-        """Forget an opener that has gone and only looked: its number is free for the next one."""
+        """Discard the window of a closed opener that read too little for a boot."""
         recorder = self._open.get(opener)
         if recorder is not None and recorder.chunk_count < self._least_chunks:
             del self._open[opener], self._opened_s[opener]
 
     def take_over(self, now_s: float) -> list[tuple[int, ...]]:
-        """Close windows that are over; return the traces of those that were boots.
+        """Close finished windows; return the traces that were boots.
 
-        Who read next to nothing only looked at the image; who read up to the limit copied it.
+        An opener that read fewer than ``least_chunks``, or up to the limit, was no boot: it
+        inspected or copied the image.
         """
         traces = []
         for opener, recorder in list(self._open.items()):

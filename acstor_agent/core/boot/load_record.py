@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a boot image came into memory: when, and which bytes from where."""
+"""Record of how a boot image was loaded: times, and bytes by origin."""
 
 import collections
 
@@ -9,10 +9,10 @@ from acstor_common.model import ids
 
 
 class LoadRecord:
-    """How a boot image came into memory the last time; moments are of the host's clock.
+    """The last load of a boot image; times are of the host's clock.
 
-    :ivar head_s: when it was known what is in it, or that there is none; 0 before
-    :ivar ended_s: when nothing was on its way any more; 0 before
+    :ivar head_s: when its contents, or its absence, were known; 0 before
+    :ivar ended_s: when the last transfer ended; 0 before
     """
 
     __slots__ = ("_frames", "began_s", "bytes", "ended_s", "head_s")
@@ -23,7 +23,7 @@ class LoadRecord:
         self._frames: set[ids.Cid] = set()
 
     def frame_arrived(self, frame: boot_image.Frame, origin: counters.Origin) -> None:
-        """Note a frame, once."""
+        """Record a frame; repeated ones do not count."""
         if frame.cid not in self._frames:
             self._frames.add(frame.cid)
             self.bytes[origin] += frame.stored_bytes

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notes the reads of one boot, for its timeline: when guests waited, how long, and for what.
+"""Records the reads of one boot for its timeline of waits.
 
-At each moment at which reads are under way the oldest of them is the one that is waited for.  So
-the times by what was waited for add up to the time in which something was, however many reads of a
-guest were under way at once.
+At each moment the oldest outstanding read counts as the one waited for. So the times by cause add
+up to the time with outstanding reads, however many were outstanding at once.
 
-However long a boot takes and however much it reads, this stays as small as it is.  When the
-slices of time are used up pairs become one, and each is twice as long from then on.
+Memory is bounded: when all time slices are used, pairs are merged and slices become twice as long.
 """
 
 import collections
@@ -28,11 +26,9 @@ Via = boot_timeline.Via
 
 
 class Read:
-    """A read that is under way.
+    """An outstanding read.
 
-    :ivar bytes: what it has got, by which way
-    :ivar is_failed: it ends with an error
-    :ivar why: what does not give it its bytes, in words
+    :ivar why: what delays it, in words
     """
 
     __slots__ = ("began_s", "bytes", "is_failed", "length", "offset", "waited_s", "why")
@@ -45,13 +41,13 @@ class Read:
         self.why = ""
 
     def add(self, via: Via, length: int, why: str = "") -> None:
-        """Note bytes that it has got."""
+        """Record received bytes."""
         self.bytes[via] = self.bytes.get(via, 0) + length
         self.why = why or self.why
 
     @property
     def waited_for(self) -> str:
-        """Say what it waited for last."""
+        """Return the origin that it waited for last."""
         if self.is_failed or not self.bytes:
             return boot_timeline.FAILED
         if len(self.bytes) == 1:
@@ -74,18 +70,18 @@ class _Slice:
 
 
 class TimelineRecorder:
-    """Records the reads of one who has opened an image.
+    """Records the reads of one opener of an image.
 
     >>> recorder = TimelineRecorder(opened_s=100.0)
-    >>> first, second = recorder.begin(0, 10, 101.0), recorder.begin(50, 10, 101.5)
+    >>> first, second = recorder.begin_read(0, 10, 101.0), recorder.begin_read(50, 10, 101.5)
     >>> first.add(Via.SOURCE, 10)
     >>> second.add(Via.BOOT, 10)
-    >>> recorder.end(first, 103.0)
-    >>> recorder.end(second, 103.5)
+    >>> recorder.end_read(first, 103.0)
+    >>> recorder.end_read(second, 103.5)
     >>> recorder.waited_s(now_s=104.0)
     {'source': 2.0, 'boot': 0.5}
 
-    :param opened_s: when it was opened; all moments are of one clock that never goes back
+    :param opened_s: time of the open, of one monotonic clock
     """
 
     def __init__(self, opened_s: float) -> None:
@@ -102,16 +98,16 @@ class TimelineRecorder:
 
     @property
     def read_bytes(self) -> int:
-        """How much was read."""
+        """Bytes read."""
         return sum(self.bytes.values())
 
     def is_over(self, now_s: float, idle_s: float, longest_s: float) -> bool:
-        """Say whether nothing was read for so long, or it was opened so long ago."""
+        """Return whether it is idle for ``idle_s``, or open for ``longest_s``."""
         is_idle = not self._under_way and now_s - self.last_s >= idle_s
         return is_idle or now_s - self.opened_s >= longest_s
 
     def begin_read(self, offset: int, length: int, now_s: float) -> Read:
-        """Note that a read begins."""
+        """Record the start of a read."""
         self._go_on(now_s)
         read = Read(offset, length, now_s)
         self._under_way[read] = None
@@ -120,7 +116,7 @@ class TimelineRecorder:
         return read
 
     def end_read(self, read: Read, now_s: float) -> None:
-        """Note that a read has its answer, or has failed."""
+        """Record the end of a read, successful or failed."""
         self._go_on(now_s)
         self._under_way.pop(read, None)
         self._waited_s[read.waited_for] += read.waited_s
@@ -132,24 +128,21 @@ class TimelineRecorder:
             self._note_long(read, took_s)
 
     def waited_s(self, now_s: float) -> dict[str, float]:
-        """Return for how long reads were under way, by what was waited for."""
-        if self._under_way:  # else slices of nothing would make all of them longer
+        """Return the seconds with outstanding reads, by cause."""
+        if self._under_way:  # else empty slices would make all slices longer
             self._go_on(now_s)
         pending_s = sum(read.waited_s for read in self._under_way)
         pending = {boot_timeline.PENDING: pending_s} if self._under_way else {}
         return {str(what): seconds for what, seconds in self._waited_s.items()} | pending
 
     def time_slices(self) -> tuple[boot_timeline.Slice, ...]:
-        """Return the slices of time from when it was opened."""
+        """Return the time slices since the open."""
         return tuple(
             boot_timeline.Slice(one.reads, one.waited_s, _plain(one.bytes)) for one in self._slices
         )
 
     def longest_reads(self, zero_s: float) -> tuple[boot_timeline.LongRead, ...]:
-        """Return the reads that took longest, in the order of time.
-
-        :param zero_s: the moment from which theirs count
-        """
+        """Return the longest reads, ordered by time."""
         found = sorted((read for _, _, read in self._longest), key=lambda read: read.at_s)
         return tuple(_moved(read, self.opened_s - zero_s) for read in found)
 
@@ -162,7 +155,6 @@ class TimelineRecorder:
         put(self._longest, (took_s, next(self._number), told))
 
     def _go_on(self, now_s: float) -> None:
-        """Let the last slice be that of this moment, and the oldest read have waited until then."""
         since_s, now_s = self._noted_s, max(self._noted_s, now_s)
         if now_s >= self.opened_s + len(self._slices) * self.slice_s:
             self._add_slices(now_s)
@@ -173,10 +165,7 @@ class TimelineRecorder:
             break
 
     def _wait(self, from_s: float, to_s: float) -> None:
-        """Note that something was waited for between two moments, the last one in the last slice.
-
-        :param from_s: after it was opened, and so is the other one
-        """
+        """Charge a wait to the slices that it covers."""
         each_s, slices = self.slice_s, self._slices
         if from_s >= (len(slices) - 1) * each_s:
             slices[-1].waited_s += to_s - from_s

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shall stay in the public cache, counted by content: images share chunks.
+"""Pins of the public cache, counted by content, because images share chunks.
 
-A pin says that a chunk shall be here, whether it is here or not.  So a pin does not
-go when its chunk is lost, and whoever brings a pinned chunk need not know of it.
+A pin exists independently of its chunk: it outlives the chunk's loss, and holds for a chunk that
+arrives later.
 """
 
 import collections
@@ -13,14 +13,14 @@ from acstor_agent.core.cache import cache_slab
 from acstor_common.model import ids
 
 SPARED = 10
-"""One part of so many of the limit is left to what is not pinned."""
+"""1/SPARED of the limit is reserved for chunks that are not pinned."""
 
 
 class Pins:
     """The pinned contents.
 
-    ``beyond_bytes`` is how far the cache may grow beyond its limit for them; with ``may_grow`` that
-    is as far as it takes for each to find room.
+    ``beyond_bytes`` is how far the cache may grow beyond its limit for them. With ``may_grow`` it
+    increases until each finds a slot.
 
     >>> pins, cid = Pins(), ids.Cid(bytes([1]) * 32)
     >>> pins.add(cid, 65536), pins.add(cid, 65536)
@@ -46,16 +46,16 @@ class Pins:
 
     @property
     def slots(self) -> Mapping[int, int]:
-        """Return how many slots of each size the pinned chunks take, missing ones too."""
+        """Number of slots of each size for the pinned contents, missing ones included."""
         return self._slots
 
     @property
     def slot_bytes(self) -> int:
-        """Return how many bytes these slots take."""
+        """Bytes of these slots."""
         return sum(size * count for size, count in self._slots.copy().items())
 
     def add(self, cid: ids.Cid, length: int) -> bool:
-        """Pin a content once more; say whether it was not pinned before."""
+        """Pin a content once more; return whether this is its first pin."""
         count = self._counts.get(cid, 0)
         self._counts[cid] = count + 1
         if not count:
@@ -63,10 +63,7 @@ class Pins:
         return not count
 
     def remove(self, cid: ids.Cid, length: int) -> bool:
-        """Take one pin of a content back; say whether that was the last.
-
-        :raises KeyError: it is not pinned
-        """
+        """Remove one pin of a content; return whether that was its last."""
         self._counts[cid] -= 1
         if self._counts[cid]:
             return False
@@ -76,12 +73,11 @@ class Pins:
 
 
 def lacking_bytes(slots: Mapping[int, int], limit_bytes: int, slab_bytes: int) -> int:
-    """Return how many bytes a cache lacks to keep so many slots of each size; 0 if it has room.
+    """Return the bytes that a cache lacks to keep these slots; 0 if it has capacity.
 
-    Each size has slabs of its own as long as there is room for them; what is left over then, as the
-    last chunks of images, finds room in larger slots.  Chunks that come in an unlucky order may
-    lack more: small ones that came first have slabs that larger ones need, and others' chunks
-    spread the pinned ones over more slabs than they fill.
+    Each size gets slabs of its own while the limit allows; the remainder goes into larger slots.
+    This is a lower bound: the order of arrival and chunks that are not pinned can spread pinned
+    ones over more slabs.
 
     >>> lacking_bytes({65536: 100}, limit_bytes=8 << 20, slab_bytes=1 << 20)
     0
@@ -89,14 +85,14 @@ def lacking_bytes(slots: Mapping[int, int], limit_bytes: int, slab_bytes: int) -
     True
     """
     file_bytes, used_bytes, left_bytes = 0, 0.0, limit_bytes
-    free = homeless = 0  # slots of larger sizes, and chunks for which there are none
+    free = homeless = 0  # slots of larger sizes, and chunks without a slot
     for slot_bytes in sorted((size for size, count in slots.items() if count), reverse=True):
         layout, count = (
             cache_slab.SlabLayout.largest_within(slab_bytes, slot_bytes),
             slots[slot_bytes],
         )
         if not layout.slot_count:
-            return slot_bytes * count  # no slab can have such a slot
+            return slot_bytes * count
         wanted = -(-count // layout.slot_count)
         made = min(wanted, left_bytes // layout.file_bytes)
         left_bytes -= made * layout.file_bytes

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a slab file: header, one record per slot, checksums of each slot, slots.
+"""Format of a slab file: header, a record per slot, checksums, slots.
 
-The byte-level description is doc/source/format/cache_slab.rst.  Bytes in,
-bytes out: nothing here opens a file.  A record that does not prove itself by
-its CRC and its bounds counts as free, because its chunk can be fetched again.
+See doc/source/format/cache_slab.rst. A record with a wrong CRC or out of bounds counts as free,
+because its chunk can be fetched again.
 """
 
 import dataclasses
@@ -25,10 +24,9 @@ MAX_SLOT_BYTES = geometry.MAX_CHUNK_BYTES
 MAX_SEQUENCE = 2**63 - 1
 KEEP_CLASS_COUNT = 4
 LEAST_SLABS = 16
-"""Files that a cache has room for, at the least: a whole one is given up where chunks of another
-size need room."""
+"""Least number of slabs that fit in a cache: whole slabs are freed for chunks of another size."""
 MAX_SLAB_BYTES = 256 * geometry.MIB
-"""What a cache grows by at most: so much is allocated on disk at once, and must be free there."""
+"""Largest slab: the disk needs this much free space whenever the cache grows."""
 MIN_SLAB_BYTES = geometry.MIB
 
 _HEADER = struct.Struct("<8sIII40x")
@@ -41,22 +39,20 @@ _FREE = bytes(ids.CID_BYTES)
 
 
 def slab_bytes_for(limit_bytes: int) -> int:
-    """Return how long the slab files of a cache are at most.
-
-    It is a power of two, so a limit that is changed a little changes no sizes.
+    """Return the greatest length of a slab file of a cache, a power of two.
 
     >>> [slab_bytes_for(limit_mib << 20) >> 20 for limit_mib in (1, 20, 70, 1024, 1500, 20480)]
     [1, 1, 4, 64, 64, 256]
 
-    :param limit_bytes: of the cache; one below 128 MiB has slabs that are too short for the largest
-        chunks, of 4 MiB
+    :param limit_bytes: of the cache; below 128 MiB, slabs are too short for the largest chunks (4
+        MiB)
     """
     share = max(MIN_SLAB_BYTES, limit_bytes // LEAST_SLABS)
     return min(MAX_SLAB_BYTES, 1 << (share.bit_length() - 1))
 
 
 def slot_bytes_for(length: int) -> int:
-    """Return the slot size that a chunk of ``length`` bytes needs.
+    """Return the slot size for a chunk of ``length`` bytes.
 
     >>> slot_bytes_for(65536), slot_bytes_for(65537), slot_bytes_for(1)
     (65536, 131072, 4096)
@@ -74,7 +70,7 @@ def _align(offset: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlabLayout:
-    """Where things lie in a slab file.
+    """Offsets in a slab file.
 
     >>> layout = SlabLayout.largest_within(1 << 20, slot_bytes=65536)
     >>> layout.slot_count, layout.data_offset, layout.file_bytes
@@ -86,10 +82,7 @@ class SlabLayout:
 
     @classmethod
     def largest_within(cls, slab_bytes: int, slot_bytes: int) -> "SlabLayout":
-        """Return the layout with the most slots whose file has at most ``slab_bytes``.
-
-        It may have no slot at all, if not even one fits.
-        """
+        """Return the layout with the most slots, possibly none, in ``slab_bytes``."""
         each = slot_bytes + RECORD_BYTES + checksums.table_bytes(slot_bytes)
         count = max(0, (slab_bytes - HEADER_BYTES) // each)
         while count and cls(slot_bytes, count).file_bytes > slab_bytes:
@@ -98,28 +91,28 @@ class SlabLayout:
 
     @property
     def table_bytes(self) -> int:
-        """Length of the header with all records behind it."""
+        """Length of the header and all records."""
         return HEADER_BYTES + self.slot_count * RECORD_BYTES
 
     @property
     def sums_offset(self) -> int:
-        """First byte of the checksums of slot 0 in the file."""
+        """Offset of the checksums of slot 0."""
         return _align(self.table_bytes)
 
     @property
     def data_offset(self) -> int:
-        """First byte of slot 0 in the file."""
+        """Offset of slot 0."""
         sums = self.slot_count * checksums.table_bytes(self.slot_bytes)
         return _align(self.sums_offset + sums)
 
     @property
     def file_bytes(self) -> int:
-        """Length of the whole file."""
+        """Length of the file."""
         return self.data_offset + self.slot_count * self.slot_bytes
 
 
 class Record(NamedTuple):
-    """What a slab file says about one slot that is in use."""
+    """The record of a slot in use."""
 
     slot_no: int
     cid: ids.Cid
@@ -129,7 +122,7 @@ class Record(NamedTuple):
 
 
 def record_offset(slot_no: int) -> int:
-    """Return the first byte of the record of slot ``slot_no`` in the file."""
+    """Return the offset of a slot's record in the file."""
     return HEADER_BYTES + slot_no * RECORD_BYTES
 
 
@@ -140,9 +133,9 @@ def pack_header(layout: SlabLayout) -> bytes:
 
 
 def unpack_header(raw: bytes, file_bytes: int, what: str) -> SlabLayout:
-    """Return the layout that the header ``raw`` of the file ``what`` describes.
+    """Return the layout in the header ``raw`` of the file ``what``.
 
-    :raises errors.CacheFormatError: this is not the header of a file of ``file_bytes``
+    :raises errors.CacheFormatError: not the header of a slab file of ``file_bytes``
     """
     if len(raw) < HEADER_BYTES:
         raise errors.CacheFormatError(what, len(raw), "the file ends inside its header")
@@ -165,7 +158,7 @@ def unpack_header(raw: bytes, file_bytes: int, what: str) -> SlabLayout:
 
 
 def pack_record(cid: ids.Cid, sequence: int, length: int, keep_class: int) -> bytes:
-    """Return the record of a slot in use; the record of a free one is all zeros."""
+    """Return the record of a slot in use; that of a free one is all zeros."""
     raw = _RECORD.pack(cid, sequence, length, keep_class)
     return raw + _CRC.pack(zlib.crc32(raw))
 
@@ -173,7 +166,7 @@ def pack_record(cid: ids.Cid, sequence: int, length: int, keep_class: int) -> by
 def unpack_records(table: bytes, slot_bytes: int) -> Iterator[Record]:
     """Yield the slots in use of ``table`` (all records, without the header).
 
-    A record that cannot be right is left out: its slot is free.
+    Invalid records are skipped: their slots are free.
     """
     view = memoryview(table)
     for slot_no, (cid, sequence, length, keep_class, crc) in enumerate(

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slots and slabs of the public cache, and in which order slots make room.
+"""Slots and slabs of the public cache, and the eviction order of slots.
 
-A policy is an :class:`Order`: each operation takes constant time.  An order
-knows nothing of classes, limits or files; public_cache.py does.
+A policy is an :class:`Order` with constant-time operations; it knows nothing of classes and limits.
 """
 
 import abc
@@ -16,20 +15,20 @@ from acstor_common.model import ids
 
 
 class KeepClass(enum.IntEnum):
-    """How dear a chunk is; the numbers are stored in the slab files."""
+    """Priority of a chunk; the numbers are stored in the slab files."""
 
-    BORROWED = 0  # anybody else can give it again
-    HOME = 1  # this host is its home: others come here for it
-    AHEAD = 2  # part of a boot image that was brought before any guest here asked for it
+    BORROWED = 0  # available from other hosts
+    HOME = 1  # this host is its home: other hosts read it here
+    AHEAD = 2  # in a boot image that was prefetched
     BOOT = 3  # a running instance needs it to boot
 
 
 CLASSES = tuple(KeepClass)
 PINNED = len(CLASSES)
-"""The rank of a chunk that shall stay; the others' is their class.  No slab file knows it."""
+"""Rank of a pinned chunk; that of others is their class. Not stored in slab files."""
 
 Data = bytes | bytearray | memoryview
-"""A chunk's bytes in memory; nobody changes them."""
+"""A chunk's bytes in memory; immutable by convention."""
 
 
 class Slab:
@@ -55,26 +54,26 @@ class Slab:
         self.group = group
         self.data_offset = layout.data_offset
         self.sums_offset = layout.sums_offset
-        self.sums_bytes = checksums.table_bytes(layout.slot_bytes)  # of one slot
+        self.sums_bytes = checksums.table_bytes(layout.slot_bytes)
         self.slots: list[Slot | None] = [None] * layout.slot_count
-        self.free = list(range(layout.slot_count - 1, -1, -1))  # pop() gives neighbours in order
-        self.held = 0  # slots that are held
+        self.free = list(range(layout.slot_count - 1, -1, -1))  # pop() returns them in order
+        self.held = 0
         self.class_counts = [0] * (PINNED + 1)  # by rank
         self.used_at = 0
 
     @property
     def value(self) -> tuple[int, int]:
-        """The dearest class in it, then its last use; the least is given up first."""
+        """Highest rank in it, then its last use; the least slab is evicted first."""
         dearest = max((rank for rank in range(PINNED + 1) if self.class_counts[rank]), default=-1)
         return dearest, self.used_at
 
 
 class Slot:
-    """One chunk in the cache, and where its bytes lie.
+    """One chunk in the cache, and its position.
 
-    ``data`` is set as long as the bytes are not in the file yet.  ``offset`` is
-    the chunk's first byte in the slab file.  A slot that ``is_gone`` is no
-    longer in the cache; whoever still has it must look the CID up again.
+    ``data`` is set until the bytes are in the file. ``offset`` is the chunk's first byte in the
+    slab file. A slot that ``is_gone`` is no longer in the cache; its holder must look the CID up
+    again.
     """
 
     __slots__ = (
@@ -123,41 +122,41 @@ class Slot:
 
 
 class Order(abc.ABC):
-    """In which order the slots of one size and one class make room."""
+    """Eviction order of the slots of one size and one class."""
 
     @abc.abstractmethod
     def add(self, slot: Slot) -> None:
-        """Take in a slot that was just stored."""
+        """Add a slot that was just stored."""
 
     def add_all(self, slots: Iterable[Slot]) -> None:
-        """Take in slots that were just stored, in their order."""
+        """Add slots that were just stored, in their order."""
         for slot in slots:
             self.add(slot)
 
     @abc.abstractmethod
     def note_use(self, slot: Slot) -> None:
-        """Note a use; a parked slot is not in the order and that is no error."""
+        """Record a use; a parked slot, which is not in the order, is allowed."""
 
     def touch_all(self, slots: Iterable[Slot]) -> None:
-        """Note a use of each of some slots."""
+        """Record a use of each slot."""
         for slot in slots:
             self.note_use(slot)
 
     @abc.abstractmethod
     def remove(self, slot: Slot) -> None:
-        """Forget a slot that is in the order."""
+        """Remove a slot that is in the order."""
 
     @abc.abstractmethod
     def put_back(self, slot: Slot) -> None:
-        """Take back a slot that was parked."""
+        """Add a slot that was parked."""
 
     @abc.abstractmethod
     def demote(self, slot: Slot) -> None:
-        """Make a slot that is in the order the first to go, until it is used again."""
+        """Make a slot of the order the next victim, until it is used again."""
 
     @abc.abstractmethod
     def next_victim(self) -> Slot | None:
-        """Return the slot that makes room first."""
+        """Return the slot to evict next."""
 
 
 class LruOrder(Order):
@@ -167,25 +166,57 @@ class LruOrder(Order):
         self._slots: collections.OrderedDict[Slot, None] = collections.OrderedDict()
 
     def add(self, slot: Slot) -> None:
-        """Take in the newest slot."""
+        """Add the newest slot."""
         self._slots[slot] = None
 
     def add_all(self, slots: Iterable[Slot]) -> None:
-        """Take in the newest slots."""
+        """Add the newest slots."""
         self._slots.update(dict.fromkeys(slots))
 
     def note_use(self, slot: Slot) -> None:
+<<<<<<< ours
         """Make ``slot`` the last to go."""
+=======
+        """Do nothing: only age counts."""
+
+    def touch_all(self, slots: Iterable[Slot]) -> None:
+        """Do nothing: only age counts."""
+
+    def remove(self, slot: Slot) -> None:
+        """Remove ``slot``."""
+        del self._slots[slot]
+
+    def put_back(self, slot: Slot) -> None:
+        """Make ``slot`` the next victim, as it was when it was parked."""
+        self._slots[slot] = None
+        self._slots.move_to_end(slot, last=False)
+
+    def demote(self, slot: Slot) -> None:
+        """Make ``slot`` the next victim."""
+        self._slots.move_to_end(slot, last=False)
+
+    def next_victim(self) -> Slot | None:
+        """Return the oldest slot."""
+        return next(iter(self._slots), None)
+
+
+class LruOrder(FifoOrder):
+    """Least recently used first."""
+
+    def note_use(self, slot: Slot) -> None:
+        """Make ``slot`` the last victim."""
+>>>>>>> theirs
         if not slot.is_parked:
             self._slots.move_to_end(slot)
 
     def touch_all(self, slots: Iterable[Slot]) -> None:
-        """Make slots the last to go, in their order."""
+        """Make slots the last victims, in their order."""
         move = self._slots.move_to_end
         for slot in slots:
             if not slot.is_parked:
                 move(slot)
 
+<<<<<<< ours
     def remove(self, slot: Slot) -> None:
         """Forget ``slot``."""
         del self._slots[slot]
@@ -197,6 +228,58 @@ class LruOrder(Order):
     def demote(self, slot: Slot) -> None:
         """Make ``slot`` the next victim."""
         self._slots.move_to_end(slot, last=False)
+=======
+    def put_back(self, slot: Slot) -> None:
+        """Make ``slot`` the last victim: it was in use until now."""
+        self._slots[slot] = None
+
+
+class LfuOrder(Order):
+    """Least frequently used first.
+
+    Frequencies are compared by their power of two, then by last use. 32 levels hold every count, so
+    each step takes constant time (unlike the exact lists of Shah, Mitra, Matani 2010 when slots
+    leave and return).
+    """
+
+    LEVELS = 32
+
+    def __init__(self) -> None:
+        self._levels = tuple(LruOrder() for _ in range(self.LEVELS))
+
+    def _level(self, slot: Slot) -> LruOrder:
+        return self._levels[min(slot.frequency.bit_length(), self.LEVELS) - 1]
+
+    def add(self, slot: Slot) -> None:
+        """Add ``slot`` at the level of its frequency."""
+        self._level(slot).add(slot)
+
+    def note_use(self, slot: Slot) -> None:
+        """Count the use."""
+        before = self._level(slot)
+        slot.frequency += 1
+        after = self._level(slot)
+        if after is before:
+            before.note_use(slot)
+        elif not slot.is_parked:
+            before.remove(slot)
+            after.add(slot)
+
+    def remove(self, slot: Slot) -> None:
+        """Remove ``slot``."""
+        self._level(slot).remove(slot)
+
+    def put_back(self, slot: Slot) -> None:
+        """Return ``slot`` to the level of its frequency."""
+        self._level(slot).put_back(slot)
+
+    def demote(self, slot: Slot) -> None:
+        """Reset the frequency of ``slot``, and make it the next victim."""
+        self._level(slot).remove(slot)
+        slot.frequency = 1
+        self._level(slot).add(slot)
+        self._level(slot).demote(slot)
+>>>>>>> theirs
 
     def next_victim(self) -> Slot | None:
         """Return the slot that was used or stored longest ago."""
@@ -207,16 +290,17 @@ class SizeGroup:
     """All slabs with slots of one size."""
 
     def __init__(self, layout: cache_slab.SlabLayout, policy: type[Order]) -> None:
-        self.layout = layout  # of the next slab; older ones may have other slot counts
+        self.layout = layout  # of the next slab; older slabs may have other slot counts
         self.orders = tuple(policy() for _ in CLASSES)
         self.chunks = [0] * (PINNED + 1)  # by rank
         self.with_free: dict[Slab, None] = {}
         self.evictions = 0
 
     def next_victim(self, newcomer: int) -> Slot | None:
-        """Return the slot that makes room next for a rank, parking held ones on the way.
+        """Return the next victim for a newcomer's rank; park held slots on the way.
 
-        Cheaper chunks that are only held just now do not expose those dearer than the newcomer.
+        Return none of a class above the newcomer's while a lower class has chunks, even if all are
+        held.
         """
         has_cheaper = False
         for keep_class, order in zip(CLASSES, self.orders, strict=True):

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums of the blocks of a chunk in a slot: whether bytes read are those that were stored.
+"""Checksums of a slot: whether bytes read from disk are those that were stored.
 
-The rule guarded here: bytes are right only if they match a checksum that was
-made for this chunk.  So each checksum is seeded with the chunk's CID: what a
-slot's former chunk left there never proves its bytes to be the new chunk's.
-Bytes in, bytes out; the layout is in doc/source/format/cache_slab.rst.
-
-There is one checksum for each block of 4 KiB, so that a small read checks
-little, and one for each group of 16 blocks, so that a long read costs few calls.
-XXH3 (xxhash.com) finds what decays, and not who forges: who may write the
-cache's files could as well write the agent's memory.
+Each checksum is seeded with the chunk's CID, so a former chunk of the slot never matches. There is
+one for each block of 4 KiB, for small reads, and one for each group of 16 blocks, for long ones
+(doc/source/format/cache_slab.rst). XXH3 detects corruption, not forgery: a process that can write
+the files could as well write the agent's memory.
 """
 
 import xxhash
@@ -20,7 +15,7 @@ BLOCK_BYTES = 4096
 GROUP_BYTES = 16 * BLOCK_BYTES
 SUM_BYTES = 8
 UNIT_BYTES = SUM_BYTES * (1 + GROUP_BYTES // BLOCK_BYTES)
-"""Checksums of one whole group: its own, then those of its blocks."""
+"""Checksums of a whole group: its own, then those of its blocks."""
 _SEED_BYTES = 8
 
 Data = bytes | bytearray | memoryview
@@ -40,7 +35,7 @@ def table_bytes(slot_bytes: int) -> int:
 
 
 def table_of(data: Data, cid: ids.Cid, slot_bytes: int) -> bytes:
-    """Return all checksums of a chunk; zeros stand for blocks behind its end."""
+    """Return all checksums of a chunk; zeros for blocks after its end."""
     seed, view = int.from_bytes(cid[:_SEED_BYTES]), memoryview(data)
     units = []
     for at in range(0, len(view), GROUP_BYTES):
@@ -56,7 +51,7 @@ def _blocks(group: memoryview) -> range:
 
 
 def widened(start: int, stop: int, length: int) -> tuple[int, int]:
-    """Return from where to where a chunk of ``length`` must be read to check a range of it.
+    """Return the range of a chunk to read so that a range of it can be verified.
 
     >>> widened(5000, 5001, 65536), widened(0, 9000, 9000)
     ((4096, 8192), (0, 9000))
@@ -65,9 +60,9 @@ def widened(start: int, stop: int, length: int) -> tuple[int, int]:
 
 
 def table_range(start: int, stop: int) -> tuple[int, int]:
-    """Return from where to where the checksums of a range lie in a slot's, whole units each.
+    """Return the range of a slot's checksums for a range of bytes, in whole units.
 
-    A slot that is smaller than a group has less than that.
+    A slot smaller than a group has fewer checksums than that.
 
     >>> table_range(0, 4096), table_range(65535, 65537)
     ((0, 136), (0, 272))
@@ -76,14 +71,13 @@ def table_range(start: int, stop: int) -> tuple[int, int]:
 
 
 def are_right(view: memoryview, start: int, length: int, cid: ids.Cid, sums: Data, at: int) -> bool:
-    """Say whether bytes of a chunk match its checksums.
+    """Return whether bytes of a chunk match its checksums.
 
     :param view: the chunk's bytes from ``start`` on, a range as :func:`widened` returns it
-    :param length: of the chunk
-    :param sums: has the checksums of the range (see :func:`table_range`) from byte ``at`` on
+    :param sums: checksums of the range (see :func:`table_range`) from byte ``at`` on
     """
     seed, size = int.from_bytes(cid[:_SEED_BYTES]), len(view)
-    if size == length <= GROUP_BYTES:  # a whole chunk, as most chunks are cut
+    if size == length <= GROUP_BYTES:
         return _digest(view, seed) == sums[at : at + SUM_BYTES]
     if size <= BLOCK_BYTES:
         at += SUM_BYTES + start % GROUP_BYTES // BLOCK_BYTES * SUM_BYTES
@@ -94,7 +88,6 @@ def are_right(view: memoryview, start: int, length: int, cid: ids.Cid, sums: Dat
 def _are_all_right(
     view: memoryview, start: int, length: int, seed: int, sums: Data, at: int
 ) -> bool:
-    """Check by groups what is read whole, by blocks what is not."""
     offset, stop = start, start + len(view)
     while offset < stop:
         in_group = offset % GROUP_BYTES

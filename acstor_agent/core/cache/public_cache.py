@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which chunk lies in which slot of the public cache, and who makes room.
+"""Index of the public cache: the slot of each chunk, and evictions.
 
-The rules of this file: a slot that is held (its bytes are being read or written)
-or pinned is never handed out; a victim comes from the lowest class that has one,
-by policy within the class.  How many slabs there may be says ``slabs``.
-It must never touch a file: it says what is to be done, a shell does it.
+A slot that is held (its bytes are being read or written) or pinned is never reused. A victim comes
+from the lowest class that has one, by policy within the class. ``slabs`` bounds the slabs.
 
-Slots of one size live together in slabs.  Every operation takes constant time
-but the making of a slab, which looks at all slabs.  A held slot that comes up
-as a victim is *parked*, out of its order, until it is released: so no search
-ever passes the same held slot twice.  A pinned slot is parked as long as it is pinned.
+Operations take constant time, except the creation of a slab, which examines all slabs. A held slot
+that comes up as victim is *parked* outside its order until its release, so no search passes it
+twice. A pinned slot is parked while it is pinned.
 """
 
 import operator
@@ -35,17 +32,21 @@ Placement = cache_actions.Placement
 FoundSlab = cache_actions.FoundSlab
 
 BOOT_SHARES = {KeepClass.BOOT: 4, KeepClass.AHEAD: 8}
-"""One part of so many of the limit is kept for booting, and for boots to come.  A boot image takes
-2 to 3 % of its image: a quarter has those of ten times as many images as the cache holds whole."""
+"""Each class gets at most this fraction (1/n) of the limit. A boot image has 2 to 3 % of its
+image's bytes."""
 
 
 class PublicCache:
-    """The book-keeping of one public cache.
+    """Index of one public cache.
 
+<<<<<<< ours
     :param limit_bytes: upper bound of the slab files' lengths, all together
     :param slab_bytes: upper bound of one slab file's length
     :param order: in which order chunks of one class are evicted
     :param pins: what shall stay; only :meth:`pin_chunk` and :meth:`unpin_chunk` change it once it is here
+=======
+    :param pins: owned and changed by this cache from now on
+>>>>>>> theirs
     """
 
     def __init__(
@@ -59,10 +60,9 @@ class PublicCache:
         self.pins = cache_pins.Pins() if pins is None else pins
         self.pinned_chunks = self.pinned_bytes = 0
         self.pinned_lost = 0
-        """How often pinned chunks were lost; it never falls."""
+        """Number of losses of pinned chunks; never decreases."""
         self.evictions = 0
         self.gone: Callable[[ids.Cid], object] = lambda cid: None
-        """Is told of each chunk that leaves the cache, for whatever reason."""
         self.class_chunks = [0] * len(cache_slot.CLASSES)
         self.class_bytes = [0] * len(cache_slot.CLASSES)
         self._index: dict[ids.Cid, cache_slot.Slot] = {}
@@ -77,7 +77,7 @@ class PublicCache:
 
     @property
     def disk_bytes(self) -> int:
-        """Lengths of the slab files, all together."""
+        """Length of all slab files."""
         return self._slabs.disk_bytes
 
     @property
@@ -87,7 +87,7 @@ class PublicCache:
 
     @property
     def contents(self) -> KeysView[ids.Cid]:
-        """The CIDs of all chunks, at any moment."""
+        """A live view of the CIDs of all chunks."""
         return self._index.keys()
 
     def cids(self) -> list[ids.Cid]:
@@ -95,7 +95,7 @@ class PublicCache:
         return list(self._index)
 
     def lookup(self, cid: ids.Cid) -> cache_slot.Slot | None:
-        """Return the slot of ``cid`` and count this as a use."""
+        """Return the slot of ``cid``; counts as a use."""
         slot = self._index.get(cid)
         if slot is not None:
             self._tick = slot.used_at = slot.slab.used_at = self._tick + 1
@@ -103,7 +103,7 @@ class PublicCache:
         return slot
 
     def lookup_all(self, cids: Sequence[ids.Cid]) -> list[cache_slot.Slot | None]:
-        """Return the slots of CIDs and count this as a use, as :meth:`lookup` does for one."""
+        """Return the slots of CIDs; counts as a use of each."""
         found = [*map(self._index.get, cids)]
         order: cache_slot.Order | None = None
         same: list[cache_slot.Slot] = []
@@ -121,13 +121,13 @@ class PublicCache:
         return found
 
     def slot_of(self, cid: ids.Cid) -> cache_slot.Slot | None:
-        """Return the slot of ``cid``; this is not a use."""
+        """Return the slot of ``cid``, without counting a use."""
         return self._index.get(cid)
 
     def allocate_slot(self, cid: ids.Cid, length: int, keep_class: KeepClass) -> Placement:
-        """Give a chunk that is not in the cache a slot, making room if need be.
+        """Allocate a slot for a chunk that is not in the cache, evicting if needed.
 
-        :raises errors.CacheFull: everything that could make room is held
+        :raises errors.CacheFull: all possible victims are held
         :raises ValueError: no chunk has this length, or the chunk is in the cache
         """
         if cid in self._index:
@@ -150,9 +150,9 @@ class PublicCache:
     def place_free(
         self, cids: Sequence[ids.Cid], length: int, keep_class: KeepClass
     ) -> list[cache_slot.Slot]:
-        """Give the first of some chunks of one length free slots of one slab, beside each other.
+        """Allocate adjacent free slots of one slab to the first of several chunks.
 
-        :return: their slots; none where a chunk is in the cache, twice among them, or pinned
+        :return: their slots; empty if a chunk is cached, repeated, or pinned
         """
         group = self._slabs.size_group(cache_slab.slot_bytes_for(length))
         if not group.with_free or len(set(cids)) < len(cids):
@@ -181,10 +181,7 @@ class PublicCache:
         return slots
 
     def _room_for_pinned(self, slot_bytes: int) -> tuple[cache_slot.SizeGroup, list[SlabAction]]:
-        """Make room in a larger slot if there is none of the right size: each slab may be pinned.
-
-        :raises errors.CacheFull: there is none at all, and the cache may not grow for it
-        """
+        """Make room for a pinned chunk, in a larger slot if slabs of its size are pinned."""
         larger = sorted(size for size in self._slabs.groups if size > slot_bytes)
         for size in (slot_bytes, *larger):
             group = self._slabs.size_group(size)
@@ -198,7 +195,7 @@ class PublicCache:
         raise full
 
     def pin_chunk(self, cid: ids.Cid, length: int) -> None:
-        """Keep a chunk from making room for others, now and whenever it comes."""
+        """Pin a chunk, present or not."""
         slot = self._index.get(cid)
         if slot is not None and cid not in self.pins:
             self._leave_class(slot)
@@ -208,7 +205,7 @@ class PublicCache:
             self.pins.add(cid, length)
 
     def unpin_chunk(self, cid: ids.Cid, length: int) -> None:
-        """Take back one :meth:`pin_chunk`."""
+        """Undo one :meth:`pin_chunk`."""
         slot = self._index.get(cid)
         if slot is not None:
             self._leave_class(slot)
@@ -218,13 +215,13 @@ class PublicCache:
             self.pins.remove(cid, length)
 
     def lacking_bytes(self, more: Mapping[int, int]) -> int:
-        """Return what the limit lacks to keep what is pinned and ``more`` slots of each size."""
+        """Return the bytes that the limit lacks for all pins and ``more`` slots by size."""
         sizes = self.pins.slots.keys() | more.keys()
         slots = {size: self.pins.slots.get(size, 0) + more.get(size, 0) for size in sizes}
         return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slabs.slab_bytes)
 
     def shrink_to_limit(self) -> list[SlabAction]:
-        """Give up slabs, the cheapest first, as long as there is more than there may be."""
+        """Evict slabs, cheapest first, until the limit is met."""
         actions: list[SlabAction] = []
         for slab in self._slabs.too_many():
             self.evictions += self._give_up(slab)
@@ -232,17 +229,16 @@ class PublicCache:
         return actions
 
     def promote_chunk(self, slot: cache_slot.Slot, keep_class: KeepClass) -> bool:
-        """Raise the slot's class to ``keep_class``; say whether it was lower."""
+        """Raise the slot's class to ``keep_class``; return whether it was lower."""
         if slot.is_gone or slot.keep_class >= keep_class:
             return False
         self._change_class(slot, keep_class)
         return True
 
     def bound_boot(self) -> None:
-        """Keep no more than BOOT_SHARES of the limit; of each class what was used last stays.
+        """Demote the least recent chunks of the boot classes beyond BOOT_SHARES.
 
-        The others become borrowed ones.  What the disk says of them stays as it is: a new run keeps
-        them until it is asked to keep another one.
+        They become BORROWED in memory only: after a restart they have the class stored on disk.
         """
         for keep_class, part in BOOT_SHARES.items():
             while self.class_bytes[keep_class] > self.limit_bytes // part:
@@ -253,14 +249,11 @@ class PublicCache:
                     default=None,
                 )
                 if first is None:
-                    break  # they are pinned, or were in use when room was needed
+                    break  # the others are pinned or held
                 self._change_class(first, KeepClass.BORROWED)
 
     def demote_chunk(self, slot: cache_slot.Slot) -> bool:
-        """Make a borrowed chunk the first to make room until it is used; say whether it is one.
-
-        A chunk that this host keeps for others or for booting stays where it is.
-        """
+        """Make a BORROWED chunk the next victim, until it is used."""
         if slot.is_gone or slot.keep_class is not KeepClass.BORROWED:
             return False
         if not slot.is_parked:
@@ -268,18 +261,18 @@ class PublicCache:
         return True
 
     def hold_slot(self, slot: cache_slot.Slot) -> None:
-        """Keep the slot's place from being handed out; may be called many times."""
+        """Hold a slot, so it is not reused; calls are counted."""
         self.hold_all((slot,))
 
     def hold_all(self, slots: Iterable[cache_slot.Slot]) -> None:
-        """Hold each of some slots."""
+        """Hold each slot."""
         for slot in slots:
             slot.holds += 1
             if slot.holds == 1:
                 slot.slab.held += 1
 
     def release_all(self, slots: Iterable[cache_slot.Slot]) -> None:
-        """Undo one :meth:`hold_slot` of each of some slots."""
+        """Undo one :meth:`hold_slot` of each slot."""
         for slot in slots:
             if slot.holds > 1 or slot.is_gone or slot.is_parked:
                 self.release(slot)
@@ -300,9 +293,9 @@ class PublicCache:
             slot.order.put_back(slot)
 
     def drop_chunk(self, slot: cache_slot.Slot, is_place_bad: bool = False) -> None:
-        """Take a chunk out of the cache; its place is free once nobody holds it.
+        """Remove a chunk; its slot is free once it is not held.
 
-        :param is_place_bad: the disk does not take bytes there: it is not used again
+        :param is_place_bad: the disk rejects writes there: never reuse the slot
         """
         slot.is_place_bad = slot.is_place_bad or is_place_bad
         if slot.is_gone:
@@ -312,15 +305,12 @@ class PublicCache:
             self._free(slot)
 
     def lose_slab(self, slab: cache_slot.Slab) -> None:
-        """Forget a slab whose file could not be made, with all its chunks, and stop growing.
-
-        What is held stays safe: its places are never handed out again.
-        """
+        """Forget a slab whose file could not be created, and stop growing."""
         self._give_up(slab)
         self._slabs.stop_growing()
 
     def forget_slab(self, slab: cache_slot.Slab) -> None:
-        """Forget a slab whose file is gone, with all its chunks; nothing in it is held."""
+        """Forget a slab whose file is gone, with all its chunks; no slot of it is held."""
         self._give_up(slab)
 
     def slab_by_number(self, number: int) -> cache_slot.Slab | None:
@@ -328,23 +318,20 @@ class PublicCache:
         return self._slabs.get(number)
 
     def grow_again(self) -> None:
-        """Make slabs up to the limit again, after :meth:`lose_slab`."""
+        """Allow growth up to the limit again, after :meth:`lose_slab`."""
         self._slabs.grow_again()
 
     def take_over(self, other: "PublicCache") -> None:
-        """Become another cache, which nobody else uses; this one is empty.
-
-        Who is told of chunks that leave stays the same.
-        """
+        """Replace the contents of this empty cache by those of ``other``; keep ``gone``."""
         gone, lost = self.gone, self.pinned_lost
         self.__dict__.update(other.__dict__)
-        self.gone, self.pinned_lost = gone, lost + 1  # what was here may not be there
+        self.gone, self.pinned_lost = gone, lost + 1  # chunks of the former contents may be missing
 
     def restore_slabs(self, found: Iterable[FoundSlab]) -> list[SlabAction]:
-        """Take over what a former run left; call it once, on an empty cache.
+        """Load the slabs of a former run; call it once, on an empty cache.
 
-        Of two records with one CID the younger counts.  Slabs that no longer fit under the
-        limit, the least valuable ones, are to be removed; those with pinned chunks stay.
+        Of two records with one CID the newer counts. Returns the removal of slabs beyond the limit,
+        the least valuable ones; slabs with pinned chunks stay.
         """
         taken, left = self._slabs.restore_slabs(found)
         entries = [(record, slab) for slab, records in taken for record in records]
@@ -411,10 +398,7 @@ class PublicCache:
             slab.group.with_free[slab] = None
 
     def _make_room(self, group: cache_slot.SizeGroup, newcomer: int) -> list[SlabAction]:
-        """Free a slot of the group: by a new slab, an eviction, or other sizes' slabs.
-
-        :param newcomer: the rank of what is to lie there
-        """
+        """Free a slot: by a new slab, an eviction, or eviction of slabs of other sizes."""
         layout = group.layout
         if not layout.slot_count:
             raise errors.CacheFull(
@@ -437,7 +421,7 @@ class PublicCache:
     def _price(
         self, group: cache_slot.SizeGroup, newcomer: int, victim: cache_slot.Slot | None
     ) -> tuple[int, int]:
-        """Return what a slab of another size must be worth less than, to be given up."""
+        """Return the bound of value below which a slab of another size may be evicted."""
         if victim is not None:
             return victim.keep_class, victim.used_at
         if any(group.chunks):
@@ -445,11 +429,7 @@ class PublicCache:
         return len(cache_slot.CLASSES), 0
 
     def _is_time_to_compare(self, group: cache_slot.SizeGroup) -> bool:
-        """Say whether a slab's worth of evictions went by.
-
-        Only then slabs of other sizes are looked at, so the look costs next to nothing.  Without
-        it a slot size that is no longer asked for would keep its slabs for ever.
-        """
+        """Return whether a slab's worth of evictions passed since the last comparison."""
         return len(self._slabs.groups) > 1 and group.evictions % group.layout.slot_count == 0
 
     def _add_slab(
@@ -462,7 +442,6 @@ class PublicCache:
         return [*actions, MakeSlab(self._slabs.add(group))]
 
     def _give_up(self, slab: cache_slot.Slab) -> int:
-        """Forget a slab and its chunks; return how many these were."""
         self._slabs.remove(slab)
         slots = [slot for slot in slab.slots if slot is not None]
         for slot in slots:

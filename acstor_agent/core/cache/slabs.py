@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slab files of the public cache: how many bytes they may have, and which are given up first.
+"""The slab files of the public cache: their total size and eviction order.
 
-They never get more bytes than the limit, and what the operator allows beyond it for
-pinned chunks.
+Their sum is at most the limit plus what the operator allows beyond it for pinned chunks.
 """
 
 import operator
@@ -16,11 +15,7 @@ from acstor_agent.core.cache import cache_slot
 
 
 class Slabs:
-    """The slabs by their numbers, and groups of them by the sizes of their slots.
-
-    :param limit_bytes: upper bound of the slab files' lengths, all together
-    :param slab_bytes: upper bound of one slab file's length
-    """
+    """The slabs by number, and grouped by slot size."""
 
     def __init__(
         self,
@@ -43,7 +38,7 @@ class Slabs:
         return iter(self._slabs.values())
 
     def __contains__(self, slab: cache_slot.Slab) -> bool:
-        """Say whether this very slab is there, not another one with its number."""
+        """Return whether this very object is there, not another slab with its number."""
         return self._slabs.get(slab.number) is slab
 
     def get(self, number: int) -> cache_slot.Slab | None:
@@ -51,7 +46,7 @@ class Slabs:
         return self._slabs.get(number)
 
     def size_group(self, slot_bytes: int) -> cache_slot.SizeGroup:
-        """Return the group of slots of one size, made now if there is none."""
+        """Return the group of slots of one size; create it if needed."""
         group = self.groups.get(slot_bytes)
         if group is None:
             layout = cache_slab.SlabLayout.largest_within(self.slab_bytes, slot_bytes)
@@ -59,7 +54,7 @@ class Slabs:
         return group
 
     def add(self, group: cache_slot.SizeGroup) -> cache_slot.Slab:
-        """Make a slab with free slots of a group's size."""
+        """Create a slab with free slots."""
         number = next(n for n in range(len(self._slabs) + 1) if n not in self._slabs)
         slab = cache_slot.Slab(number, group.layout, group)
         self._enter(slab)
@@ -71,47 +66,44 @@ class Slabs:
         self.disk_bytes += slab.layout.file_bytes
 
     def remove(self, slab: cache_slot.Slab) -> None:
-        """Forget a slab; its chunks are the caller's affair."""
+        """Forget a slab; the caller handles its chunks."""
         del self._slabs[slab.number]
         slab.group.with_free.pop(slab, None)
         self.disk_bytes -= slab.layout.file_bytes
 
-    # How many there may be
+    # Limits
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes all of them may have."""
+        """Most bytes of all slabs."""
         return self.limit_bytes + self._pins.beyond_bytes
 
     def surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
-        """Return by how much there would be too many bytes with one more slab."""
+        """Return the excess over the limit with one more slab."""
         allowed_bytes = self._ceiling_bytes + self._pins.beyond_bytes
         return self.disk_bytes + layout.file_bytes - allowed_bytes
 
     def grow_for_pinned(self, layout: cache_slab.SlabLayout) -> bool:
-        """Allow one more slab, for a pinned chunk that finds no room; say whether it may be made.
-
-        Each has a pinned chunk then, so they are never more than there are such chunks.
-        """
+        """Allow one more slab for a pinned chunk; return whether it may be created."""
         if self._is_stopped or not self._pins.may_grow or not layout.slot_count:
             return False
         self._pins.beyond_bytes += max(0, self.surplus_bytes(layout))
         return True
 
     def stop_growing(self) -> None:
-        """Make no more slabs than there are, until :meth:`grow_again`."""
+        """Create no more slabs until :meth:`grow_again`."""
         self._ceiling_bytes, self._is_stopped = self.disk_bytes - self._pins.beyond_bytes, True
 
     def grow_again(self) -> None:
-        """Make slabs up to the limit again."""
+        """Allow slabs up to the limit again."""
         self._ceiling_bytes, self._is_stopped = self.limit_bytes, False
 
-    # Which go first
+    # Eviction
 
     def slabs_to_give_up(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
-        """Return slabs of other sizes to give up for one of ``layout``, the cheapest first.
+        """Return slabs of other sizes to evict for one of ``layout``, cheapest first.
 
-        The list is empty if they would not make enough room.
+        Empty if they would not suffice.
         """
         others = (s for s in self if s.layout.slot_bytes != layout.slot_bytes)
         spare = []
@@ -124,7 +116,7 @@ class Slabs:
         return []
 
     def too_many(self) -> list[cache_slot.Slab]:
-        """Return the slabs to give up where there are too many bytes, the cheapest first."""
+        """Return the slabs to evict to meet the limit, cheapest first."""
         over_bytes, found = self.disk_bytes - self.room_bytes, []
         for slab in _cheapest(self):
             if over_bytes <= 0:
@@ -133,15 +125,15 @@ class Slabs:
             found.append(slab)
         return found
 
-    # What a former run left
+    # Restart
 
     def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]
     ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.Record]]], list[cache_slot.Slab]]:
-        """Take over slabs that were found, the most valuable ones; call it once, on none.
+        """Load slabs that were found, the most valuable first; call it once, when empty.
 
-        :return: those that were taken, with their records, and those that do not fit under the
-            limit; those with pinned chunks stay
+        :return: loaded slabs with their records, and slabs beyond the limit (never with pinned
+            chunks)
         """
         found = list(found)
         pinned = {one.number for one in found if self._has_pinned(one)}
@@ -158,7 +150,7 @@ class Slabs:
         return taken, left
 
     def restore_free_lists(self) -> None:
-        """Find out which slots are free, when the chunks of slabs that were found are in them."""
+        """Rebuild the free lists, after the chunks of found slabs were loaded."""
         for slab in self:
             slab.free = [slot_no for slot_no in slab.free if slab.slots[slot_no] is None]
             if slab.free:
@@ -175,6 +167,5 @@ def _value(one: cache_actions.FoundSlab) -> tuple[int, int]:
 
 
 def _cheapest(slabs: Iterable[cache_slot.Slab]) -> list[cache_slot.Slab]:
-    """Return the slabs that may be given up, the cheapest first."""
     may_go = (s for s in slabs if not s.held and not s.class_counts[cache_slot.PINNED])
     return sorted(may_go, key=operator.attrgetter("value"))

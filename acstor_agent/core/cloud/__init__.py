@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ties a host to its cloud.
+"""Relation of a host to its cloud.
 
-To be read in this order: ``table_rules`` (which v-node table is in force), ``certificate_renewal``
-(when to ask for the next certificate), ``interface_traffic`` (what of the host's traffic the
-decision service hears).
+``table_rules`` (acceptance of v-node tables), ``certificate_renewal``, ``interface_traffic`` (the
+traffic reported to the decision service).
 """

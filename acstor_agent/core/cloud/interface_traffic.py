@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which network interfaces carry a host's traffic, and how much they carried.
 
-The one rule: no byte is counted twice.  A VLAN's bytes pass its lower interface, a
-bond's or a bridge's their ports, so what is counted are the lowest interfaces only.
+The bytes of a VLAN pass its lower interface, those of a bond or bridge its ports. So only the
+lowest interfaces are counted, and no byte twice.
 """
 
 import dataclasses
@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 ON_TOP = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
-"""Kinds of interfaces that stand on one other."""
+"""Kinds of interfaces on top of one other."""
 JOINING = frozenset({"bond", "team", "bridge"})
 """Kinds of interfaces that join several others, their ports."""
 GUESTS = frozenset({"tun", "veth"})
-"""Kinds of ports that lead to guests and containers, not to the network."""
+"""Kinds of ports that lead to guests and containers."""
 HEADERS = 1.03
-"""Bytes that a link carries for each byte of a chunk; frames' headers are counted once or more
-often, depending on the driver."""
+"""Bytes on the link per byte of a chunk; drivers count frame headers differently."""
 ACKNOWLEDGEMENTS = 0.02
-"""Bytes that a link carries the other way for each byte of a chunk."""
+"""Bytes on the link in the other direction, per byte of a chunk."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +28,8 @@ class NetworkInterface:
     """One network interface, as the kernel shows it.
 
     :param kind: of a virtual one; empty for a physical one
-    :param lower: index of the interface that it stands on, in this namespace; 0: none
+    :param lower: index of the interface below it, in this namespace; 0: none
     :param master: index of the bond or bridge that it is a port of; 0: none
-    :param received: bytes since it was made
     """
 
     index: int
@@ -44,7 +42,7 @@ class NetworkInterface:
 
 
 class InterfaceSample(NamedTuple):
-    """The interfaces that count, at one moment (seconds of the monotonic clock)."""
+    """The counted interfaces at one moment (seconds of the monotonic clock)."""
 
     at_s: float
     links: list[NetworkInterface]
@@ -53,7 +51,7 @@ class InterfaceSample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrafficBytes:
-    """Bytes in and out."""
+    """Bytes received and sent."""
 
     received: int
     sent: int
@@ -62,7 +60,7 @@ class TrafficBytes:
 def lowest_interfaces(
     links: Iterable[NetworkInterface], wanted: Collection[int]
 ) -> list[NetworkInterface]:
-    """Return the interfaces that carry what passes those with the ``wanted`` indexes.
+    """Return the lowest interfaces under those with the ``wanted`` indexes.
 
     >>> eth0 = NetworkInterface(2, "eth0", "", 0, 3, 10, 20)
     >>> bond0 = NetworkInterface(3, "bond0", "bond", 0, 0, 10, 20)
@@ -98,10 +96,10 @@ def _below(link: NetworkInterface, known: Mapping[int, NetworkInterface]) -> lis
 def traffic_between(
     before: Iterable[NetworkInterface], after: Iterable[NetworkInterface]
 ) -> TrafficBytes:
-    """Return what interfaces carried between two looks.
+    """Return the traffic of interfaces between two samples.
 
-    One that was not there before, or whose counters went back (it was made anew, its driver was
-    reset or it wrapped), counts from the next look on.
+    New interfaces, and those whose counters went back (recreated, reset, wrapped), count from the
+    next sample.
     """
     old = {(link.index, link.name): link for link in before}
     received = sent = 0
@@ -114,7 +112,7 @@ def traffic_between(
 
 
 def bytes_on_wire(chunks: TrafficBytes, total: TrafficBytes) -> TrafficBytes:
-    """Return what of ``total`` chunks took, headers and acknowledgements included.
+    """Return the part of ``total`` for chunks, with headers and acknowledgements.
 
     >>> bytes_on_wire(TrafficBytes(1000, 0), TrafficBytes(5000, 10))
     TrafficBytes(received=1030, sent=10)

@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which v-node table takes the place of which, and whom the tables let speak.
+"""Rules for accepting a v-node table, and for the hosts that may connect.
 
-The one rule: once a signed table is in force only signed ones follow it, each with
-a higher epoch, and none from so far ahead that no honest one could follow.  A table
-that was signed takes the place of one that was not, whatever their epochs: the two
-are numbered by different people.
+Once a signed table is in force, only a signed one with a higher epoch follows, within MAX_LEAP. A
+signed table replaces an unsigned one whatever its epoch, because their epochs are unrelated.
 """
 
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 
 EPOCH_END = 1 << 53
-"""Epochs are below: beyond it JSON's numbers are not exact everywhere."""
+"""Upper bound of epochs: larger numbers are inexact in some JSON implementations."""
 MAX_LEAP = 1_000_000
-"""Epochs that a host may have missed: of two months, with a new table every 5 s."""
+"""Epochs that a host may have missed: two months of a new table every 5 s."""
 
 
 def why_not_taken(epoch: int, current: int, *, is_signed: bool, is_current_signed: bool) -> str:
-    """Return why a table cannot take the place of the one in force; "" if it can.
+    """Return why a table cannot replace the one in force; "" if it can.
 
     >>> why_not_taken(7, 7, is_signed=True, is_current_signed=True)
     'epoch 7 is not higher than 7'
     >>> why_not_taken(1, 7, is_signed=True, is_current_signed=False)
     ''
 
-    :param epoch: that of the new table
-    :param current: that of the table in force; 0 if there is none
+    :param current: of the table in force; 0 if there is none
     """
     if epoch >= EPOCH_END:
         return f"epoch {epoch} is out of range"
@@ -43,12 +40,10 @@ def why_not_taken(epoch: int, current: int, *, is_signed: bool, is_current_signe
 def why_not_speak(
     host: ids.HostId, not_before_s: float, current: hash_ring.Ring, former: hash_ring.Ring | None
 ) -> str:
-    """Return why a host may not speak to this one; "" if it may.
+    """Return why a host may not connect to this one; "" if it may.
 
-    :param host: whom its certificate names
-    :param not_before_s: when that begins to be valid, wall clock
-    :param current: the table in force; what it revokes is revoked
-    :param former: the one before it, if that still counts
+    :param not_before_s: start of the certificate's validity, wall clock
+    :param current: the table in force, with the revocations
     """
     if host not in current and (former is None or host not in former):
         return "it is not on the v-node table in force, nor on the one before it"

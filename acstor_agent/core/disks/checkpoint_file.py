@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The qcow2 file that a checkpoint is shown as: its tables are computed, its data are its chunks.
+"""The qcow2 file of a checkpoint: computed tables, with chunks as data clusters.
 
-A cluster is a chunk, so that each cluster of data is one chunk of the checkpoint, whole and by
-itself.  What the checkpoint has not is the backing file's, which is raw and the image's mirror.
-
-The one rule: a guest's bytes stand only where the tables lead, so they are never taken for
-anything but bytes.
+A cluster is a chunk. Ranges without a chunk come from the raw backing file, the image's mirror.
+Guest bytes appear only in data clusters, so they are never parsed as metadata.
 """
 
 import array
@@ -25,12 +22,12 @@ _AT_SIZE: Final = 24
 
 
 def cluster_bytes(manifest: checkpoint_manifest.Manifest) -> int:
-    """Return the size of a cluster: a chunk, or half of one that is larger than clusters can be."""
+    """Return the cluster size: a chunk, or half of one if it exceeds qcow2's limit."""
     return min(manifest.subject.cut.chunk_bytes, MAX_CLUSTER_BYTES)
 
 
 def places(manifest: checkpoint_manifest.Manifest) -> "array.array[int]":
-    """Return which cluster of the disk each cluster of the file's data is."""
+    """Return the disk cluster of each data cluster of the file."""
     found = array.array("Q")
     size = cluster_bytes(manifest)
     for run in _runs(manifest):
@@ -40,11 +37,7 @@ def places(manifest: checkpoint_manifest.Manifest) -> "array.array[int]":
 
 
 def plan(manifest: checkpoint_manifest.Manifest, backing: str) -> qcow2_writer.Plan:
-    """Return how the file is laid out.
-
-    :param backing: path of what has the image
-    :raises errors.Unusable: there can be no such file
-    """
+    """Return the layout of the file."""
     what = "the disk of a checkpoint"
     if not backing.startswith("/") or {"\0", "\n"} & set(backing):
         raise errors.Unusable(what, f"{backing[:80]!r} is no absolute path to lie on")
@@ -61,7 +54,7 @@ def plan(manifest: checkpoint_manifest.Manifest, backing: str) -> qcow2_writer.P
 
 
 def size_of(head: bytes) -> int:
-    """Return the size of the disk that a file with this beginning is of."""
+    """Return the disk size from the first HEAD_BYTES of a file."""
     return int.from_bytes(head[_AT_SIZE:HEAD_BYTES])
 
 

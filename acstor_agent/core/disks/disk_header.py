@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of a disk's state file: what the disk is, and one mark for each chunk.
+"""Format of a disk's state file: header, and one mark for each chunk.
 
-The byte-level description is doc/source/format/disk.rst.  Bytes in, bytes
-out: nothing here opens a file.  The rule: a chunk counts as written only where
-its mark says so; a file that cannot be right is refused, never repaired.
+See doc/source/format/disk.rst. A chunk counts as written only if its mark says so; an invalid file
+is refused, never repaired.
 """
 
 import dataclasses
@@ -20,19 +19,19 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 DiskId = NewType("DiskId", str)
-"""A disk's id: a UUID, lower case, with dashes."""
+"""A disk's ID: a UUID, lower case, with dashes."""
 
 MAGIC = b"\x89acdsk\r\n"
 VERSION = 1
 MAX_CHUNKS = 1 << 27
-"""8 TiB of 64 KiB chunks: two bytes of memory a chunk are taken while a disk is in use."""
+"""8 TiB of 64 KiB chunks: a disk in use takes two bytes of memory per chunk."""
 
 AT_BOOT_ID = 512
 BOOT_ID_BYTES = 16
 AT_MARKS = 4096
 
 UNWRITTEN, UNSYNCED, WRITTEN = 0, 1, 2
-"""Marks: the image's; written since the boot that the file names; written, and safe on disk."""
+"""Marks: the image's bytes; written since the boot named in the file; written and synced."""
 
 _FIELDS = struct.Struct("<8sHHIQQ16s16s")
 _DIGEST_BYTES = 32
@@ -40,7 +39,7 @@ HEADER_BYTES = _FIELDS.size + _DIGEST_BYTES
 
 
 def parse_disk_id(text: str) -> DiskId:
-    """Return ``text`` as a disk id.
+    """Return ``text`` as a disk ID.
 
     :raises ValueError: it is not a UUID in its usual form with dashes
     """
@@ -52,10 +51,10 @@ def parse_disk_id(text: str) -> DiskId:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DiskHeader:
-    """What a disk is; it never changes.
+    """Immutable description of a disk.
 
     :param cut: the disk's own size and chunks
-    :param image_bytes: length of the image that it began as; zeros follow
+    :param image_bytes: length of its base image; zeros follow
     """
 
     disk_id: DiskId
@@ -64,7 +63,7 @@ class DiskHeader:
     image_bytes: int
 
     def __post_init__(self) -> None:
-        """Refuse a disk that cannot be."""
+        """Reject an impossible disk."""
         if not 0 <= self.image_bytes <= self.cut.size_bytes:
             raise ValueError(
                 f"a disk of {self.cut.size_bytes} bytes cannot hold an image of {self.image_bytes}"
@@ -98,9 +97,9 @@ def pack(header: DiskHeader, boot_id: bytes) -> bytes:
 
 
 def unpack(raw: bytes, what: str) -> tuple[DiskHeader, bytes]:
-    """Return the header and the boot id that the beginning of the file ``what`` holds.
+    """Return header and boot ID from the beginning of the file ``what``.
 
-    :raises errors.FormatError: this is not the beginning of a disk's state file
+    :raises errors.FormatError: it is not the beginning of a disk's state file
     """
     if len(raw) < AT_MARKS:
         raise errors.FormatError(what, len(raw), "the file ends inside its header")
@@ -125,9 +124,9 @@ def unpack(raw: bytes, what: str) -> tuple[DiskHeader, bytes]:
 
 
 def check_marks(marks: bytes, header: DiskHeader, what: str) -> None:
-    """Make sure that there is a mark for every chunk, and no other byte.
+    """Check that there is exactly one valid mark for each chunk.
 
-    :raises errors.FormatError: a mark is missing or means nothing
+    :raises errors.FormatError: a mark is missing or invalid
     """
     if len(marks) != header.cut.chunk_count:
         raise errors.FormatError(

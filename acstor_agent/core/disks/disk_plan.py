@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a read or a write of a copy-on-reference disk needs (Nicolae 2016, Algorithms 1 and 2).
+"""Plans reads and writes of a copy-on-reference disk (Nicolae 2016, Alg. 1, 2).
 
-The states are those of the disk's own file: a chunk of which a part may be
-written is one whose bytes are all in that file.  Until then the bytes are the
-image's, and zeros behind the image's end.  The rule: a chunk enters the file
-as a whole or not at all, so a write that covers only a part of one is widened
-by the bytes that are missing, and a write that covers all of it by none.
+A chunk is in the disk's own file as a whole or not at all (its state allows PART_WRITTEN).
+Otherwise its bytes are the image's, or zeros after the image's end. A write that covers a part of
+such a chunk is widened by the rest of it.
 """
 
 import enum
@@ -21,13 +19,13 @@ _E = chunk_state.ChunkEvent
 class Origin(enum.Enum):
     """Where bytes of a disk lie."""
 
-    DISK = enum.auto()  # in the disk's own file
-    IMAGE = enum.auto()  # in the image that it began as
-    ZERO = enum.auto()  # nowhere: behind the image's end
+    DISK = enum.auto()
+    IMAGE = enum.auto()  # in the base image
+    ZERO = enum.auto()  # after the image's end
 
 
 class Stretch(NamedTuple):
-    """Bytes of the disk, from ``start`` to ``stop``, that lie in one place."""
+    """A range of the disk with one origin."""
 
     origin: Origin
     start: int
@@ -35,11 +33,10 @@ class Stretch(NamedTuple):
 
 
 class WritePlan(NamedTuple):
-    """What becomes of a write.
+    """Ranges and chunks of a write.
 
-    ``before`` and ``after`` are stretches of the original content that must be
-    written with it; ``chunks`` are those that the whole then covers, or that
-    lie in the disk's file already; ``fresh`` are those of them that do not.
+    ``before`` and ``after`` are original bytes to write with it; ``chunks`` are all chunks it
+    touches; ``fresh`` are those that were not in the disk's file.
     """
 
     before: list[Stretch]
@@ -49,12 +46,12 @@ class WritePlan(NamedTuple):
 
 
 def is_on_disk(states: chunk_state.ChunkStates, chunk_no: int) -> bool:
-    """Say whether all of a chunk's bytes are in the disk's own file."""
+    """Return whether a chunk is in the disk's own file."""
     return states.can_happen(chunk_no, _E.PART_WRITTEN)
 
 
 def original(image_bytes: int, start: int, stop: int) -> Iterator[Stretch]:
-    """Yield where a range of the disk lay when the disk was made.
+    """Yield the original origins of a range of the disk.
 
     >>> [stretch.origin.name for stretch in original(10, 5, 15)]
     ['IMAGE', 'ZERO']
@@ -72,7 +69,7 @@ def plan_read(
     offset: int,
     length: int,
 ) -> list[Stretch]:
-    """Return where the bytes of a read lie, in order; what is past the disk's end is left out."""
+    """Return the stretches of a read, in order, up to the disk's end."""
     stretches: list[Stretch] = []
     for chunk_no, start, stop in cut.split_range(offset, length):
         at = cut.chunk_offset(chunk_no)
@@ -85,7 +82,6 @@ def plan_read(
 
 
 def _join(stretches: list[Stretch], this: Stretch) -> None:
-    """Let the last stretch reach to the end of this one if both lie in one place."""
     if stretches and stretches[-1].origin is this.origin:
         this = Stretch(this.origin, stretches.pop().start, this.stop)
     stretches.append(this)
@@ -106,10 +102,7 @@ def plan_write(
     offset: int,
     length: int,
 ) -> WritePlan:
-    """Return what must be written with a write of ``length`` bytes (more than 0, inside the disk).
-
-    Only its first and its last chunk can be covered in part.
-    """
+    """Return the plan of a write of ``length`` bytes (more than 0, inside the disk)."""
     chunks = chunks_of(cut, offset, length)
     first_byte, stop = cut.chunk_offset(chunks[0]), offset + length
     last_stop = cut.chunk_offset(chunks[-1]) + cut.chunk_length(chunks[-1])
@@ -125,7 +118,7 @@ def plan_write(
 
 
 def note_written(states: chunk_state.ChunkStates, plan: WritePlan) -> None:
-    """Let a write that was done, and marked, change the states of its chunks."""
+    """Apply a finished, marked write to the states of its chunks."""
     for chunk_no in plan.fresh:
         if (plan.before and chunk_no == plan.chunks[0]) or (
             plan.after and chunk_no == plan.chunks[-1]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept beside a disk that was made of a checkpoint: who has its chunks, and the key.
+"""Record of a disk restored from a checkpoint: holders of its chunks, and the key.
 
-The byte-level description is doc/source/format/recovery.rst.  The key is there only
-as long as a chunk is missing; it opens all that the holders have of the disk.
+See doc/source/format/recovery.rst. The key opens all that the holders have of the disk; it is kept
+only while a chunk is missing.
 """
 
 from typing import Annotated
@@ -34,13 +34,11 @@ class Holder(NamedTuple):
 
 
 class RestoreRecord(NamedTuple):
-    """Of which checkpoint a disk was made, and who has its chunks.
+    """The checkpoint of a restored disk, and the holders of its chunks.
 
-    :param checkpoint_id: the decision service's; the disk made of it has the same id
-    :param owner: the host that took the checkpoint
-    :param vault_disk: what the holders know the disk by
-    :param manifest_name: BLAKE3 of the sealed manifest
-    :param key: of the disk; empty when nothing is missing any more
+    :param checkpoint_id: assigned by the decision service; equal to the disk's ID
+    :param vault_disk: ID of the disk in the holders' vaults
+    :param key: of the disk; empty when no chunk is missing
     """
 
     checkpoint_id: disk_header.DiskId
@@ -54,13 +52,11 @@ class RestoreRecord(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Say whether all chunks of the checkpoint are on this host."""
+        """Return whether all chunks of the checkpoint are on this host."""
         return not self.key
 
 
 class _Kept(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of the file."""
-
     version: int
     checkpoint_id: str
     instance_id: str
@@ -76,10 +72,7 @@ _decoder = msgspec.json.Decoder(_Kept)
 
 
 def restore_record_of(**told: Any) -> RestoreRecord:
-    """Return a recovery of what a client or a file says; the fields are those of the file.
-
-    :raises ValueError: a field is not what it should be
-    """
+    """Return a record from a client's or a file's fields."""
     try:
         kept = msgspec.convert({"version": VERSION, **told}, _Kept)
     except msgspec.ValidationError as e:
@@ -109,7 +102,7 @@ def pack(recovery: RestoreRecord) -> bytes:
 
 
 def unpack(raw: bytes, what: str) -> RestoreRecord:
-    """Return what the bytes of the file ``what`` say.
+    """Return the record in the bytes of the file ``what``.
 
     :raises errors.FormatError: they are not such a file's
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What room images take in the cache, and which of them make room for another one.
+"""Cache capacity that images need, and images to evict for another one.
 
-The one rule: a content takes room once, however many images have it.
+Images share contents: a content takes capacity once.
 """
 
 import collections
@@ -14,13 +14,13 @@ from acstor_agent.core.cache import cache_slab
 from acstor_common.model import ids
 
 Contents = Mapping[ids.Cid, int]
-"""What is to be had of an image, each content once, with its length."""
+"""Contents of an image, each once, with their lengths."""
 Slots = Mapping[int, int]
-"""How many slots of the cache, by their sizes."""
+"""Number of cache slots, by their sizes."""
 
 
 def slots_of(contents: Contents, pins: cache_pins.Pins) -> dict[int, int]:
-    """Return how many slots of each size contents take that are not pinned yet."""
+    """Return the slots of each size for those contents that are not pinned yet."""
     fresh = (length for cid, length in contents.items() if cid not in pins)
     return dict(collections.Counter(map(cache_slab.slot_bytes_for, fresh)))
 
@@ -33,13 +33,11 @@ def images_to_evict(
     *,
     may_grow: bool,
 ) -> list[ids.ImageId]:
-    """Return which images give way to another one, in their order; no more than must.
+    """Return the images to evict for another one: as few as needed, in their order.
 
-    None do where all of them were not enough, unless the cache may grow for the rest.
+    Return none if evicting all were not enough, unless the cache may grow for the rest.
 
-    :param contents: of the image that needs the room
-    :param kept: the images that may give way, with all that is pinned of each
-    :param lacking_bytes: what the cache lacks for slots
+    :param kept: candidates, with the contents pinned for each
     """
     slots = collections.Counter(pins.slots)
     slots.update(slots_of(contents, pins))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast images may become whole and must, how fast they do, and when to try again.
+"""Rates, deadlines and retries of background fills.
 
-This is what nobody waits for, so it takes what others leave over.
-
-Times are seconds of one clock that never goes back, given by the caller.
+A fill uses bandwidth that guests and other traffic leave over. Times are seconds of one monotonic
+clock, given by the caller.
 """
 
 import math
@@ -13,27 +12,27 @@ from typing import NamedTuple
 from acstor_agent.core.cloud import interface_traffic
 
 SHARE = 0.9
-"""Of what the link has to spare: the rest is for those who begin to use it just now."""
+"""Share of the spare bandwidth that fills use; the rest is for traffic that begins now."""
 BESIDE_GUESTS = 0.1
-"""Of that, while guests of this host boot, or wait for what is not here."""
+"""Share of that rate while guests of this host boot or wait for remote chunks."""
 LEAST_BYTES_S = 256 * 1024.0
-"""Fills go on at this rate on a link that is full: it must end some day."""
+"""Least rate, also on a busy link, so that a fill ends."""
 UNKNOWN_BYTES_S = 62_500_000.0
-"""Where nothing is known of the link: half of what 1000 Mbit/s carry."""
+"""Rate when the link is unknown: half of 1000 Mbit/s."""
 AHEAD_S = 0.25
-"""How much of its rate a fill that was kept waiting may take at once."""
+"""Burst after a delay, in seconds at the current rate."""
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 300.0
 SPEED_OVER_S = 10.0
-"""Over how long a speed is averaged, about."""
+"""Time constant of the average speed."""
 RESERVE_SHARE = 0.1
-"""Of the time until an image is to be whole, what is kept for what goes wrong."""
+"""Share of the time to the deadline that is kept in reserve."""
 RESERVE_S = 60.0
-"""And no more than this."""
+"""Upper bound of this reserve."""
 
 
 class SpareBandwidth:
-    """What a link has to spare, as its counters show it."""
+    """Spare bandwidth of a link, from its interface counters."""
 
     def __init__(self) -> None:
         self._last: interface_traffic.InterfaceSample | None = None
@@ -41,17 +40,17 @@ class SpareBandwidth:
         self._own_bytes = 0
 
     def count_bytes(self, count: int) -> None:
-        """Note bytes of chunks that came for an image that becomes whole."""
+        """Count bytes that were fetched for a fill."""
         self._own_bytes += count
 
     def reset(self) -> None:
-        """Begin anew, after a pause in which nobody looked."""
+        """Start again after a pause without samples."""
         self._last, self._own_bytes = None, 0
 
     def spare_bytes_s(self, look: interface_traffic.InterfaceSample) -> float:
-        """Return the rate in bytes/s that others leave over; see :data:`SHARE`.
+        """Return the rate in bytes/s that other traffic leaves over; see :data:`SHARE`.
 
-        What others take is believed at once when it grows, and by half when it falls.
+        An increase of other traffic counts at once, a decrease by half.
         """
         last, own_bytes = self._last, self._own_bytes * interface_traffic.HEADERS
         self._last, self._own_bytes = look, 0
@@ -83,9 +82,9 @@ class Pacer:
         self._last_s, self._last_bytes = -math.inf, 0
 
     def wait_s(self, count: int, now_s: float) -> float:
-        """Return how long to wait before so many bytes may be asked for.
+        """Return the wait before ``count`` bytes may be requested.
 
-        :return: 0 if they may be now: they are counted; if not, nothing is: ask again then
+        :return: 0: they may be, and are counted; otherwise nothing is counted: ask again later
         """
         next_s = self._last_s + self._last_bytes / self.bytes_s
         begin_s = max(next_s, now_s - AHEAD_S)
@@ -96,9 +95,7 @@ class Pacer:
 
 
 def time_left_s(by_s: float, within_s: float, now_s: float) -> float:
-    """Return how long it is until a moment by the wall clock, which may have jumped.
-
-    It is no less than nothing, and no more than was given at first.
+    """Return the time to a wall-clock moment, between 0 and ``within_s``.
 
     >>> [time_left_s(by_s=1600.0, within_s=600.0, now_s=now_s) for now_s in (1100.0, 0.0, 9000.0)]
     [500.0, 600.0, 0.0]
@@ -107,24 +104,21 @@ def time_left_s(by_s: float, within_s: float, now_s: float) -> float:
 
 
 class Deadline(NamedTuple):
-    """When an image is to be whole.
-
-    :param within_s: how long that was away when it was asked for
-    """
+    """The time by which an image is to be fully cached."""
 
     at_s: float
     within_s: float
 
     def left_s(self, now_s: float) -> float:
-        """Return the time that is left; below 0: since when it is over."""
+        """Return the time left; negative after the deadline."""
         return self.at_s - now_s
 
     def is_pressing(self, now_s: float) -> bool:
-        """Say whether there is no time but the reserve, or less: as fast as it comes."""
+        """Return whether only the reserve is left, so the fill runs at full speed."""
         return self.left_s(now_s) <= min(RESERVE_SHARE * self.within_s, RESERVE_S)
 
     def needed_bytes_s(self, left_bytes: int, now_s: float) -> float:
-        """Return the rate at which so many bytes come before the reserve of time is needed.
+        """Return the rate that transfers ``left_bytes`` before the reserve begins.
 
         >>> Deadline(at_s=1600.0, within_s=600.0).needed_bytes_s(5400, now_s=1000.0)
         10.0
@@ -134,20 +128,16 @@ class Deadline(NamedTuple):
         return left_bytes / (self.left_s(now_s) - min(RESERVE_SHARE * self.within_s, RESERVE_S))
 
     def is_late(self, takes_s: float | None, now_s: float) -> bool:
-        """Say whether it is missed, or will be if the rest takes so long.
+        """Return whether the deadline is missed, or will be.
 
-        :param takes_s: None: not known; then it is late only when it is missed
+        :param takes_s: time that the rest takes; None: unknown
         """
         left_s = self.left_s(now_s)
         return left_s <= 0 or (takes_s is not None and takes_s > left_s)
 
 
 def needed_bytes_s(due: Iterable[tuple[Deadline, int]], now_s: float) -> float:
-    """Return the rate at which images come in time, of which the one that is due first comes first.
-
-    Each takes its time from those that are due later, so these count from the beginning.
-
-    :param due: when each is to be whole, and how many bytes of it are left
+    """Return the rate that meets all deadlines, earliest deadline first.
 
     >>> one, other = Deadline(at_s=1600.0, within_s=600.0), Deadline(at_s=1601.0, within_s=600.0)
     >>> round(needed_bytes_s([(one, 5400), (other, 5410)], now_s=1000.0), 2)
@@ -162,7 +152,7 @@ def needed_bytes_s(due: Iterable[tuple[Deadline, int]], now_s: float) -> float:
 
 
 class Speed:
-    """How fast bytes came of late."""
+    """Moving average of the transfer rate."""
 
     def __init__(self) -> None:
         self.bytes_s = 0.0
@@ -170,11 +160,11 @@ class Speed:
         self._count = 0
 
     def count_bytes(self, count: int) -> None:
-        """Note bytes."""
+        """Count bytes."""
         self._count += count
 
     def refresh(self, now_s: float) -> None:
-        """Bring ``bytes_s`` up to date; call it each second or so."""
+        """Update ``bytes_s``; call it about each second."""
         since_s, self._since_s = self._since_s, now_s
         count, self._count = self._count, 0
         if since_s is None or now_s <= since_s:
@@ -186,7 +176,7 @@ class Speed:
         self.bytes_s = newest if is_first else self.bytes_s + share * (newest - self.bytes_s)
 
     def left_s(self, count: int) -> float | None:
-        """Return how long so many bytes will take at this speed; None if that cannot be told."""
+        """Return the time that ``count`` bytes take at this speed; None if unknown."""
         return None if self.bytes_s < 1 else count / self.bytes_s
 
 
@@ -197,18 +187,18 @@ def _longest_pause_s(deadline: Deadline | None, now_s: float) -> float:
 
 
 class Failure(NamedTuple):
-    """Why an image does not become whole, and when that is tried again."""
+    """Why a fill failed, and when it is retried."""
 
     why: str
     again_s: float
 
 
 class Backoff:
-    """When to try again what has failed: each time twice as long after.
+    """Exponential backoff of a fill.
 
     >>> backoff = Backoff()
-    >>> backoff.failed("the source is away", now_s=100.0)
-    >>> backoff.failed("the source is away", now_s=105.0)
+    >>> backoff.record_failure("the source is away", now_s=100.0)
+    >>> backoff.record_failure("the source is away", now_s=105.0)
     >>> backoff.failure
     Failure(why='the source is away', again_s=115.0)
     """
@@ -218,15 +208,15 @@ class Backoff:
         self._pause_s = FIRST_PAUSE_S
 
     def record_failure(self, why: str, now_s: float, deadline: Deadline | None = None) -> None:
-        """Note a failure; with a deadline no pause is longer than a tenth of the time left."""
+        """Record a failure; the pause is at most a tenth of the time to a deadline."""
         self.failure = Failure(why, now_s + min(self._pause_s, _longest_pause_s(deadline, now_s)))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def record_success(self) -> None:
-        """Note that it works."""
+        """Reset after a success."""
         self.failure = None
         self._pause_s = FIRST_PAUSE_S
 
     def may_try(self, now_s: float) -> bool:
-        """Say whether it is time to try."""
+        """Return whether it is time to try."""
         return self.failure is None or now_s >= self.failure.again_s

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images this host has promised to keep whole, and the file that remembers it.
+"""The pin file: images that this host keeps fully cached, oldest pin first.
 
-The one rule: promises are in the order in which they were made; what was promised first is kept.
+The order matters: when capacity is short, the oldest pins are kept.
 """
 
 from collections.abc import Iterable
@@ -19,17 +19,17 @@ FillMode = control_wire.FillMode
 
 
 class ImagePin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One image that is kept whole.
+    """One pinned image.
 
-    What is as usual is not written: an agent that is older than a field reads all of the file
-    that does without it.
+    Fields with default values are not written, so an older agent can read a file that does not use
+    its unknown fields.
 
-    :param since_s: when it was promised, wall clock; only shown
-    :param is_asked: an operator wants it kept, whether it is used or not
-    :param is_for_others: only instances of other hosts use it, and this host keeps its share of it
-    :param leased_until_s: until when others have asked for it, wall clock: of use after a restart
-    :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
-    :param due_at_s: the same deadline by the wall clock
+    :param since_s: time of the pin, wall clock; informational
+    :param is_asked: pinned by an operator, whether it is used or not
+    :param is_for_others: only other hosts use it; this host keeps its share
+    :param leased_until_s: end of other hosts' leases, wall clock, to survive a restart
+    :param deadline_s: of a hydrate, seconds from the request; 0: as fast as possible
+    :param due_at_s: the same deadline, wall clock
     """
 
     image_id: str
@@ -51,14 +51,14 @@ _decoder: msgspec.json.Decoder[_File] = msgspec.json.Decoder(_File)
 
 
 def encode(promises: Iterable[ImagePin]) -> bytes:
-    """Return the file of promises."""
+    """Return the bytes of the pin file."""
     return msgspec.json.format(msgspec.json.encode(_File(VERSION, list(promises))), indent=1)
 
 
 def decode(raw: bytes, what: str) -> dict[ids.ImageId, ImagePin]:
-    """Return the promises of a file, in their order.
+    """Return the pins of a file, in their order.
 
-    :raises errors.FormatError: it is no such file
+    :raises errors.FormatError: it is not a pin file
     """
     try:
         file = _decoder.decode(raw)

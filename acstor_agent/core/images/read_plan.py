@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a read needs: which stretches are zeros, in memory, in the cache, or must be fetched.
+"""Splits a read into steps: zeros, memory, cache, or fetch.
 
-Neighbouring chunks of one kind form one step, except that each chunk in memory is a step of its
-own: its bytes are answered without a copy where a read needs no others.
+Adjacent chunks of one kind form one step, except in memory: there each chunk is a step, so a read
+of one chunk is answered without a copy.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ SlotT = TypeVar("SlotT")
 
 
 class StepKind(enum.Enum):
-    """How the bytes of a step are had."""
+    """Where the bytes of a step come from."""
 
     ZERO = enum.auto()
     MEMORY = enum.auto()
@@ -30,11 +30,11 @@ class StepKind(enum.Enum):
 
 @dataclasses.dataclass(slots=True)
 class Step(Generic[SlotT]):
-    """One stretch of a read.
+    """One step of a read.
 
-    ``start`` and ``stop`` count from the first byte of the read.  A CACHE step
-    has ``parts``: (slot, start, stop) of each chunk.  A FETCH step has the number of its first
-    chunk, ``chunk_no``, and the ``cids`` of its chunks.  A MEMORY step has ``data``: its bytes.
+    ``start`` and ``stop`` are relative to the read. A CACHE step has ``parts``: (slot, start, stop)
+    of each chunk. A FETCH step has ``chunk_no`` of its first chunk, and the ``cids`` of all. A
+    MEMORY step has ``data``.
     """
 
     kind: StepKind
@@ -46,7 +46,7 @@ class Step(Generic[SlotT]):
     data: memoryview | None = None
 
     def fetches(self) -> Iterator[tuple[int, ids.Cid]]:
-        """Yield number and CID of each chunk that must be fetched; none of another kind of step."""
+        """Yield (chunk_no, CID) of each chunk to fetch."""
         return enumerate(self.cids or (), self.chunk_no)
 
 
@@ -60,16 +60,13 @@ def plan(
 ) -> list[Step[SlotT]]:
     """Return the steps of a read, in order; together they cover it.
 
-    :param offset: of the read in the image
-    :param length: of the read, which does not reach beyond the image
-    :param cids: of the chunks that the read touches
-    :param slots: of these chunks in the cache; None: it is not there
-    :param in_memory: chunks that come before those of the cache, by CID; most often there are none
+    :param slots: cache slots of these chunks; None: not cached
+    :param in_memory: chunks in memory by CID, preferred to the cache; usually empty
     """
     steps: list[Step[SlotT]] = []
     last: Step[SlotT] | None = None
     first = offset // chunk_bytes
-    begin, origin = 0, first * chunk_bytes - offset  # of the chunk, as the read counts
+    begin, origin = 0, first * chunk_bytes - offset  # of the chunk, relative to the read
     for chunk_no, cid, slot in zip(itertools.count(first), cids, slots, strict=False):
         end = origin + chunk_bytes
         if end > length:

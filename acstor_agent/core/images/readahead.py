@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read-ahead: which readers are sequential, and how far ahead of each to fetch.
+"""Readahead: detects sequential readers and says how far ahead of each to fetch.
 
-A reader that goes on where it stopped, twice in a row, is sequential: from then on its window
-doubles with each read. Anyone else gets nothing, so random readers cost no byte, not even where two
-of their reads touch by chance. What a reader leaves unread when it stops is its window, so beyond
-FREE_WINDOW_BYTES, or COPY_READS reads of a program that copies, a window may be a WORTH-th of what
-was read in order, up to the limit: then it is at most 1.1 % of that. A window is a multiple of the
-reader's last read, so that the next read finds what it asks for in one piece; that of a program
-that copies is filled again when half of it was read, so that reads share requests. What all readers
-together have left unread, those too who stopped long ago, is at most a SHARE-th of what was read of
-the image: a guest that boots begins and leaves many short runs, which cost a fifth of its boot
-otherwise. Many guests read one image, so several readers are told apart by where each one stopped;
-the one that has been silent for the longest is forgotten.
+A reader that continues where it stopped, twice in a row, is sequential; its window then doubles
+with each read. Random readers get no readahead. Unread bytes are bounded in two ways:
+
+* the window of a reader: FREE_WINDOW_BYTES, or COPY_READS reads of a copying program; beyond that,
+  1/WORTH of what it read in order (at most 1.1 %), up to the limit;
+* all windows of the image, also of readers that stopped: 1/SHARE of what was read of it, because a
+  booting guest begins and leaves many short runs.
+
+A window is a multiple of the reader's last read, so the next read finds its bytes in one piece. A
+copying program's window is refilled when half of it was read, so reads share requests. Readers of
+an image are identified by the offset where they stopped; the least recent one is forgotten.
 """
 
 import collections
@@ -21,33 +21,35 @@ from typing import Protocol
 from acstor_common.model import geometry
 
 SEQUENTIAL_READS = 3
-"""Reads in a row that make a reader sequential."""
 FIRST_WINDOW_BYTES = 256 * 1024
 FREE_WINDOW_BYTES = 384 * 1024
-"""Enough for a link of 100 Mbit/s and 30 ms, or of 10 Gbit/s and 0.3 ms.  With the 128 KiB that
-the kernel reads ahead it is less than 2 % of 32 MiB."""
+"""Enough for a link of 100 Mbit/s and 30 ms, or 10 Gbit/s and 0.3 ms; with the kernel's own
+readahead of 128 KiB, less than 2 % of 32 MiB."""
 COPY_READ_BYTES = 512 * 1024
-"""Reads this long are of a program that copies: a guest's kernel reads ahead 128 KiB."""
+"""Reads this long come from a copying program: a guest's kernel reads ahead 128 KiB."""
 COPY_READS = 4
-"""With 1 MiB each, enough for a link of 10 Gbit/s and 3 ms, or of 100 Mbit/s and 300 ms."""
+"""Of 1 MiB each: enough for a link of 10 Gbit/s and 3 ms, or 100 Mbit/s and 300 ms."""
 COPIED_READS = 8
-"""So many reads in a row make a program that copies: a guest that boots stops before."""
+"""Consecutive reads that identify a copying program; a booting guest stops before."""
 WORTH = 90
 SHARE = 15
+<<<<<<< ours
 """At a 33rd, who reads files of 1 MiB one after the other is not read ahead for; at an 8th, a boot
 fetches 3.6 % more than it asks for, not 1.8 %."""
+=======
+"""At 1/33, a reader of consecutive files of 1 MiB gets no readahead; at 1/8, a boot fetches 3.6
+% too much, not 1.8 % (doc/source/contributor/benchmarks.rst)."""
+>>>>>>> theirs
 BLOCK_BYTES = geometry.DEFAULT_CHUNK_BYTES
-"""What is fetched ahead is counted in blocks, and no window is narrower: chunks are fetched
-whole."""
+"""Unit of accounting and least window, because chunks are fetched whole."""
 READERS = 32
-"""Readers of one image that are told apart at a time."""
 
 
 class Predictor(Protocol):
-    """Says what of an image to fetch before a guest asks for it."""
+    """Predicts which range of an image to fetch before a guest requests it."""
 
     def read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
-        """Take note of a read and return the range (start, stop) to fetch now; empty if none."""
+        """Record a read; return the range (start, stop) to fetch now, empty if none."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,9 +61,9 @@ class _Reader:
 
 
 class ReadAhead:
-    """The read-ahead of one image.
+    """The readahead of one image.
 
-    :param limit_bytes: the widest window; 0 turns read-ahead off
+    :param limit_bytes: widest window; 0 disables readahead
 
     >>> ahead = ReadAhead(limit_bytes=1 << 20)
     >>> ahead.read(0, 131072, now_s=0.0)
@@ -79,14 +81,9 @@ class ReadAhead:
         self._readers: collections.OrderedDict[int, _Reader] = collections.OrderedDict()
         self._read_bytes = 0
         self._unread: set[int] = set()
-        """Blocks that were fetched ahead and that nobody has read."""
 
     def read(self, offset: int, length: int, now_s: float) -> tuple[int, int]:
-        """Take note of a read and return the range (start, stop) to fetch now; empty if none.
-
-        Ranges of one reader never overlap, so nothing is asked for twice.  When a read comes does
-        not matter here.
-        """
+        """Record a read; return the range (start, stop) to fetch now, empty if none."""
         if not self._limit_bytes:
             return (0, 0)
         stop = offset + length
@@ -111,11 +108,7 @@ class ReadAhead:
         return (start, reader.fetched_to)
 
     def _window_bytes(self, reader: _Reader, stop: int, own_bytes: int, length: int) -> int:
-        """Return how far ahead of a reader to fetch.
-
-        :param own_bytes: what was fetched ahead for it already
-        :param length: of its last read
-        """
+        """Return the new window of a reader."""
         read_bytes = stop - reader.began
         is_copy = length >= COPY_READ_BYTES and read_bytes >= COPIED_READS * length
         free = COPY_READS * length if is_copy else max(FREE_WINDOW_BYTES, length)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the other hosts keep of the images that instances of this host use, as they say themselves.
+"""What other hosts report of their shares of the images used here.
 
-Each of them is told which images these are, again and again, and answers how far its shares are.
-
-The one rule: only what was confirmed of late, by the v-node table in force, counts as kept.
-
-Times are seconds of one clock that never goes back, given by the caller.
+This host sends each of them the images again and again; they answer with the state of their shares.
+Only a recent answer by the v-node table in force counts as kept. Times are seconds of one monotonic
+clock, given by the caller.
 """
 
 from collections.abc import Collection
@@ -17,16 +15,16 @@ from acstor_common.model import ids
 from acstor_common.wire import replica_messages
 
 EVERY_S = 60.0
-"""How often a host is told, where there are few."""
+"""Interval of requests to one host, where there are few hosts."""
 PER_HOST_S = 0.25
-"""So much rarer for each host that is told: at most four messages go out in a second, beside those
-that tell of something new."""
+"""The interval grows by this per host: at most four messages a second, besides those with
+changes."""
 CONFIRMED_TIMES = 3
-"""An answer counts until so many have been due after it."""
+"""An answer expires after this many intervals."""
 TAKEN_BACK_TIMES = 3
-"""How often a host is told that an image is no longer used: a message may be lost."""
+"""How often the end of a lease is repeated, because messages may be lost."""
 AT_A_TIME = 16
-"""Hosts that are told at once: connections to them have to be made."""
+"""Hosts addressed at once, because each may need a new connection."""
 
 _State = replica_messages.ShareState
 _WHY = {
@@ -42,14 +40,12 @@ _TOO_MANY = (
 
 
 class Report(NamedTuple):
-    """How far the other hosts' shares of an image are.
+    """State of the other hosts' shares of one image.
 
-    :param hosts: that have shares
-    :param confirmed: of them, that said of late that theirs are there
-    :param total_bytes: of the shares of those who answered
-    :param kept_bytes: what of them is there
-    :param state: what keeps one of the hosts from it; KEPT if nothing does
-    :param why: which host is waited for, and what for, in words; empty if none is
+    :param confirmed: hosts that recently confirmed their whole share
+    :param total_bytes: of the shares of hosts that answered
+    :param state: first problem of a host; KEPT if there is none
+    :param why: host and problem in words; empty if there is none
     """
 
     hosts: int
@@ -73,23 +69,20 @@ class ReplicaHolders:
         self._used: dict[ids.ImageId, None] = {}
         self._all_used: frozenset[ids.ImageId] = frozenset()
         self._told: dict[ids.HostId, dict[ids.ImageId, int]] = {}
-        """What each was asked for, and how often it is still to be told that this has ended."""
+        """Images requested of each host, with the remaining repetitions of the end of a lease."""
         self._due_s: dict[ids.HostId, float] = {}
-        """Who was told last is the last: where all are due again and again each has its turn."""
+        """In round-robin order: the host addressed last is last."""
         self._answers: dict[ids.ImageId, dict[ids.HostId, _Answer]] = {}
 
     @property
     def every_s(self) -> float:
-        """How often each host is told."""
+        """Interval of requests to each host."""
         return max(EVERY_S, PER_HOST_S * len(self._due_s))
 
     def set_images(
         self, hosts: Iterable[ids.HostId], used: Iterable[ids.ImageId], now_s: float
     ) -> None:
-        """Note who is to be told of which images: as many as one host may ask for.
-
-        Who has not been told of all of it, and nothing else, is told at once.
-        """
+        """Set the hosts and images, up to the limit of images per host."""
         self._all_used = frozenset(used := list(used))
         now_used = dict.fromkeys(used[: replica_leases.IMAGES_OF_HOST])
         wanted = dict.fromkeys(hosts)
@@ -107,11 +100,11 @@ class ReplicaHolders:
                 del answers[host]
 
     def shares_changed(self, now_s: float) -> None:
-        """Note that shares are other ones now: everybody is asked how far his are."""
+        """Make all hosts due, because the shares changed."""
         self._due_s = dict.fromkeys(self._due_s, now_s)
 
     def take_due(self, now_s: float) -> list[tuple[ids.HostId, replica_messages.ReplicaRequest]]:
-        """Return whom to tell what now."""
+        """Return the requests that are due, and schedule the next ones."""
         found = []
         for host in [host for host, due_s in self._due_s.items() if due_s <= now_s][:AT_A_TIME]:
             told = self._told.setdefault(host, {})
@@ -142,7 +135,7 @@ class ReplicaHolders:
     def record_report(
         self, host: ids.HostId, kept: replica_messages.ReplicaReport, now_s: float
     ) -> None:
-        """Note what a host says of its shares; what it was not asked for is ignored."""
+        """Record a host's report; images that it was not asked for are ignored."""
         if host not in self._due_s:
             return
         for share in kept.shares:
@@ -153,10 +146,7 @@ class ReplicaHolders:
     def report_shares(
         self, image_id: ids.ImageId, hosts: Collection[ids.HostId], ring_epoch: int, now_s: float
     ) -> Report:
-        """Return how far the shares of other hosts are; may be called from any thread.
-
-        :param hosts: who has shares by the table in force, which has this epoch
-        """
+        """Return the state of the other hosts' shares; any thread may call it."""
         if image_id in self._all_used and image_id not in self._used:
             return Report(len(hosts), 0, 0, 0, _State.CROWDED, _TOO_MANY)
         answers = self._answers.get(image_id, {}).copy()
@@ -181,11 +171,10 @@ class ReplicaHolders:
 
 
 class CloudProgress(NamedTuple):
-    """How far an image is in the cloud.
+    """State of an image in the cloud.
 
-    :param total_bytes: of all copies of its contents
-    :param left_bytes: of them, what nobody has confirmed; None if that is not known
-    :param trouble: what keeps a host from its share; KEPT if nothing does
+    :param left_bytes: bytes that no host confirmed; None if unknown
+    :param trouble: first problem of a host; KEPT if there is none
     """
 
     total_bytes: int
@@ -198,11 +187,9 @@ class CloudProgress(NamedTuple):
 def cloud_progress(
     report: Report, copies: int, image_bytes: int, own_bytes: int, own_left_bytes: int | None
 ) -> CloudProgress:
-    """Return how far an image is in the cloud.
+    """Return the state of an image in the cloud.
 
-    :param image_bytes: of the contents of the image
-    :param own_bytes: of this host's own share
-    :param own_left_bytes: what of it is not here; None if that was not counted yet
+    :param own_left_bytes: of it, bytes that are missing; None if not counted yet
     """
     total_bytes = copies * image_bytes
     if own_left_bytes is None:

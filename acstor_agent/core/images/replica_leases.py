@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images other hosts have asked this one to keep its shares of, and for how long.
+"""Leases: images of which other hosts asked this host to keep its share.
 
-What others can make this host remember is bounded, for each of them and for all, and
-ends by itself.  Where there are more images than may be, who asked for most gives way.
-
-Times are seconds of one clock that never goes back, given by the caller.
+Leases are bounded per host and in total, and expire. When there are too many images, the host with
+most of them loses one. Times are seconds of one monotonic clock, given by the caller.
 """
 
 import collections
@@ -16,14 +14,13 @@ from acstor_common.wire import replica_messages
 IMAGES_OF_HOST = replica_messages.MAX_REQUESTS
 IMAGES = 1024
 LEASES = 1 << 18
-"""Of 1,000 hosts that ask for as much as they may."""
+"""Enough for 1,000 hosts with as many leases as they may have."""
 STEPS = 16
-"""How often it is looked whose image gives way before there is no room."""
+"""Most candidates to evict that are examined for one lease."""
 LEASE_S = float(replica_messages.MAX_LEASE_S)
-"""A host that died may have its instances started again on another one: so long that is waited
-for."""
+"""Long enough to restart the instances of a failed host on another one."""
 FORMER = ids.HostId("former-worker")
-"""Holds what was leased before this worker was started; which hosts did is not remembered."""
+"""Stands for all hosts with leases from before this worker started; their names are not stored."""
 
 
 class Leases:
@@ -31,9 +28,9 @@ class Leases:
 
     >>> leases, h2 = Leases(), ids.HostId("h2")
     >>> image = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> leases.told(h2, image, lease_s=60.0, now_s=10.0), leases.until_s(image)
+    >>> leases.grant_lease(h2, image, lease_s=60.0, now_s=10.0), leases.until_s(image)
     (True, 70.0)
-    >>> leases.told(h2, image, lease_s=0.0, now_s=20.0), image in leases
+    >>> leases.grant_lease(h2, image, lease_s=0.0, now_s=20.0), image in leases
     (True, False)
     """
 
@@ -42,7 +39,7 @@ class Leases:
         self._counts: collections.Counter[ids.HostId] = collections.Counter()
         self._total = 0
         self._charged_to: dict[ids.ImageId, ids.HostId] = {}
-        """Each image counts against one of those who asked for it."""
+        """The host that each image is charged to, one of those that lease it."""
         self._charges: collections.Counter[ids.HostId] = collections.Counter()
 
     def __contains__(self, image_id: object) -> bool:
@@ -52,15 +49,15 @@ class Leases:
         return len(self._until_s)
 
     def leased_images(self) -> list[ids.ImageId]:
-        """Return the images that are leased, those asked for first before the others."""
+        """Return the leased images, in order of their first lease."""
         return list(self._until_s)
 
     def hosts_of(self, image_id: ids.ImageId) -> list[ids.HostId]:
-        """Return who asked for an image."""
+        """Return the hosts that lease an image."""
         return list(self._until_s.get(image_id, ()))
 
     def has_lease(self, host: ids.HostId, image_id: ids.ImageId) -> bool:
-        """Say whether a host asked for an image."""
+        """Return whether a host leases an image."""
         return host in self._until_s.get(image_id, ())
 
     def until_s(self, image_id: ids.ImageId) -> float:
@@ -70,9 +67,9 @@ class Leases:
     def grant_lease(
         self, host: ids.HostId, image_id: ids.ImageId, lease_s: float, now_s: float
     ) -> bool:
-        """Note what a host has asked for; say whether there was room for it.
+        """Grant a lease; return whether there was capacity for it.
 
-        :param lease_s: longer than LEASE_S counts as that; 0 takes back what was asked for
+        :param lease_s: at most LEASE_S counts; 0 ends the lease
         """
         holders = self._until_s.get(image_id, {})
         if lease_s <= 0:
@@ -110,10 +107,7 @@ class Leases:
         return False
 
     def _who_has_most(self, host: ids.HostId) -> ids.HostId | None:
-        """Return who gives way to a host: he has more images than it would have then.
-
-        What was leased before this worker was started is the last: who asked has yet to ask again.
-        """
+        """Return the host to take an image from, one with more images than ``host``."""
         enough = self._charges[host] + 1
         others = [one for one in self._charges if one not in (host, FORMER)]
         most = max(others, key=lambda one: self._charges[one], default=FORMER)
@@ -147,7 +141,7 @@ class Leases:
             self._charge(image_id, min(holders, key=lambda one: self._charges[one]))
 
     def end_expired(self, now_s: float) -> None:
-        """End what is over."""
+        """End expired leases."""
         over = [
             (host, image_id)
             for image_id, holders in self._until_s.items()

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of an image a host keeps where images stay whole in the cloud: its share.
+"""Replica placement: the share of an image that each host keeps.
 
-A chunk belongs to the shares of the first COPIES owners of its OID on the ring: those that are
-asked for it in any case, and in this order.  So nobody has to be told who keeps what, and the
-loss of one host leaves a copy of everything where it is looked for next.
+A chunk belongs to the shares of the first COPIES owners of its OID on the ring, which requesters
+ask first anyway. A share follows from the chunk map and the v-node table alone: hosts with the same
+table agree, and together they keep the whole image.
 
-Contents are taken from the index of the chunk map, whose order is that of the ring: a share is some
-ranges of it, and nothing is made for each chunk but its number.  A map with a wrong index has
-contents that no host keeps, and that is all.
-
-The one rule: a share follows from the chunk map and the v-node table alone, so hosts that have the
-same table agree on it, and together they keep all of the image.
+The chunk map's index lists contents in ring order, so a share is a few ranges of it. Contents
+missing from a wrong index are kept by no host.
 """
 
 import array
@@ -26,19 +22,18 @@ from acstor_common.ring import hash_ring
 
 COPIES = 2
 _LOOKED_AT, _NAMED = 8192, 128
-"""Chunks whose numbers are looked at, and chunks that are named by place, between two pauses."""
+"""Chunks examined, and chunks named by place, between two pauses."""
 
 OidOf = Callable[[ids.ImageId, int, ids.Cid], ids.Oid]
-"""Returns the name of a chunk among hosts, from its image, its offset and its CID."""
 
 
 def replica_hosts(table: hash_ring.Ring, here: ids.HostId) -> tuple[ids.HostId, ...]:
-    """Return the hosts that have shares of what ``here`` uses: the homes of its group."""
+    """Return the hosts with shares of images used by ``here``: the homes of its group."""
     return tuple(ids.HostId(host.host) for host in table.group_of(here).hosts if host.vnodes)
 
 
 def copy_count(table: hash_ring.Ring, here: ids.HostId) -> int:
-    """Return how many copies of a chunk there are: fewer where there are too few hosts.
+    """Return the number of copies: fewer than COPIES where there are too few hosts.
 
     >>> host = hash_ring.RingHost("h1", "10.0.0.1:7201", 100)
     >>> copy_count(hash_ring.Ring(1, (host,)), ids.HostId("h1"))
@@ -48,12 +43,10 @@ def copy_count(table: hash_ring.Ring, here: ids.HostId) -> int:
 
 
 class Part(NamedTuple):
-    """A part of an image that a host keeps.
+    """The part of an image that a host keeps.
 
-    :param table: by which it is this part; None: it is all of the image, whatever table there is
-    :param numbers: one chunk of each content that belongs to it, in ascending order, zeros left out
-    :param total_bytes: of what belongs to it
-    :param image_bytes: of the contents of the whole image
+    :param table: v-node table that defines it; None: the whole image
+    :param numbers: one chunk of each content in it, ascending, without zeros
     """
 
     map: chunk_map.ChunkMap
@@ -63,7 +56,7 @@ class Part(NamedTuple):
     image_bytes: int
 
     def list_contents(self) -> dict[ids.Cid, int]:
-        """Return the contents, with their lengths; takes about 1 ms for 1,000 chunks."""
+        """Return contents with lengths; takes about 1 ms for 1,000 chunks."""
         length = self.map.geometry.chunk_length
         return {self.map.cid_of(number): length(number) for number in self.numbers}
 
@@ -75,7 +68,6 @@ def _part(
     image_bytes: int | None,
     pause: layout.Pause,
 ) -> Part:
-    """Return the part that is marked, a byte for each chunk; ``image_bytes`` None: that is all."""
     numbers = array.array("I")
     for start in range(0, len(marks), _LOOKED_AT):
         stop = min(start + _LOOKED_AT, len(marks))
@@ -86,14 +78,13 @@ def _part(
 
 
 def _bytes_of(image_map: chunk_map.ChunkMap, count: int, *, has_last: bool) -> int:
-    """Return how long so many chunks are together."""
     cut = image_map.geometry
     short_bytes = cut.chunk_bytes - cut.chunk_length(len(image_map) - 1)
     return count * cut.chunk_bytes - (short_bytes if has_last else 0)
 
 
 def union_of_parts(one: Part, other: Part) -> Part:
-    """Return what belongs to one of two parts of an image, by no table any more."""
+    """Return the union of two parts of an image, not tied to a table."""
     marks = bytearray(len(one.map))
     for part in (one, other):
         for number in part.numbers:
@@ -102,10 +93,9 @@ def union_of_parts(one: Part, other: Part) -> Part:
 
 
 class ReplicaPlacement:
-    """Says which part of images this host keeps.
+    """Computes the part of images that this host keeps.
 
-    :param current_ring: returns the v-node table in force
-    :param is_by_place: the name of a chunk follows from its offset, not from its CID
+    :param is_by_place: OIDs follow from image and offset, not from the CID
     """
 
     def __init__(
@@ -120,7 +110,7 @@ class ReplicaPlacement:
         self._is_by_place = is_by_place
 
     def share_table(self) -> hash_ring.Ring | None:
-        """Return the table by which this host has shares; None: it is not on it, and keeps all."""
+        """Return the table that defines this host's shares; None: it keeps whole images."""
         table = self._current_ring()
         return table if self._here in table else None
 
@@ -130,11 +120,11 @@ class ReplicaPlacement:
         table: hash_ring.Ring | None,
         pause: layout.Pause = layout.no_pause,
     ) -> Part:
-        """Return this host's share of an image, all of it without a table.
+        """Return this host's share of an image; all of it without a table.
 
-        Named by place, 1,000 chunks take about 5 ms.
+        By place, 1,000 chunks take about 5 ms.
 
-        :param pause: called after each 0.5 ms of work or so
+        :param pause: called about every 0.5 ms of work
         """
         if table is not None and table.segment_chunks > 1:
             return self._part_by_segment(image_map, table, pause)
@@ -153,7 +143,6 @@ class ReplicaPlacement:
     def _ranges(
         self, image_map: chunk_map.ChunkMap, group: hash_ring.Ring
     ) -> Iterator[tuple[int, int]]:
-        """Yield ranges of contents, which are in the order of the ring, that are this host's."""
         first, contents = 0, image_map.tables.contents
         while first < contents:
             oid = ids.oid_of(image_map.cid_of(image_map.first_chunk(first)))
@@ -165,7 +154,6 @@ class ReplicaPlacement:
     def _part_by_place(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None, pause: layout.Pause
     ) -> Part:
-        """Return a share where each chunk has a home: it may come twice with one content."""
         marks, count, has_last = bytearray(len(image_map)), 0, False
         group = None if table is None else table.group_of(self._here)
         offset_of = image_map.geometry.chunk_offset
@@ -183,7 +171,6 @@ class ReplicaPlacement:
     def _part_by_segment(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring, pause: layout.Pause
     ) -> Part:
-        """Return a share where each segment has a home: a content may come twice."""
         marks, count, has_last = bytearray(len(image_map)), 0, False
         group, size = table.group_of(self._here), image_map.geometry.chunk_bytes
         length, image_id = table.segment_chunks, image_map.image_id
@@ -205,10 +192,7 @@ class ReplicaPlacement:
 
 
 def whole_image(image_map: chunk_map.ChunkMap, pause: layout.Pause = layout.no_pause) -> Part:
-    """Return all of an image, each content once.
-
-    :param pause: called after each 0.5 ms of work or so
-    """
+    """Return the whole image, each content once."""
     marks = bytearray(len(image_map))
     _mark(marks, image_map, 0, image_map.tables.contents, pause)
     return _part(image_map, None, marks, None, pause)
@@ -217,7 +201,6 @@ def whole_image(image_map: chunk_map.ChunkMap, pause: layout.Pause = layout.no_p
 def _mark(
     marks: bytearray, image_map: chunk_map.ChunkMap, first: int, stop: int, pause: layout.Pause
 ) -> None:
-    """Mark the first chunk of each content of a range."""
     for start in range(first, stop, _LOOKED_AT):
         if start > first:
             pause()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of guests that wait: whose they are, since when, and what for.
+"""Table of waiting guest requests: guest, start and reason.
 
-The one rule: a request is in the table from its first wait until it is answered, whatever it waits
-for.  There are no more than the mount works on at a time.
+A request is listed from its first wait until its answer. The mount's limit on concurrent requests
+bounds the table.
 """
 
 import dataclasses
@@ -13,11 +13,10 @@ from acstor_agent.core.disk_scheduling import request as requests
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Wait:
-    """One request that waits.
+    """One waiting request.
 
-    :param since_s: of the clock that was given
-    :param token: whatever ends it
-    :param why: the last failure in words; empty while nothing has failed
+    :param since_s: by the caller's clock
+    :param why: last failure in words; empty if nothing failed
     """
 
     guest: requests.Stream
@@ -28,17 +27,14 @@ class Wait:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LateWaits:
-    """The requests of one guest, or of all of one image, that have waited for long.
-
-    :param why: what the oldest of which that is known waits for
-    """
+    """Requests of one guest or image that have waited for long."""
 
     count: int
     longest_s: float
     why: str
 
     def joined(self, other: "LateWaits") -> "LateWaits":
-        """Return what both are together.
+        """Return the sum of both.
 
         >>> LateWaits(2, 7.0, "").joined(LateWaits(1, 6.0, "refused"))
         LateWaits(count=3, longest_s=7.0, why='refused')
@@ -49,16 +45,16 @@ class LateWaits:
 
 
 class BlockedRequests:
-    """All requests that wait, the oldest first.
+    """All waiting requests, oldest first.
 
     >>> waits, guest = BlockedRequests(), requests.Stream(requests.Klass.GUEST, "an image/8")
-    >>> first = waits.begin(guest, 10.0, "a")
-    >>> second = waits.begin(guest, 12.0, "b")
+    >>> first = waits.begin_request(guest, 10.0, "a")
+    >>> second = waits.begin_request(guest, 12.0, "b")
     >>> second.why = "refused"
-    >>> waits.late(13.0, 2.0)[guest], waits.late(14.0, 2.0)[guest]
+    >>> waits.late_guests(13.0, 2.0)[guest], waits.late_guests(14.0, 2.0)[guest]
     (LateWaits(count=1, longest_s=3.0, why=''), LateWaits(count=2, longest_s=4.0, why='refused'))
-    >>> waits.end(first)
-    >>> [wait.token for wait in waits.of(guest)], len(waits)
+    >>> waits.end_request(first)
+    >>> [wait.token for wait in waits.requests_of_guest(guest)], len(waits)
     (['b'], 1)
     """
 
@@ -69,16 +65,13 @@ class BlockedRequests:
         return len(self._all)
 
     def begin_request(self, guest: requests.Stream, now_s: float, token: Hashable) -> Wait:
-        """Note that a request waits.
-
-        :param now_s: of a clock that never goes back
-        """
+        """Add a waiting request."""
         wait = Wait(guest, now_s, token)
         self._all[wait] = None
         return wait
 
     def end_request(self, wait: Wait) -> None:
-        """Note that a request is answered."""
+        """Remove an answered request."""
         self._all.pop(wait, None)
 
     def requests_of_guest(self, guest: requests.Stream) -> list[Wait]:
@@ -86,7 +79,7 @@ class BlockedRequests:
         return [wait for wait in self._all if wait.guest == guest]
 
     def late_guests(self, now_s: float, for_s: float) -> dict[requests.Stream, LateWaits]:
-        """Return the guests with requests that have waited for so long; from any thread."""
+        """Return the guests with requests that waited ``for_s``; any thread may call it."""
         found: dict[requests.Stream, LateWaits] = {}
         for wait in self._all.copy():
             waited_s = now_s - wait.since_s

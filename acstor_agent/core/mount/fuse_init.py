@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FUSE_INIT: what a kernel offers, what it was told, and whether a libfuse would tell it the same.
+"""FUSE_INIT: parses and adapts the negotiation of kernel and libfuse.
 
-A kernel asks once for each mount, and believes the first answer for as long as the mount lives.
-Each later libfuse, perhaps of another version, makes an answer of its own, which nobody reads: it
-goes on as if that had been given.  So its offer is cut down to what was agreed, and what it makes
-of that is compared with what the kernel was told.
-
-No libfuse serves a kernel that was told something else.  A flag may change what messages look
-like, so one is never ignored; of the numbers only the longest write matters, since libfuse must
-have room for it.
+The kernel asks once per mount; the first answer holds for the life of the mount. The libfuse of a
+later worker, perhaps of another version, computes its own answer, which the kernel never reads. So
+its offer is reduced to the agreement, and its answer is compared with it. A libfuse that answers
+differently serves nothing: each flag may change the format of messages. Of the numbers only the
+longest write matters, because libfuse must have a buffer for it.
 """
 
 import struct
@@ -29,16 +26,11 @@ _FLAGS_AT = _IN_HEADER.size + 12
 _HAS_MORE_FLAGS = 1 << 30
 """FUSE_INIT_EXT: there are flags above the first 32."""
 _CAN_RESEND = 1 << 39 - 32
-"""FUSE_HAS_RESEND, of those: what was taken and not answered is queued again on request."""
+"""FUSE_HAS_RESEND, of those: unanswered requests are queued again on request."""
 
 
 class Answer(NamedTuple):
-    """What matters of an answer to FUSE_INIT.
-
-    :param major: of the protocol; messages of another one look different
-    :param flags: what both sides do, those above the first 32 among them
-    :param max_write_bytes: how much the kernel sends at a time
-    """
+    """The relevant fields of an answer to FUSE_INIT."""
 
     major: int
     flags: int
@@ -46,15 +38,15 @@ class Answer(NamedTuple):
 
 
 def is_request(message: bytes) -> bool:
-    """Say whether a message of the kernel is a FUSE_INIT."""
+    """Return whether a message of the kernel is a FUSE_INIT."""
     is_whole = len(message) >= _IN_HEADER.size + _OFFER.size
     return is_whole and _IN_HEADER.unpack_from(message)[:2] == (len(message), OPCODE)
 
 
 def can_resend(request: bytes) -> bool:
-    """Say whether the kernel offers to give a dead worker's unanswered requests to the next one.
+    """Return whether the kernel can resend unanswered requests to the next worker.
 
-    Linux 6.9 does, and older ones to which that was brought back.
+    Linux 6.9 can, and older kernels with a backport.
     """
     more_at = _FLAGS_AT + 4
     _, _, _, flags = _OFFER.unpack_from(request, _IN_HEADER.size)
@@ -64,7 +56,7 @@ def can_resend(request: bytes) -> bool:
 
 
 def parse(reply: bytes) -> Answer | None:
-    """Return an answer, None if it is none, or says that the kernel is refused."""
+    """Return an answer; None if it is malformed or refuses the kernel."""
     if len(reply) < _OUT_HEADER.size + _ANSWER.size:
         return None
     length, error, _ = _OUT_HEADER.unpack_from(reply)
@@ -75,14 +67,14 @@ def parse(reply: bytes) -> Answer | None:
 
 
 def with_background(reply: bytes, limit: int) -> bytes:
-    """Return an answer that lets the kernel send ``limit`` background requests at a time."""
+    """Return an answer that allows ``limit`` background requests at a time."""
     changed = bytearray(reply)
     _BACKGROUND.pack_into(changed, _BACKGROUND_AT, limit, limit * 3 // 4)
     return bytes(changed)
 
 
 def with_longest(reply: bytes, longest_bytes: int) -> bytes:
-    """Return an answer by which no message has more data than that; a multiple of a page."""
+    """Return an answer that limits data in a message, to a multiple of a page."""
     changed = bytearray(reply)
     struct.pack_into("<I", changed, _MAX_WRITE_AT, longest_bytes)
     struct.pack_into("<H", changed, _MAX_PAGES_AT, longest_bytes // _PAGE_BYTES)
@@ -90,9 +82,9 @@ def with_longest(reply: bytes, longest_bytes: int) -> bytes:
 
 
 def offer_again(request: bytes, told: bytes) -> bytes:
-    """Return a FUSE_INIT that offers what the kernel was told that is used, and no more.
+    """Return a FUSE_INIT reduced to the agreed flags.
 
-    :param told: the answer that it was given; where it is none the whole offer is made
+    :param told: the answer that the kernel got; if it is invalid, the whole offer is made
     """
     answer = parse(told)
     if answer is None:
@@ -108,7 +100,7 @@ def offer_again(request: bytes, told: bytes) -> bytes:
 
 
 def differences(told: bytes, made: bytes) -> list[str]:
-    """Return in words why who has made an answer cannot serve a kernel that was told another.
+    """Return in words why answer ``made`` cannot serve a kernel with answer ``told``.
 
     >>> differences(b"", b"")
     ['the answer that the kernel was given is damaged']

@@ -1,29 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers by which the kernel knows images, disks and who has opened an image.
+"""Inode numbers and file handles of images and disks.
 
-The one rule: a number stands for one id or for nobody.  Ids are longer than numbers, so each
-number that is made keeps the whole id, and whoever comes second to a number is refused by name.
-That nobody can choose to come second is the key's doing: numbers are a keyed hash of ids
-(BLAKE3's keyed mode, a pseudo-random function), and tenants choose ids but do not know the key.
-
-Numbers are made from ids and never handed out in turn, so each worker of a host, which
-all have one key, knows those that a former one has given to the kernel.
+Numbers are computed from IDs by BLAKE3 in keyed mode, with one key per host, so each worker knows
+the numbers of its predecessors, and tenants, who choose IDs, cannot aim at a collision. Each number
+keeps its whole ID; the second ID with a number is refused by name.
 
 ========  ===========================================================
 bits      meaning
 ========  ===========================================================
 63, 62    10 for an image, 01 for a disk; folders have numbers below
-61 to 56  who has opened an image; 0 in every inode
-55 to 42  tag of the process that has; 0 in every inode, and if it is not known
+61 to 56  opener; 0 in every inode
+55 to 42  tag of the opening process; 0 in every inode, and if unknown
 41 to 0   the last 42 bits of the keyed hash
 ========  ===========================================================
 
-The tag is a keyed hash of a process's id and the time of its start.  It says of a process that has
-the image open whether the handle may be its own (mount/killed_guests.py), also to a worker that has
-not seen it opened, and also when the process's id has been used again.
+The tag is a keyed hash of a process's ID and start time. It shows whether a handle may belong to a
+process (mount/killed_guests.py), also after a restart and after its ID was reused.
 
-Guests' open files keep their numbers when the agent is upgraded: whoever changes what a number
-means gives :data:`LAYOUT` another value, and no version serves a mount of another layout.
+Open files of guests keep their numbers across upgrades: a change of this layout must change
+:data:`LAYOUT`, and no version serves a mount of another layout.
 """
 
 import collections
@@ -41,7 +36,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 
 LAYOUT = 1
-"""Stands for all of the table above and for how ids are hashed."""
+"""Version of the table above and of the hashing of IDs."""
 KEY_BYTES = 32
 _IMAGE, _DISK = 1 << 63, 1 << 62
 _OPENER_SHIFT, _OPENER_BITS = 56, 6
@@ -51,20 +46,16 @@ _OPENER_MASK = (1 << _OPENER_BITS) - 1
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _OPENING_MASK = _OPENER_MASK << _OPENER_SHIFT | _TAG_MASK << _TAG_SHIFT
 DETACHED = 4096
-"""Numbers that are known of images that are not attached any more: somebody whom nobody saw may
-have one open, and reads on."""
+"""Detached images whose numbers are kept: a process may still have one open."""
 _OTHER_OPENERS = range(boot_recorder.OPENERS + 1, 1 << _OPENER_BITS)
-"""Numbers of guests that are not recorded; those of one image take turns with them."""
+"""Opener numbers of guests that are not recorded, used in rotation."""
 
 Hash = Callable[[bytes], int]
-"""Makes a number of some bits of an id; bits that are not the hash's are cut off."""
+"""Maps an ID to a number; the caller masks excess bits."""
 
 
 def keyed(key: bytes) -> Hash:
-    """Return the hash of a host.
-
-    :param key: KEY_BYTES bytes that nobody outside of the host knows
-    """
+    """Return the hash of a host."""
 
     def number(name: bytes) -> int:
         return int.from_bytes(blake3.blake3(name, key=key).digest(length=8), "big")
@@ -73,11 +64,7 @@ def keyed(key: bytes) -> Hash:
 
 
 class Opening(NamedTuple):
-    """What the handle of a mirror stands for.
-
-    :param opener: who has opened it, by the number that it was given
-    :param guest: whose its reads are
-    """
+    """Meaning of a mirror's handle."""
 
     image_id: ids.ImageId
     opener: int
@@ -85,21 +72,20 @@ class Opening(NamedTuple):
 
 
 def guest_of_disk(disk_id: disk_header.DiskId) -> requests.Stream:
-    """Return whose the reads and writes of a disk are: the guest's that has it for itself."""
+    """Return the stream of a disk's reads and writes."""
     return requests.Stream(requests.Klass.GUEST, disk_id)
 
 
 def guest_of_opening(image_id: ids.ImageId, opener: int, tag: int = 0) -> requests.Stream:
-    """Return whose the reads of one who has opened an image are."""
+    """Return the stream of the reads of one opener of an image."""
     name = f"{image_id}/{opener}.{tag:04x}" if tag else f"{image_id}/{opener}"
     return requests.Stream(requests.Klass.GUEST, name)
 
 
 class Owner(NamedTuple):
-    """Whose file a guest reads, as far as its name says.
+    """Owner of a guest's stream, from the stream's name.
 
-    :param inode: of the image or the disk
-    :param tag: of the process that has opened it; 0 if that is not known
+    :param tag: of the opening process; 0 if unknown
     """
 
     inode: int
@@ -107,13 +93,13 @@ class Owner(NamedTuple):
 
 
 class Inodes:
-    """The images and disks that are known by their numbers.
+    """The images and disks that are known by number.
 
-    ``openings`` are those of images, by handle, as far as they were met (see :meth:`opening_of`).
+    ``openings`` maps handles of images that were seen (see :meth:`opening_of`).
 
     >>> inodes = Inodes(keyed(bytes(KEY_BYTES)))
     >>> inode = inodes.know_image(ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
-    >>> str(inodes.opening(inodes.open(inode, 3)).guest)
+    >>> str(inodes.opening_of(inodes.open(inode, 3)).guest)
     'guest:7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11/3'
     """
 
@@ -138,7 +124,7 @@ class Inodes:
         return self._number_of(name) & ((1 << _HASH_BITS) - 1)
 
     def know_image(self, image_id: ids.ImageId) -> int:
-        """Know an image by its inode, which is returned, and by the handles of who opens it.
+        """Register an image and return its inode.
 
         :raises errors.NumberInUse: another image has this number
         """
@@ -149,7 +135,7 @@ class Inodes:
         return inode
 
     def know_disk(self, disk_id: disk_header.DiskId) -> int:
-        """Know a disk by its inode, which is returned.
+        """Register a disk and return its inode.
 
         :raises errors.NumberInUse: another disk has this number
         """
@@ -159,17 +145,17 @@ class Inodes:
         return inode
 
     def image_detached(self, image_id: ids.ImageId) -> None:
-        """Note that an image is not attached any more; of DETACHED the first one is forgotten."""
+        """Record that an image was detached; only the last DETACHED ones are kept."""
         self._detached[image_id] = None
         self._detached.move_to_end(image_id)
         if len(self._detached) > DETACHED:
             self.forget_image(next(iter(self._detached)))
 
     def forget_image(self, image_id: ids.ImageId) -> None:
-        """Forget an image that is not attached, and the handles of who had it open.
+        """Forget a detached image and its handles.
 
-        What the kernel asks by its number is answered with ESTALE from now on: who has a name
-        looks it up again, who has a handle gets the error.
+        The kernel gets ESTALE for them from now on: lookups by name are repeated, handles get the
+        error.
         """
         self._detached.pop(image_id, None)
         inode = self.of_image(image_id)
@@ -179,7 +165,7 @@ class Inodes:
                 del self.openings[handle]
 
     def forget_disk(self, disk_id: disk_header.DiskId) -> None:
-        """Forget a disk that was dropped; another one of its id has its number again."""
+        """Forget a dropped disk; a new disk with its ID gets its number again."""
         inode = self.of_disk(disk_id)
         if self.disks.get(inode) == disk_id:
             del self.disks[inode], self._owners[inode]
@@ -192,10 +178,9 @@ class Inodes:
     def know_at_start(
         self, image_ids: Iterable[ids.ImageId], disk_ids: Iterable[disk_header.DiskId]
     ) -> list[errors.NumberInUse]:
-        """Know all that a host has; a number that two of them claim is nobody's.
+        """Register all images and disks of a host; return the colliding ones.
 
-        Which of the two a former worker had known by it cannot be told any more, and a guess
-        would be a guest that reads what is not his.
+        Both sides of a collision are refused: a guess could give a guest another's bytes.
         """
         refused = []
         knows = itertools.chain(
@@ -216,17 +201,14 @@ class Inodes:
         self.disks.pop(taken.number, None)
 
     def process_tag(self, pid: int, started: int) -> int:
-        """Return the tag of a process, which is never 0.
-
-        :param started: when it was started, as /proc says it
-        """
+        """Return the tag of a process, never 0."""
         return self._number_of(b"process %d %d" % (pid, started)) % ((1 << _TAG_BITS) - 1) + 1
 
     def open(self, inode: int, recorded_as: int, tag: int = 0) -> int:
-        """Return the handle of one more who opens a mirror.
+        """Return a handle for a new opener of a mirror.
 
-        :param recorded_as: the number by which its reads are recorded, 0 if they are not
-        :param tag: of the process that opens it; 0 if that is not known
+        :param recorded_as: opener number of the boot recorder, 0 if it does not record it
+        :param tag: of the opening process; 0 if unknown
         """
         opener = recorded_as or next(self._other_openers)
         handle = inode | opener << _OPENER_SHIFT | tag << _TAG_SHIFT
@@ -234,7 +216,7 @@ class Inodes:
         return handle
 
     def opening_of(self, handle: int) -> Opening | None:
-        """Return what a handle or the inode of a mirror stands for, None for that of nobody."""
+        """Return the meaning of a mirror's handle or inode; None if unknown."""
         found = self.openings.get(handle)
         if found is None:
             opener = handle >> _OPENER_SHIFT & _OPENER_MASK
@@ -247,11 +229,11 @@ class Inodes:
         return found
 
     def handle_closed(self, handle: int) -> None:
-        """Forget a handle that is closed: it can be understood again, if another one is like it."""
+        """Forget a closed handle; an equal one can be resolved again."""
         self.openings.pop(handle, None)
 
     def owner_of(self, guest: requests.Stream) -> Owner:
-        """Return whose file a guest reads: the opposite of :meth:`guest_of`."""
+        """Return the owner of a stream: the inverse of :meth:`guest_of`."""
         file_id, slash, opener = guest.name.partition("/")
         if not slash:
             return Owner(self.of_disk(disk_header.DiskId(file_id)), 0)
@@ -259,7 +241,7 @@ class Inodes:
         return Owner(self.of_image(ids.ImageId(file_id)), int(tag, 16) if tag else 0)
 
     def guest_of(self, handle: int) -> requests.Stream:
-        """Return the guest that reads or writes: its disk, or its opening."""
+        """Return the stream that uses a handle: its disk, or its opening."""
         opening = self.opening_of(handle)
         if opening is not None:
             return opening.guest

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes are being killed, and which handles are theirs alone.
+"""Detects killed processes, and the handles that belong to them alone.
 
-A process that is being killed cannot end while a request of its is not answered: a read with
-O_DIRECT, and what libaio and io_uring have under way when the process ends, wait for the answer
-and hear no signal.  The kernel tells of a process that is to end by each of its threads: SIGKILL is
-pending there (every fatal signal becomes that), or the thread is ending or has ended.
-
-The one rule: nobody's request fails unless everybody who may have made it is being killed.
+A killed process cannot exit while one of its requests is unanswered: reads with O_DIRECT, libaio
+and io_uring wait uninterruptibly. Each thread of a killed process shows it: SIGKILL is pending
+(every fatal signal becomes that), or the thread is exiting or has exited. A request is failed only
+if all processes that may have made it are being killed.
 """
 
 from collections.abc import Callable
@@ -15,21 +13,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 FORGOTTEN = " (deleted)"
-"""What the kernel puts after the path of an open file when it has forgotten its name: also where
-only a look-up of it failed for a moment."""
+"""Suffix in the path of an open file whose name the kernel dropped, also after a failed lookup."""
 _SIGKILL_PENDING = 1 << 8
 _EXITING, _SIGNALED = 0x4, 0x400
 _WORKER = 0x10 | 0x4000
-"""Threads of the kernel within a process, as io_uring has: they hear signals their own way."""
+"""Kernel threads in a process, such as io_uring's: they handle signals differently."""
 _ENDED = frozenset("ZXx")
 _AFTER_NAME = 3
-"""Number of the first field behind the name, as proc_pid_stat(5) counts."""
+"""Number of the first field after the name, as in proc_pid_stat(5)."""
 
 
 class Thread(NamedTuple):
-    """What /proc says of one thread.
+    """State of one thread from /proc.
 
-    :param started: of its process's first thread this names the process, with its id
+    :param started: start time; with the process ID, that of the first thread identifies the process
     """
 
     state: str
@@ -39,23 +36,23 @@ class Thread(NamedTuple):
 
     @property
     def is_ending(self) -> bool:
-        """Say that it does nothing any more but end."""
+        """Whether it only exits."""
         is_told = self.pending & _SIGKILL_PENDING or self.flags & (_EXITING | _SIGNALED)
         return bool(is_told) or self.state in _ENDED
 
     @property
     def is_worker(self) -> bool:
-        """Say that it runs nothing of the process's own."""
+        """Whether it runs no code of the process."""
         return bool(self.flags & _WORKER)
 
 
 def thread_of(stat: str) -> Thread:
-    """Return what a file ``stat`` says; the name in it may be anything.
+    """Return the contents of a ``stat`` file, whose name field may contain anything.
 
     >>> thread_of("7 (a) b) D 1 7 7 0 -1 4194304 " + "0 " * 12 + "900 0 0 0 0 0 0 0 0 256 0")
     Thread(state='D', flags=4194304, started=900, pending=256)
 
-    :raises ValueError: it is no such file
+    :raises ValueError: it is malformed
     """
     fields = stat.rpartition(")")[2].split()
     try:
@@ -66,10 +63,7 @@ def thread_of(stat: str) -> Thread:
 
 
 def is_dying(threads: Iterable[Thread]) -> bool:
-    """Say that a process is being killed: each of its threads is ending.
-
-    While one thread ends by itself, or all others make way for a new program, one goes on.
-    """
+    """Return whether a process is being killed: all its threads are exiting."""
     own = [thread for thread in threads if not thread.is_worker]
     return bool(own) and all(thread.is_ending for thread in own)
 
@@ -77,10 +71,8 @@ def is_dying(threads: Iterable[Thread]) -> bool:
 class Holder(NamedTuple):
     """A process that has a file open.
 
-    :param tag: see ``inodes.py``
-    :param thread: one of its threads by which its descriptors can be asked for
-    :param fds: its descriptors of the file
-    :param is_dying: it is being killed, or is to end and reads nothing more
+    :param thread: one of its threads, to read its descriptors from /proc
+    :param is_dying: it is being killed, or exits and reads nothing more
     """
 
     pid: int
@@ -91,14 +83,13 @@ class Holder(NamedTuple):
 
 
 Shares = Callable[[Holder, Holder], bool]
-"""Says whether two processes have the same opening of a file, as after a fork."""
+"""Returns whether two processes share an open file description, as after a fork."""
 
 
 def may_end(tag: int, holders: Sequence[Holder], shares: Shares) -> bool:
-    """Say whether all are being killed who may have made the requests of a handle.
+    """Return whether all processes that may use a handle are being killed.
 
-    :param tag: of the process that has opened the handle; 0 if any may have
-    :param holders: all processes that have the file open
+    :param tag: of the process that opened the handle; 0 if unknown
 
     >>> dying, living = Holder(7, 1, 7, (3,), True), Holder(8, 2, 8, (3,), False)
     >>> [may_end(tag, [dying, living], lambda one, other: False) for tag in (1, 2, 0)]
@@ -106,7 +97,7 @@ def may_end(tag: int, holders: Sequence[Holder], shares: Shares) -> bool:
     >>> may_end(1, [dying, living], lambda one, other: True)
     False
     """
-    own = [holder for holder in holders if holder.tag == tag] or holders  # who opened it has gone
+    own = [holder for holder in holders if holder.tag == tag] or holders  # the opener has exited
     if not own or not all(holder.is_dying for holder in own):
         return False
     living = [holder for holder in holders if not holder.is_dying]

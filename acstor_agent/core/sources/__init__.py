@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources that are slow, silent, or hang; and what is read of them.
+"""Timeouts, failures and reads of image sources.
 
-To be read in this order: ``attempt_timeout`` (how long one attempt may take), ``circuit_breaker``
-(when a source is asked last), ``source_refusals`` (what a source refuses), ``hung_calls`` (how
-many calls may hang in the kernel), ``stored_reads`` (which bytes of a stored file make a piece of
-an image), ``decode_slots`` (who decodes them next).
+``attempt_timeout``, ``circuit_breaker``, ``source_refusals``, ``hung_calls`` (calls stuck in the
+kernel), ``stored_reads`` (ranges of a stored file to read), ``decode_slots`` (fair decoding).
 """

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A circuit breaker for a source: whether it is down, how long it is silent, when to try it again.
+"""Circuit breaker of a source.
 
-The pattern is Nygard's ("Release It!", 2007), but that a source that is down is asked last and not
-left out.  A source that failed is *down*: others are asked before it, for a pause.  When that is
-over one who asks tries it first; the others go on as if it were down until that one has an answer,
-and if it has none the pause doubles.  Failures of those who asked before tell nothing new.
+After Nygard ("Release It!", 2007), except that a source that is down is asked last instead of not
+at all. After a failure others are asked first, for a pause. Then one request tries the source
+first; if it fails, the pause doubles. Failures of earlier requests do not count.
 
-Silence is counted from the last answer to anybody, or from when somebody began to wait: a slow
-source with a queue before it answers one after the other, a dead one answers nobody.  Times are
-seconds of one clock, given by the caller.
+Silence counts from the last answer to any request, or from the start of a wait: a slow source with
+a queue answers one after the other, a dead one none. Times are seconds of one clock, given by the
+caller.
 """
 
 FIRST_PAUSE_S = 5.0
@@ -16,29 +15,29 @@ LONGEST_PAUSE_S = 60.0
 
 
 class CircuitBreaker:
-    """What is known of one source.
+    """State of one source.
 
     >>> breaker = CircuitBreaker()
-    >>> breaker.failed(0.0), breaker.failed(0.0)
+    >>> breaker.record_failure(0.0), breaker.record_failure(0.0)
     (True, False)
     >>> breaker.may_be_first(4.9), breaker.may_be_first(5.0), breaker.may_be_first(5.0)
     (False, True, False)
-    >>> breaker.asked(5.0)
-    >>> breaker.answered(7.0), breaker.is_down
+    >>> breaker.begin_wait(5.0)
+    >>> breaker.record_answer(7.0), breaker.is_down
     (2.0, False)
     """
 
     def __init__(self, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self.is_down = False
         self.silent_since_s = 0.0
-        """Meant while somebody waits for an answer."""
+        """Valid only while a request waits."""
         self._first_pause_s = self._pause_s = first_pause_s
         self._try_again_s = 0.0
         self._is_tried = False
         self._waiting = 0
 
     def may_be_first(self, now_s: float) -> bool:
-        """Say whether to ask it as if it were in order; of a source that is down, one may try."""
+        """Return whether to ask it first; while it is down, one request may try."""
         if not self.is_down:
             return True
         if now_s < self._try_again_s:
@@ -48,17 +47,17 @@ class CircuitBreaker:
         return True
 
     def begin_wait(self, now_s: float) -> None:
-        """Note that somebody waits for an answer."""
+        """Record the start of a wait for an answer."""
         if not self._waiting:
             self.silent_since_s = now_s
         self._waiting += 1
 
     def end_wait(self) -> None:
-        """Note that somebody does not wait any more, for whatever reason."""
+        """Record the end of a wait, for any reason."""
         self._waiting -= 1
 
     def record_answer(self, now_s: float) -> float:
-        """Note an answer; return how long the source was silent before it."""
+        """Record an answer; return how long the source was silent before it."""
         silent_s = now_s - self.silent_since_s
         self.silent_since_s = now_s
         self.is_down = self._is_tried = False
@@ -66,7 +65,7 @@ class CircuitBreaker:
         return silent_s
 
     def record_failure(self, now_s: float) -> bool:
-        """Note that it does not answer; return whether that is news."""
+        """Record a failure; return whether the source was up before."""
         is_news = not self.is_down
         if self._is_tried:
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who decodes next: slots for compressed clusters, shared fairly by images and their guests.
+"""Fair scheduling of decoding of compressed clusters, by image and guest.
 
-What a cluster costs to decode shows only while it is decoded, so time is shared, not clusters:
+The cost of a cluster is only known while it is decoded, so processor time is shared:
 
-* the image that has used the least time goes first, and within it the guest that was served
-  longest ago.  An image that comes anew begins where the others are (start-time fair queueing,
-  Goyal, Vin and Cheng 1996);
-* a slot is held for SLICE_S while other images wait for one, for GUEST_SLICE_S while others of the
-  same image do;
-* an image has a budget: of the time that it uses beyond a second for FLOOR_BYTES_S decoded bytes,
-  it gets BURST_S at once and REFILL of one processor from then on.  While it owes some of that
-  time, one slot is left to others.  An honest image decodes many times faster.
+* the image with the least time used goes first, and in it the guest served longest ago. A new image
+  starts level with the others (start-time fair queueing, Goyal, Vin and Cheng 1996);
+* a slot is held for SLICE_S while other images wait, for GUEST_SLICE_S while other guests of the
+  image do;
+* beyond a second for FLOOR_BYTES_S decoded bytes, an image has a budget of BURST_S, refilled at
+  REFILL of one processor. While it is in debt, one slot is left to others. Ordinary images decode
+  many times faster.
 
-Time is that of a processor, but for ``now_s``.
+Times are of a processor, except ``now_s``.
 """
 
 import collections
@@ -28,14 +27,14 @@ FLOOR_BYTES_S = 8 * geometry.MIB
 BURST_S = 0.25
 REFILL = 0.1
 IMAGES = 256
-"""So many are remembered; more only while they decode or are over their budgets."""
+"""Images remembered; more only while they decode or are in debt."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Job:
-    """Somebody's wish for a slot.
+    """A request for a slot.
 
-    :param allowed_s: what is left of the image's budget when it gets one
+    :param allowed_s: the rest of the image's budget when it starts
     """
 
     image_id: ids.ImageId
@@ -44,9 +43,9 @@ class Job:
 
 
 class _Image:
-    """What is known of one image: who waits, and what it has used.
+    """Queue and usage of one image.
 
-    :param used_s: its time in the queue, which is ahead of what it used while it was idle
+    :param used_s: virtual time, which advances while it is idle
     """
 
     def __init__(self, used_s: float) -> None:
@@ -58,7 +57,6 @@ class _Image:
         self._debt_s, self._debt_at_s = 0.0, 0.0
 
     def next(self) -> Job:
-        """Take the job of the guest that was served longest ago."""
         job = min(self.waiting, key=lambda waiting: self._served[waiting.guest])
         del self.waiting[job]
         self._count += 1
@@ -84,20 +82,18 @@ class _Image:
         return self.left_s(now_s) >= SLICE_S / 2
 
     def delay_s(self, now_s: float) -> float:
-        """Return for how long it must not begin: until a whole slice is left."""
+        """Return the delay until a whole slice is available."""
         return 0.0 if self.may_begin(now_s) else (SLICE_S - self.left_s(now_s)) / REFILL
 
 
 class DecodeSlots:
     """The slots of a host.
 
-    :param slots: jobs that decode at a time
-
     >>> slots, guest = DecodeSlots(1), requests.Stream(requests.Klass.GUEST, "an image/8")
     >>> job = slots.wait(ids.ImageId("an image"), guest)
-    >>> slots.begin(1.0) is job, slots.begin(1.0)
+    >>> slots.begin_job(1.0) is job, slots.begin_job(1.0)
     (True, None)
-    >>> slots.end(job, used_s=0.001, decoded_bytes=65536, now_s=1.001)
+    >>> slots.end_job(job, used_s=0.001, decoded_bytes=65536, now_s=1.001)
     """
 
     def __init__(self, slots: int) -> None:
@@ -107,7 +103,7 @@ class DecodeSlots:
         self._waiting = 0
 
     def wait(self, image_id: ids.ImageId, guest: requests.Stream) -> Job:
-        """Let a job wait."""
+        """Queue a job."""
         image = self._images.get(image_id)
         if image is None:
             image = self._images[image_id] = _Image(self._used_s)
@@ -119,7 +115,7 @@ class DecodeSlots:
         return job
 
     def is_over(self, job: Job, used_s: float, decoded_bytes: int) -> bool:
-        """Say whether a job has held its slot for long enough; from any thread."""
+        """Return whether a job must give up its slot; any thread may call it."""
         image = self._images.get(job.image_id)
         waiting = len(image.waiting) if image else 0
         if used_s >= SLICE_S and self._waiting > waiting:
@@ -129,12 +125,12 @@ class DecodeSlots:
         return used_s >= job.allowed_s + decoded_bytes / FLOOR_BYTES_S
 
     def leave_queue(self, job: Job) -> None:
-        """Let a job wait no more."""
+        """Remove a job from the queue."""
         if self._images[job.image_id].waiting.pop(job, job) is None:
             self._waiting -= 1
 
     def begin_job(self, now_s: float) -> Job | None:
-        """Give a job a slot and return it; None if nobody may begin."""
+        """Start the next job and return it; None if none may start."""
         if not self._free:
             return None
         waiting = (image for image in self._images.values() if image.waiting)
@@ -155,7 +151,7 @@ class DecodeSlots:
         return image.may_begin(now_s) and not (is_last and image.debt_s(now_s))
 
     def end_job(self, job: Job, used_s: float, decoded_bytes: int, now_s: float) -> None:
-        """Take a job's slot back."""
+        """End a job and free its slot."""
         image = self._images[job.image_id]
         self._free += 1
         image.running -= 1
@@ -164,7 +160,11 @@ class DecodeSlots:
             self._forget(now_s)
 
     def delay_s(self, now_s: float) -> float | None:
+<<<<<<< ours
         """Return when to try :meth:`begin_job` again though no job ends; None if that needs no try."""
+=======
+        """Return the delay until a job may begin without another's end, or None."""
+>>>>>>> theirs
         if not self._free:
             return None
         waiting = [image for image in self._images.values() if image.waiting and not image.running]

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that may hang in the kernel: how many do, and whether another one may be begun.
+"""Limits the system calls that hang in the kernel at a dead file server.
 
-A thread in a system call of a dead file server cannot be ended; who waited for it can only leave
-it behind.  The rules:
+A thread in such a call cannot be ended, only abandoned. Rules:
 
-* when ``most`` calls hang, no other is begun until one comes back, which is the sign that the place
-  answers.  A smaller number is the bound for one and the same thing (a file), so that one which
-  hangs does not close the place for the others;
-* a call that comes back lets those count no more that began before it and that nobody waits for:
-  what they hang in may be gone for good, as after a file system was mounted anew.  So that this
-  is noticed, a closed place is tried by one call after TRY_AGAIN_S, then after twice as long and
-  so on; and so is one thing, however busy the place is with others;
-* in no case do more than twice ``most`` hang.
+* with ``most`` hung calls no new one starts until one returns; a smaller limit holds for one file,
+  so one bad file does not block the others;
+* a call that returns discounts abandoned calls that began before it, because these may hang for
+  good, for instance after a remount. To notice that, one call is tried after TRY_AGAIN_S, then
+  after twice as long each time, for the place and for each file;
+* never more than twice ``most`` hang.
 
-A call hangs if nobody waits for it any more and it has been under way for HANGS_AFTER_S: the
-reader of a healthy place may lose interest, too, and its call comes back at once.
+A call is hung if it is abandoned and older than HANGS_AFTER_S.
 """
 
 import dataclasses
@@ -29,10 +25,9 @@ TRY_AGAIN_S = 60.0
 class Call:
     """One call under way.
 
-    :param of: the thing that it is about
-    :param is_left: nobody waits for it any more
-    :param is_past: one that began later has come back
-    :param is_past_of_one: and so has one about the same thing
+    :param is_left: its caller gave up
+    :param is_past: a later call returned
+    :param is_past_of_one: a later call of the same file returned
     """
 
     of: Hashable
@@ -43,10 +38,7 @@ class Call:
 
 
 class Hanging(NamedTuple):
-    """The calls that hang.
-
-    :param for_s: how long the oldest of them has been under way
-    """
+    """The hung calls."""
 
     calls: int = 0
     for_s: float = 0.0
@@ -59,18 +51,18 @@ class Hanging(NamedTuple):
 class Fence:
     """The calls under way at one place.
 
-    :param most: calls that may hang before it is closed
-    :param most_of_one: calls about one thing that may
+    :param most: hung calls before it is closed
+    :param most_of_one: hung calls of one file before that is closed
 
     >>> fence = Fence(most=2, most_of_one=1)
-    >>> call = fence.begin("a", now_s=0.0)
-    >>> fence.leave(call)
-    >>> fence.hanging(4.0).calls, str(fence.hanging(30.0))
+    >>> call = fence.begin_call("a", now_s=0.0)
+    >>> fence.abandon_call(call)
+    >>> fence.count_hung(4.0).calls, str(fence.count_hung(30.0))
     (0, '1 call hangs, the oldest for 30 s')
-    >>> fence.refuses("a", 30.0), fence.refuses("b", 30.0)
+    >>> fence.is_refused("a", 30.0), fence.is_refused("b", 30.0)
     (True, False)
-    >>> fence.end(call)
-    >>> fence.refuses("a", 30.0)
+    >>> fence.end_call(call)
+    >>> fence.is_refused("a", 30.0)
     False
     """
 
@@ -79,17 +71,17 @@ class Fence:
         self._calls: set[Call] = set()
 
     def begin_call(self, of: Hashable, now_s: float) -> Call:
-        """Note that a call has begun."""
+        """Record the start of a call."""
         call = Call(of, now_s)
         self._calls.add(call)
         return call
 
     def abandon_call(self, call: Call) -> None:
-        """Note that nobody waits for a call any more."""
+        """Record that the caller gave up."""
         call.is_left = True
 
     def end_call(self, call: Call) -> None:
-        """Note that a call has come back."""
+        """Record the return of a call."""
         self._calls.discard(call)
         for other in self._calls:
             if other.is_left and other.began_s < call.began_s:
@@ -97,12 +89,12 @@ class Fence:
                 other.is_past_of_one |= other.of == call.of
 
     def count_hung(self, now_s: float) -> Hanging:
-        """Return how many calls hang; may be called from another thread."""
+        """Return the hung calls; any thread may call it."""
         hang = self._hanging(now_s)
         return Hanging(len(hang), max((now_s - call.began_s for call in hang), default=0.0))
 
     def is_refused(self, of: Hashable, now_s: float) -> bool:
-        """Say whether no call about ``of`` may be begun now."""
+        """Return whether no call of ``of`` may start now."""
         hang = self._hanging(now_s)
         if len(hang) >= 2 * self._most:
             return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source refuses to give, by image, for operators."""
+"""Refusals of a source, by image, for operators."""
 
 import collections
 
@@ -8,19 +8,19 @@ from acstor_common.model import ids
 
 IMAGES = 64
 KEPT_S = 600.0
-"""So long a refusal is told that nobody has met again."""
+"""A refusal is reported for this long after it last occurred."""
 
 
 class Refusals:
-    """The refusals of one source; times are seconds of one clock, given by the caller.
+    """The refusals of one source; times are seconds of one clock, from the caller.
 
     >>> refusals, image = Refusals(), ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> refusals.note(image, "403", 10.0), refusals.note(image, "403", 20.0)
+    >>> refusals.record_refusal(image, "403", 10.0), refusals.record_refusal(image, "403", 20.0)
     (True, False)
-    >>> refusals.trouble(30.0)
+    >>> refusals.last_refusal(30.0)
     HealthIssue(why='403', since_s=10.0)
-    >>> refusals.trouble(1000.0)
-    >>> refusals.given(image)
+    >>> refusals.last_refusal(1000.0)
+    >>> refusals.clear_refusal(image)
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Refusals:
         ] = collections.OrderedDict()
 
     def record_refusal(self, image_id: ids.ImageId, why: str, now_s: float) -> bool:
-        """Note a refusal; return whether no image was refused for this reason before."""
+        """Record a refusal; return whether its reason is new for this source."""
         known = self._live(now_s)
         since_s = next((one.since_s for one in known if one.why == why), None)
         is_news = since_s is None
@@ -43,11 +43,11 @@ class Refusals:
         return is_news
 
     def clear_refusal(self, image_id: ids.ImageId) -> None:
-        """Note that something of an image was given."""
+        """Record a successful read of an image."""
         self._known.pop(image_id, None)
 
     def last_refusal(self, now_s: float) -> health_issues.HealthIssue | None:
-        """Return the refusal that was met last; may be called from any thread."""
+        """Return the latest refusal; any thread may call it."""
         return next(reversed(self._live(now_s)), None)
 
     def _live(self, now_s: float) -> list[health_issues.HealthIssue]:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which bytes of the stored file are read for pieces of an image, and what of them goes where.
+"""Maps pieces of an image to ranges of its stored file.
 
-What a piece needs are fragments of extents.  Where these lie together in the stored file they
-are one run, so neighbouring compressed clusters are one read.  Runs of several pieces may share
-bytes, as a cluster that is larger than a chunk; all runs together are cut into tiles, which do
-not overlap and are read once each.
+A piece needs fragments of extents. Adjacent fragments form a run, so adjacent compressed clusters
+are one read. Runs of several pieces may overlap, as with a cluster larger than a chunk; they are
+cut into tiles, which do not overlap and are read once.
 """
 
 import bisect
@@ -18,9 +17,8 @@ from acstor_common.formats import layout
 class Fragment(NamedTuple):
     """A part of an extent that a piece needs.
 
-    :param to: where it goes in the piece
-    :param skip: guest bytes of the extent that come before
-    :param length: guest bytes
+    :param to: offset in the piece
+    :param skip: guest bytes of the extent before it
     """
 
     to: int
@@ -30,12 +28,12 @@ class Fragment(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Say whether there is more in the extent than is needed here."""
+        """Return whether the extent has more than this fragment."""
         return self.length < self.extent.length
 
     @property
     def span(self) -> tuple[int, int]:
-        """Where what must be read of the stored file begins and ends."""
+        """Start and stop of the bytes to read from the stored file."""
         extent = self.extent
         if extent.codec is layout.Codec.STORED:
             return extent.offset + self.skip, extent.offset + self.skip + self.length
@@ -43,7 +41,7 @@ class Fragment(NamedTuple):
 
 
 def fragments(offset: int, length: int, extents: Iterable[layout.Extent]) -> list[Fragment]:
-    """Return what a piece needs of extents.
+    """Return the fragments of extents that a piece needs.
 
     >>> [extent] = [layout.Extent(0, 8192, layout.Codec.STORED, 700, 8192)]
     >>> fragments(4096, 512, [extent])[0].span
@@ -59,7 +57,7 @@ def fragments(offset: int, length: int, extents: Iterable[layout.Extent]) -> lis
 
 
 def runs(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans joined where they touch, in the order of the stored file.
+    """Return adjacent or overlapping spans joined, in file order.
 
     >>> runs([(10, 20), (0, 5), (18, 30), (5, 8)])
     [(0, 8), (10, 30)]
@@ -74,14 +72,14 @@ def runs(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Tiles:
-    """Ranges of the stored file that do not overlap, in its order, and their bytes as they come.
+    """Ranges of the stored file that do not overlap, in order, with their bytes.
 
     >>> tiles = Tiles([(0, 100), (10, 20), (0, 30), (200, 210)])
-    >>> tiles.ranges, tiles.of((0, 30)), tiles.of((10, 20))
+    >>> tiles.ranges, tiles.tiles_of_run((0, 30)), tiles.tiles_of_run((10, 20))
     ([(0, 10), (10, 100), (200, 210)], range(0, 2), range(1, 2))
 
-    :param all_runs: of all pieces, in any order; every one is a sequence of whole tiles, but for
-        bytes that are left over at its end
+    :param all_runs: of all pieces, in any order; each is a sequence of whole tiles, except for a
+        remainder at its end
     """
 
     def __init__(self, all_runs: Iterable[tuple[int, int]]) -> None:
@@ -100,20 +98,20 @@ class Tiles:
         self._data: dict[int, memoryview] = {}
 
     def tiles_of_run(self, run: tuple[int, int]) -> range:
-        """Return the numbers of the tiles that a run needs."""
+        """Return the numbers of the tiles of a run."""
         first = bisect.bisect_right(self._starts, run[0]) - 1
         return range(first, bisect.bisect_left(self._starts, run[1]))
 
     def put(self, number: int, data: bytes | bytearray | memoryview) -> None:
-        """Keep the bytes of a tile."""
+        """Store the bytes of a tile."""
         self._data[number] = memoryview(data)
 
     def drop(self, number: int) -> None:
-        """Let go of the bytes of a tile."""
+        """Drop the bytes of a tile."""
         self._data.pop(number, None)
 
     def bytes_of(self, span: tuple[int, int]) -> bytes | memoryview:
-        """Return what lies in a part of a run whose tiles are all here."""
+        """Return the bytes of a part of a run whose tiles are all present."""
         parts = []
         for number in self.tiles_of_run(span):
             start, stop = self.ranges[number]
@@ -123,5 +121,5 @@ class Tiles:
 
 
 def is_whole(length: int, found: Sequence[Fragment]) -> bool:
-    """Say whether a piece is one fragment, with no zeros before or behind."""
+    """Return whether a piece is one fragment, without zeros around it."""
     return len(found) == 1 and found[0].length == length
