@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images of this host: their mirrors, and what is fetched before a guest asks."""
+"""The images of this host: reads, attachment, prefetching, caching and pins."""

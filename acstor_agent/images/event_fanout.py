@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What concerns all images that are open: news of peers, and chunks that leave the cache.
+"""Distributes announcements of peers and evictions to the open images.
 
-None of it is trusted; it says whom to ask, what to fetch ahead and what to let go
-first, never what a guest reads.
+Announcements are not trusted: they influence prefetching and eviction, never what a guest reads.
 """
 
 from collections.abc import Callable
@@ -17,11 +16,7 @@ from acstor_common.wire import peer_wire
 
 
 class EventFanout:
-    """Hands on what is heard to the exchange, and to the images that it concerns.
-
-    :param sharing: hears what concerns images that stay whole in the cloud
-    :param is_for_others: says whether no instance of this host uses an image
-    """
+    """Distributes events to the exchange and to the images concerned."""
 
     def __init__(
         self,
@@ -35,14 +30,14 @@ class EventFanout:
         self._chunks, self._images, self._cache = chunks, images, cache
 
     def announcement_received(self, host: ids.HostId, news: peer_wire.News) -> None:
-        """Take what a peer tells without being asked."""
+        """Process an unsolicited message of a peer."""
         if isinstance(news, peer_wire.SegmentNews):
             self._chunks.announcement_received(host, news)
         elif self._sharing is not None:
             self._sharing.report_received(host, news)
 
     def listened_to(self, heard: actions.Heard) -> None:
-        """Take what of it the exchange listens to: what a peer has, and what may go first."""
+        """Process accepted announcements: prefetch candidates and copy hints."""
         for image in self._images.open():
             if heard.here and not self._is_for_others(image.map.image_id):
                 image.prefetch.chunks_advertised(heard.here)
@@ -52,7 +47,7 @@ class EventFanout:
                         self._chunks.counters.demoted += self._cache.demote_chunk(want.cid)
 
     def chunk_evicted(self, cid: ids.Cid) -> None:
-        """Note that a chunk has left the cache."""
+        """Record an eviction from the cache."""
         names = self._chunks.chunk_evicted(cid)
         for image in self._images.open():
             image.prefetch.chunk_evicted(names)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records real boots on this host and hands their traces to whoever makes boot images of them.
+"""Records boots on this host and sends their traces.
 
-A guest's read pays for this only while a window is open, and a trace that cannot
-be handed on is lost without harm.
+Reads pay for this only while a window is open; a lost trace does no harm.
 """
 
 import collections
@@ -23,29 +22,26 @@ from acstor_common.wire import trace_message
 LOG = logging.getLogger(__name__)
 
 LEAST_CHUNKS = 16
-"""Who read less of an image did not boot from it."""
+"""A guest that read fewer chunks did not boot from the image."""
 TICK_S = 1.0
 LONGEST_S = 180.0
-"""A boot is recorded for this long at most, ten times what boots to the login prompt took where
-they were measured, by emulation: what comes later is work, and of no use to other boots."""
+"""Longest recording: ten times the boots to a login prompt measured under emulation. Later reads
+are the guest's work."""
 IDLE_S = 20.0
-"""A boot that is being recorded is over when nothing new was read for this long."""
 BOOTS = 4
-"""Boots of one image that a worker records. A boot image needs two traces, and two of a host are
-kept where it is made; the others are for boots that came to nothing."""
+"""Boots of one image recorded by a worker. A boot image needs two traces; the others replace
+failed boots."""
 MOST_ASKED = 1024
-"""Images of which operators want boots recorded; the one asked for first is forgotten."""
+"""Images for which operators requested recordings; the oldest is forgotten."""
 
 Send = Callable[[trace_message.BootTrace], None]
-"""Hands a trace on; never waits, never fails."""
+"""Sends a trace; never waits or fails."""
 
 
 class Limits(NamedTuple):
-    """What is recorded.
+    """Limits of recording.
 
-    :param longest_s: how long one boot is recorded at most; 0 records nothing
-    :param idle_s: a boot is over when nothing new was read for so long
-    :param boots: of one image, from the start of the worker on
+    :param longest_s: longest recording; 0 disables it
     """
 
     longest_s: float
@@ -69,9 +65,9 @@ class BootRecording:
         self._asked: collections.OrderedDict[ids.ImageId, int] = collections.OrderedDict()
 
     def record_more(self, image_id: ids.ImageId, boots: int) -> None:
-        """Record so many boots of an image from now on, whatever was recorded before.
+        """Record so many more boots of an image.
 
-        :raises errors.Unusable: the configuration lets nothing be recorded
+        :raises errors.Unusable: recording is disabled
         """
         if not self._limits.longest_s:
             raise errors.Unusable(
@@ -80,7 +76,7 @@ class BootRecording:
         self._ask(image_id, self._sent.get(image_id, 0) + boots)
 
     def forget_image(self, image_id: ids.ImageId) -> None:
-        """Forget an image that is not attached any more, but not what operators still ask for."""
+        """Forget a detached image, except for an operator's pending request."""
         left = self.boots_left(image_id) if image_id in self._asked else 0
         self._open.pop(image_id, None)
         self._sent.pop(image_id, None)
@@ -100,7 +96,7 @@ class BootRecording:
         return max(0, wanted - self._sent.get(image_id, 0))
 
     def open(self, image: mirror.Mirror) -> int:
-        """Note that a guest has opened an image; return its number, 0 if it is not recorded."""
+        """Record an open; return the opener number, 0 if it is not recorded."""
         image_id = image.map.image_id
         if not self._limits.longest_s or not self.boots_left(image_id):
             return 0
@@ -113,7 +109,7 @@ class BootRecording:
         return image.recorder.open(self._clock())
 
     async def run(self) -> None:
-        """Close windows that are over and hand traces on, for ever."""
+        """Close finished windows and send traces, for ever."""
         while True:
             await trio.sleep(TICK_S)
             for image_id, image in list(self._open.items()):

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The timelines of the boots of this host: those that go on, and the last ones that are over.
+"""Timelines of the boots of this host: current ones, and the last finished ones.
 
-A boot is noted from when somebody opens an image until he closes it, or reads nothing for a while.
-Who reads next to nothing, as Nova does when it looks at an image, leaves nothing behind.
-
-A guest's read pays for this only while its boot goes on, and what is noted of boots,
-however many begin, is bounded.  It is lost with the worker.
+A boot lasts from the open of an image to its close, or to a long pause. An opener that reads next
+to nothing, such as Nova inspecting an image, leaves no timeline. Memory is bounded; a restart of
+the worker loses all.
 """
 
 import collections
@@ -26,30 +24,28 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 AT_ONCE = 64
-"""Boots that are noted at a time; one more is not."""
 KEPT = 64
-"""Boots that are over: each takes some KiB."""
+"""Finished boots kept, of some KiB each."""
 IMAGES = 256
-"""Images of which it is known what was done for boots that have not begun yet."""
 ENSURES = 8
 LOOK_BACK_S = 120.0
-"""What was done for an image so long before it was opened was done for this boot."""
+"""Preparations this long before an open belong to the boot."""
 IDLE_S = 120.0
-"""A guest that booted by emulation on a busy host read nothing for 20 s, long before its login."""
+"""A guest under emulation on a busy host read nothing for 20 s before its login."""
 LONGEST_S = 600.0
 LEAST_BYTES = geometry.MIB
-"""Who read less of an image did not boot from it."""
+"""A guest that read less of an image did not boot from it."""
 TICK_S = 1.0
 TELL_EVERY_S = 30.0
 TOLD_AT_ONCE = 8
 
 InstanceOf = Callable[[int], str]
-"""Returns the instance of Nova's that a process is the guest of, "" if it is none; may block."""
+"""Returns the Nova instance of a process, "" if none; may block."""
 
 
 @dataclasses.dataclass(eq=False)
 class _Boot:
-    """A boot that goes on.
+    """A current boot.
 
     :ivar zero_s: its beginning, by the monotonic clock
     """
@@ -71,10 +67,7 @@ class _Boot:
 
 
 class Timelines:
-    """See above; keep :meth:`run` running.
-
-    :param instance_of: is called in a thread
-    """
+    """The timelines; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -90,10 +83,8 @@ class Timelines:
             ids.ImageId, collections.deque[tuple[float, float]]
         ] = collections.OrderedDict()
 
-    # What happens
-
     def image_ensured(self, image_id: ids.ImageId, from_s: float) -> None:
-        """Note that an image was made ready for a guest, from a moment until now."""
+        """Record that an image was prepared for a guest, from ``from_s`` until now."""
         known = self._ensured.setdefault(image_id, collections.deque(maxlen=ENSURES))
         known.append((from_s, self._clock()))
         self._ensured.move_to_end(image_id)
@@ -101,12 +92,8 @@ class Timelines:
             self._ensured.popitem(last=False)
 
     def image_opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
-        """Note that somebody has opened an image.
-
-        :param guest: whose his reads are
-        :param thread: of the process that he is
-        """
-        self.image_closed(guest)  # a number that is used again
+        """Record an open."""
+        self.image_closed(guest)  # a reused number
         if len(self._boots) >= AT_ONCE:
             return
         now_s = self._clock()
@@ -133,7 +120,7 @@ class Timelines:
         return self._ensured.get(image.map.image_id, collections.deque())
 
     def image_closed(self, guest: requests.Stream) -> None:
-        """Note that somebody has closed an image."""
+        """Record a close."""
         boot = self._boots.pop(guest, None)
         if boot is None:
             return
@@ -146,7 +133,7 @@ class Timelines:
                 self._untold.append(told)
 
     async def run(self) -> None:
-        """See who boots, and end the timelines of boots that are over, for ever."""
+        """Find the instances of boots, and finish their timelines, for ever."""
         while True:
             await trio.sleep(TICK_S)
             for boot in list(self._boots.values()):
@@ -158,17 +145,15 @@ class Timelines:
                     if self._boots.get(boot.guest) is boot:
                         self.image_closed(boot.guest)
 
-    # What is told
-
     def timelines_of(self, wanted_id: str = "") -> list[boot_timeline.Timeline]:
-        """Return the timelines of an instance or of an image, or all, the last one last."""
+        """Return the timelines of an instance or image, or all, newest last."""
         found = [*self._over, *(self._told(boot) for boot in self._going_on())]
         return [one for one in found if wanted_id in ("", one.instance_id, one.image_id)]
 
     def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
-        """Return what is new of boots of instances, some at a time; each is told again and again.
+        """Return new reports of boots of instances, a few at a time.
 
-        It is told every TELL_EVERY_S while it goes on, and when it is over.
+        A boot is reported every TELL_EVERY_S while it lasts, and at its end.
         """
         now_s = self._clock()
         told = [self._untold.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._untold)))]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk maps that requests of peers are checked against: of attached images and of others."""
+"""Looks up chunks in the maps of attached and other images, for peers' requests."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -19,12 +19,9 @@ TRIES = 3
 
 
 class ChunkLookup(authorization.ChunkMaps):
-    """The chunk maps of attached images, and of others that peers have asked for.
+    """The chunk maps of attached images, and of others that peers request.
 
-    :param images: attached images
-    :param others: all other images
-    :param kept: returns what is kept of an image, with its map: it may be filled, and not be open
-    :param segment_chunks: returns the length of segments, by the table in force
+    :param kept: returns the pinned part of an image, with its map, even if the image is not open
     """
 
     def __init__(
@@ -38,7 +35,7 @@ class ChunkLookup(authorization.ChunkMaps):
         self._segment_chunks = segment_chunks
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
-        """Say whether this host mirrors an image."""
+        """Return whether this host mirrors an image."""
         return self._images.get_nowait(image_id) is not None
 
     def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
@@ -75,7 +72,7 @@ class ChunkLookup(authorization.ChunkMaps):
         return authorization.Segments(cids, asked - first, cut.chunk_bytes, length)
 
     def layout_of(self, image_id: ids.ImageId) -> layout_source.Layout | None:
-        """Return where the bytes of an image are; None if that is not known here."""
+        """Return the layout of an image's stored file; None if unknown here."""
         if (image := self._images.get_nowait(image_id)) is not None:
             return image.map.layout
         if (part := self._kept(image_id)) is not None:
@@ -85,13 +82,13 @@ class ChunkLookup(authorization.ChunkMaps):
     async def read_map_for_peer(
         self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
     ) -> ids.Content:
-        """Return what lies there; read the map from the source for a peer if need be.
+        """Return the content at a range; read the map from the source if needed.
 
         :raises errors.ChunkMissing: there is no such image
         :raises errors.ChunkRefused: this host may not read it
-        :raises errors.SourceUnreachable: the source does not answer, or peers ask for too much
+        :raises errors.SourceUnreachable: the source does not answer, or peers exceed their limits
         """
-        for _ in range(TRIES):  # requests of others may evict the page at once
+        for _ in range(TRIES):  # other requests may evict the page at once
             if (found := self.content_at(image_id, offset, length)) is not None:
                 return found
             if not await self._images.open_attached(image_id):

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The images that this host mirrors, and their chunk maps on disk.
 
-A map is taken from the source when its image is attached and kept in a folder,
-so a worker or a host that restarts knows its images without asking anybody.
-The time stamp of that file is the mirror's time stamp: Nova touches the mirror
-of an image that is in use, and here it is remembered.
+A map is read from the source when its image is attached, and kept in a folder for restarts. The
+file's time stamp is the mirror's: Nova touches the mirrors of images in use.
 """
 
 import contextlib
@@ -35,17 +33,15 @@ LOG = logging.getLogger(__name__)
 
 MAP_READ_BYTES = 1 * geometry.MIB
 MAX_MAP_BYTES = 4096 * geometry.MIB
-"""A source that offers a longer map is wrong: it would be of an image of 7 TiB."""
+"""A longer map is rejected: it would be of an image of 7 TiB."""
 MAX_ALL_MAPS_BYTES = 16 * 1024 * geometry.MIB
-"""Of the chunk maps of a host together: those of 28 TiB of distinct chunks."""
+"""Limit of all chunk maps together: those of 28 TiB of distinct chunks."""
 
 
 class Mirrors:
     """All mirrors of this host.
 
-    :param folder: where chunk maps are kept
-    :param make: makes the mirror of an image from its map
-    :param claim: is told of an image before it counts as attached, and may refuse it
+    :param claim: called before an image counts as attached; may raise
     """
 
     def __init__(
@@ -62,42 +58,38 @@ class Mirrors:
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
         self.reads = counters.ReadCounters()
-        """The reads of all images, those included that are not attached any more."""
+        """Counters of all images, detached ones included."""
         atomic_file.remove_leftovers(folder)
         self._attached = _images_in(folder, logging.WARNING)
-        """Each image with the length of its map."""
         self._found: set[ids.ImageId] = set()
         self._new: set[ids.ImageId] = set()
-        self._coming_bytes = 0  # of maps that are being taken from the source
-        self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of those that are not open
+        self._coming_bytes = 0  # of maps that are being downloaded
+        self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of images that are not open
 
     def list_attached(self) -> list[ids.ImageId]:
-        """Return the images that this host mirrors, whether read since the start or not.
-
-        May be called from any thread.
-        """
+        """Return the attached images, read since the start or not; from any thread."""
         return sorted(self._attached.copy())
 
     @property
     def attached_now(self) -> Collection[ids.ImageId]:
-        """The same, the last attached last, at any moment: it is looked at again and again."""
+        """A live view of the attached images, in order of attachment."""
         return self._attached.keys()
 
     def size_bytes(self, image_id: ids.ImageId) -> int | None:
-        """Return the size of an attached image; None if its map is damaged, or was taken away.
+        """Return the size of an attached image; None if its map is unreadable.
 
-        May be called from any thread; a map that is not open is looked at once, and not opened.
+        Any thread may call it. It reads the head of a map that is not open, once.
         """
         subject = self._subject(image_id)
         return None if subject is None else subject.geometry.size_bytes
 
     def stored_blob(self, image_id: ids.ImageId) -> base.Blob | None:
-        """Return what the source has of an attached image; None as :meth:`size_bytes`."""
+        """Return the source's blob of an attached image; None like :meth:`size_bytes`."""
         subject = self._subject(image_id)
         return subject and base.stored_blob(image_id, subject.stored.disk_format)
 
     def scope_keys(self, image_id: ids.ImageId) -> chunk_map.ScopeKeys:
-        """Return the keys of an attached image's scopes; none as :meth:`size_bytes`."""
+        """Return the scope keys of an attached image; none like :meth:`size_bytes`."""
         subject = self._subject(image_id)
         return () if subject is None else subject.scope_keys
 
@@ -115,7 +107,7 @@ class Mirrors:
         return self._subjects[image_id]
 
     async def look_again(self) -> None:
-        """Attach what was not seen at the start, as when the folder could not be read then."""
+        """Attach images whose maps appeared since the start."""
         found = await trio.to_thread.run_sync(_images_in, self._folder, logging.DEBUG)
         for image_id in found.keys() - self._attached.keys():
             if self._path(image_id).exists():  # it may have been detached since
@@ -124,24 +116,24 @@ class Mirrors:
                 LOG.info("image %s: attached by the map that is here", image_id)
 
     def was_found(self, image_id: ids.ImageId) -> bool:
-        """Say whether an image is attached because :meth:`look_again` has found its map."""
+        """Return whether :meth:`look_again` attached an image."""
         return image_id in self._found
 
     def may_keep_pages(self, image_id: ids.ImageId) -> bool:
-        """Say whether the kernel may keep pages of an image; asked once when it is opened.
+        """Return whether the kernel may keep cached pages at an open; once False.
 
-        Those from before the map came may be of other bytes that had the image's id.
+        Pages from before the map was downloaded may be of other bytes with the image's ID.
         """
         is_new = image_id in self._new
         self._new.discard(image_id)
         return not is_new
 
     def open(self) -> list[mirror.Mirror]:
-        """Return the mirrors of the attached images whose maps are open."""
+        """Return the mirrors whose maps are open."""
         return list(self._mirrors.values())
 
     def failed_reads(self) -> int:
-        """Return how many reads failed."""
+        """Return the number of failed reads."""
         return self.reads.failed_reads
 
     def get_nowait(self, image_id: ids.ImageId) -> mirror.Mirror | None:
@@ -149,18 +141,18 @@ class Mirrors:
         return self._mirrors.get(image_id)
 
     def is_attached(self, image_id: ids.ImageId) -> bool:
-        """Say whether this host mirrors an image, whether read since the start or not."""
+        """Return whether this host mirrors an image."""
         return image_id in self._attached
 
     def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
-        """Say what an image names, if it is attached; see :meth:`mirror.Mirror.content_at`."""
+        """Return the content at a range, if attached; see ``Mirror.content_at``."""
         image = self._mirrors.get(image_id)
         return None if image is None else image.content_at(offset, length)
 
     def cids_of(self, image_id: ids.ImageId) -> Iterator[ids.Cid]:
-        """Yield the contents of an image, none if it is not attached or its map is damaged.
+        """Yield the CIDs of an image; none if it is detached or its map is damaged.
 
-        For a thread: it leaves the interpreter to others every 0.5 ms.  It does not open the image.
+        Blocks; call it in a thread. It does not open the image.
         """
         opened = self._mirrors.get(image_id)
         try:
@@ -173,13 +165,12 @@ class Mirrors:
     async def attach_image(
         self, image_id: ids.ImageId, max_map_bytes: int = MAX_MAP_BYTES
     ) -> mirror.Mirror:
-        """Return the mirror of an image, attached now if it is not yet.
+        """Return the mirror of an image; attach it if needed.
 
-        :param max_map_bytes: a longer map is not taken from the source
-        :raises errors.Unusable: the map is longer than that
+        :raises errors.Unusable: the map is longer
         :raises errors.ChunkUnavailable: the source has no such image, or does not answer
-        :raises errors.ChunkMapFormatError: what the source has is not a map of this image
-        :raises errors.NumberInUse: the kernel would take it for another image
+        :raises errors.ChunkMapFormatError: the source's map is invalid or of another image
+        :raises errors.NumberInUse: the inode number is in use
         """
         async with self._attaching_one(image_id):
             if image_id not in self._mirrors:
@@ -190,9 +181,9 @@ class Mirrors:
             return self._mirrors[image_id]
 
     async def open_attached(self, image_id: ids.ImageId) -> bool:
-        """Open the map of an image that is attached and not open; say whether that was so.
+        """Open the map of an attached image; return whether that was needed and worked.
 
-        The source is never asked: a map that is damaged is left to who attaches the image.
+        It never reads the source; a damaged map is replaced at the next attachment.
         """
         path = self._path(image_id)
         if image_id in self._mirrors or image_id not in self._attached:
@@ -209,7 +200,6 @@ class Mirrors:
 
     @contextlib.asynccontextmanager
     async def _attaching_one(self, image_id: ids.ImageId) -> AsyncIterator[None]:
-        """Let nobody else attach or detach an image."""
         lock = self._attaching.setdefault(image_id, trio.Lock())
         try:
             async with lock:
@@ -219,11 +209,11 @@ class Mirrors:
                 self._attaching.pop(image_id, None)
 
     def detach_image(self, image_id: ids.ImageId) -> None:
-        """Forget an image; its chunks stay in the cache until others need the room.
+        """Detach an image; its chunks stay in the cache until evicted.
 
         :raises errors.Unusable: it is not attached, or is being attached now
         """
-        if image_id in self._attaching:  # its mirror would be there without its map
+        if image_id in self._attaching:  # the mirror would exist without its map
             raise errors.Unusable(f"image {image_id}", "is being attached")
         if image_id not in self._attached:
             raise errors.Unusable(f"image {image_id}", "is not attached here")
@@ -243,7 +233,7 @@ class Mirrors:
             return 0
 
     def save_time_stamp(self, image_id: ids.ImageId, mtime_ns: int) -> None:
-        """Remember the mirror's time stamp."""
+        """Set the mirror's time stamp."""
         os.utime(self._path(image_id), ns=(mtime_ns, mtime_ns))
 
     def _path(self, image_id: ids.ImageId) -> pathlib.Path:
@@ -252,7 +242,7 @@ class Mirrors:
     async def _map_of(self, image_id: ids.ImageId, max_map_bytes: int) -> chunk_map.ChunkMap:
         path = self._path(image_id)
         if path.exists():
-            # The folder may have been away when this worker began.
+            # The folder may have been unavailable at the start.
             self._attached.setdefault(image_id, path.stat().st_size)
             try:
                 return await trio.to_thread.run_sync(open_map, path, image_id)
@@ -267,7 +257,7 @@ class Mirrors:
     async def _download_map(
         self, image_id: ids.ImageId, path: pathlib.Path, max_map_bytes: int
     ) -> chunk_map.ChunkMap:
-        """Take an image's map from the source; it gets its name only when it has been checked."""
+        """Download and check an image's map; name it only after the check."""
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
         what = f"{blob.name} from {self._source.where}"
         size_bytes = await self._source.size_bytes(blob)
@@ -282,7 +272,7 @@ class Mirrors:
                     incoming.write(await self._source.read(blob, offset, length))
                 incoming.flush()
                 written, os_hash = pathlib.Path(incoming.name), self._source.os_hash(blob)
-                if os_hash.algo:  # the sources file and http have none
+                if os_hash.algo:
                     await trio.to_thread.run_sync(_check_hash, written, os_hash, what)
                 incoming_map = await trio.to_thread.run_sync(open_map, written, image_id, what)
                 await self._check_image(incoming_map)
@@ -292,10 +282,7 @@ class Mirrors:
 
     @contextlib.contextmanager
     def _room_for(self, size_bytes: int, what: str) -> Iterator[None]:
-        """Reserve room for one more map while it comes, also from others that come meanwhile.
-
-        :raises errors.Unusable: all maps of the host together would be too long
-        """
+        """Reserve capacity for a map during its download."""
         self._coming_bytes += size_bytes
         try:
             all_bytes = sum(self._attached.values()) + self._coming_bytes
@@ -310,7 +297,6 @@ class Mirrors:
             self._coming_bytes -= size_bytes
 
     async def _check_image(self, image_map: chunk_map.ChunkMap) -> None:
-        """Compare the map with the image that the source has now."""
         stored = image_map.layout.stored
         blob = base.stored_blob(image_map.image_id, stored.disk_format)
         size_bytes = await self._source.size_bytes(blob)
@@ -324,12 +310,7 @@ class Mirrors:
 
 
 def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
-    """Return the images whose maps a former worker left, each with the length of its map.
-
-    There are none if the folder cannot be read.
-
-    :param level: of what is logged
-    """
+    """Return the images with a map in the folder, with its length."""
     found = {}
     try:
         for name in os.listdir(folder):
@@ -341,7 +322,7 @@ def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
             except ValueError:
                 LOG.log(level, "%s: not the name of a chunk map; left alone", path)
                 continue
-            with contextlib.suppress(FileNotFoundError):  # it was detached just now
+            with contextlib.suppress(FileNotFoundError):
                 found[image_id] = path.stat().st_size
     except OSError as e:
         LOG.log(level, "%s: cannot be read: %s; it is tried again", folder, e.strerror)
@@ -349,10 +330,7 @@ def _images_in(folder: pathlib.Path, level: int) -> dict[ids.ImageId, int]:
 
 
 def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> None:
-    """Refuse a map that is not the one whose hash Glance knows: somebody wrote to the store.
-
-    :raises errors.ChunkMapFormatError: its bytes do not have that hash
-    """
+    """Check a map against the hash that Glance has."""
     try:
         with path.open("rb") as file:
             actual = hashlib.file_digest(file, os_hash.algo).digest()
@@ -368,10 +346,7 @@ def _check_hash(path: pathlib.Path, os_hash: chunk_map.OsHash, what: str) -> Non
 
 
 def open_map(path: pathlib.Path, image_id: ids.ImageId, what: str = "") -> chunk_map.ChunkMap:
-    """Map the file into memory and check all of it.
-
-    For a thread: it leaves the interpreter to others after each 0.5 ms of work.
-    """
+    """Map the file into memory and check all of it; blocks, call it in a thread."""
     what = what or str(path)
     with path.open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size

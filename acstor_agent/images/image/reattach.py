@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that guests have open, attached again by a worker that has not met them yet.
+"""Reattaches images that guests have open after a restart of the worker.
 
-Their chunk maps lie on this host.  Where one was lost or damaged it is taken from the source
-again, and the guest waits for that as for any of its bytes: it has the image open, so it is not
-told that there is none because a source is away, or wrong for a while.
+Their chunk maps are on this host. A lost or damaged map is read from the source again, and the
+guest's read waits for that instead of failing while the source is away.
 """
 
 import itertools
@@ -22,11 +21,9 @@ from acstor_common.model import ids
 
 
 class Reattach:
-    """The way from an image that a guest has open to its mirror.
+    """Finds the mirror of an image that a guest has open.
 
-    :param reads: where it is known that a guest waits
-    :param deadline_s: how long one may wait
-    :param lost_after_s: so long the source must have had no good map before that is believed
+    :param lost_after_s: how long the source must lack a good map before a read fails
     """
 
     def __init__(
@@ -42,10 +39,9 @@ class Reattach:
     async def get_mirror(self, image_id: ids.ImageId, guest: requests.Stream) -> mirror.Mirror:
         """Return the mirror of an image.
 
-        :raises errors.ChunkMissing: the source has not got its chunk map, and has not for long
-        :raises errors.ChunkMapFormatError: what the source has is not a map of this image, and has
-            not been for long
-        :raises errors.DeadlineExceeded: nobody gave the map in time
+        :raises errors.ChunkMissing: the source has no chunk map, for ``lost_after_s``
+        :raises errors.ChunkMapFormatError: the source has a wrong map, for ``lost_after_s``
+        :raises errors.DeadlineExceeded: the map did not arrive in time
         """
         found = self._images.get_nowait(image_id)
         if found is not None:

@@ -3,29 +3,23 @@
 
 An image is in use while one of these holds:
 
-* a process has it open.  The worker counts who opens and closes; what was opened before it was
-  started, it looks for among the processes of this host, each LOOK_S;
-* a disk in ``disks/`` began as it;
-* it was touched, read, or asked for by Nova less than ``within_s`` ago.  Nova touches the images
-  of all its instances, also of those that are stopped, in each pass of its image cache manager
-  (40 minutes).  While Nova touches nothing at all it may be away, and reads and openings do not
-  show that it is there: that time does not count, up to a week; nor does it when Nova is back, and
-  has yet to touch its images (``core/images/image_usage.py``).
+* a process has it open: counted since the worker started; earlier opens are found in /proc, each
+  LOOK_S;
+* a disk in ``disks/`` is based on it;
+* it was touched, read, or requested by Nova less than ``within_s`` ago. Nova touches the images of
+  all its instances, also stopped ones, each pass of its image cache manager (40 minutes). Time
+  without any touch by Nova does not count, up to a week (``core/images/image_usage.py``).
 
-When the worker is started all images count as touched at that moment: the time stamps that are on
-the disk do not show who was away meanwhile, and the host's date may be wrong.
-:meth:`ImageUsage.is_seen` tells what is seen to be used from what only counts as used.
+At the worker's start all images count as touched, because time stamps on disk do not show who was
+away, and the host's clock may be wrong. :meth:`ImageUsage.is_seen` excludes that.
 
-What is promised: :meth:`ImageUsage.is_used` is never False for an image that somebody has opened
-since the worker was started, and that answer holds until the next await.  It is never False before
-the first look has ended.  It may be True for long after the last use, or after the worker's start,
-by ``within_s`` and two LOOK_S; in a silence as said above by a week; an opening that the kernel
-gave up counts until the worker is started again.
+Guarantee: :meth:`ImageUsage.is_used` is never False before the first scan, nor for an image opened
+since the start; the answer holds until the next await. It may be True after the last use for
+``within_s`` plus two LOOK_S, or a week in Nova's absence.
 
-What may be missed: processes that this one cannot see (another pid namespace, no CAP_SYS_PTRACE)
-and that opened an image before the worker was started.  Their reads and Nova's touches show the
-image in use all the same.  Where Nova's cache manager is switched off (``manager_interval = -1``)
-nothing shows that a stopped instance uses an image, unless a disk does.
+Limits: processes that are invisible here (other pid namespace, no CAP_SYS_PTRACE) and opened an
+image before the start are missed; their reads and Nova's touches count. With Nova's cache manager
+off (``manager_interval = -1``), an image of a stopped instance without a disk looks unused.
 """
 
 import time
@@ -40,19 +34,14 @@ from acstor_common.model import ids
 
 LOOK_S = 10.0
 LOOKED_AT_A_TIME = 64
-"""Images between which guests have their turns: some 20 µs each."""
+"""Images examined between two checkpoints: about 20 µs each."""
 
 Look = Callable[[], Collection[ids.ImageId]]
-"""Returns images; blocks, and is called in a thread."""
+"""Returns images; blocks, called in a thread."""
 
 
 class ImageUsage:
-    """The uses of all images of this host; keep :meth:`run` running.
-
-    :param look_for_open: returns the images that processes have open
-    :param look_for_bases: returns the images that disks began as
-    :param is_for_others: says whether an image is attached because another host has asked for that
-    """
+    """Usage of all images of this host; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -72,36 +61,32 @@ class ImageUsage:
         self._bases: frozenset[ids.ImageId] = frozenset()
         self._has_looked = False
         self._seen = {image_id: (images.touched_ns(image_id), 0) for image_id in attached}
-        """The stamp of each image when it was looked at, and how many reads it had had."""
-
-    # What is seen
+        """Time stamp and read count of each image at the last scan."""
 
     def image_opened(self, image_id: ids.ImageId) -> None:
-        """Note that somebody has opened an image."""
+        """Record an open."""
         self._openings.image_opened(image_id)
         self.image_touched(image_id)
 
     def image_closed(self, image_id: ids.ImageId) -> None:
-        """Note that somebody has closed an image."""
+        """Record a close."""
         self._openings.image_closed(image_id)
         self.image_touched(image_id)
 
     def image_touched(self, image_id: ids.ImageId, *, is_by_nova: bool = False) -> None:
-        """Note that somebody is about to use an image; it need not be attached yet.
+        """Record a use of an image, which may not be attached yet.
 
-        :param is_by_nova: Nova has touched it, so Nova is there
+        :param is_by_nova: the touch shows Nova's presence
         """
         self._touches.image_touched(image_id, self._clock(), is_by_nova=is_by_nova)
 
     def image_detached(self, image_id: ids.ImageId) -> None:
-        """Note that an image was detached: its last touch says nothing if it comes back."""
+        """Record a detach; a later attachment starts without history."""
         self._touches.forget_image(image_id)
         self._seen.pop(image_id, None)
 
-    # What is told
-
     def usage_of(self, image_id: ids.ImageId) -> image_usage.UsageEvidence:
-        """Return what shows that an image is in use; may be asked from any thread."""
+        """Return the evidence that an image is in use; any thread may call it."""
         return image_usage.UsageEvidence(
             is_open=not self._has_looked or self._openings.is_open(image_id),
             is_base=image_id in self._bases,
@@ -109,36 +94,36 @@ class ImageUsage:
         )
 
     def is_used(self, image_id: ids.ImageId, within_s: float = image_usage.IN_USE_S) -> bool:
-        """Say whether instances of this host use an image; see what is promised above.
+        """Return whether instances of this host use an image; see the guarantee above.
 
-        :param within_s: how long a touch or a read counts, two LOOK_S at least
+        :param within_s: how long a touch or a read counts, at least two LOOK_S
         """
         return self.usage_of(image_id).is_used(within_s)
 
     def is_seen(self, image_id: ids.ImageId) -> bool:
-        """Say whether an image is used, and something has shown that since the worker's start."""
+        """Return whether an image is used, with evidence from after the worker's start."""
         if self._has_looked and (self._openings.is_seen(image_id) or image_id in self._bases):
             return True
         return self._touches.is_seen(image_id) and self.is_used(image_id)
 
     def is_only_for_others(self, image_id: ids.ImageId) -> bool:
-        """Say whether an image was attached for other hosts, and nothing shows a use here."""
+        """Return whether only other hosts need an image, as far as is known."""
         return self._touches.is_for_others(image_id) and not self.is_seen(image_id)
 
     def base_images(self) -> frozenset[ids.ImageId]:
-        """Return the images that disks of this host began as, attached or not; from any thread."""
+        """Return the base images of disks, attached or not; any thread may call it."""
         return self._bases
 
     async def run(self) -> None:
-        """Look again and again, for ever."""
+        """Scan periodically, for ever."""
         while True:
             await self.scan_processes()
             await trio.sleep(LOOK_S)
 
     async def scan_processes(self) -> None:
-        """Look for what cannot be counted.
+        """Scan processes and disks for uses that cannot be counted.
 
-        :raises OSError: processes or disks cannot be listed; nothing counts as looked at then
+        :raises OSError: processes or disks cannot be listed; the scan does not count
         """
         attached = frozenset(self._images.attached_now)
         await self._note_touches(attached)
@@ -151,11 +136,11 @@ class ImageUsage:
         self._forget_others()
 
     async def _note_touches(self, attached: Collection[ids.ImageId]) -> None:
-        """Note which images were touched or read since the last look, whatever the clock says."""
+        """Record images touched or read since the last scan, independent of the clock."""
         for number, image_id in enumerate(attached, 1):
             if number % LOOKED_AT_A_TIME == 0:
                 await trio.lowlevel.checkpoint()
-            if not self._images.is_attached(image_id):  # any more
+            if not self._images.is_attached(image_id):
                 continue
             image = self._images.get_nowait(image_id)
             reads = image.counters.latency.count if image else 0
@@ -169,7 +154,7 @@ class ImageUsage:
                 is_stamped = seen is not None and seen[0] != stamp_ns
                 self.image_touched(
                     image_id, is_by_nova=is_stamped
-                )  # a new map has a stamp by itself
+                )  # a new map has a stamp of its own
             self._seen[image_id] = stamp_ns, reads
 
     def _forget_others(self) -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches what of an image is not here, behind everything that anybody waits for.
+"""Fetches missing chunks of pinned images at the lowest priority.
 
-Guests come first.  A fetch waits while a guest waits for a chunk, for YIELD_S at most, and all
-of them together take what the link has to spare, and a tenth of that while guests wait now and
-then (``core/images/fill_rate.py``).
+A fetch pauses while a guest waits for a chunk, at most YIELD_S. All fills together use the spare
+bandwidth of the link, and a tenth of that while guests wait (``core/images/fill_rate.py``).
 """
 
 import collections
@@ -34,17 +33,16 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 
 SLICE_S = 5.0
-"""For so long one image is filled before it is asked again which one is next."""
+"""How long one image is filled before the next one is chosen."""
 MEASURE_S = 1.0
 UNDER_WAY = 8
 TOGETHER_S = 0.01
-"""Chunks are asked for together that come in this time at the rate that is allowed."""
+"""Chunks that arrive in this time at the allowed rate are requested together."""
 CALM_S = 1.0
-"""Until no guest has waited for so long, one is under way: it is before what a guest wants."""
+"""After a guest's wait, only one request is in flight for this time."""
 FETCH_S = 60.0
-"""No chunk is waited for longer after a slice: then it counts as failed."""
+"""Longest wait for a chunk after a slice."""
 FAILURES = 8
-"""Chunks that may fail before a slice ends early."""
 YIELD_S = 0.25
 YIELD_TICK_S = 0.005
 
@@ -52,9 +50,9 @@ FillMode = pin_record.FillMode
 
 
 class Progress:
-    """How far one image is.
+    """Fill state of one image.
 
-    ``left_bytes`` is None until it was counted; ``to_do`` has one chunk of each missing content of
+    ``left_bytes`` is None until counted; ``to_do`` has one chunk of each missing content of
     ``part``.
     """
 
@@ -62,63 +60,56 @@ class Progress:
         self.part: replica_placement.Part | None = None
         self.total_bytes = 0
         self.left_bytes: int | None = None
-        self.unwritten: list[int] = []  # of what is here: in memory only, when it was counted
-        self.unwritten_bytes = 0  # of them, when it was looked last
+        self.unwritten: list[int] = []  # cached in memory only, as of the count
+        self.unwritten_bytes = 0  # of these, at the last check
         self.lacking_bytes = 0
         self.to_do: collections.deque[int] = collections.deque()
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_told = False
         self.speed = fill_rate.Speed()
-        self.cloud_speed = fill_rate.Speed()  # of all hosts
+        self.cloud_speed = fill_rate.Speed()
         self.cloud_left_bytes: int | None = None
         self.cloud_looked_s = -math.inf
-        self.is_behind = False  # its share by the table in force has no room
+        self.is_behind = False  # no capacity for its share by the table in force
         self.is_used = False  # by instances of this host
         self.backoff = fill_rate.Backoff()
         self.counted_s = -math.inf
-        self.lost_then = 0  # pinned chunks of all images, when this one was counted
-        self.changes_then = -1  # of what is pinned, when there was no room for this one
+        self.lost_then = 0  # losses of pinned chunks, of all images, at the count
+        self.changes_then = -1  # ImagePins.changes when it did not fit
 
     @property
     def to_come_bytes(self) -> int | None:
-        """What is missing, or in memory only; None: not counted yet."""
+        """Bytes missing or not yet on disk; None: not counted yet."""
         return None if self.left_bytes is None else self.left_bytes + self.unwritten_bytes
 
 
 class _Slice:
-    """Filling an image for some seconds, and what came of it."""
-
     def __init__(self, image_map: chunk_map.ChunkMap, progress: Progress, until_s: float) -> None:
         self.map, self.progress, self.until_s = image_map, progress, until_s
         self.came = self.failures = 0
         self.why = ""
 
     def chunk_length(self, number: int) -> int:
-        """Return the length of a chunk."""
         return self.map.geometry.chunk_length(number)
 
     def has_come(self, number: int) -> None:
-        """Note that a chunk is here."""
         self.came += 1
         self.progress.left_bytes = max(
             0, (self.progress.left_bytes or 0) - self.chunk_length(number)
         )
 
     def chunk_failed(self, number: int, why: str) -> None:
-        """Note that a chunk did not come, or did not stay: it has another turn."""
+        """Record a failed chunk, and queue it again."""
         self.failures += 1
         self.why = why
         self.progress.to_do.append(number)
 
 
 class BackgroundFill:
-    """What fills images, one at a time.
+    """Fills images, one at a time.
 
-    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
-    :param is_boot: says whether a guest of this host boots
-    :param look: looks at the link; blocks, and is called in a thread
-    :param limit_bytes_s: however much the link has to spare
-    :param first_chunk: where this host begins, so that not all begin with the same
+    :param quiet_s: returns the seconds since a guest last waited for remote data; 0 while one does
+    :param first_chunk: this host's starting position, so that hosts begin at different chunks
     """
 
     def __init__(
@@ -143,23 +134,23 @@ class BackgroundFill:
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
 
     def pause_fill(self) -> None:
-        """Note that nothing is filled for a while."""
+        """Record that filling pauses."""
         self._spare.reset()
 
     async def count_missing(self, part: replica_placement.Part, progress: Progress) -> None:
-        """Look which chunks are missing."""
+        """Find the missing chunks of a part."""
         progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
         lengths = part.map.geometry.chunk_length
         unwritten: list[int] = []
         missing = await self._missing(part.map, part.numbers, unwritten)
-        progress.unwritten = unwritten  # only now: others look at it, and replace it
+        progress.unwritten = unwritten  # at the end, because others read and replace it
         progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
         progress.to_do = collections.deque(missing)
         self.look_at_unwritten(progress)
 
     def look_at_unwritten(self, progress: Progress) -> None:
-        """Look how much of what is here was not on disk, and is not yet."""
+        """Update the bytes that are in memory only."""
         if (part := progress.part) is None:
             return
         is_written, cid = self._cache.is_written, part.map.cid_of
@@ -169,11 +160,7 @@ class BackgroundFill:
     async def _missing(
         self, image_map: chunk_map.ChunkMap, numbers: Iterable[int], unwritten: list[int]
     ) -> list[int]:
-        """Return the chunks of those that are not here.
-
-        :param unwritten: gets those that are in memory only
-        First come those that this host is the home of, as in :mod:`pre_seed`.
-        """
+        """Return the missing chunks, those that this host is the home of first."""
         missing, homes = [], bytearray()
         for looked_at, number in enumerate(numbers, 1):
             if image_map.cid_of(number) not in self._cache:
@@ -190,9 +177,9 @@ class BackgroundFill:
     async def fill_slice(
         self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress] = ()
     ) -> str:
-        """Fetch some of what is missing, for SLICE_S; return why nothing came, if that failed.
+        """Fill an image for SLICE_S; return the failure if nothing arrived.
 
-        :param also_due: other images that are to be whole by a time, and wait for this one
+        :param also_due: other images with deadlines that wait for this one
         """
         filling = _Slice(part.map, progress, self._clock() + SLICE_S)
         async with trio.open_nursery() as nursery:
@@ -207,7 +194,7 @@ class BackgroundFill:
         if progress.to_do or not filling.came:
             return "" if filling.came else filling.why
         await self._cache.wait_for_room()
-        await self.count_missing(part, progress)  # all that was fetched should have stayed
+        await self.count_missing(part, progress)
         return self._why_refused() if progress.to_do else ""
 
     def _why_refused(self) -> str:
@@ -217,7 +204,6 @@ class BackgroundFill:
     async def _fetch_some(
         self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
     ) -> None:
-        """Fetch what is missing until the slice ends, and all that was asked for has come."""
         while (wait_s := await self._ask_some(filling, ahead)) is not None or ahead:
             with trio.move_on_after(math.inf if wait_s is None else wait_s):
                 for number, outcome in await ahead.wait_for_arrivals():
@@ -226,9 +212,9 @@ class BackgroundFill:
     async def _ask_some(
         self, filling: _Slice, ahead: background_fetch.BackgroundFetch[int]
     ) -> float | None:
-        """Ask for as many chunks as the pace allows now.
+        """Request as many chunks as the rate allows now.
 
-        :return: how long until more may be asked for; None: not in this slice
+        :return: seconds until the next request; None: not in this slice
         """
         progress, promised = filling.progress, self._promises.get(filling.map.image_id)
         if promised is None or promised.mode is FillMode.PAUSED or filling.failures >= FAILURES:
@@ -243,7 +229,7 @@ class BackgroundFill:
         if not is_hurry:
             wait_s = self._pacer.wait_s(sum(map(filling.chunk_length, numbers)), self._clock())
             if wait_s:
-                return min(wait_s, MEASURE_S)  # the rate may be another one then
+                return min(wait_s, MEASURE_S)  # the rate may have changed by then
         for _ in numbers:
             progress.to_do.popleft()
         if not is_hurry:
@@ -252,7 +238,7 @@ class BackgroundFill:
         return 0.0
 
     def _next_of(self, filling: _Slice, room: int, bytes_s: float) -> list[int]:
-        """Return what may be asked for together at a rate: it comes in TOGETHER_S, or is one."""
+        """Return the chunks to request together: TOGETHER_S worth, at least one."""
         numbers: list[int] = []
         left_bytes = TOGETHER_S * bytes_s
         for number in itertools.islice(filling.progress.to_do, room):
@@ -265,12 +251,11 @@ class BackgroundFill:
     async def _fetch(
         self, filling: _Slice, numbers: list[int], ahead: background_fetch.BackgroundFetch[int]
     ) -> None:
-        """Ask for those chunks that are not here, and not in a frame that is here."""
         wants: list[tuple[int, chunk_ref.ChunkRef]] = []
         for number in numbers:
             want = self._chunks.chunk_ref_of(filling.map, number)
             try:
-                # a guest wanted it, or it came with a frame of the boot image
+                # read by a guest, or in a frame of the boot image
                 if want.cid in self._cache or await self._unpack(want.image_id, want.cid):
                     filling.has_come(number)
                 else:
@@ -280,7 +265,6 @@ class BackgroundFill:
         ahead.request_chunks(wants)
 
     def _take(self, filling: _Slice, number: int, outcome: background_fetch.Outcome) -> None:
-        """Note what became of a chunk that was asked for."""
         if isinstance(outcome, errors.AcstorError):
             filling.chunk_failed(number, str(outcome))
             return
@@ -292,7 +276,7 @@ class BackgroundFill:
             filling.chunk_failed(number, self._why_refused())
 
     async def _unpack(self, image_id: ids.ImageId, cid: ids.Cid) -> bool:
-        """Take a chunk from a frame of the boot image that is here; say whether it has it."""
+        """Unpack a chunk from a local boot image frame; return whether it is cached now."""
         image = self._images.get_nowait(image_id)
         if image is None or image.boots.state is boot_session.State.LOADING:
             return False
@@ -301,16 +285,15 @@ class BackgroundFill:
         return cid in self._cache
 
     def _is_pressing(self, promised: pin_record.ImagePin, progress: Progress) -> bool:
-        """Say whether an image in a hurry is to come as fast as it can."""
         if progress.deadline is None:
-            return not promised.deadline_s  # else nobody has looked at it yet
+            return not promised.deadline_s  # else the deadline is not set yet
         return progress.deadline.is_pressing(self._clock())
 
     def _is_calm(self) -> bool:
         return self._quiet_s() >= CALM_S
 
     async def _yield_to_guests(self) -> None:
-        """Wait until no guest waits, for YIELD_S at most."""
+        """Wait until no guest waits, at most YIELD_S."""
         with trio.move_on_after(YIELD_S):
             while not self._quiet_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(YIELD_TICK_S)
@@ -321,11 +304,10 @@ class BackgroundFill:
         also_due: Collection[Progress],
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Look at the link again and again, until cancelled."""
         while True:
             try:
                 spare_bytes_s = self._spare.spare_bytes_s(await trio.to_thread.run_sync(self._look))
-            except errors.Unusable:  # the decision service is told
+            except errors.Unusable:  # the decision service reports it
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
             if self._is_boot() or not self._is_calm():
                 spare_bytes_s *= fill_rate.BESIDE_GUESTS
@@ -337,7 +319,6 @@ class BackgroundFill:
             await trio.sleep(MEASURE_S)
 
     def _needed_bytes_s(self, progress: Progress, also_due: Collection[Progress]) -> float:
-        """Return the rate at which an image, and those that wait for it, are whole when due."""
         if progress.deadline is None:
             return 0.0
         every = ((one.deadline, one.left_bytes or 0) for one in (progress, *also_due))

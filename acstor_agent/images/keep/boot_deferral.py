@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the images that are to be whole are being booted: they are filled when that is over.
-
-A boot is known by what its guest waits for that is not here, and ends by itself.
-"""
+"""Defers the background fill of an image while a guest boots from it."""
 
 from collections.abc import Callable
 from collections.abc import Collection
@@ -17,11 +14,7 @@ _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 
 
 class BootDeferral:
-    """The boots of images.
-
-    :param idle_s: a boot is over when a guest has needed nothing from elsewhere for so long
-    :param longest_s: and so long after its beginning in any case
-    """
+    """The boots of images."""
 
     def __init__(
         self,
@@ -35,7 +28,7 @@ class BootDeferral:
         self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
 
     def note_reads(self, image_id: ids.ImageId) -> None:
-        """Look what guests have needed of an image since the last look."""
+        """Record the remote reads of an image since the last call."""
         image = self._images.get_nowait(image_id)
         if image is None:
             return
@@ -49,7 +42,7 @@ class BootDeferral:
         boot.note_fetches(fetched, is_waited_for=is_waited_for, now_s=self._clock())
 
     def is_on(self, image_id: ids.ImageId) -> bool:
-        """Say whether an image is being booted; from any thread."""
+        """Return whether a guest boots from an image; any thread may call it."""
         image, boot = self._images.get_nowait(image_id), self._boots.get(image_id)
         if image is None or boot is None:
             return False
@@ -58,6 +51,6 @@ class BootDeferral:
         return boot.is_on(self._clock(), is_expected=is_expected)
 
     def forget_others(self, kept: Collection[ids.ImageId]) -> None:
-        """Forget the images that need not be whole any more."""
+        """Forget images that are not kept."""
         for image_id in self._boots.keys() - kept:
             del self._boots[image_id]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of images that are to be whole: to operators, to other services, to other hosts.
+"""Reports the fill status of pinned images to operators, services and peers.
 
-An image is called whole when nothing of it is missing any more; where images stay
-whole in the cloud, when all hosts that keep shares of it say so of theirs.
+An image is fully cached when none of its chunks is missing; with replication, when all hosts with
+shares confirm theirs.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,7 @@ State = fill_progress.FillState
 
 
 class FillStatus:
-    """How far images are.
-
-    :param known: the images that are to be whole
-    :param sharing: where images stay whole in the cloud
-    :param is_booting: says whether an image is being booted
-    :param look_at_unwritten: looks what of an image is in memory only
-    """
+    """Fill status of all images."""
 
     def __init__(
         self,
@@ -46,19 +40,16 @@ class FillStatus:
         clock: Callable[[], float],
     ) -> None:
         self.current: ids.ImageId | None = None
-        """The image that is being filled."""
         self._known, self._promises, self._uses, self._sharing = known, promises, uses, sharing
         self._is_booting, self._look_at_unwritten = is_booting, look_at_unwritten
         self._clock = clock
-
-    # To other hosts
 
     def images_in_use(self) -> list[ids.ImageId]:
         """Return the images that instances of this host use."""
         return [image_id for image_id, known in self._known.items() if known.is_used]
 
     def share_of(self, image_id: ids.ImageId) -> replication.Share | None:
-        """Return how far this host's share of an image is; None if that is not known."""
+        """Return the state of this host's share of an image; None if unknown."""
         known = self._known.get(image_id)
         if known is None:
             return None
@@ -69,31 +60,31 @@ class FillStatus:
         is_failing = known.left_bytes and known.backoff.failure
         state = replication.State.FAILING if is_failing else replication.State.KEPT
         if image_id == self.current and not known.left_bytes:
-            return None  # it is counted soon
+            return None  # it is recounted soon
         self._look_at_unwritten(known)
         left_bytes = min(known.left_bytes + known.unwritten_bytes, known.total_bytes)
         return replication.Share(state, known.total_bytes, left_bytes, known.part.table)
 
-    # To operators and services, from any thread
+    # For operators and services, from any thread
 
     def is_for_others(self, image_id: ids.ImageId) -> bool:
-        """Say whether an image is kept here for the instances of other hosts alone."""
+        """Return whether an image is kept here only for instances of other hosts."""
         promised = self._promises.get(image_id)
         if self._sharing is None or self._uses.is_seen(image_id):
             return False
         return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
 
     def list_status(self) -> dict[ids.ImageId, dict[str, Any]]:
-        """Return how far all images are that are to become whole here."""
+        """Return the status of all images to be fully cached here."""
         shown = ((image_id, self.status_of(image_id)) for image_id in list(self._known))
         return {image_id: one for image_id, one in shown if one is not None}
 
     def status_of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
-        """Return how far an image is; None if it need not become whole here."""
+        """Return the status of an image; None if it need not be cached fully here."""
         known, promised = self._known.get(image_id), self._promises.get(image_id)
         if known is None or self.is_for_others(image_id):
             return None
-        left_bytes = known.to_come_bytes  # once: the event loop's thread goes on
+        left_bytes = known.to_come_bytes  # read once: the event loop may change it
         total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
         state, why = self._state(image_id, known, promised, left_bytes)
         if (cloud := self._in_cloud(known)) is not None:
@@ -139,7 +130,7 @@ class FillStatus:
         return (State.BOOTING if self._is_booting(image_id) else State.QUEUED), ""
 
     def _in_cloud(self, known: background_fill.Progress) -> replica_holders.CloudProgress | None:
-        """Return how far an image is in the cloud; None if it is kept whole here."""
+        """Return the state of an image in the cloud; None if it is kept whole here."""
         part = known.part
         if self._sharing is None or part is None or part.table is None:
             return None
@@ -150,7 +141,7 @@ class FillStatus:
         )
 
     def look_at_cloud(self, known: background_fill.Progress) -> bool:
-        """Note how fast an image comes in the cloud; say whether there was anything to look at."""
+        """Update the fill rate in the cloud; return whether it is known."""
         known.cloud_looked_s = self._clock()
         if (cloud := self._in_cloud(known)) is None or cloud.left_bytes is None:
             return False
@@ -164,7 +155,6 @@ class FillStatus:
 def _state_in_cloud(
     cloud: replica_holders.CloudProgress, state: State, why: str
 ) -> tuple[State, str]:
-    """Return the state of an image whose share here is in this one."""
     if state is not State.FULLY_CACHED:
         return state, why
     if cloud.is_whole:
@@ -179,9 +169,9 @@ def _state_in_cloud(
 def fill_report(
     whole: FillStatus | None, uses: usage.ImageUsage, image_id: ids.ImageId
 ) -> fill_progress.FillStatus:
-    """Return how far an image is, as other services are told it; from any thread.
+    """Return the status of an image for other services; any thread may call it.
 
-    :param whole: None: images are not kept whole here
+    :param whole: None: images are not kept here
     """
     if whole is not None and whole.is_for_others(image_id):
         return fill_progress.FillStatus(
@@ -199,7 +189,7 @@ def fill_report(
 
 
 def local_images(telling: Callable[[], FillStatus | None]) -> replication.LocalImages:
-    """Return what other hosts are told of the images of this one; nothing before it is known."""
+    """Return the state of local images for peers; empty before it is known."""
     return replication.LocalImages(
         lambda: found.images_in_use() if (found := telling()) else [],
         lambda image_id: found.share_of(image_id) if (found := telling()) else None,

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets the images that instances of this host use become whole here, and stay so.
+"""Keeps the images that instances of this host use fully cached.
 
-An image that is used is promised and pinned (``pins``).  When its boot is over, what of it is
-not here is fetched behind everything else, other hosts before the source, one image at a time, the
-one that was promised first before the others (``background_fill``).  When it is used no longer its
-pins go; its chunks stay until others need the room.
+A used image is pinned (``pins``). After its boot, missing chunks are fetched at the lowest
+priority, from other hosts before the source, one image at a time, oldest pin first
+(``background_fill``). An unused image is unpinned; its chunks stay until evicted.
 
-Where images stay whole in the cloud a host keeps its share of each instead, also of what the
-instances of others use (``replication``); an image counts as whole when all hosts have their
-shares.
+With replication, a host keeps its share of each image instead, also of images that other hosts use
+(``replication``); an image is fully cached when all hosts have their shares.
 
-Whatever fails is tried again, later and later, and ends nothing.
+Failures are retried with exponential backoff.
 """
 
 import logging
@@ -42,22 +40,17 @@ LOG = logging.getLogger(__name__)
 
 TICK_S = 1.0
 RECOUNT_S = 15.0
-"""How often an image is counted again of which chunks are missing, and room is looked for."""
+"""Interval of recounts of missing chunks, and of retries to pin."""
 CLOUD_S = 5.0
-"""How often it is looked at how far an image is in the cloud."""
+"""Interval of updates of the state in the cloud."""
 ATTACH_S = 10.0
 ATTACHING_S = 1.0
-"""When chunk maps that have to be had took so long, the next ones wait for the next look."""
+"""After attaching took this long, further images wait for the next round."""
 FillMode = pin_record.FillMode
 
 
 class Limits(NamedTuple):
-    """What filling is bounded by.
-
-    :param bytes_s: however much the link has to spare
-    :param boot_idle_s: a boot is over when a guest has needed nothing from elsewhere for so long
-    :param boot_longest_s: and so long after its beginning in any case
-    """
+    """Limits of filling."""
 
     bytes_s: float
     boot_idle_s: float
@@ -65,13 +58,7 @@ class Limits(NamedTuple):
 
 
 class Hydration:
-    """What makes images whole; keep :meth:`run` running.
-
-    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
-    :param look: looks at the link; blocks, and is called in a thread
-    :param first_chunk: where this host begins, so that not all begin with the same
-    :param sharing: where images stay whole in the cloud
-    """
+    """Pins and fills images; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -123,7 +110,7 @@ class Hydration:
         self._has_begun = False
 
     async def run(self) -> None:
-        """Keep promises, for ever."""
+        """Pin and fill images, for ever."""
         if self._sharing is not None and not self._has_begun:
             for promised_id, one in self._promises.list_pins().items():
                 if one.is_for_others or one.leased_until_s:
@@ -140,10 +127,7 @@ class Hydration:
             with trio.move_on_after(TICK_S):
                 await self._changed.wait()
 
-    # What is promised
-
     async def _settle(self) -> None:
-        """Promise what is used, give up what is not, and count what is missing."""
         promised = self._promises.list_pins()
         await self._promises.release_former(self._cache)
         self._attach_by_s = self._clock() + ATTACHING_S
@@ -154,7 +138,7 @@ class Hydration:
             if is_used or is_asked or self._is_leased(image_id):
                 known = self._known.setdefault(image_id, background_fill.Progress())
                 if is_used and not known.is_used:
-                    known.changes_then, known.counted_s = -1, -math.inf  # others make room now
+                    known.changes_then, known.counted_s = -1, -math.inf  # it has precedence now
                 known.is_used = is_used
                 await self._keep(image_id, is_for_others=not (is_used or is_asked))
             elif one is not None:
@@ -173,9 +157,8 @@ class Hydration:
                 await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
 
     def _is_used(self, image_id: ids.ImageId, one: pin_record.ImagePin | None) -> bool:
-        """Say whether instances of this host use an image."""
         if one is None or one.is_for_others:
-            return self._uses.is_seen(image_id)  # no promise in doubt
+            return self._uses.is_seen(image_id)  # a new pin needs evidence of use
         return self._uses.is_used(image_id)
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:
@@ -189,10 +172,10 @@ class Hydration:
         is_due = self._clock() - known.counted_s >= RECOUNT_S
         lost = self._cache.pinned_lost
         if is_for_others and not self._promises.has_share:
-            return  # what is pinned stays: others fetch it from here
+            return  # the pinned part stays: others fetch it from here
         await self._note_leases(image_id, is_for_others=is_for_others)
         if self._promises.pinned_of(image_id) is None:
-            if known.part is not None:  # it made room
+            if known.part is not None:  # it was unpinned for another image
                 known.part = known.left_bytes = None
                 known.to_do.clear()
                 is_due = True
@@ -202,7 +185,7 @@ class Hydration:
                 await self._promise(image_id, known, is_for_others=is_for_others)
             return
         if is_due or not known.is_behind:
-            # None lack where an operator asked for it when there was room.
+            # An image that an operator pinned lacks nothing.
             known.lacking_bytes = await self._promises.follow_table(image_id, self._cache)
             known.is_behind = bool(known.lacking_bytes)
             known.counted_s = self._clock() if known.is_behind else known.counted_s
@@ -210,7 +193,7 @@ class Hydration:
         if part is not None and known.part is not part:
             await self._filler.count_missing(part, known)
         elif part is not None and known.left_bytes and not self._cache.pinned_missing:
-            await self._filler.count_missing(part, known)  # the last came by itself
+            await self._filler.count_missing(part, known)  # the last chunks arrived otherwise
         elif not self._cache.pinned_missing:
             known.left_bytes, known.lost_then = 0, lost
             known.to_do.clear()
@@ -218,7 +201,6 @@ class Hydration:
             await self._filler.count_missing(part, known)
 
     async def _note_leases(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
-        """Write down for whom an image is kept, if that has changed."""
         changes: dict[str, object] = {"is_for_others": is_for_others}
         one = self._promises.get(image_id)
         until_s = self._sharing.leased_until_s(image_id) if self._sharing else 0.0
@@ -230,7 +212,7 @@ class Hydration:
         return lost != known.lost_then or (is_due and bool(known.left_bytes))
 
     def _may_attach(self, image_id: ids.ImageId, known: background_fill.Progress) -> bool:
-        """Say whether to try now to have a chunk map: one that hangs must not hold up the rest."""
+        """Return whether to load a chunk map now; a hanging load must not block others."""
         is_open, now_s = self._images.get_nowait(image_id) is not None, self._clock()
         return is_open or (now_s < self._attach_by_s and known.backoff.may_try(now_s))
 
@@ -265,7 +247,7 @@ class Hydration:
     async def _look_at_deadline(
         self, image_id: ids.ImageId, known: background_fill.Progress
     ) -> None:
-        """Find out by when an image is to be whole; tell when that is missed, end it when kept."""
+        """Update the deadline of an image; log a miss, and clear it when it is met."""
         promised, now_s = self._promises.get(image_id), self._clock()
         if promised is None or promised.mode is not FillMode.URGENT or not promised.deadline_s:
             known.deadline = None
@@ -291,13 +273,8 @@ class Hydration:
                 left,
             )
 
-    # Filling
-
     def _next(self) -> ids.ImageId | None:
-        """Return the image to be filled now.
-
-        Those in a hurry come first, which are due first of them; then in the order of promises.
-        """
+        """Return the image to fill now."""
         promised = self._promises.list_pins()
         hurried = [image_id for image_id, one in promised.items() if one.mode is FillMode.URGENT]
         usual = [image_id for image_id, one in promised.items() if one.mode is FillMode.NORMAL]
@@ -307,7 +284,7 @@ class Hydration:
             if known is None or not known.to_do or not known.backoff.may_try(self._clock()):
                 continue
             if known.part is not self._promises.pinned_of(image_id):
-                continue  # what is missing of it is counted first
+                continue  # the missing chunks are counted first
             if promised[image_id].mode is FillMode.URGENT or not self._boots.is_on(image_id):
                 return image_id
         return None
@@ -317,7 +294,6 @@ class Hydration:
         return known.deadline.at_s if known and known.deadline else -math.inf
 
     def _due_besides(self, current: background_fill.Progress) -> list[background_fill.Progress]:
-        """Return the images with a deadline that could be filled instead."""
         now_s, every = self._clock(), self._known.values()
         due = [one for one in every if one is not current and one.deadline and one.to_do]
         return [one for one in due if one.backoff.may_try(now_s)]
@@ -339,12 +315,12 @@ class Hydration:
             if not known.to_do:
                 LOG.info("image %s: is whole", image_id)
 
-    # What operators do
+    # Requests of operators
 
     async def request_hydration(self, image: mirror.Mirror) -> None:
-        """Keep an image whole until :meth:`withdraw_request`, whether it is used or not.
+        """Keep an image fully cached until :meth:`withdraw_request`, used or not.
 
-        :raises errors.Unusable: there is no room for it
+        :raises errors.Unusable: there is no capacity
         """
         image_id = image.map.image_id
         lacking_bytes = await self._promises.pin_image(
@@ -370,10 +346,10 @@ class Hydration:
     async def set_fill_mode(
         self, image_id: ids.ImageId, mode: FillMode, deadline_s: float = 0.0
     ) -> None:
-        """Hurry an image, pause it, or do neither.
+        """Set the fill mode of an image.
 
-        :param within_s: for one in a hurry: when it is to be whole; 0: as fast as it comes
-        :raises errors.Unusable: it is not kept here
+        :param deadline_s: time to complete an urgent fill; 0: as fast as possible
+        :raises errors.Unusable: the image is not kept here
         """
         if self._promises.get(image_id) is None and self._uses.is_used(image_id):
             await self._promise(
@@ -386,7 +362,7 @@ class Hydration:
         )
         if (known := self._known.get(image_id)) is not None:
             known.backoff.record_success()
-            known.deadline = None  # an earlier one
+            known.deadline = None
             await self._look_at_deadline(image_id, known)
         self._changed.set()
 
@@ -397,6 +373,6 @@ class Hydration:
             raise errors.Unusable(f"image {image_id}", f"cannot be cached completely here{lacks}")
 
     async def forget_image(self, image_id: ids.ImageId) -> None:
-        """Let go of an image that is not used any more, or not mirrored."""
+        """Unpin an image that is not used any more, or not mirrored."""
         await self._promises.take_back(image_id, self._cache)
         self._known.pop(image_id, None)

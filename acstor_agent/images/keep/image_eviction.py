@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes images away from this host that nobody has used for long, with all that was kept of them.
+"""Detaches images that were not used for long, and deletes their state.
 
-What goes: the mirror and its numbers, the chunk map, the boot image, and what others keep of an
-image (they are told).  Its chunks stay in the cache until others need the room.
+Deleted are the mirror and its inode, the chunk map, the boot image, and the state of other modules
+(``others``). Chunks stay in the cache until evicted.
 
-An image that the source has no more stays for GONE_KEPT_S after Nova touched it last: guests of
-other hosts may use it still, and get nowhere else what is here; without the chunk map this host
-would say no.  When it goes its chunks are dropped, but for those that another attached image has.
+An image that is gone from the source stays for GONE_KEPT_S after Nova's last touch, because guests
+of other hosts may need its chunks from here, which are not served without the chunk map. Then its
+chunks are dropped, except those of other attached images.
 
-The one rule: what is in use is never taken away, and between the last look at that and the end of
-the mirror nothing is awaited.  A handle that is open all the same goes on: the image is attached
-again by its number.
+An image in use is never detached: between the last check and the detach there is no await. A handle
+that is open nevertheless reattaches the image by its number.
 """
 
 import itertools
@@ -37,29 +36,26 @@ LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 60.0
 ASK_S = 10.0
-"""How long the source may take to say whether it has an image still."""
+"""How long the source may take to answer whether it still has an image."""
 GONE_KEPT_S = 30 * 24 * 3600.0
-"""By the host's date, since this outlives restarts; who sets it wrong loses this time, and no more:
-the image is unused all the same."""
+"""By the wall clock, since it outlives restarts."""
 ASK_AGAIN_S = 3600.0
-"""How often the source is asked for an image that it has no more."""
+"""Interval of checks for an image that the source no longer has."""
 DROPS_IN_A_ROW = 256
-"""Chunks that are dropped before others have their turn: about a millisecond."""
+"""Chunks dropped between two checkpoints: about a millisecond."""
 
 Detached = Callable[[ids.ImageId], None]
-"""Is told of an image that is not attached any more; never waits."""
+"""Called with an image that was detached; never waits."""
 
 
 class ImageEviction:
-    """What ends the stay of images on this host; keep :meth:`run` running.
+    """Evicts unused images; keep :meth:`run` running.
 
     ``detached`` and ``purged_chunks`` count since the start.
 
-    :param unused_s: for how long nobody must have used an image; 0: none is taken away.  One that
-        was attached for other hosts alone goes as soon as it need not be kept.
-    :param is_kept: says whether an image stays although nobody uses it
-    :param chunks: counts what was fetched of images
-    :param others: what else keeps something of images
+    :param unused_s: unused time before eviction; 0 disables it. An image attached only for other
+        hosts is evicted as soon as it need not be kept.
+    :param is_kept: returns whether an image stays although it is unused
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class ImageEviction:
         self._fault = log_once.LogOnce(LOG)
 
     async def run(self) -> None:
-        """Look for what nobody uses, and for maps that were not seen yet, for ever."""
+        """Evict unused images and attach maps that appeared, for ever."""
         self._boots.forget_others(self._images.list_attached())
         while True:
             await trio.sleep(min(LOOK_EVERY_S, self._unused_s / 4 or LOOK_EVERY_S))
@@ -96,7 +92,7 @@ class ImageEviction:
                 await self.evict_unused()
 
     async def evict_unused(self) -> None:
-        """Take away what nobody uses; what cannot be deleted stays attached and is tried again."""
+        """Evict unused images; one that cannot be deleted stays attached."""
         fault = ""
         attached = self._images.list_attached()
         for image_id in attached:
@@ -109,14 +105,14 @@ class ImageEviction:
         for image_id in self._stay_until_s.keys() - set(attached):
             del self._stay_until_s[image_id]
         for image_id in list(self._counted.fetched):
-            if not self._images.is_attached(image_id):  # a chunk was on its way still
+            if not self._images.is_attached(image_id):
                 self._counted.forget_image(image_id)
 
     def detach_image(self, image_id: ids.ImageId) -> None:
-        """Forget an image, whoever uses it; its chunks stay in the cache.
+        """Detach an image, used or not; its chunks stay in the cache.
 
         :raises errors.Unusable: it is not attached, or is being attached now
-        :raises OSError: its chunk map cannot be deleted; then it stays
+        :raises OSError: its chunk map cannot be deleted; then it stays attached
         """
         self._images.detach_image(image_id)
         self._boots.forget_image(image_id)
@@ -127,11 +123,11 @@ class ImageEviction:
 
     def _is_unused(self, image_id: ids.ImageId) -> bool:
         use = self._uses.usage_of(image_id)
-        is_new = math.isinf(use.idle_s)  # attached since the last look at it
+        is_new = math.isinf(use.idle_s)  # attached since the last scan
         if is_new or self._is_kept(image_id):
             return False
         if self._uses.is_only_for_others(image_id):
-            return not use.is_open  # at once: its map takes the room of others
+            return not use.is_open  # at once: its map counts against the limit for other hosts
         return not use.is_used(self._unused_s)
 
     def _stays(self, image_id: ids.ImageId) -> bool:
@@ -149,7 +145,7 @@ class ImageEviction:
             return
         try:
             self.detach_image(image_id)
-        except errors.Unusable as e:  # somebody wants it again, or was faster
+        except errors.Unusable as e:  # attached again, or detached already
             LOG.debug("%s", e)
             return
         self.detached += 1
@@ -157,13 +153,12 @@ class ImageEviction:
         await self._purge(image_id, garbage)
 
     async def _is_gone(self, image_id: ids.ImageId) -> bool:
-        """Say whether the source says for certain that it has an image no more."""
         if trio.current_time() < self._asks_from_s:
             return False
         with trio.move_on_after(ASK_S):
             try:
                 blob = self._images.stored_blob(image_id)
-                if blob is None:  # it cannot be told what it was
+                if blob is None:  # its format is unknown
                     return False
                 await self._source.size_bytes(blob)
             except errors.ChunkMissing:
@@ -172,11 +167,11 @@ class ImageEviction:
                 LOG.debug("image %s: %s", image_id, e)
             else:
                 return False
-        self._asks_from_s = trio.current_time() + LOOK_EVERY_S  # others would wait as long
+        self._asks_from_s = trio.current_time() + LOOK_EVERY_S  # other images would wait as long
         return False
 
     def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:
-        """Return the chunks in the cache that no attached image but this one has; in a thread."""
+        """Return the cached chunks of this image alone; blocks, call it in a thread."""
         every = itertools.chain(self._images.cids_of(image_id), self._boots.frame_cids(image_id))
         found = {cid for cid in every if cid in self._cache}
         for other in self._images.list_attached():

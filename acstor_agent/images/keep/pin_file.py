@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of promises, and the chunk maps beside it that say what they are of.  It blocks.
+"""Reads and writes the pin file, and the chunk maps of pinned images; blocks.
 
-What cannot be read is told and made up for; it ends nothing.
+An unreadable file is logged and replaced by derived pins.
 """
 
 import logging
@@ -24,13 +24,13 @@ Promises = dict[ids.ImageId, pin_record.ImagePin]
 
 
 class PinFile:
-    """What the state folder says of promises."""
+    """The pins in the state folder."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
 
     def read(self) -> Promises | None:
-        """Return what the file says; None if it is lost."""
+        """Return the pins in the file; None if it is lost."""
         atomic_file.remove_leftovers(self._path.parent, self._path.name)
         try:
             return pin_record.decode(self._path.read_bytes(), str(self._path))
@@ -43,18 +43,18 @@ class PinFile:
     def write(self, promised: Mapping[ids.ImageId, pin_record.ImagePin]) -> None:
         """Write the file.
 
-        :raises OSError: the disk does not take it; the former one is as it was
+        :raises OSError: the write failed; the former file is intact
         """
         _write(self._path, pin_record.encode(promised.values()))
 
     def derive_pins(self) -> Promises:
-        """Return promises of all attached images, those touched last first."""
+        """Return pins of all attached images, most recently touched first."""
         stamps = {}
         for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):
             try:
                 stamps[ids.parse_image_id(path.stem)] = path.stat().st_mtime
             except (ValueError, OSError):
-                continue  # Mirrors tells of it
+                continue  # Mirrors logs it
         last = sorted(stamps, key=lambda image_id: stamps[image_id], reverse=True)
         return {image_id: pin_record.ImagePin(image_id, stamps[image_id]) for image_id in last}
 

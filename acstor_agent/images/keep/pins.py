@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images this host keeps, whole or its share of them: promised in a file, and pinned.
+"""Pins: the images that this host keeps, fully or its share, in file and cache.
 
-What was promised is not given up because room is short, only when the image is no longer used, or
-by the operator; what is kept for the instances of other hosts makes room for what this host's use.
-So pins are there before the cache is opened: derived from the promises and the chunk maps, both in
-``state_dir``, and for shares from the v-node table.  Where the file of promises is lost, all
-attached images are promised again, those touched last first, as far as there is room; the ones
-that are not used are given up when that is known.
+A pin ends when its image is no longer used, or by the operator, not for lack of capacity; but an
+image kept for other hosts makes room for one used here. Pins exist before the cache is opened: they
+are derived from the pin file and the chunk maps in ``state_dir``, and shares from the v-node table.
+If the pin file is lost, all attached images are pinned again as far as they fit, most recently
+touched first; unused ones are unpinned later.
 """
 
 import collections
@@ -35,29 +34,22 @@ from acstor_common.ring import hash_ring
 LOG = logging.getLogger(__name__)
 
 FOR_OTHERS = 2
-"""One part of so many of the cache's limit may be promised for the instances of other hosts."""
+"""1/FOR_OTHERS of the cache's limit may be pinned for other hosts."""
 FORMER_S = 3600.0
-"""How long what was this host's share by the last table stays pinned: others have yet to fetch
-what belongs to theirs now, and their source may be away."""
+"""How long a share by a former table stays pinned: other hosts still have to fetch their new
+shares, and their source may be away."""
 FORMERS = 8
-"""Former shares of an image that end one by one; of more, the oldest ones stay as long as the one
-after them."""
+"""Former shares of an image with separate ends; older ones are merged."""
 FOUND = 256
-"""Images without room whose parts are remembered."""
 AT_A_TIME = 1000
-"""Contents that are pinned before others have their turn: less than a millisecond."""
+"""Contents pinned between two checkpoints: less than a millisecond."""
 
 ImagePin = pin_record.ImagePin
 Contents = capacity.Contents
 
 
 class ImagePins:
-    """The promises of this host, and what they pin.
-
-    :param limit_bytes: of the cache
-    :param may_grow: the cache may grow beyond its limit for what is pinned
-    :param shares: which part of images is kept; without it they are kept whole
-    """
+    """The pins of this host."""
 
     def __init__(
         self,
@@ -72,29 +64,28 @@ class ImagePins:
         self.pins = cache_pins.Pins()
         self.may_grow = self.pins.may_grow = may_grow
         self.changes = 0
-        """How often what is pinned was changed: only then there may be other room."""
+        """Number of changes of the pinned contents; capacity only changes with it."""
         self.tell: Callable[[str], None] = lambda why: None
-        """Is told, whenever the file is written, why that was in vain, or nothing."""
+        """Called after each write of the file, with the failure or ""."""
         self._file = pin_file.PinFile(state_dir)
         self._limit_bytes, self._slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
         self._shares, self._clock = shares, clock
         self._kept: dict[ids.ImageId, ImagePin] = {}
         self._pinned: dict[ids.ImageId, replica_placement.Part] = {}
-        """What was pinned, by which map; one that is replaced later must not matter."""
+        """Pinned part of each image, with its map, independent of later maps."""
         self._former: dict[ids.ImageId, list[tuple[float, replica_placement.Part]]] = {}
-        """What was pinned by the tables before, and until when each stays so."""
+        """Parts pinned by former tables, with the end of each."""
         self._found: dict[ids.ImageId, replica_placement.Part] = {}
-        """What would be pinned of images that had no room."""
         self._changing = trio.Lock()
 
     def load(self) -> None:
-        """Pin what was promised, before the cache is opened.  It blocks.
+        """Pin the images of the pin file, before the cache is opened; blocks.
 
-        A promise whose chunk map is lost pins nothing before its image is attached again.
+        An image without a chunk map is pinned when it is attached again.
         """
         kept = self._file.read()
         promised = self._file.derive_pins() if kept is None else kept
-        # What others use must not take the room of what is used here.
+        # Images used here have precedence.
         for image_id, one in sorted(promised.items(), key=lambda item: item[1].is_for_others):
             image_map = self._file.map_of(image_id)
             if image_map is None:
@@ -102,7 +93,7 @@ class ImagePins:
                     self._kept[image_id] = one
                 continue
             if one.is_for_others and not self.has_share:
-                if self._shares is not None:  # the table may come later
+                if self._shares is not None:  # the table may arrive later
                     self._kept[image_id] = one
                 continue
             part = self._part_of(image_map, self._table_for(one))
@@ -131,7 +122,7 @@ class ImagePins:
             self.pins.beyond_bytes = self._lacking_bytes({})
 
     def _waits_for_table(self, one: ImagePin) -> bool:
-        """Say whether less of an image may be kept by a table that comes later."""
+        """Return whether a later table may reduce an image's part."""
         return self._shares is not None and not self.has_share and not one.is_asked
 
     def _lacks_for_others(
@@ -152,36 +143,34 @@ class ImagePins:
         return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
 
     def _beyond_bytes(self, part: replica_placement.Part) -> int:
-        """Return how much longer a part is than the cache: its contents need not be looked at."""
+        """Return how much longer a part is than the whole cache, a quick check."""
         return max(0, part.total_bytes - self._limit_bytes)
 
-    # What is promised
-
     def list_pins(self) -> dict[ids.ImageId, ImagePin]:
-        """Return the promises, in the order in which they were made; from any thread."""
+        """Return the pins, oldest first; any thread may call it."""
         return self._kept.copy()
 
     def get(self, image_id: ids.ImageId) -> ImagePin | None:
-        """Return the promise of an image; from any thread."""
+        """Return the pin of an image; any thread may call it."""
         return self._kept.get(image_id)
 
     def pinned_of(self, image_id: ids.ImageId) -> replica_placement.Part | None:
-        """Return what is pinned of an image, None if it is not; from any thread."""
+        """Return the pinned part of an image, if any; any thread may call it."""
         return self._pinned.get(image_id)
 
     def for_others(self) -> tuple[int, int]:
-        """Return how many images are kept for other hosts only, and how many bytes of them."""
+        """Return number and bytes of images kept for other hosts only."""
         images = [one.image_id for one in self.list_pins().values() if one.is_for_others]
         parts = [part for one in images if (part := self._pinned.get(ids.ImageId(one)))]
         return len(images), sum(part.total_bytes for part in parts)
 
     @property
     def has_share(self) -> bool:
-        """Say whether this host has shares of images: it is on the v-node table."""
+        """Whether this host has shares of images, as a member of the v-node table."""
         return self._shares is not None and self._shares.share_table() is not None
 
     def _table_for(self, promised: ImagePin) -> hash_ring.Ring | None:
-        """Return the table by which an image is pinned; None: all of it is."""
+        """Return the table that defines the pinned part; None: the whole image."""
         return None if self._shares is None or promised.is_asked else self._shares.share_table()
 
     def _part_of(
@@ -190,8 +179,6 @@ class ImagePins:
         if self._shares is None:
             return replica_placement.whole_image(image_map, mirror.pause)
         return self._shares.part_of(image_map, table, mirror.pause)
-
-    # What changes it
 
     async def pin_image(
         self,
@@ -202,12 +189,12 @@ class ImagePins:
         is_asked: bool = False,
         is_for_others: bool = False,
     ) -> int:
-        """Promise to keep an image; pin it.
+        """Pin an image.
 
-        Where there is no room others' images give way, and only after that the cache may grow.
+        If there is no capacity, images kept for other hosts are unpinned; then the cache may grow.
 
-        :param is_for_others: unless it is promised for this host's instances already
-        :return: how many bytes the cache lacks; if it lacks any, nothing is promised
+        :param is_for_others: ignored if it is pinned for this host's instances already
+        :return: bytes that the cache lacks; if not 0, nothing is pinned
         """
         async with self._changing:
             before = self._kept.get(image_id)
@@ -223,9 +210,9 @@ class ImagePins:
             return 0
 
     async def follow_table(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> int:
-        """Pin what belongs to the promise of an image by the v-node table in force.
+        """Adapt the pinned part of an image to the v-node table in force.
 
-        :return: how many bytes the cache lacks; if it lacks any, what is pinned stays as it was
+        :return: bytes that the cache lacks; if not 0, the pinned part is unchanged
         """
         async with self._changing:
             now, part = self._kept.get(image_id), self._pinned.get(image_id)
@@ -246,7 +233,7 @@ class ImagePins:
         if part is None or part.map is not image_map or part.table is not table:
             part = await trio.to_thread.run_sync(self._part_of, image_map, table)
         if before is not None and await trio.to_thread.run_sync(self._is_pinned, part):
-            lacking_bytes, must_fit = cache.lacking_bytes({}), False  # it needs no more room
+            lacking_bytes, must_fit = cache.lacking_bytes({}), False  # all of it is pinned already
         else:
             lacking_bytes = await self._make_room(promised, part, cache)
             must_fit = not self.may_grow or promised.is_for_others
@@ -269,13 +256,12 @@ class ImagePins:
         return 0
 
     def _is_pinned(self, part: replica_placement.Part) -> bool:
-        """Say whether all that belongs to a part of an image is pinned already."""
         return all(part.map.cid_of(number) in self.pins for number in part.numbers)
 
     async def _make_room(
         self, promised: ImagePin, part: replica_placement.Part, cache: cache_files.CacheFiles
     ) -> int:
-        """Return how many bytes the cache lacks for an image when others have given way to it."""
+        """Unpin others' images if needed; return the bytes that the cache lacks."""
         if too_many_bytes := self._too_many_for_others(promised, part):
             return too_many_bytes
         must_fit = not self.may_grow or promised.is_for_others
@@ -301,7 +287,7 @@ class ImagePins:
     ) -> None:
         (_, oldest), (until_s, older) = formers[:2]
         merged = await trio.to_thread.run_sync(replica_placement.union_of_parts, oldest, older)
-        with trio.CancelScope(shield=True):  # what is listed is pinned, and nothing else
+        with trio.CancelScope(shield=True):  # list and pins must change together
             await _for_each(await trio.to_thread.run_sync(merged.list_contents), cache.pin_chunk)
             formers[:2] = [(until_s, merged)]
             for part in (oldest, older):
@@ -310,7 +296,7 @@ class ImagePins:
                 )
 
     def _in_the_way(self, wanted: ids.ImageId, contents: Contents) -> list[ids.ImageId]:
-        """Return which images kept for other hosts give way to one used here, newest first."""
+        """Return images of other hosts to unpin for an image used here, newest first."""
 
         def lacking_bytes(slots: capacity.Slots) -> int:
             return cache_pins.lacking_bytes(slots, self._limit_bytes, self._slab_bytes)
@@ -334,7 +320,6 @@ class ImagePins:
         return [part for _, part in self._former.get(image_id, [])]
 
     def _too_many_for_others(self, promised: ImagePin, part: replica_placement.Part) -> int:
-        """Return by how many bytes too much would be kept for the instances of other hosts."""
         if not promised.is_for_others:
             return 0
         _, kept_bytes = self.for_others()
@@ -343,7 +328,7 @@ class ImagePins:
         return max(0, kept_bytes - self._limit_bytes // FOR_OTHERS)
 
     async def release_former(self, cache: cache_files.CacheFiles) -> None:
-        """Give up what belonged to shares by former tables, when it is time."""
+        """Unpin expired shares of former tables."""
         for image_id in list(self._former):
             async with self._changing:
                 await self._release(image_id, cache, self._clock())
@@ -351,7 +336,6 @@ class ImagePins:
     async def _release(
         self, image_id: ids.ImageId, cache: cache_files.CacheFiles, now_s: float = math.inf
     ) -> None:
-        """Unpin what belonged to former shares of an image that are over."""
         formers = self._former.get(image_id, [])
         over = [part for until_s, part in formers if until_s <= now_s]
         left = [one for one in formers if one[0] > now_s]
@@ -367,7 +351,7 @@ class ImagePins:
             self.changes += 1
 
     async def take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
-        """Give up a promise, if there is one."""
+        """Unpin an image, if it is pinned."""
         async with self._changing:
             await self._take_back(image_id, cache)
 
@@ -385,12 +369,12 @@ class ImagePins:
             cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
 
     def forget_found(self, kept: Container[ids.ImageId]) -> None:
-        """Forget what was found of images that nobody wants to keep; their maps go with it."""
+        """Forget the parts of images that are not kept, with their maps."""
         for image_id in [one for one in self._found if one not in kept]:
             del self._found[image_id]
 
     async def change_pin(self, image_id: ids.ImageId, **changes: object) -> None:
-        """Change what is wished for an image, if it is promised."""
+        """Change the options of a pin, if the image is pinned."""
         async with self._changing:
             if (before := self._kept.get(image_id)) is not None:
                 await self._set(msgspec.structs.replace(before, **changes))
@@ -402,7 +386,6 @@ class ImagePins:
             await self._save()
 
     async def _save(self) -> None:
-        """Write the file; a disk that does not take it is told of, and guests go on."""
         try:
             await trio.to_thread.run_sync(self._file.write, self.list_pins())
         except OSError as e:
@@ -412,9 +395,8 @@ class ImagePins:
 
 
 async def _for_each(contents: Contents, do: cache_files.Pin) -> None:
-    """Pin or unpin contents, and let others have their turn in between."""
     for number, (cid, length) in enumerate(contents.items(), 1):
         do(cid, length)
         if not number % AT_A_TIME:
-            with trio.CancelScope(shield=True):  # half of it would be neither
+            with trio.CancelScope(shield=True):  # cancelling in the middle would be inconsistent
                 await trio.lowlevel.checkpoint()

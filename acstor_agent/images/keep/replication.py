@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that stay whole in the cloud: hosts ask each other to keep their shares of them.
+"""Replication: hosts ask each other to keep their shares of images.
 
-This host tells the others which images its instances use, for a day, and again and again; they
-answer how far their shares are, and so does it for theirs (``core/images/replica_holders.py``,
-``core/images/replica_leases.py``).  What it keeps for others is promised, pinned and fetched as
-what it keeps for itself (:mod:`hydration`), after that.
-
-A host that asks names images, nothing else.  What is kept is what this host's own
-source says of them, and what others can make it keep, remember and look for is bounded.
+This host regularly leases the images that its instances use; the others answer with the state of
+their shares, as it does for theirs (``core/images/replica_holders.py``,
+``core/images/replica_leases.py``). Leased images are pinned and filled after its own
+(:mod:`hydration`). A lease only names an image: the contents come from this host's own source, and
+all effects of leases are bounded.
 """
 
 import collections
@@ -36,34 +34,30 @@ LOG = logging.getLogger(__name__)
 
 TICK_S = 0.25
 TELL_EVERY_S = 10.0
-"""How often those who asked are told how far a share is that becomes whole, where they are few."""
+"""Least interval of progress reports for a share that is being filled."""
 ATTACH_S = 10.0
 AT_A_TIME = 16
-"""Hosts that are answered at once: connections to them have to be made."""
+"""Hosts answered at once, because each may need a new connection."""
 
 MAP_BYTES = 32 * geometry.MIB
-"""Longer chunk maps are not taken for other hosts: this one is of 64 GiB in chunks of 64 KiB."""
+"""Longest chunk map to download for another host: of 64 GiB in chunks of 64 KiB."""
 MAPS_BYTES_OF_HOST = 64 * geometry.MIB
-"""What maps may take that are here because of one other host."""
+"""Limit of maps that are here because of one other host."""
 MAPS_BYTES = 256 * geometry.MIB
-"""What maps may take that are here because of all other hosts."""
+"""Limit of maps that are here because of all other hosts."""
 NEW_OF_HOST = token_buckets.Rate(per_s=256 / 3600, burst=2.0 * replica_leases.IMAGES_OF_HOST)
-"""Images that a host has not asked for before: each may be looked for in the source."""
+"""New images per host, each of which may cause a source access."""
 HOSTS = 4096
 REMEMBERED = 4 * replica_leases.IMAGES
-"""Images of which it is remembered, asked for or not, that they could not be attached."""
 GRACE_S = 900.0
-"""After a start nothing is given up for so long that was kept for others: by then each of 1,000
-hosts has asked again, and a clock that was wrong has not mattered."""
+"""After a start nothing kept for others is released for this time: by then each of 1,000 hosts
+has renewed its leases."""
 
 State = replica_messages.ShareState
 
 
 class Share(NamedTuple):
-    """How far this host's share of an image is.
-
-    :param table: by which it was found
-    """
+    """State of this host's share of an image."""
 
     state: State
     total_bytes: int
@@ -72,20 +66,15 @@ class Share(NamedTuple):
 
 
 class _Failed(NamedTuple):
-    """An image that could not be attached.
-
-    :param state: as others are told
-    """
-
     state: State
     backoff: fill_rate.Backoff
 
 
 class LocalImages(NamedTuple):
-    """What of images is kept here; all of it is asked from the event loop.
+    """State of images here; called from the event loop.
 
-    :param used: returns the images that instances of this host use and others are to keep, too
-    :param share_of: returns how far an image is here; None: it is not promised, or not counted yet
+    :param used: returns the images used here that others are to keep, too
+    :param share_of: returns the state of a share; None: not pinned, or not counted yet
     """
 
     used: Callable[[], Sequence[ids.ImageId]]
@@ -93,9 +82,9 @@ class LocalImages(NamedTuple):
 
 
 class Replication:
-    """What this host asks of others, and what they ask of it; keep :meth:`run` running.
+    """Leases in both directions; keep :meth:`run` running.
 
-    :param tell: tells a host of the table something; never waits, never fails
+    :param tell: sends a message to a host of the table; never waits or fails
     """
 
     def __init__(
@@ -121,28 +110,25 @@ class Replication:
         self._failed: collections.OrderedDict[ids.ImageId, _Failed] = collections.OrderedDict()
         self._new = token_buckets.TokenBuckets[ids.HostId](NEW_OF_HOST, HOSTS)
 
-    # What others ask
+    # Leases of other hosts
 
     def is_leased(self, image_id: ids.ImageId) -> bool:
-        """Say whether another host has asked for an image; from any thread."""
+        """Return whether another host leases an image; any thread may call it."""
         return image_id in self._leases
 
     def leased_until_s(self, image_id: ids.ImageId) -> float:
-        """Return when the last lease of an image ends, by the wall clock; 0 if there is none."""
+        """Return when the last lease of an image ends, wall clock; 0 if none."""
         if image_id not in self._leases:
             return 0.0
         return self._wall_clock() + self._leases.until_s(image_id) - self._clock()
 
     def was_leased(self, image_id: ids.ImageId, until_s: float) -> None:
-        """Note what the former worker had been asked for.
-
-        :param until_s: by the wall clock; whatever that says, it ends within a day, and not at once
-        """
+        """Restore a lease from before a restart."""
         left_s = max(GRACE_S, until_s - self._wall_clock())
         self._leases.grant_lease(replica_leases.FORMER, image_id, left_s, self._clock())
 
     def report_received(self, host: ids.HostId, news: peer_wire.News) -> None:
-        """Take what a peer tells without being asked."""
+        """Process an unsolicited message of a peer."""
         table = self._current_ring()
         if host == self._here or self._here not in table or host not in table.group_of(self._here):
             self.ignored += 1
@@ -168,17 +154,17 @@ class Replication:
             if len(owed) < replica_leases.IMAGES_OF_HOST:
                 owed[lease.image_id] = None
 
-    # What others keep
+    # Shares on other hosts
 
     def report_shares(self, image_id: ids.ImageId) -> replica_holders.Report:
-        """Return how far the shares of the other hosts are; from any thread."""
+        """Return the state of the other hosts' shares; any thread may call it."""
         table = self._current_ring()
         return self._keepers.report_shares(
             image_id, self._others(table), table.epoch, self._clock()
         )
 
     def _others(self, table: hash_ring.Ring) -> list[ids.HostId]:
-        """Return the other hosts that have shares; none where this one is not on the table."""
+        """Return the other hosts with shares; none if this host is not on the table."""
         if self._here not in table:
             return []
         return [
@@ -188,21 +174,19 @@ class Replication:
         ]
 
     def count_copies(self) -> int:
-        """Return how many copies there are to be of each chunk; from any thread."""
+        """Return the intended copies of each chunk; any thread may call it."""
         return replica_placement.copy_count(self._current_ring(), self._here)
 
     def report_counts(self) -> dict[str, int]:
-        """Return what is remembered, and what was not; from any thread."""
+        """Return counters for status; any thread may call it."""
         return {
             "leased_images": len(self._leases),
             "refused": self.refused,
             "ignored": self.ignored,
         }
 
-    # Doing it
-
     async def run(self) -> None:
-        """Tell, answer, and attach what was asked for, for ever."""
+        """Send leases and reports, and attach leased images, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._attach_for_ever)
             while True:
@@ -210,7 +194,7 @@ class Replication:
                 await trio.sleep(TICK_S)
 
     def report_due(self) -> None:
-        """Tell others what is due."""
+        """Send the messages that are due."""
         now_s, table = self._clock(), self._current_ring()
         used, is_moved = list(self._own.used()), table is not self._table
         if is_moved or used != self._used:
@@ -225,7 +209,6 @@ class Replication:
         self._answer(table)
 
     def _note_changes(self, now_s: float) -> None:
-        """Owe an answer to all who asked for what has changed."""
         for image_id in self._leases.leased_images():
             share = self._own.share_of(image_id) or self._state_without_share(image_id)
             if share is None:
@@ -247,7 +230,6 @@ class Replication:
         return None if failed is None else failed.state
 
     def _answer(self, table: hash_ring.Ring) -> None:
-        """Tell those to whom it is owed, in one message each, how far this host's shares are."""
         for host in list(self._owed)[:AT_A_TIME]:
             owed = list(self._owed.pop(host))
             if host == replica_leases.FORMER or host not in table:
@@ -262,10 +244,7 @@ class Replication:
     def _share_for(
         self, host: ids.HostId, image_id: ids.ImageId, epoch: int
     ) -> tuple[int, replica_messages.Share | None]:
-        """Return what to tell of an image, and by the table of which epoch that is so.
-
-        :param epoch: of the table in force; what is whole here is so by any
-        """
+        """Return epoch and report of an image's share."""
         if not self._leases.has_lease(host, image_id):
             return epoch, replica_messages.Share(image_id, State.CROWDED, 0, 0)
         share = self._own.share_of(image_id)
@@ -274,8 +253,6 @@ class Replication:
             return its, replica_messages.Share(image_id, *share[:3])
         state = self._state_without_share(image_id)
         return epoch, None if state is None else replica_messages.Share(image_id, state, 0, 0)
-
-    # Attaching
 
     async def _attach_for_ever(self) -> None:
         while True:
@@ -286,7 +263,7 @@ class Replication:
                 await self._attach(image_id)
 
     def _next_to_attach(self) -> ids.ImageId | None:
-        """Return what to attach now; those that never failed first, so that others hold up none."""
+        """Return the next image to attach; those that never failed first."""
         again = None
         for image_id in self._leases.leased_images():
             if self._images.get_nowait(image_id) is not None:
@@ -299,7 +276,6 @@ class Replication:
         return again
 
     async def _attach(self, image_id: ids.ImageId) -> None:
-        """Have the chunk map of an image here; its chunks are the business of others."""
         before = self._failed.pop(image_id, None)
         backoff = before.backoff if before else fill_rate.Backoff()
         try:
@@ -316,7 +292,7 @@ class Replication:
             LOG.info("image %s: attached, because other hosts use it", image_id)
 
     def _room_for_map(self, image_id: ids.ImageId) -> int:
-        """Return how many bytes the map of an image may have that others ask for."""
+        """Return the longest map that may be downloaded for a leased image."""
         used, total_bytes = set(self._own.used()), 0
         bytes_of: collections.Counter[ids.HostId] = collections.Counter()
         for image in self._images.open():

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunk maps of images that are not attached here, as far as peers ask for chunks of them.
+"""Chunk maps of images that are not attached here, for requests of peers.
 
-Peers ask a home for chunks of images that none of its guests uses.  The home reads the chunk map
-from the source itself.  So it serves no image that it could not open, and notices within
-LOOK_AGAIN_S that an image was deleted, or its map or boot image replaced.  It still serves an image
-that was deactivated: a peer that knows its CIDs attached it before, and its guests read on.
+Peers ask a home for chunks of images that its own guests do not use. The home reads the chunk map
+from the source itself. So it serves no image that it cannot open, and notices within LOOK_AGAIN_S
+that an image was deleted, or its map or boot image replaced. A deactivated image is still served: a
+peer that knows its CIDs attached it before.
 
-Only those pages of a map are read that hold a requested chunk, so no peer makes this host read or
-keep the map of a very large image.  The map's checksum does not cover a page by itself.  A wrong
-page only leads to refusals, since the peer has to prove that it knows the same CID.
+Only the pages that hold a requested chunk are read. The map's checksum does not cover a single
+page, but a wrong page only causes refusals, because the peer must prove that it knows the same CID.
 
-Loads and memory are bounded, for each peer and for all.  Requests for images that do not exist cost
-a peer more of its rate, and are soon refused without a look at the source.
+Loads and memory are bounded, per peer and in total. Requests for unknown images cost a peer more of
+its rate, and are soon refused without a source access.
 """
 
 import collections
@@ -37,22 +36,21 @@ from acstor_common.model import ids
 from acstor_common.util import token_buckets
 
 LOOK_AGAIN_S = 60.0
-"""After so long the source is asked again whether an image may be read."""
+"""Interval of checks that the source still allows reading an image."""
 LOOK_SOON_S = 5.0
-"""After so long it is asked again when it did not answer; and what it has not got is asked for."""
+"""The same after the source did not answer or had no such image."""
 IMAGES = 1024
-"""Images of which something is remembered, and images that are known not to be there."""
+"""Images remembered, and images remembered as missing."""
 PAGES_BYTES = 32 * geometry.MIB
 BOOT_HEADS = 64
 MAX_BOOT_HEAD_BYTES = geometry.MIB
 AT_A_TIME = 8
-"""Loads from the source under way, for all hosts."""
 AT_A_TIME_A_HOST = 2
 LOOKS_OF_HOST = token_buckets.Rate(per_s=32.0, burst=512.0)
-"""Loads that begin because one host asked.  A page is of 128 MiB of an image: 32 Gbit/s."""
+"""Loads caused by one host. A page covers 128 MiB of an image, so this is 32 Gbit/s."""
 LOOKS_OF_ALL = token_buckets.Rate(per_s=256.0, burst=4096.0)
 MISS_COST = 16
-"""What one for nothing costs beside: ids that somebody makes up are asked for twice a second."""
+"""Additional cost of a failed load: a peer can request invented IDs twice a second."""
 HOSTS = 4096
 SAY_AGAIN_S = 10.0
 
@@ -62,14 +60,11 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 Extent = tuple[int, int]
-"""Offset and length of something in an image."""
 _WRONG_BYTES = (errors.ChunkMapFormatError, errors.BootImageFormatError)
 
 
 @dataclasses.dataclass(slots=True)
 class _Image:
-    """What is known of one image; ``stamp`` is that of the map whose pages are remembered."""
-
     subject: chunk_map.Subject
     tables: chunk_map.Tables
     stamp: str
@@ -77,7 +72,7 @@ class _Image:
 
 
 def boot_extents(head: boot_image.Head) -> dict[Extent, ids.Cid]:
-    """Return the CIDs of a boot image's frames, by where hosts place them in the image."""
+    """Return the CIDs of a boot image's frames, by their range in the image."""
     return {
         (base.AT_BOOT_IMAGE + frame.offset, frame.stored_bytes): frame.cid for frame in head.frames
     }
@@ -86,7 +81,11 @@ def boot_extents(head: boot_image.Head) -> dict[Extent, ids.Cid]:
 class DetachedMaps:
     """Pages of chunk maps, and heads of boot images, from the source.
 
+<<<<<<< ours
     :param nursery: where loads run, so that they outlive who asked
+=======
+    :param gives_private: serve chunks of private images too
+>>>>>>> theirs
     """
 
     def __init__(
@@ -118,35 +117,35 @@ class DetachedMaps:
         )
         self._said = log_limit.LogLimit(SAY_AGAIN_S)
         self.refused = 0
-        """Times that a host would have made this one ask the source too often."""
+        """Loads refused because a host exceeded its rate."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """What is remembered now."""
+        """Entries and bytes kept now."""
         return {"images": len(self._images), "map_bytes": self._pages_bytes}
 
     def is_known(self, image_id: ids.ImageId, offset: int) -> bool:
-        """Say whether :meth:`content_at` can answer now."""
+        """Return whether :meth:`content_at` can answer now."""
         image = self._images.get(image_id)
         if image is None or not self._is_fresh(image_id):
             return False
         page = self._page_at(image, offset)
         if page is None:
-            return True  # no such chunk
+            return True
         return image_id in self._boots if page < 0 else (image_id, page) in self._pages
 
     def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content:
-        """Return what lies there exactly; ZERO_CID if the image names nothing there."""
+        """Return the content at exactly this range; ZERO_CID if there is none."""
         image = self._images[image_id]
         return ids.Content(self._cid_at(image, offset, length), image.subject.scope_keys)
 
     def geometry_of(self, image_id: ids.ImageId) -> geometry.Geometry | None:
-        """Return the cut of an image; None if nothing is known of it any more."""
+        """Return the geometry of an image; None if it is unknown."""
         image = self._images.get(image_id)
         return None if image is None else image.subject.geometry
 
     def cids_of(self, image_id: ids.ImageId, first: int, stop: int) -> list[ids.Cid] | None:
-        """Return the CIDs of chunks; None if a page with one of them is not known any more."""
+        """Return the CIDs of chunks; None if a page is missing."""
         found: list[ids.Cid] = []
         for number in range(first, stop):
             page = self._pages.get((image_id, number // map_page.PAGE_CIDS))
@@ -171,25 +170,28 @@ class DetachedMaps:
         return self._pages[image_id, page_no].cid_at(chunk_no % map_page.PAGE_CIDS)
 
     def layout_of(self, image_id: ids.ImageId) -> map_page.PagedLayout | None:
-        """Return where the bytes of an image are, as far as its pages are here."""
+        """Return the layout of an image, as far as its pages are here."""
         if (image := self._images.get(image_id)) is None:
             return None
         return map_page.PagedLayout(image.subject, lambda page: self._pages.get((image_id, page)))
 
     def _page_at(self, image: _Image, offset: int) -> int | None:
-        """Return the page of the map that tells of an offset; -1 for the boot image's head."""
+        """Return the map page for an offset; -1 for the boot image's head."""
         if offset >= base.AT_BOOT_IMAGE:
             return -1
         cut = image.subject.geometry
         return offset // cut.chunk_bytes // map_page.PAGE_CIDS if offset < cut.size_bytes else None
 
     async def read_from_source(self, host: ids.HostId, image_id: ids.ImageId, offset: int) -> None:
-        """Ask the source until :meth:`is_known` holds, for a peer.
+        """Load what :meth:`is_known` needs, for a peer.
 
         :raises errors.ChunkMissing: there is no such image
+<<<<<<< ours
+=======
+        :raises errors.ChunkNotShared: it is private, and this host serves no private images
+>>>>>>> theirs
         :raises errors.ChunkRefused: this host may not read it
-        :raises errors.SourceUnreachable: the source does not answer, or is not asked because this
-            peer, or all together, made this host ask too often
+        :raises errors.SourceUnreachable: the source does not answer, or a rate limit is exceeded
         """
         self._check_missing(image_id)
         if not self._is_fresh(image_id):
@@ -232,23 +234,22 @@ class DetachedMaps:
     async def boot_head(
         self, here: ids.HostId, image_id: ids.ImageId
     ) -> tuple[chunk_map.Subject, boot_image.Head]:
-        """Return what an image is, and the head of its boot image, as the source has them now.
+        """Return image and boot image head, as the source has them now.
 
-        It is for guests that boot from now on, so the image must be active.
+        The image must be active, because guests are going to boot from it.
 
-        :param here: this host, for which it is
-        :raises errors.ChunkUnavailable: there is no such image, it has no boot image, this host may
-            not read it, or the source does not answer
-        :raises errors.BootImageFormatError: what it has is no boot image of this image
+        :raises errors.ChunkUnavailable: there is no such image or boot image, this host may not
+            read it, or the source does not answer
+        :raises errors.BootImageFormatError: it is no boot image of this image
         """
         self._check_missing(image_id)
         if (image := self._images.get(image_id)) is not None:
-            image.look_again_s = 0.0  # another boot image may have taken the place of what is known
+            image.look_again_s = 0.0  # the boot image may have been replaced
         await self._once(here, image_id, None, lambda: self._open(image_id))
         image = self._images.get(image_id)
-        if image is None:  # pushed out by what others ask for
+        if image is None:  # evicted by other requests
             raise errors.SourceUnreachable(f"image {image_id}", "this host", "too many are asked")
-        # For guests that are to boot: it must be one that they may attach.
+        # The blob must be one that guests may attach.
         await self._source.size_bytes(base.stored_blob(image_id, image.subject.stored.disk_format))
         return image.subject, await self._read_boot_head(image.subject)
 
@@ -259,10 +260,10 @@ class DetachedMaps:
         page: int | None,
         load: Callable[[], Awaitable[None]],
     ) -> None:
-        """Load something in its turn, once for all who want it.
+        """Load something once for all concurrent requesters.
 
-        Who asks waits for its host's turn himself, so nothing of it is left when he gives up; what
-        has begun is its host's until it has ended, whoever waits still.
+        A requester waits for its host's turn itself, so cancelling it leaves nothing behind. A
+        started load counts for its host until it ends.
         """
 
         async def work() -> None:
@@ -288,7 +289,7 @@ class DetachedMaps:
 
             try:
                 await limiter.acquire_on_behalf_of(turn)
-            finally:  # who gives up may have been the only one
+            finally:  # a cancelled requester may have been the only one
                 self._forget_idle(host)
             if what in self._loads:
                 ended()
@@ -303,13 +304,12 @@ class DetachedMaps:
             del self._limiters[host]
 
     async def _open(self, image_id: ids.ImageId) -> None:
-        """Learn that an image is there and how it is cut, or that it is there still."""
         if self._is_fresh(image_id):
             return
         image = self._images.get(image_id)
         self._check_missing(image_id)
         try:
-            # First: what is read after it is as new at least, or the next look finds it changed.
+            # Read the stamp first: a later change is noticed at the next check.
             stamp = (
                 await self._source.find_blob(base.Blob(image_id, base.BlobKind.CHUNK_MAP))
             ).stamp
@@ -333,11 +333,11 @@ class DetachedMaps:
         except errors.SourceUnreachable:
             if image is None:
                 raise
-            image.look_again_s = self._clock() + LOOK_SOON_S  # what is here goes on being given
+            image.look_again_s = self._clock() + LOOK_SOON_S  # known pages are still served
             return
         if not is_same:
-            self._forget(image_id)  # pages of the map that was there before
-        self._boots.pop(image_id, None)  # another one may have taken its place
+            self._forget(image_id)  # pages of the former map
+        self._boots.pop(image_id, None)
         known = _Image(subject, tables, stamp, self._clock() + LOOK_AGAIN_S)
         for other in _put(self._images, image_id, known, IMAGES):
             self._forget(other)
@@ -354,10 +354,10 @@ class DetachedMaps:
                 await self._load_boot(subject)
             return
         if (subject.image_id, page) in self._pages:
-            return  # it came while this waited for its turn
+            return  # loaded while this one waited
         data = await map_page.read(self._source, subject, image.tables, page)
         now = self._images.get(subject.image_id)
-        is_wanted = now is not None and now.stamp == image.stamp  # not replaced meanwhile
+        is_wanted = now is not None and now.stamp == image.stamp
         if not is_wanted or (subject.image_id, page) in self._pages:
             return
         self._pages[subject.image_id, page] = data
@@ -366,7 +366,6 @@ class DetachedMaps:
             self._pages_bytes -= self._pages.popitem(last=False)[1].size_bytes
 
     async def _load_boot(self, subject: chunk_map.Subject) -> None:
-        """Learn the frames of a boot image; where there is none, that it has none."""
         extents: Mapping[Extent, ids.Cid] = {}
         try:
             extents = boot_extents(await self._read_boot_head(subject))
@@ -377,7 +376,7 @@ class DetachedMaps:
     async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
         blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
         what = f"{blob.name} from {self._source.where}"
-        await self._source.find_blob(blob)  # so that it is the one that is there now
+        await self._source.find_blob(blob)  # so that the present one is read
         raw = await self._source.read(blob, 0, boot_image.HEADER_BYTES)
         header = boot_image.parse_header(raw, what)
         boot_image.check_binding(header, boot_image.Binding(*subject[:3]), what)
@@ -394,7 +393,6 @@ class DetachedMaps:
 
 
 def _put(table: collections.OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> list[_K]:
-    """Put something at the end of a table; return what was pushed out at its beginning."""
     table[key] = value
     table.move_to_end(key)
     return [table.popitem(last=False)[0] for _ in range(max(0, len(table) - limit))]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps files into memory and keeps no descriptor of them.
+"""Maps files into memory without keeping descriptors.
 
-Python's own ``mmap`` keeps a descriptor open as long as a map (``trackfd`` of Python 3.13), so a
-host with thousands of images would run out of them.
+Python's ``mmap`` keeps a descriptor open for each map (``trackfd`` of Python 3.13), so a host with
+thousands of images would exhaust them.
 """
 
 import ctypes
@@ -25,9 +25,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def read_only(fd: int, length: int) -> memoryview:
-    """Return the first bytes of a file, mapped until nobody has the view or a part of it.
+    """Return the first bytes of a file, mapped while the view or a part of it exists.
 
-    :param length: at least 1, and no more than the file has
+    :param length: at least 1, and at most the length of the file
     :raises OSError: the file cannot be mapped
     """
     address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)

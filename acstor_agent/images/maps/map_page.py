@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page of a chunk map that this host has not got: some CIDs, and where their bytes are.
+"""A page of a chunk map, read from the source: CIDs and extents of some chunks.
 
-It is read from the source by itself, so the map's checksum says nothing of it; its extents are
-checked as those of a whole map are.
+The map's checksum does not cover a single page; its extents are validated as those of a whole map.
 """
 
 import functools
@@ -23,7 +22,7 @@ from acstor_common.model import ids
 
 PAGE_CIDS = 2048
 MAX_TABLE_BYTES = 4 * geometry.MIB
-"""Of a page's extents.  Those of 128 MiB in clusters of 4 KiB have 768 KiB."""
+"""Limit of a page's extents; 128 MiB in clusters of 4 KiB have 768 KiB."""
 
 _LAYOUT_PAGES = PAGE_CIDS // layout.PAGE_CHUNKS
 
@@ -36,19 +35,16 @@ class Page(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of memory."""
+        """Memory of the page."""
         return len(self.cids) + len(self.entries)
 
     def cid_at(self, number: int) -> ids.Cid:
-        """Return a CID by its number in the page."""
+        """Return a CID by its index in the page."""
         return ids.Cid(self.cids[number * ids.CID_BYTES : (number + 1) * ids.CID_BYTES])
 
 
 class PagedLayout:
-    """The layout of an image of which some pages are here.
-
-    :param page_of: returns a page by its number; None if it is not here
-    """
+    """The layout of an image of which some pages are here."""
 
     def __init__(self, subject: chunk_map.Subject, page_of: Callable[[int], Page | None]) -> None:
         self.stored, self.size_bytes = subject.stored, subject.geometry.size_bytes
@@ -58,7 +54,7 @@ class PagedLayout:
     def find(self, start: int, stop: int) -> list[layout.Extent]:
         """Return the extents of a range.
 
-        :raises errors.SourceOverloaded: too much was asked for since its page was read
+        :raises errors.SourceOverloaded: its page was evicted
         """
         found: list[layout.Extent] = []
         for number in range(start // self._page_bytes, -(-stop // self._page_bytes)):
@@ -76,9 +72,8 @@ async def read(
 ) -> Page:
     """Read a page of an image's map.
 
-    :param subject: of the map's header, as ``tables``
-    :raises errors.ChunkMapFormatError: its extents are none, or its directory leads nowhere
-    :raises errors.ChunkUnavailable: the source does not give it
+    :raises errors.ChunkMapFormatError: its directory or extents are invalid
+    :raises errors.ChunkUnavailable: the source does not provide it
     """
     cut, stored = subject.geometry, subject.stored
     blob = base.Blob(subject.image_id, base.BlobKind.CHUNK_MAP)
@@ -113,7 +108,6 @@ async def _read_cids(
     tables: chunk_map.Tables,
     number: int,
 ) -> bytes:
-    """Read the blocks that the directory names; those that follow each other at once."""
     cut = subject.geometry
     first_page = number * _LAYOUT_PAGES
     count = min(_LAYOUT_PAGES, layout.page_count(cut) - first_page)
@@ -137,7 +131,7 @@ async def _read_cids(
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first number of each run of numbers that follow each other, and its end.
+    """Yield (start, stop) of each run of consecutive numbers.
 
     >>> list(_runs([3, 4, 7]))
     [(3, 5), (7, 8)]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that is done once for all who want it while it is under way.
+"""Runs a piece of work once for all who wait for it.
 
-It goes on when those who wait give up, and whatever it ends with belongs to them and
-not to the worker.
+The work goes on when its waiters give up. Its errors are raised to the waiters only.
 """
 
 from collections.abc import Awaitable
@@ -16,8 +15,6 @@ from acstor_common import errors
 
 
 class _Flight:
-    """One piece of work under way, and what came of it."""
-
     __slots__ = ("failure", "landed")
 
     def __init__(self) -> None:
@@ -26,10 +23,7 @@ class _Flight:
 
 
 class SingleFlight:
-    """Work of one kind, by what it is about.
-
-    :param nursery: where it runs
-    """
+    """Pieces of work under way, by key."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -42,17 +36,14 @@ class SingleFlight:
     def begin_flight(
         self, what: Hashable, work: Callable[[], Awaitable[None]], ended: Callable[[], None]
     ) -> None:
-        """Begin a piece of work that is not under way.
-
-        :param ended: is called when it is over, whatever came of it
-        """
+        """Start a piece of work that is not under way."""
         flight = self._under_way[what] = _Flight()
         self._nursery.start_soon(self._fly, what, flight, work, ended)
 
     async def wait(self, what: Hashable) -> None:
-        """Return when a piece of work is done; at once if it is not under way.
+        """Wait for a piece of work; return at once if it is not under way.
 
-        :raises errors.AcstorError: that is what it ended with
+        :raises errors.AcstorError: the work failed with it
         """
         flight = self._under_way.get(what)
         if flight is not None:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefetching of whole images and of boot images, before a guest asks for them.
+"""Prefetching of whole images and boot images, in batches, at low priority.
 
-All of it runs at low priority, in batches, and reports its progress.  Nothing here keeps what
-it has fetched in the cache.
+Nothing here protects the fetched chunks from eviction.
 """

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings boot images here before a guest asks for them, as far as the operator wants that.
+"""Prefetches boot images before guests need them, as configured by the operator.
 
-The decision service tells all hosts of a boot image that was made; which of them take it is
-decided here (``core/boot/prefetch_policy.py``).  The image is not attached by this: the frames of
-its boot image come by the exchange, as at a boot, those of which not every chunk is here already,
-and lie in the cache under their names until a guest boots.  Their chunks are checked then, against
-the chunk map, as always.
+The decision service tells all hosts of a new boot image; each decides by
+``core/boot/prefetch_policy.py``. The image is not attached. Frames with a chunk that is missing
+here come by the exchange into the cache; their chunks are verified at the boot.
 
-Nobody waits for this.  It goes behind everything else, and takes no room from what
-boots have used, nor from images that are to be whole.
+This has the lowest priority, and evicts neither boot images in use nor pinned chunks.
 """
 
 import collections
@@ -43,28 +40,20 @@ from acstor_common.wire import decision_messages
 LOG = logging.getLogger(__name__)
 
 BYTES_S = 6_250_000.0
-"""50 Mbit/s at most: a boot image of 40 MiB comes in 7 s."""
+"""50 Mbit/s: a boot image of 40 MiB takes 7 s."""
 UNDER_WAY = 4
 YIELD_S = 10.0
-"""While a guest waits for what is not here the next frame waits too, for so long at most."""
+"""Longest pause before a frame while a guest waits for remote data."""
 YIELD_TICK_S = 0.1
 FETCH_S = 60.0
-"""After so long without a frame it is given up: the guest that boots asks again."""
+"""A frame fails after this time; the booting guest requests it again."""
 
 KeepClass = public_cache.KeepClass
 Mode = prefetch_policy.Mode
 
 
 class BootAhead:
-    """What brings boot images ahead, one after the other.
-
-    :param mode: which; where boot images are not used none comes
-    :param boots: what of boot images all boots share; what came is counted there
-    :param names: what images name that are not attached
-    :param quiet_s: returns for how long no guest has waited for what is not here; 0 while one does
-    :param hosts: returns how many hosts there are, which are told together
-    :param limit_bytes_s: however much the link carries
-    """
+    """Prefetches boot images, one at a time."""
 
     def __init__(
         self,
@@ -86,19 +75,18 @@ class BootAhead:
         self._chunks, self._cache = boots.chunks, boots.cache
         self._quiet_s, self._hosts = quiet_s, hosts
         self._counted, self._clock = boots.counters, clock
-        self._place = (rng or random.Random()).random()  # among the hosts that are told at once
+        self._place = (rng or random.Random()).random()  # position among the notified hosts
         self._pacer = fill_rate.Pacer()
         self._pacer.bytes_s = min(BYTES_S, limit_bytes_s)
         kept_bytes = boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.AHEAD]
         self._daily = token_buckets.TokenBuckets[None](prefetch_policy.daily(kept_bytes), 1)
 
     def is_for(self, task: decision_messages.ImageTask) -> bool:
-        """Say whether this host is one of those that a task to bring a boot image is for."""
+        """Return whether a task's boot image is for this host."""
         has_former = bool(self._formers(task))
         return prefetch_policy.is_for(self._mode, is_open=task.is_public, has_former=has_former)
 
     def _formers(self, task: decision_messages.ImageTask) -> list[ids.ImageId]:
-        """Return the images before that of a task that instances of this host use, or used."""
         return [
             one for one in map(ids.parse_image_id, task.previous_images) if self._is_mirrored(one)
         ]
@@ -108,23 +96,22 @@ class BootAhead:
         return is_attached and not self._uses.is_only_for_others(image_id)
 
     def delay_s(self) -> float:
-        """Return how long after it was told this host begins: the same for each boot image.
+        """Return this host's delay after a notification, equal for all boot images.
 
-        Were it not, the last of those that it was told of together would begin late on all hosts.
+        With varying delays, the last of several boot images would be late on all hosts.
         """
         return self._place * prefetch_policy.spread_s(self._hosts())
 
     async def prefetch_boot_image(
         self, task: decision_messages.ImageTask, report: bulk_fetch.Report
     ) -> dict[str, int]:
-        """Have an image's boot image in the cache; return what it came to in bytes.
+        """Fetch an image's boot image into the cache; return the byte counts.
 
-        :param report: is told the bytes done and the bytes in all
-        :raises errors.Unusable: it is not for this host, or there is no room for it
-        :raises errors.AcstorError: it cannot be had; what came of it is kept
+        :raises errors.Unusable: it is not for this host, or there is no capacity
+        :raises errors.AcstorError: a frame is unavailable; fetched ones stay
         """
         image_id = ids.parse_image_id(task.image_id)
-        if self._is_mirrored(image_id):  # guests of this host have it by themselves
+        if self._is_mirrored(image_id):  # its guests load it themselves
             return {"done_bytes": 0}
         begun_s = self._clock()
         wants = self._in_order(await self._look_up(image_id, task))
@@ -144,7 +131,6 @@ class BootAhead:
     async def _look_up(
         self, image_id: ids.ImageId, task: decision_messages.ImageTask
     ) -> list[chunk_ref.ChunkRef]:
-        """Return what to ask for, as the source has the boot image now."""
         subject, head = await self._names.others.boot_head(self._here, image_id)
         keys, want_at = subject.scope_keys, self._chunks.want_at
         formers = self._formers(task)
@@ -158,7 +144,7 @@ class BootAhead:
         ]
 
     async def _is_spare(self, subject: chunk_map.Subject, frame: boot_image.Frame) -> bool:
-        """Say whether a boot here would leave a frame alone: its chunks are in the cache."""
+        """Return whether all chunks of a frame are cached, so a boot skips it."""
         cut = subject.geometry
         for chunk_no in frame.chunk_nos:
             place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
@@ -168,7 +154,7 @@ class BootAhead:
         return True
 
     def _in_order(self, wants: Sequence[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
-        """Return them as this host takes them: those first that it is the home of."""
+        """Sort frames: those that this host is the home of first."""
         homes = bytearray(map(self._chunks.is_home_of, wants))
         first = pre_seed.first_chunk_of(self._here)
         return [wants[at] for at in pre_seed.chunks_in_order(homes, first)]
@@ -184,7 +170,6 @@ class BootAhead:
     async def _fetch(
         self, missing: Sequence[chunk_ref.ChunkRef], report: bulk_fetch.Report, total_bytes: int
     ) -> int:
-        """Have what is not here brought and kept; return how many bytes came."""
         left, came_bytes = collections.deque(missing), 0
         here_bytes = total_bytes - sum(want.length for want in missing)
         with self._chunks.background_fetch(exchange.Priority.WHOLE) as ahead:
@@ -211,7 +196,7 @@ class BootAhead:
         return want.length
 
     async def _wait_for_turn(self, length: int) -> None:
-        """Wait until a frame may be asked for, by the pace and because no guest waits."""
+        """Wait for the rate limit, then until no guest waits."""
         while wait_s := self._pacer.wait_s(length, self._clock()):  # noqa: ASYNC110 - it says when
             await trio.sleep(wait_s)
         with trio.move_on_after(YIELD_S):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much is brought that nobody waits for: in batches, to the end, with its progress.
+"""Fetches many chunks in batches at low priority, with progress reports.
 
-What cannot be had stops nothing else; it is told at the end.
+A failed chunk does not stop the others; failures are returned at the end.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from acstor_agent.engine_io import background_fetch
 from acstor_common import errors
 
 BATCH = 64
-"""Chunks that are asked for together, as soon as no more than these are left: so there are always
-some for the core to begin (``engine/fetch/prefetch_limits``), and few to take back."""
+"""Chunks per batch. The next batch is requested when so many are left: enough for the core to
+start (``engine/fetch/prefetch_limits``), and few to cancel."""
 REPORT_INTERVAL_S = 0.5
 
 Report = Callable[[int, int], Awaitable[None]]
@@ -33,7 +33,7 @@ _Became = background_fetch.Outcome | OSError | None
 
 @dataclasses.dataclass
 class BulkResult(Generic[_T]):
-    """What became of it, in bytes; ``failures`` has what could not be brought, and why."""
+    """Result in bytes; ``failures`` lists failed things with their errors."""
 
     done_bytes: int = 0
     fetched_bytes: int = 0
@@ -41,7 +41,7 @@ class BulkResult(Generic[_T]):
     failures: list[tuple[_T, Exception]] = dataclasses.field(default_factory=list)
 
     def record_result(self, thing: _T, length: int, became: _Became) -> None:
-        """Note what became of a thing; None: it was here."""
+        """Record the result of a thing; None: it was local."""
         self.done_bytes += length
         if isinstance(became, Exception):
             self.failures.append((thing, became))
@@ -50,7 +50,7 @@ class BulkResult(Generic[_T]):
             self.fetched_bytes += length
 
     def byte_totals(self) -> dict[str, int]:
-        """Return the bytes, as clients are told."""
+        """Return the byte counts for clients."""
         return {
             name: getattr(self, name) for name in ("done_bytes", "fetched_bytes", "failed_bytes")
         }
@@ -65,11 +65,9 @@ async def fetch_all(
     total_bytes: int,
     keep: Callable[[_T, background_fetch.FetchedChunk | None], Awaitable[None]] | None = None,
 ) -> BulkResult[_T]:
-    """Have the chunks of things brought and return what came of it.
+    """Fetch the chunks of things and return the result.
 
-    :param report: is told the bytes done and ``total_bytes``, twice a second
-    :param keep: takes what came, or None for what was here; raises AcstorError or OSError if it
-        cannot
+    :param keep: stores a chunk, or None if it was local; may raise AcstorError or OSError
     """
     came = BulkResult[_T]()
 
@@ -108,7 +106,6 @@ async def _some_of(
     ahead: background_fetch.BackgroundFetch[_Thing[_T]],
     is_here: Callable[[chunk_ref.ChunkRef], bool],
 ) -> AsyncIterator[Sequence[tuple[_Thing[_T], background_fetch.Outcome | None]]]:
-    """Yield what becomes of things, some at a time; None: it is here."""
     rest, is_more = iter(things), True
     while is_more or ahead:
         if not is_more or len(ahead) > BATCH:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings whole images to this host, behind everything that guests wait for.
+"""Prefetches whole images to this host, at low priority.
 
-Hosts that are told to take the same image at the same time would all ask for
-the same chunk first.  So each begins with the chunks that it is the home of,
-which nobody else can read through for it, and takes the others in turn from a
-place of its own.
+Hosts that are told to fetch an image together would all request the same chunk first. So each
+begins with the chunks that it is the home of, and takes the others in turn from a position of its
+own.
 """
 
 from collections.abc import Callable
@@ -20,21 +19,21 @@ from acstor_agent.images.read import mirror
 from acstor_common.model import ids
 
 LOOKS_IN_A_ROW = 200
-"""Chunks that are looked at before others have their turn: about a millisecond."""
+"""Chunks examined between two checkpoints: about a millisecond."""
 
 
 def first_chunk_of(host: ids.HostId) -> int:
-    """Return where a host begins, modulo the number of chunks."""
+    """Return a host's starting position, modulo the number of chunks."""
     return xxhash.xxh3_64_intdigest(host.encode())
 
 
 def chunks_in_order(homes: bytearray, first: int) -> Iterator[int]:
-    """Yield the numbers of chunks: those at home here, then the rest from ``first`` on.
+    """Yield chunk numbers: those at home here, then the rest from ``first`` on.
 
     >>> list(chunks_in_order(bytearray([1, 0, 0, 1, 0, 0]), first=8))
     [0, 3, 2, 4, 5, 1]
 
-    :param homes: for each chunk 1 if it is at home here, else 0
+    :param homes: 1 for each chunk at home here, else 0
     """
     count = len(homes)
     first %= count or 1
@@ -57,11 +56,9 @@ async def pre_seed(
     is_home: Callable[[chunk_ref.ChunkRef], bool],
     first_chunk: int,
 ) -> dict[str, int]:
-    """Fetch what is not here of an image; return what it came to in bytes.
+    """Fetch the missing chunks of an image; return the byte counts.
 
-    :param report: is told the bytes done and the bytes in all, twice a second
-    :param is_home: whether this host is the home of a chunk
-    :raises errors.AcstorError: some chunk could not be had; what came is kept
+    :raises errors.AcstorError: a chunk is unavailable; fetched ones stay
     """
     cut = image.map.geometry
     homes = bytearray()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fetches what neighbours advertise of one image, as far as that has proved right.
+"""Prefetches chunks of one image that neighbours advertise.
 
-What to fetch is decided by the cores (chunk states, prefetch, content index);
-here it is done, behind everything that guests wait for.  Everything is about
-parents: the first chunk of the image with a content stands for all of them.
+The cores decide what to fetch (``chunk_state``, ``prefetch``, ``content_index``); the requests have
+lower priority than all reads of guests. The first chunk with a content represents all of them.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from acstor_common.model import ids
 from acstor_common.model import segments
 
 UNDER_WAY = 32
-"""Chunks of one image that are being prefetched at a time."""
 
 MakePolicy = Callable[[chunk_state.ChunkStates], prefetch.PrefetchPolicy]
 """Returns the policy of one image, from the states of its chunks."""
@@ -34,8 +32,12 @@ _E = chunk_state.ChunkEvent
 class AdvertisedPrefetch:
     """The prefetch of one image.
 
+<<<<<<< ours
     :param is_covered: says whether a chunk comes by another way, with the boot image
     :param make_policy: makes what decides; None: nothing is prefetched
+=======
+    :param limit: most chunks prefetched and not read; 0 disables, None removes the bound
+>>>>>>> theirs
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class AdvertisedPrefetch:
         self._ahead: background_fetch.BackgroundFetch[int] | None = None
 
     def chunks_advertised(self, told: Iterable[segments.Chunks]) -> None:
-        """Note what neighbours have; fetch what is of use here.
+        """Record advertised chunks, and fetch useful ones.
 
         A prefetch never asks the home, so chunks that only their home announced are skipped.
         """
@@ -67,7 +69,7 @@ class AdvertisedPrefetch:
             return
         find = self._index.find
         for segment, bits in told:
-            if (named := find(segment)) is not None:  # seldom, where many images are attached
+            if (named := find(segment)) is not None:  # rare when many images are attached
                 self._note(self._chunks_of(named, segment, bits))
         self._fetch_some()
 
@@ -75,7 +77,6 @@ class AdvertisedPrefetch:
         return self._chunks.has_chunk(cid) or self._is_covered(cid)
 
     def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
-        """Note that neighbours have chunks of one segment."""
         wants = [one for one in chunks if not self._is_here(one[1].cid)]
         given = self._chunks.holders_bitmap(wants[0][1]) if wants else 0
         for chunk_no, want in wants:
@@ -83,10 +84,10 @@ class AdvertisedPrefetch:
                 self.prefetcher.advertised(self._index.first_same(chunk_no))
 
     def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
-        """Return chunks of a segment, by number; none if this image has no such segment.
+        """Return the chunks of a segment, by number; none if this image lacks it.
 
-        The index knows the first chunk with a content: a segment that shares the chunk of its name
-        with an earlier segment is not found, unless that one has the same name.
+        The index knows only the first chunk of a content, so a segment may not be found if the
+        chunk that names it occurs earlier in the image.
         """
         named = self._index.find(some[0])
         return [] if named is None else self._chunks_of(named, *some)
@@ -94,7 +95,6 @@ class AdvertisedPrefetch:
     def _chunks_of(
         self, named: int, segment: ids.Oid, bits: int
     ) -> list[tuple[int, chunk_ref.ChunkRef]]:
-        """Return chunks of a segment whose name is the OID of the chunk ``named``."""
         first, refs = self._chunks.segment_of(self._map, named)
         if refs[0].place != segment:
             return []
@@ -105,22 +105,22 @@ class AdvertisedPrefetch:
         ]
 
     def chunk_evicted(self, names: Iterable[ids.Oid]) -> None:
-        """Note that the cache has let a chunk go."""
+        """Record evictions."""
         for oid in names:
             chunk_no = self._index.find(ids.Oid(oid))
             if chunk_no is not None:
                 self.states.apply_event(chunk_no, _E.EVICTED)
 
     def waited_for(self, numbers: Iterable[int]) -> None:
-        """Note that a guest has to wait for chunks."""
+        """Record that a guest waits for chunks."""
         if self._is_on and self.prefetcher.has_candidates:
             for chunk_no in numbers:
                 self.prefetcher.fetched_on_demand(self._index.first_same(chunk_no))
 
     def read(self, offset: int, length: int) -> None:
-        """Note that a guest was given a range: prefetches of it have proved right.
+        """Record a guest's read, which proves prefetches of its range useful.
 
-        Where nothing waits to be proved this costs nothing: it is on the path of every read.
+        This is on the path of every read, and returns at once if no prefetch is pending.
         """
         if not (self.states.unmatched or self.states.under_way) or not length:
             return
@@ -141,10 +141,9 @@ class AdvertisedPrefetch:
             self._ahead = self._chunks.background_fetch(exchange.Priority.ADVERTISED)
             self._nursery.start_soon(self._fetch, self._ahead)
         else:
-            self._ahead.wake_waiter()  # one that hangs keeps no other back
+            self._ahead.wake_waiter()  # a hung request delays no other
 
     async def _fetch(self, ahead: background_fetch.BackgroundFetch[int]) -> None:
-        """Have chunks brought as long as there are any, and note what comes of each."""
         left: set[int] = set()
         try:
             with ahead:
@@ -160,11 +159,10 @@ class AdvertisedPrefetch:
                     self._fetch_some()
         finally:
             self._ahead = None
-            for chunk_no in left:  # a guest that needs one asks again and is told
+            for chunk_no in left:
                 self.states.apply_event(chunk_no, _E.PREFETCH_FAILED)
 
     def _not_here(self) -> list[tuple[int, chunk_ref.ChunkRef]]:
-        """Return what of the next is to be fetched."""
         found = []
         for chunk_no in self._next:
             want = self._chunks.chunk_ref_of(self._map, chunk_no)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of one image's boot image: which frames there are, kept on disk, or from the source.
+"""The head of an image's boot image (its list of frames), from disk or source.
 
-It is of the image as the chunk map has it, or it is not used.
+It must belong to the image's chunk map.
 """
 
 import contextlib
@@ -22,12 +22,9 @@ LOG = logging.getLogger(__name__)
 
 
 class BootHead:
-    """The head of a boot image, once :meth:`load` has had it.
+    """The head of a boot image, valid after :meth:`load`.
 
-    ``frames`` has the frame of each chunk; it outlives the head until the next one is there.
-
-    :param path: where it is kept
-    :param what: the boot image, for people
+    ``frames`` maps the CID of each chunk to its frame, and stays until the next head is loaded.
     """
 
     def __init__(
@@ -40,7 +37,7 @@ class BootHead:
         self._extents: dict[detached_maps.Extent, ids.Cid] = {}
 
     def content_at(self, offset: int, length: int) -> ids.Content | None:
-        """Return what a frame is, by where hosts place it in the image; None if not known here.
+        """Return the content of the frame at this range; None if unknown here.
 
         Another revision of the boot image may have a frame there.
         """
@@ -48,10 +45,10 @@ class BootHead:
         return None if cid is None else ids.Content(cid, self._map.scope_keys)
 
     async def load(self) -> None:
-        """Take the head from this host's disk, or else from the source.
+        """Load the head from disk, or else from the source.
 
         :raises errors.ChunkUnavailable: the source has none, or does not answer
-        :raises errors.BootImageFormatError: what it has is no boot image of this image
+        :raises errors.BootImageFormatError: it is no boot image of this image
         """
         if self.head is None:
             try:
@@ -60,7 +57,7 @@ class BootHead:
                 await self._download()
 
     async def look_for_newer(self) -> None:
-        """Forget a head of which the source has a higher revision, for the next boot."""
+        """Forget the head if the source has a newer revision, for the next boot."""
         with contextlib.suppress(errors.ChunkUnavailable):
             header = await self._read_header()
             if self.head is not None and header.revision > self.head.header.revision:
@@ -68,7 +65,7 @@ class BootHead:
                 self.forget_head()
 
     def forget_head(self) -> None:
-        """Let the next boot take the head from the source."""
+        """Forget the head, so the next boot loads it from the source."""
         self.head = None
         unlink(self.path)
 
@@ -79,7 +76,7 @@ class BootHead:
         try:
             with atomic_file.atomic_write(self.path, is_durable=False) as file:
                 file.write(raw)
-        except OSError as e:  # guests may have filled the disk; the next worker asks the source
+        except OSError as e:  # the disk may be full; the next worker reads the source
             LOG.warning("%s: its head is not stored: %s", self._what, e.strerror)
 
     async def _read_header(self) -> boot_image.Header:
@@ -110,7 +107,7 @@ class BootHead:
 
 
 def unlink(path: pathlib.Path) -> None:
-    """Delete a head, if it can be: it is checked whenever it is read."""
+    """Delete a head; a failure is only logged, because heads are checked when read."""
     try:
         path.unlink(missing_ok=True)
     except OSError as e:

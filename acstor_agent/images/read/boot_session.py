@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boots of one image: its boot image, in memory before guests ask and dropped after it.
+"""The boots of one image, and its boot image in memory while they last.
 
-The head of the boot image comes from the source (and is kept on disk); its frames come like chunks,
-through the cache, other hosts and the source, each frame once.  A chunk enters memory when it
-hashes to its CID in the chunk map, and can be read from that moment; a guest that needs a chunk
-whose frame is not there yet has that frame hurried instead of fetching the chunk beside it.
-Whatever is wrong with a boot image, the guest reads on without it.
+The head comes from the source (and is kept on disk); frames come like chunks, by the exchange. A
+chunk enters memory when it hashes to its CID in the chunk map. A guest that needs a chunk of a
+missing frame raises the frame's priority instead of fetching the chunk separately. A bad boot image
+is ignored, and guests read without it.
 """
 
 import enum
@@ -39,34 +38,33 @@ from acstor_common.util import atomic_file
 LOG = logging.getLogger(__name__)
 
 UNDER_WAY = 8
-"""Frames of one boot image that are being loaded at a time."""
 HEAD_PATIENCE_S = 1.0
-"""How long a guest's read waits to learn whether its chunk is in the boot image."""
+"""How long a guest's read waits to learn whether the boot image has its chunk."""
 LOOK_AGAIN_S = 60.0
-"""An image without a boot image, or with a bad one, is not looked at again for this long."""
+"""Least time before an image without a usable boot image is examined again."""
 TICK_S = 1.0
 UNAVAILABLE = (errors.ChunkUnavailable, errors.DeadlineExceeded)
-"""What ends the wait for a frame, or for the head: its chunks come one by one."""
+"""Failures after which chunks are fetched one by one."""
 
 
 class State(enum.Enum):
-    """What has become of an image's boot image; the values are shown by ``status``."""
+    """State of an image's boot image; the values are shown by ``status``."""
 
-    UNKNOWN = "unknown"  # no guest has begun since the start
+    UNKNOWN = "unknown"  # no guest has booted since the start
     LOADING = "loading"
-    READY = "ready"  # all of it that is of use is in memory
-    DROPPED = "dropped"  # the boot is over
+    READY = "ready"  # all needed frames are in memory
+    DROPPED = "dropped"
     NONE = "none"  # there is none
     IGNORED = "ignored"  # it is damaged, or of other bytes
-    REFUSED = "refused"  # there is no room in memory
-    FAILED = "failed"  # it could not be had
+    REFUSED = "refused"  # memory is short
+    FAILED = "failed"  # the source did not provide it
 
 
 class BootCounters:
-    """What is counted of all boot images of this host.
+    """Counters of all boot images of this host.
 
-    ``ahead`` came before a guest asked for them, with ``ahead_bytes``; ``ahead_used_bytes`` of
-    what came so were needed by a guest later.
+    ``ahead`` counts prefetched boot images, with ``ahead_bytes``; of these, guests needed
+    ``ahead_used_bytes`` later.
     """
 
     __slots__ = (
@@ -80,9 +78,8 @@ class BootCounters:
 
 
 class BootSessions:
-    """What the boots of all images share.
+    """State shared by the boots of all images.
 
-    :param folder: where heads of boot images are kept
     :param frame_patience_s: how long a read waits for a frame before it fetches its chunk alone
     """
 
@@ -111,19 +108,19 @@ class BootSessions:
         atomic_file.remove_leftovers(folder)
 
     def boots_of(self, image_map: chunk_map.ChunkMap) -> "BootSession":
-        """Return the boots of an image that is attached now."""
+        """Return the boot session of an image that was attached now."""
         made = self._images[image_map.image_id] = BootSession(image_map, self)
         return made
 
     def make_room(self, image_id: ids.ImageId, size_bytes: int) -> bool:
-        """Take memory for a boot image; say whether there is room."""
+        """Reserve memory for a boot image; return whether there was enough."""
         dropped = self.memory.reserve(image_id, size_bytes, self.clock())
         for other in dropped or ():
             self._images[other].drop()
         return dropped is not None
 
     def forget_image(self, image_id: ids.ImageId) -> None:
-        """Let go of an image that was dropped from this host, whether it was used or not."""
+        """Forget a detached image, and delete the head of its boot image."""
         gone = self._images.pop(image_id, None)
         if gone is not None:
             gone.end_session()
@@ -131,19 +128,19 @@ class BootSessions:
             boot_head.unlink(self.path_of(image_id))
 
     def forget_others(self, attached: Collection[ids.ImageId]) -> None:
-        """Delete heads of images that are not attached: a killed worker may have left them."""
+        """Delete heads of detached images, which a killed worker may have left."""
         wanted = {self.path_of(image_id) for image_id in attached}
         for path in self.folder.glob(f"*{base.BlobKind.BOOT_IMAGE.value}"):
             if path not in wanted:
                 boot_head.unlink(path)
 
     def frame_cids(self, image_id: ids.ImageId) -> list[ids.Cid]:
-        """Return what the frames of an image's boot image are, as far as its head is known."""
+        """Return the CIDs of a boot image's frames; none if its head is unknown."""
         image = self._images.get(image_id)
         return [frame.cid for frame in image.head.frames] if image and image.head else []
 
     def path_of(self, image_id: ids.ImageId) -> pathlib.Path:
-        """Return where the head of a boot image is kept."""
+        """Return the path of a boot image's head."""
         return self.folder / base.Blob(image_id, base.BlobKind.BOOT_IMAGE).name
 
     async def run(self) -> None:
@@ -168,7 +165,6 @@ class BootSession:
         self.in_memory: dict[ids.Cid, memoryview] = {}
         self.state = State.UNKNOWN
         self.begun_s = -math.inf
-        """When a guest was about to boot last."""
         self.loading = load_record.LoadRecord(-math.inf)
         self._map = image_map
         self._host = host
@@ -183,21 +179,21 @@ class BootSession:
 
     @property
     def head(self) -> boot_image.Head | None:
-        """Return the head of the boot image, if it is known here."""
+        """The head of the boot image, if it is known here."""
         return self._head.head
 
     def content_at(self, offset: int, length: int) -> ids.Content | None:
-        """Return what a frame is; see :meth:`boot_head.BootHead.content_at`."""
+        """Return the content of a frame; see :meth:`boot_head.BootHead.content_at`."""
         return self._head.content_at(offset, length)
 
     def watch_reads(self, tally: counters.Tally) -> None:
-        """Let the reads that ``tally`` counts show whether the boot image is of use."""
+        """Set the counters that show whether guests read the boot image."""
         self._tally = tally
 
-    # What guests do
+    # Reads of guests
 
     def begin_boot(self) -> None:
-        """Note that a guest is about to boot: have the boot image in memory."""
+        """Load the boot image, because a guest is about to boot."""
         host = self._host
         self.begun_s = host.clock()
         host.memory.note_boot(self._map.image_id, self.begun_s)
@@ -210,27 +206,27 @@ class BootSession:
         self._is_head_known = trio.Event()
         self._scope = trio.CancelScope()
         guest = requests.Stream(requests.Klass.GUEST, self._map.image_id)
-        with disk_io.use_stream(guest):  # who boots waits for the head
+        with disk_io.use_stream(guest):  # the booting guest waits for the head
             host.nursery.start_soon(self._load, self._scope)
 
     def covers_chunk(self, cid: ids.Cid) -> bool:
-        """Say whether a chunk is in memory or comes with a frame that is being loaded."""
+        """Return whether a chunk is in memory, or in a frame that is loading."""
         return cid in self.in_memory or (self.state is State.LOADING and cid in self._head.frames)
 
     @property
     def covers_nothing(self) -> bool:
-        """Say that :meth:`covers_chunk` says no of each chunk."""
+        """Return whether :meth:`covers_chunk` is False for every chunk."""
         return not self.in_memory and self.state is not State.LOADING
 
     def may_bring(self, cid: ids.Cid) -> bool:
-        """Say whether :meth:`load_chunk` is worth a call."""
+        """Return whether :meth:`load_chunk` may find a chunk."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             return True
         frame = self._head.frames.get(cid)
         return frame is not None and (self.state is State.LOADING or self._is_local(frame))
 
     async def load_chunk(self, cid: ids.Cid) -> read_request.FetchedChunk | None:
-        """Return a chunk that a guest waits for if the boot image has it; None if it has not."""
+        """Return a chunk from the boot image; None if it is not in it or does not arrive."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             with trio.move_on_after(HEAD_PATIENCE_S):
                 await self._is_head_known.wait()
@@ -249,20 +245,20 @@ class BootSession:
         return None
 
     def was_read(self) -> bool:
-        """Say whether guests have read of it since the last time that this was asked."""
+        """Return whether guests read the boot image since the last call."""
         requests = self._tally.requests[counters.Origin.BOOT]
         was_read, self._requests_seen = requests != self._requests_seen, requests
         return was_read
 
     def drop(self) -> None:
-        """Give the memory back: the boot is over."""
+        """Release the memory at the end of a boot."""
         self._scope.cancel()
         self._end(State.DROPPED)
         self._host.counters.dropped += 1
         LOG.info("%s: dropped from memory", self._what)
 
     def end_session(self) -> None:
-        """Stop everything; the image is not mirrored here any more."""
+        """End all loading; the image is not mirrored here any more."""
         self._scope.cancel()
         self._end(State.NONE)
         self._head.frames = {}
@@ -294,7 +290,7 @@ class BootSession:
                 self._head.forget_head()
                 self._give_up(State.NONE, e)
             except UNAVAILABLE as e:
-                if isinstance(e, errors.ChunkInvalid):  # another one has taken its place
+                if isinstance(e, errors.ChunkInvalid):
                     self._head.forget_head()
                 self._host.counters.failed += 1
                 self._give_up(State.FAILED, e)
@@ -305,7 +301,6 @@ class BootSession:
         self._end(state)
 
     def _ignore(self, why: errors.BootImageFormatError) -> None:
-        """Use nothing of a boot image that is damaged, and say so."""
         if self.state is State.IGNORED:
             return
         LOG.warning("%s; ignored; guests boot without it", why)
@@ -348,7 +343,7 @@ class BootSession:
         failures: list[errors.AcstorError],
         scope: trio.CancelScope,
     ) -> None:
-        """Load one frame after the other until none is left; one failure ends it for all."""
+        """Load frames until none is left; the first failure cancels all loaders."""
         try:
             for frame in left:
                 if self._is_needed(frame):
@@ -359,7 +354,7 @@ class BootSession:
             scope.cancel()
 
     def _is_needed(self, frame: boot_image.Frame) -> bool:
-        """Say whether a frame has something that cannot be read here without it."""
+        """Return whether a frame has a chunk that is not readable here otherwise."""
         cids = [self._map.cid_of(chunk_no) for chunk_no in frame.chunk_nos]
         if all(cid in self.in_memory for cid in cids):
             return False
@@ -371,7 +366,6 @@ class BootSession:
     async def _unpacked(
         self, frame: boot_image.Frame, priority: read_request.Priority
     ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
-        """Return the chunks of a frame, each checked, and where the frame came from."""
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
         of = self._map.image_id, self._map.scope_keys
         want = chunks.want_at(*of, offset, frame.stored_bytes, frame.cid)
@@ -387,7 +381,6 @@ class BootSession:
         return found, fetched.origin
 
     def _keep(self, chunks: dict[ids.Cid, memoryview]) -> None:
-        """Keep chunks in memory while guests boot; afterwards the cache is their place."""
         if self.state in (State.LOADING, State.READY):
             self.in_memory.update(chunks)
             return

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One image, readable as if it were here: zeros and cached chunks at once, others when they come.
+"""Reads of one image: zeros and cached chunks at once, others when they arrive.
 
-A read that hits costs one look-up a chunk and one pread a contiguous run, and
-waits for nothing.  The answer lies in a buffer that another read uses again, of
-whatever image: it must be handed on before anything is awaited.
+A cache hit costs one lookup per chunk and one pread per contiguous run, without waiting. Its answer
+lies in a shared buffer: the caller must use it before the next await.
 """
 
 import contextlib
@@ -40,11 +39,10 @@ MAX_READ_BYTES = 1 * geometry.MIB
 
 _ZEROS = bytes(MAX_READ_BYTES)
 _SCRATCH = memoryview(mmap.mmap(-1, MAX_READ_BYTES))
-"""The answer to a read that hits, of whatever image: one is handed on before the next is made."""
+"""Shared buffer for the answer to a read that hits."""
 _BUFFERS: list[memoryview] = []
-"""For reads that wait: memory that is new costs more than the bytes that are put there."""
+"""Reusable buffers for reads that wait: fresh memory costs more than copying."""
 BUFFERS = 32
-"""Are kept, as many as reads of one guest are worked on."""
 _LOCAL_ORIGIN = {
     read_plan.StepKind.ZERO: counters.Origin.ZERO,
     read_plan.StepKind.MEMORY: counters.Origin.BOOT,
@@ -55,7 +53,7 @@ Via = read_timing.Via
 
 
 class CachedBytes(NamedTuple):
-    """How much of an image a host has, in whole chunks; zeros, which nobody needs, are neither."""
+    """Bytes of an image in the cache, in whole chunks; zeros count as neither."""
 
     cached_bytes: int
     missing_bytes: int
@@ -63,25 +61,16 @@ class CachedBytes(NamedTuple):
 
 _PAUSE_S = 0.0005
 _KEPT_TIMES, _SHORT_S = 10, 0.05
-"""A count that took no longer than _SHORT_S is not kept."""
+"""A count that took less than _SHORT_S is not cached."""
 
 
 def pause() -> None:
-    """Leave the interpreter to other threads for a moment, after work of about as long."""
+    """Release the interpreter for a moment, after work of about as long."""
     time.sleep(_PAUSE_S)
 
 
 class Mirror:
-    """A host's view of one image.
-
-    :param image_map: the image's chunk map
-    :param deadline_s: how long a read may wait for chunks; infinite while they may still come
-    :param ahead: says what to fetch before a guest asks for it
-    :param prefetch: fetches what neighbours advertise
-    :param boots: has the boot image in memory while guests boot
-    :param waiting: where reads wait for what is not here
-    :param total: counts the reads of all images of this host
-    """
+    """A host's view of one image."""
 
     def __init__(
         self,
@@ -100,10 +89,10 @@ class Mirror:
         self.map = image_map
         self.prefetch = prefetch
         self.boots = boots
-        self.recorder: boot_recorder.BootRecorder | None = None  # only while guests boot
-        self.timelines: dict[requests.Stream, read_timing.Timing] = {}  # as well
+        self.recorder: boot_recorder.BootRecorder | None = None
+        self.timelines: dict[requests.Stream, read_timing.Timing] = {}
         self.attached_s = (-math.inf, -math.inf)
-        """When its chunk map was looked for and when it was there, by the monotonic clock."""
+        """Begin and end of the load of its chunk map, by the monotonic clock."""
         self.counters = counters.ReadCounters(total)
         boots.watch_reads(self.counters.read)
         self._cache = cache
@@ -111,21 +100,20 @@ class Mirror:
         self._deadline_s = deadline_s
         self._ahead = ahead
         self.size_bytes = image_map.geometry.size_bytes
-        """Length of the image."""
         self._chunk_bytes = image_map.geometry.chunk_bytes
         self._counting = threading.Lock()
         self._held: CachedBytes | None = None
         self._count_again_s = 0.0
 
     def cached_bytes(self) -> int:
-        """Count what of the image lies in the cache; as :meth:`count_cached`."""
+        """Return the cached bytes; see :meth:`count_cached`."""
         return self.count_cached().cached_bytes
 
     def count_cached(self) -> CachedBytes:
-        """Count what of the image lies in the cache, and what does not; call it in a thread.
+        """Count cached and missing bytes; blocks, call it in a thread.
 
-        A million chunks in distinct blocks take 0.2 s and as long in pauses.  An answer that took
-        long is kept for ten times as long, so repeated calls take a tenth of a processor at most.
+        A million chunks in distinct blocks take 0.2 s and as long in pauses. A slow result is
+        reused for ten times as long, so repeated calls take at most a tenth of a processor.
         """
         with self._counting:
             began_s = time.perf_counter()
@@ -147,13 +135,13 @@ class Mirror:
         return CachedBytes(cached_bytes, missing_bytes)
 
     def chunk_ref_of(self, chunk_no: int) -> chunk_ref.ChunkRef:
-        """Return what to ask for to have a chunk of this image."""
+        """Return the reference to request a chunk of this image."""
         return self._chunks.chunk_ref_of(self.map, chunk_no)
 
     def content_at(self, offset: int, length: int) -> ids.Content | None:
-        """Return what lies there, exactly, in the image or its boot image.
+        """Return the content at exactly this range of the image or its boot image.
 
-        :returns: ZERO_CID if nothing does, None if that is not known here
+        :returns: ZERO_CID if there is none, None if it is unknown here
         """
         if offset >= base.AT_BOOT_IMAGE:
             return self.boots.content_at(offset, length)
@@ -161,10 +149,9 @@ class Mirror:
         return ids.Content(ids.ZERO_CID) if chunk_no is None else self.map.content_of(chunk_no)
 
     def contents_of(self, request: chunk_ref.Request) -> list[ids.Content] | None:
-        """Return the contents of the chunks that a peer asks for, as :meth:`content_at` knows them.
+        """Return the contents of a peer's request; see :meth:`content_at`.
 
-        :returns: None if they must be looked up; fewer than asked for where the image has no such
-            chunks
+        :returns: None if one is unknown here; fewer than requested if the image has no such chunks
         """
         size = request.chunk_bytes
         if size != self._chunk_bytes:
@@ -181,18 +168,18 @@ class Mirror:
     async def read(
         self, offset: int, length: int, guest: requests.Stream | None = None
     ) -> read_request.Bytes:
-        """Return a range of the image, cut at its end; use it before anything is awaited.
+        """Return a range of the image, cut at its end; use it before the next await.
 
-        :param guest: who waits if it is not here; None if that is known already
-        :raises errors.QueueFull: the guest has too much waiting
+        :param guest: stream to charge a wait to; None if it is tracked already
+        :raises errors.QueueFull: the guest has too many waiting requests
         :raises errors.ReaderKilled: the guest is being killed
-        :raises errors.DeadlineExceeded: a chunk did not come in time
-        :raises errors.ChunkLost: a chunk is nowhere to be had any more
+        :raises errors.DeadlineExceeded: a chunk did not arrive in time
+        :raises errors.ChunkLost: a chunk exists nowhere
         """
         began_s = time.perf_counter()
         if offset + length > self.size_bytes or length > MAX_READ_BYTES:
             length = max(0, min(length, self.size_bytes - offset, MAX_READ_BYTES))
-        self._read_ahead(offset, length, began_s)  # before the wait: it is on its way meanwhile
+        self._read_ahead(offset, length, began_s)  # before the wait, to run in parallel
         data: read_request.Bytes | None = self._read_chunk_nowait(offset, length)
         if data is None:
             steps = self._plan(offset, length)
@@ -212,7 +199,7 @@ class Mirror:
         return read_plan.plan(offset, length, size, cids, self._cache.lookup_all(cids), in_memory)
 
     def _read_chunk_nowait(self, offset: int, length: int) -> memoryview | None:
-        """Answer from one cached chunk, as most reads are: a look-up and a pread."""
+        """Return a range of one cached chunk, the most common read; None if it is not."""
         chunk_no, start = divmod(offset, self._chunk_bytes)
         if not 0 < length <= self._chunk_bytes - start or self.boots.in_memory:
             return None
@@ -225,17 +212,12 @@ class Mirror:
     def _count(
         self, origin: counters.Origin, length: int, via: Via | None = None, chunks: int = 1
     ) -> None:
-        """Count bytes that a read has got.
-
-        :param via: by which way, if the origin does not say that
-        """
         self.counters.read.add(origin, length, chunks)
         if self.timelines:
             read_timing.note_origin(via or Via(origin.value), length, read_admission.wait_reason())
 
     def _read_steps_nowait(self, steps: list[_Step], length: int) -> memoryview | None:
-        """Answer from zeros and cached chunks without waiting; None if that cannot be done."""
-        if len(steps) == 1 and steps[0].data is not None:  # one chunk of the boot image: no copy
+        if len(steps) == 1 and steps[0].data is not None:
             self._count(counters.Origin.BOOT, length)
             return steps[0].data
         view = _SCRATCH[:length]
@@ -246,7 +228,7 @@ class Mirror:
         return view
 
     def _put_nowait(self, step: _Step, view: memoryview) -> bool:
-        """Fill in what is here; say whether that could be done without waiting."""
+        """Copy a local step; return whether that was possible without waiting."""
         part = view[step.start : step.stop]
         if step.parts is not None:
             return self._cache.read_nowait(step.parts, part)
@@ -256,7 +238,7 @@ class Mirror:
     async def _read(
         self, offset: int, length: int, guest: requests.Stream | None, steps: list[_Step]
     ) -> memoryview:
-        """Wait for what is not here, or not in memory."""
+        """Wait for bytes that are not local, or not in memory."""
         self.counters.count_waiting(1)
         try:
             if guest is None:
@@ -280,16 +262,16 @@ class Mirror:
             return view
         buffer = _BUFFERS.pop() if _BUFFERS else memoryview(mmap.mmap(-1, MAX_READ_BYTES))
         await self._fill(offset, buffer[:length], steps)
-        if len(_BUFFERS) < BUFFERS:  # not where it failed: a thread may be filling it still
+        if len(_BUFFERS) < BUFFERS:  # not after a failure: a thread may still write to it
             _BUFFERS.append(buffer)
         return buffer[:length]
 
     async def _fill(self, offset: int, view: memoryview, steps: list[_Step] | None = None) -> None:
         """Fill ``view`` with the range from ``offset``; one failure ends it.
 
-        All that must come is on its way, as one wish, before anything is waited for.
+        All missing chunks are requested together before the first wait.
 
-        :param steps: as they were planned; they count unless a chunk has come since
+        :param steps: the plan, which is remade if a chunk arrived since
         """
         if steps is None or self._has_come(steps):
             steps = self._plan(offset, len(view))
@@ -308,7 +290,7 @@ class Mirror:
             self._put_all(offset, view, missing, await wish.wait())
 
     def _has_come(self, steps: list[_Step]) -> bool:
-        """Say whether anything is here of what was to be fetched."""
+        """Return whether a chunk to fetch has become local."""
         cids = [cid for step in steps if step.cids is not None for cid in step.cids]
         return any(map(self._chunks.has_chunk, cids)) or any(
             map(self.boots.in_memory.__contains__, cids)
@@ -328,7 +310,6 @@ class Mirror:
         numbers: list[int],
         chunks: Sequence[read_request.FetchedChunk],
     ) -> None:
-        """Fill in chunks that have come, and count them by where they came from."""
         lengths: dict[counters.Origin, list[int]] = {}
         for chunk_no, (data, origin) in zip(numbers, chunks, strict=True):
             lengths.setdefault(origin, []).append(self._put(offset, view, chunk_no, data))
@@ -336,7 +317,7 @@ class Mirror:
             self._count(origin, sum(its), chunks=len(its))
 
     def _put(self, offset: int, view: memoryview, chunk_no: int, data: read_request.Bytes) -> int:
-        """Fill in what the range from ``offset`` needs of a chunk; return how many bytes."""
+        """Copy a chunk's part of the range from ``offset``; return its length."""
         start = chunk_no * self._chunk_bytes - offset
         if start < 0:
             data, start = memoryview(data)[-start:], 0
@@ -352,10 +333,7 @@ class Mirror:
         steps: list[_Step],
         missing: Container[int] = frozenset(),
     ) -> None:
-        """Fill in what is here, or comes with a boot image.
-
-        :param missing: chunks that come otherwise
-        """
+        """Copy local steps, and chunks that arrive with a boot image."""
         left: list[int] = []
         for step in steps:
             for chunk_no, cid in step.fetches():
@@ -373,14 +351,14 @@ class Mirror:
             if not self._put_nowait(step, view):
                 assert step.parts is not None
                 if await self._cache.read(step.parts, part):
-                    await self._fill(offset + step.start, part)  # some proved bad: they are gone
+                    await self._fill(offset + step.start, part)  # bad chunks were dropped
                     continue
             self._count(_LOCAL_ORIGIN[step.kind], len(part))
         if left:
             await self._fill_left(offset, view, left)
 
     async def _fill_left(self, offset: int, view: memoryview, numbers: list[int]) -> None:
-        """Fill in what no boot image brought: it may have come otherwise, while that was tried."""
+        """Fill in chunks that no boot image had; they may be local by now."""
         missing: list[int] = []
         here: list[int] = []
         for chunk_no in numbers:

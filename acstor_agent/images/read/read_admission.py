@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where guests wait for what is not here, so that no guest takes room or turns from another.
+"""Admission of guest requests that wait, with fair limits for each guest.
 
-A few requests of each guest are worked on at a time, the others stand in the guest's own line,
-where one costs a task and nothing else.  When all lines together are too long, the newest
-request of the guest that has most fails.  The rule: what is in memory is answered without coming
-here, and what is on this host's disk has a line of its own.
+Each guest has AT_ONCE requests in progress; the others queue. When all queues together exceed the
+limit, the newest request of the guest with most fails. Answers from memory need no admission;
+requests that wait only for the local disk have a queue of their own.
 """
 
 import contextvars
@@ -30,13 +29,12 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AT_ONCE = 32
-"""Requests of one guest that are worked on: at 1 MiB each these are 512 chunks on their way."""
+"""Concurrent requests of one guest: at 1 MiB each, 512 chunks in flight."""
 REQUEST_BYTES = 16 * geometry.KIB
-"""What a request that waits costs, as measured: its task, and the pages that libfuse has touched
-for it."""
+"""Measured memory of a waiting request: its task, and libfuse's touched pages."""
 READS_LIMIT_BYTES = 12_288 * REQUEST_BYTES
 WRITES_LIMIT_BYTES = 128 * geometry.MIB
-"""Of what guests have sent; libfuse has each piece a second time."""
+"""Limit of pending data of writes; libfuse has each piece a second time."""
 TELLS_EVERY_S = 60.0
 
 
@@ -46,12 +44,12 @@ _wait: contextvars.ContextVar[blocked_requests.Wait | None] = contextvars.Contex
 
 
 def note_wait(why: str) -> None:
-    """Note what the request that is worked on here waits for."""
+    """Record what the current request waits for."""
     wait_noter()(why)
 
 
 def wait_noter() -> Callable[[str], None]:
-    """Return what notes it for the request that is worked on here, from whatever task."""
+    """Return a function that records this for the current request, from any task."""
     wait = _wait.get()
 
     def note_it(why: str) -> None:
@@ -62,18 +60,13 @@ def wait_noter() -> Callable[[str], None]:
 
 
 def wait_reason() -> str:
-    """Return what the request that is worked on here has waited for, if anything failed."""
+    """Return the last failure that the current request met; "" if none."""
     wait = _wait.get()
     return "" if wait is None else wait.why
 
 
 class ReadAdmission:
-    """Requests of guests that wait.
-
-    :param limit_bytes: what all of them may cost
-    :param deadline_s: how long one may stand in its guest's line
-    :param table: where they are known while they wait
-    """
+    """Waiting requests of guests."""
 
     def __init__(
         self,
@@ -85,7 +78,7 @@ class ReadAdmission:
         self.refused = 0
         self.table = blocked_requests.BlockedRequests() if table is None else table
         self._deadline_s, self._at_once = deadline_s, at_once
-        self._queue: longest_queue_drop.LongestQueueDrop[requests.Stream, _Known] = (
+        self._queue: longest_queue_drop.LongestQueueDrop[requests.Stream, _TrackedRequest] = (
             longest_queue_drop.LongestQueueDrop(limit_bytes)
         )
         self._lines: dict[tuple[requests.Stream, bool], _Line] = {}
@@ -96,11 +89,11 @@ class ReadAdmission:
         return len(self._queue)
 
     def quiet_s(self) -> float:
-        """Return for how long no guest has waited for what is elsewhere; 0 while one does."""
+        """Return the seconds since a guest last waited for remote data; 0 while one does."""
         return 0.0 if self._elsewhere else trio.current_time() - self._elsewhere_s
 
     def has_room(self, more_bytes: int) -> bool:
-        """Say whether one more may wait without anybody being refused."""
+        """Return whether one more request fits in the limit."""
         return self._queue.total + REQUEST_BYTES + more_bytes <= self._queue.limit
 
     async def run_admitted(
@@ -111,11 +104,11 @@ class ReadAdmission:
         more_bytes: int = 0,
         is_here: bool = False,
     ) -> T:
-        """Wait for the guest's turn and return what ``work(*args)`` does, which is the guest's.
+        """Run ``work(*args)`` for a guest when it is the guest's turn.
 
-        :param more_bytes: what the request holds while it waits
-        :param is_here: it waits for this host's disk only, so not behind those that do not
-        :raises errors.QueueFull: the guest has most of what waits, and it is too much
+        :param more_bytes: additional memory that the request holds while it waits
+        :param is_here: it waits for this host's disk only, so it uses the local queue
+        :raises errors.QueueFull: the limit is exceeded, and the guest has most
         :raises errors.ReaderKilled: the guest is being killed
         :raises errors.DeadlineExceeded: its turn did not come in time
         """
@@ -128,7 +121,7 @@ class ReadAdmission:
                 if line.places:
                     line.places -= 1
                 else:
-                    await self._stand_in(line, guest)
+                    await self._wait_for_turn(line, guest)
                 try:
                     await trio.lowlevel.checkpoint_if_cancelled()
                     return await work(*args)
@@ -140,32 +133,30 @@ class ReadAdmission:
                 self._elsewhere -= 1
                 self._elsewhere_s = trio.current_time()
 
-    async def _stand_in(self, line: "_Line", guest: requests.Stream) -> None:
+    async def _wait_for_turn(self, line: "_Line", guest: requests.Stream) -> None:
         with trio.move_on_after(self._deadline_s):
             await line.others.park()
             return
         raise errors.DeadlineExceeded(f"the turn of {guest}", self._deadline_s)
 
-    def track_request(self, guest: requests.Stream, more_bytes: int = 0) -> "_Known":
-        """Have a request known within a block as one that waits, and so ended when it must.
-
-        One that is known already is not known twice.
+    def track_request(self, guest: requests.Stream, more_bytes: int = 0) -> "_TrackedRequest":
+        """Return a context that lists a request as waiting; nested ones have no effect.
 
         :raises errors.QueueFull: see :meth:`run_admitted`
         :raises errors.ReaderKilled: see :meth:`run_admitted`
         """
-        return _Known(self, guest, REQUEST_BYTES + more_bytes)
+        return _TrackedRequest(self, guest, REQUEST_BYTES + more_bytes)
 
     def begin_request(
-        self, known: "_Known", guest: requests.Stream, count_bytes: int
+        self, known: "_TrackedRequest", guest: requests.Stream, count_bytes: int
     ) -> blocked_requests.Wait:
-        """Let a request be known; of too many those that must go are told."""
+        """List a request; fail those that exceed the limit."""
         for loser in self._queue.add_waiter(guest, known, count_bytes):
             loser.end(errors.QueueFull(str(guest)))
         return self.table.begin_request(guest, time.monotonic(), known)
 
-    def end_request(self, known: "_Known", wait: blocked_requests.Wait) -> None:
-        """Forget a request."""
+    def end_request(self, known: "_TrackedRequest", wait: blocked_requests.Wait) -> None:
+        """Remove a request."""
         self.table.end_request(wait)
         self._queue.remove_waiter(wait.guest, known)
         if isinstance(known.why, errors.QueueFull):
@@ -184,23 +175,19 @@ class ReadAdmission:
 
 
 class _Line:
-    """Requests of one guest: those that are worked on, and the others, which wait their turn."""
-
     __slots__ = ("others", "places")
 
     def __init__(self, places: int) -> None:
         self.places, self.others = places, trio.lowlevel.ParkingLot()
 
     def leave(self) -> int:
-        """Give a place to who waits longest; return how many are free."""
+        """Start the next queued request, or free its place; return the free places."""
         if not self.others.unpark():
             self.places += 1
         return self.places
 
 
-class _Known:
-    """One request that waits, and what ends it."""
-
+class _TrackedRequest:
     __slots__ = ("_bytes", "_former", "_guest", "_scope", "_wait", "_waiting", "why")
 
     def __init__(self, waiting: ReadAdmission, guest: requests.Stream, count_bytes: int) -> None:
@@ -229,7 +216,6 @@ class _Known:
             raise self.why from None
 
     def end(self, why: errors.AcstorError) -> None:
-        """Let the request fail."""
         assert self._scope is not None
         self.why = why
         self._scope.cancel()
@@ -238,12 +224,12 @@ class _Known:
 def fail_requests(
     table: blocked_requests.BlockedRequests, guest: requests.Stream, until_s: float
 ) -> int:
-    """Let the requests of a guest fail that wait, since it is being killed; return how many.
+    """Fail the waiting requests of a killed guest; return their number.
 
-    :param until_s: when it was looked at: of requests that are newer nobody knows whose they are
+    :param until_s: time of the check; newer requests may be of another process
     """
     ended = [wait for wait in table.requests_of_guest(guest) if wait.since_s <= until_s]
     for wait in ended:
-        assert isinstance(wait.token, _Known)
+        assert isinstance(wait.token, _TrackedRequest)
         wait.token.end(errors.ReaderKilled(str(guest)))
     return len(ended)

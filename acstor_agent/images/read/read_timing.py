@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets a read of a boot be known where its bytes are found, so that its time can be accounted for.
+"""Attributes the bytes of a read to its boot's timeline, by a context variable.
 
-A read that belongs to no boot pays nothing here.
+Reads outside a boot cost nothing here.
 """
 
 import contextvars
@@ -20,20 +20,14 @@ _read: contextvars.ContextVar[timeline_recorder.Read | None] = contextvars.Conte
 
 
 def note_origin(via: Via, length: int, why: str = "") -> None:
-    """Note where the read that is worked on here has got bytes.
-
-    :param why: what did not give them, in words
-    """
+    """Record received bytes of the current read."""
     read = _read.get()
     if read is not None:
         read.add(via, length, why)
 
 
 class Timing:
-    """Times the reads of one boot.
-
-    :param clock: one that never goes back
-    """
+    """Times the reads of one boot."""
 
     __slots__ = ("_clock", "recorder")
 
@@ -45,7 +39,7 @@ class Timing:
     async def run_timed(
         self, work: Callable[..., Awaitable[T]], offset: int, length: int, *args: object
     ) -> T:
-        """Return what ``work(offset, length, *args)`` does, which is a read of the boot."""
+        """Run and time ``work(offset, length, *args)``, a read of the boot."""
         read = self.recorder.begin_read(offset, length, self._clock())
         former = _read.set(read)
         try:
