@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public cache of this host: chunks by CID, on the local disk.
 
-The rule guarded here: nobody ever gets bytes that do not match their CID.
-Who stores bytes has verified them; from then on their checksums prove them,
-at each read.  A disk that is full or broken costs chunks, never an answer.
+Bytes are verified before they are stored, and by checksums at each read, so no read returns bytes
+that do not match their CID. A full or broken disk costs chunks, never an answer. A new chunk is
+served from memory until it is on disk (write_behind.py).
 
-A new chunk is answered from memory until it is on disk (write_behind.py).
-Methods without ``async`` never wait and must be called from the event loop's
-thread, but ``in``.
+Methods without ``async`` never wait; call them from the event loop's thread, except ``in``.
 """
 
 import os
@@ -39,13 +37,12 @@ READ_THREADS = 32
 
 
 Pin = Callable[[ids.Cid, int], None]
-"""Pins a chunk of so many bytes, or takes a pin back."""
 
 
 class CacheFiles:
     """Chunks by CID on the local disk, bounded in bytes.
 
-    Make it with :meth:`open`, keep :meth:`run` running, and end with :meth:`aclose`.
+    Create it with :meth:`open`, keep :meth:`run` running, and end with :meth:`aclose`.
     """
 
     def __init__(
@@ -60,9 +57,9 @@ class CacheFiles:
         self._core = core = mends.core
         self._mends = mends
         self.lookup, self.lookup_all = core.lookup, core.lookup_all
-        """Return slots of CIDs, to be read before the next checkpoint; this is a use."""
+        """Return slots of CIDs, valid until the next checkpoint; counts as a use."""
         self.contents = core.contents
-        """The CIDs that are in the cache, at any moment; event loop only."""
+        """A live view of the CIDs in the cache; event loop only."""
         self.read_nowait = files.io.read_nowait
         self._behind = write_behind.WriteBehind(
             files, mends, self._io, self.store_chunk, pending_limit_bytes
@@ -82,11 +79,12 @@ class CacheFiles:
         io: disk_io.DiskIo | None = None,
         pins: cache_pins.Pins | None = None,
     ) -> "CacheFiles":
-        """Open the cache in ``folder`` with the chunks that a former run left there.
+        """Open the cache in ``folder`` with the chunks of a former run.
 
-        It blocks (about 3 us per chunk): call it before serving begins.  A folder that cannot be
-        used, or only read, is a ``trouble``: chunks are not cached until it is mended.
+        It blocks (about 3 us per chunk). A folder that is unusable or read-only is a ``trouble``:
+        chunks are not cached until it recovers.
 
+<<<<<<< ours
         :param limit_bytes: upper bound of the slab files' lengths, all together
         :param slab_bytes: the cache grows by files of this length
         :param order: in which order chunks of one class are evicted
@@ -94,6 +92,11 @@ class CacheFiles:
         :param io: the way to the disk; one without a scheduler if not given
         :param pins: what is pinned before anything is read or given up
         :raises errors.Unusable: another process has the folder
+=======
+        :param policy: ``lru``, ``lfu`` or ``fifo``
+        :param pending_limit_bytes: chunks in memory from which on producers wait
+        :raises errors.Unusable: another process uses the folder
+>>>>>>> theirs
         """
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
         pins = cache_pins.Pins() if pins is None else pins
@@ -105,20 +108,20 @@ class CacheFiles:
 
     @property
     def trouble(self) -> folder_health.FolderFault | None:
-        """What is wrong with the folder since when, None if nothing is."""
+        """The folder's fault, None if there is none."""
         return self._mends.trouble
 
     def __contains__(self, cid: object) -> bool:
-        """Say whether the chunk is in the cache; may be asked from any thread."""
+        """Return whether the chunk is in the cache; any thread may call it."""
         return cid in self._core
 
     def is_written(self, cid: ids.Cid) -> bool:
-        """Say whether the chunk is in the cache, and not in memory only."""
+        """Return whether the chunk is in the cache and on disk."""
         slot = self._core.slot_of(cid)
         return slot is not None and slot.data is None
 
     def iter_cids(self) -> Iterator[ids.Cid]:
-        """Iterate over the CIDs that are in the cache now; may be called from any thread."""
+        """Iterate over the CIDs in the cache now; any thread may call it."""
         return iter(self._core.cids())
 
     @property
@@ -145,13 +148,11 @@ class CacheFiles:
             bytes_by_class=dict(zip(names, core.class_bytes, strict=True)),
         )
 
-    # Reading
-
     async def read(self, parts: Sequence[slab_io.Part], buffer: memoryview) -> list[ids.Cid]:
         """Fill ``buffer`` with ``parts``, back to back, in a thread.
 
-        :return: chunks that proved bad or have left the cache; they are no longer in it, and the
-            buffer is good only if there are none
+        :return: chunks that were bad or evicted, now not in the cache; the buffer is valid only if
+            empty
         """
         slots = [slot for slot, _, _ in parts]
         gone = [slot.cid for slot in slots if slot.is_gone]
@@ -178,10 +179,7 @@ class CacheFiles:
         return list(dict.fromkeys(slot.cid for slot in bad))
 
     def read_chunk_nowait(self, cid: ids.Cid) -> cache_slot.Data | None:
-        """Return the bytes of a chunk, None if the cache has not got it or that takes waiting.
-
-        They may be those in memory: nobody may change them.
-        """
+        """Return the immutable bytes of a chunk; None if absent or it would wait."""
         slot = self._core.lookup(cid)
         if slot is None:
             return None
@@ -191,10 +189,9 @@ class CacheFiles:
         return buffer if self.read_nowait([(slot, 0, slot.length)], memoryview(buffer)) else None
 
     def read_chunks_nowait(self, cids: Sequence[ids.Cid | None]) -> list[cache_slot.Data | None]:
-        """Return the bytes of chunks; None where :meth:`read_chunk_nowait` does, and for None.
+        """Return the bytes of chunks; None as in :meth:`read_chunk_nowait`, and for None.
 
-        What is read lies in one buffer, one chunk behind the other; neighbours in a slab file are
-        read together.
+        They lie in one buffer, back to back; adjacent slots are read together.
         """
         slots = [self._core.lookup(cid) if cid is not None else None for cid in cids]
         found: list[cache_slot.Data | None] = [slot.data if slot else None for slot in slots]
@@ -215,10 +212,7 @@ class CacheFiles:
         return found
 
     def read_run_nowait(self, cids: Sequence[ids.Cid]) -> memoryview | None:
-        """Return the bytes of chunks, one behind the other; None if one is not to be had at once.
-
-        Nobody may change them.
-        """
+        """Return the bytes of chunks, back to back; None unless all are available at once."""
         slots = self._core.lookup_all(cids)
         parts = [(slot, 0, slot.length) for slot in slots if slot is not None]
         if len(parts) < len(slots):
@@ -227,7 +221,7 @@ class CacheFiles:
         return view if self.read_nowait(parts, view) else None
 
     async def read_chunk(self, cid: ids.Cid) -> cache_slot.Data | None:
-        """Return the bytes of a chunk, None if the cache has not got it; nobody may change them."""
+        """Return the immutable bytes of a chunk, None if it is not in the cache."""
         data = self.read_chunk_nowait(cid)
         slot = self._core.lookup(cid)
         if data is not None or slot is None:
@@ -245,20 +239,15 @@ class CacheFiles:
         self._healed += 1
         self._drop(slot)
 
-    # Changing what is in the cache
-
     def store_chunk(
         self,
         cid: ids.Cid,
         data: cache_slot.Data,
         keep_class: public_cache.KeepClass = public_cache.KeepClass.BORROWED,
     ) -> bool:
-        """Take in a chunk whose ``data`` were verified; if it is here, only raise its class.
+        """Store a chunk with verified, immutable ``data``; raise the class of one here.
 
-        Nobody may change ``data`` from now on.
-
-        :return: False if it was not stored, because it is all zeros or nothing can make room;
-            that is no error
+        :return: False if it was not stored, because it is all zeros or there is no capacity
         """
         if cid == ids.ZERO_CID:
             return False
@@ -270,7 +259,7 @@ class CacheFiles:
         try:
             slot, actions = self._core.allocate_slot(cid, len(data), keep_class)
         except errors.CacheFull:
-            self._behind.flush_soon()  # what waits to be written has its place for as long
+            self._behind.flush_soon()  # queued chunks hold their slots until written
             self._refused += 1
             return False
         slot.data = data
@@ -282,10 +271,7 @@ class CacheFiles:
         chunks: Sequence[tuple[ids.Cid, cache_slot.Data]],
         keep_class: public_cache.KeepClass = public_cache.KeepClass.BORROWED,
     ) -> list[bool]:
-        """Take in chunks as :meth:`store_chunk` does; return what it says of each.
-
-        Chunks of one length that are not here get places beside each other where there are any.
-        """
+        """Store chunks as :meth:`store_chunk` does, in adjacent slots if possible."""
         stored: list[bool] = []
         while len(stored) < len(chunks):
             placed = self._store_some(chunks[len(stored) :], keep_class)
@@ -299,7 +285,7 @@ class CacheFiles:
         chunks: Sequence[tuple[ids.Cid, cache_slot.Data]],
         keep_class: public_cache.KeepClass,
     ) -> int:
-        """Store the first chunks where places are free; return how many: none if one needs care."""
+        """Store the first chunks in free slots; return how many, 0 if one needs care."""
         length = len(chunks[0][1])
         is_one_length = all([len(data) == length for _, data in chunks])
         if len(chunks) == 1 or not is_one_length or not self._mends.takes_chunks:
@@ -314,7 +300,7 @@ class CacheFiles:
         return len(slots)
 
     def promote_chunk(self, cid: ids.Cid, keep_class: public_cache.KeepClass) -> bool:
-        """Raise the class of a chunk; say whether it is in the cache at all."""
+        """Raise the class of a chunk; return whether it is in the cache."""
         slot = self._core.slot_of(cid)
         if slot is None:
             return False
@@ -323,12 +309,12 @@ class CacheFiles:
         return True
 
     def keep_for_boot(self, cid: ids.Cid) -> bool:
-        """Keep a part of a boot image before all that others can give again, if it is here.
+        """Keep a part of a boot image longer than other chunks, if it is here.
 
-        It is no longer kept so when many others were used since; see
-        :meth:`public_cache.PublicCache.bound_boot`.
+        It loses the class when many others were used since
+        (:meth:`public_cache.PublicCache.bound_boot`).
 
-        :return: it was here because of :meth:`keep_ahead`, and is used for the first time
+        :return: whether it is the first use of a part that :meth:`keep_ahead` kept
         """
         slot = self._core.slot_of(cid)
         was_ahead = slot is not None and slot.keep_class is public_cache.KeepClass.AHEAD
@@ -337,9 +323,9 @@ class CacheFiles:
         return was_ahead
 
     def keep_ahead(self, cid: ids.Cid) -> bool:
-        """Keep a part of a boot image that no guest has needed yet; say whether it is here.
+        """Keep a prefetched part of a boot image; return whether it is here.
 
-        It never makes room by what :meth:`keep_for_boot` keeps.
+        Parts kept by :meth:`keep_for_boot` have precedence.
         """
         is_here = self.promote_chunk(cid, public_cache.KeepClass.AHEAD)
         self._core.bound_boot()
@@ -347,23 +333,21 @@ class CacheFiles:
 
     @property
     def ahead_limit_bytes(self) -> int:
-        """What :meth:`keep_ahead` keeps at most: neither pins nor what boots use make room."""
+        """Most bytes that :meth:`keep_ahead` keeps, beside pins and boot images in use."""
         core, share = self._core, public_cache.BOOT_SHARES[public_cache.KeepClass.AHEAD]
         taken = core.pins.slot_bytes + core.class_bytes[public_cache.KeepClass.BOOT]
         return max(0, min(core.limit_bytes // share, core.limit_bytes - taken))
 
-    # Pinning
-
     def pin_chunk(self, cid: ids.Cid, length: int) -> None:
-        """Keep a chunk of ``length`` bytes from making room for others; it may come later."""
+        """Pin a chunk, present or not."""
         self._core.pin_chunk(cid, length)
 
     def is_pinned(self, cid: ids.Cid) -> bool:
-        """Say whether a chunk is to be here, whether it is or not."""
+        """Return whether a chunk is pinned, present or not."""
         return cid in self._core.pins
 
     def unpin_chunk(self, cid: ids.Cid, length: int) -> None:
-        """Take back one :meth:`pin_chunk`.
+        """Undo one :meth:`pin_chunk`.
 
         :raises KeyError: it is not pinned
         """
@@ -371,45 +355,43 @@ class CacheFiles:
 
     @property
     def pinned_missing(self) -> int:
-        """How many pinned chunks are not here."""
+        """Number of pinned chunks that are missing."""
         return len(self._core.pins) - self._core.pinned_chunks
 
     @property
     def pinned_lost(self) -> int:
-        """How often pinned chunks were lost; it never falls."""
+        """Number of losses of pinned chunks; never decreases."""
         return self._core.pinned_lost
 
     def lacking_bytes(self, more: Mapping[int, int]) -> int:
-        """Return what the limit lacks to keep what is pinned and ``more`` slots of each size."""
+        """Return the bytes that the limit lacks for all pins and ``more`` slots by size."""
         return self._core.lacking_bytes(more)
 
     def may_grow(self, beyond_bytes: int) -> None:
-        """Let the cache grow so far beyond its limit, and give up what is above that."""
+        """Set the growth allowed beyond the limit, and evict what exceeds it."""
         self._core.pins.beyond_bytes = beyond_bytes
         self._behind.add_slab_actions(self._core.shrink_to_limit())
 
     def on_gone(self, tell: Callable[[ids.Cid], object]) -> None:
-        """Have ``tell`` called, from the event loop, with each chunk that leaves the cache."""
+        """Set a callback for each chunk that leaves the cache, called in the event loop."""
         self._core.gone = tell
 
     def demote_chunk(self, cid: ids.Cid) -> bool:
-        """Make a borrowed chunk the first to make room; say whether it is one."""
+        """Make a BORROWED chunk the next victim; return whether it is one."""
         return (slot := self._core.slot_of(cid)) is not None and self._core.demote_chunk(slot)
 
     def drop_chunk(self, cid: ids.Cid) -> bool:
-        """Take a chunk out of the cache; say whether it was there."""
+        """Remove a chunk from the cache; return whether it was there."""
         if (slot := self._core.slot_of(cid)) is not None:
             self._drop(slot)
         return slot is not None
 
     def _drop(self, slot: cache_slot.Slot) -> None:
-        self._behind.mark_stale(slot)  # its record must be cleared before its place is used again
+        self._behind.mark_stale(slot)  # clear the record before the slot is reused
         self._core.drop_chunk(slot)
 
-    # Bringing it to disk
-
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Bring new chunks to disk and look after the folder, for ever."""
+        """Write new chunks to disk and watch the folder, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._behind.run)
             nursery.start_soon(self._mends.run)
@@ -417,9 +399,9 @@ class CacheFiles:
 
     @property
     def has_room(self) -> bool:
-        """Say whether the chunks in memory are below their limit."""
+        """Whether the chunks in memory are below their limit."""
         return self._behind.has_room
 
     async def aclose(self) -> None:
-        """Write what is pending and close the files; nothing may be read afterwards."""
+        """Write pending chunks and close the files; no reads afterwards."""
         await self._behind.aclose()

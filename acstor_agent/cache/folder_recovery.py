@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the cache's folder, and going on with it when that is mended.
+"""Detects faults of the cache's folder, and recovers from them.
 
-The rule guarded here: whatever becomes of the folder, chunks are answered from
-what can still be read, and no fault ends the worker.  Who cannot write says so
-with :meth:`FolderRecovery.record_fault`; then the folder is looked at again and again.
+A fault never ends the worker: readable chunks are served. Failed writes are reported by
+:meth:`FolderRecovery.record_fault`; then the folder is checked repeatedly.
 """
 
 import contextlib
@@ -23,21 +22,17 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 CHECK_S = 30.0
-"""How often a folder that seems well is looked at: whether its files were deleted."""
+"""Interval of checks of a healthy folder, for deleted files."""
 
 NewCore = Callable[[], public_cache.PublicCache]
 
 
 class FolderRecovery:
-    """Watches over one folder; keep :meth:`run` running.
-
-    :param make_core: makes the book-keeping of an empty cache
-    """
+    """Watches one folder; keep :meth:`run` running."""
 
     def __init__(self, files: slab_files.SlabFiles, make_core: NewCore) -> None:
         self.core = make_core()
         self.writing = trio.Lock()
-        """Is held by who changes the folder's files."""
         self.takes_chunks = True
         """Whether new chunks can be written, as far as is known."""
         self._is_full = False
@@ -48,24 +43,24 @@ class FolderRecovery:
 
     @property
     def trouble(self) -> folder_health.FolderFault | None:
-        """What is wrong with the folder since when, None if nothing is."""
+        """The folder's fault, None if there is none."""
         return self._patience.trouble
 
     def open(self) -> None:
-        """Open the folder with what a former run left there; a broken one is met, not raised.
+        """Open the folder with the chunks of a former run; record a fault, not raise it.
 
-        :raises errors.Unusable: another process has it
+        :raises errors.Unusable: another process uses it
         """
         try:
             self.core.take_over(self._load())
             self._files.make_writable(is_to_grow=False)
         except OSError as exc:
-            self._met(_words(exc), now_s=0.0)  # looked at again as soon as it is served
+            self._met(_words(exc), now_s=0.0)  # checked again at once when served
 
     def record_fault(self, exc: OSError, is_full: bool = False) -> None:
-        """Note that something could not be written.
+        """Record a failed write.
 
-        :param is_full: only a slab file more could not be made; those that are there are of use
+        :param is_full: only a new slab file failed; the existing ones are writable
         """
         self._met(_words(exc), trio.current_time(), is_full)
 
@@ -81,7 +76,7 @@ class FolderRecovery:
         self._changed.set()
 
     async def run(self) -> None:
-        """Look after the folder, for ever."""
+        """Check the folder, for ever."""
         while True:
             self._changed = trio.Event()
             next_s = min(self._patience.look_at_s, trio.current_time() + CHECK_S)
@@ -117,11 +112,6 @@ class FolderRecovery:
         return self._files.is_in_place(), self._files.find_deleted()
 
     def _load(self) -> public_cache.PublicCache:
-        """Open the folder; return the book-keeping of what is there.
-
-        :raises OSError: it cannot be opened
-        :raises errors.Unusable: another process has it
-        """
         self._files.open()
         try:
             core = self._make_core()
@@ -138,7 +128,6 @@ class FolderRecovery:
         return core
 
     def _forget(self, number: int) -> None:
-        """Give up a slab file that was deleted, so that its room on the disk becomes free."""
         slab = self.core.slab_by_number(number)
         if slab is not None and not slab.held:
             LOG.warning("Slab file %d was deleted; its chunks will be fetched again", number)
@@ -152,10 +141,7 @@ def _words(exc: OSError) -> str:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Spare the collector from looking at many new objects of which none is garbage.
-
-    It takes a third of the time of opening a large cache.
-    """
+    """Disable garbage collection; it takes a third of the time to open a large cache."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slab files of one folder: found, made, removed; every call blocks.
+"""The slab files of one folder: found, created, removed; every call blocks.
 
-The rule guarded here: a slab file has its name only when it is whole, and no
-file that is not ours is lost.  Nothing is flushed to the disk on purpose; what
-a power failure tears is seen by its checksums when it is read (slab_io.py).
-
-Which bytes go where is decided in core/cache/public_cache.py and core/cache/cache_slab.py.
+A slab file gets its name when it is complete, and foreign files are never deleted. Nothing is
+synced: checksums detect bytes lost in a power failure (slab_io.py).
 """
 
 import errno
@@ -33,12 +30,7 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class SlabFiles:
-    """A folder with slab files; one process at a time may have it.
-
-    A folder that can be read and not written is good for reading.
-
-    :param slab_bytes: what a slab file more may take; as much must be free to grow
-    """
+    """A folder of slab files, locked for one process; may be read-only."""
 
     def __init__(self, folder: pathlib.Path, slab_bytes: int = 0) -> None:
         self.folder = folder
@@ -48,18 +40,18 @@ class SlabFiles:
         self._lock_fd = -1
         self._read_only: dict[int, pathlib.Path] = {}
         self._in_the_way: dict[pathlib.Path, bool] = {}
-        """Files that could not be taken away yet; whether they are ours."""
+        """Files that could not be removed yet, and whether they are ours."""
 
     @property
     def is_open(self) -> bool:
-        """Say whether the folder was there."""
+        """Whether the folder is open."""
         return self._lock_fd >= 0
 
     def open(self) -> None:
-        """Make the folder, for the agent's user alone, and keep other processes away from it.
+        """Create the folder, private to the agent's user, and lock it.
 
-        :raises errors.Unusable: another process has it
-        :raises OSError: it cannot be made, read or locked
+        :raises errors.Unusable: another process uses it
+        :raises OSError: it cannot be created, read or locked
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -94,7 +86,7 @@ class SlabFiles:
             LOG.info("%s was open to others; now only its owner may enter", self.folder)
 
     def close(self) -> None:
-        """Close all files and let go of the folder."""
+        """Close all files and the folder."""
         for fd in self.fds.values():
             os.close(fd)
         self.fds.clear()
@@ -103,11 +95,10 @@ class SlabFiles:
         self._lock_fd = -1
 
     def make_writable(self, is_to_grow: bool) -> None:
-        """Do what could not be done while the folder could not be written; no harm if it can.
+        """Test that the folder is writable, and catch up on deferred changes.
 
-        :param is_to_grow: ask for the room of a slab file, too
-        :raises OSError: it cannot be written
-        :raises errors.Unusable: it was replaced by a folder that another process has
+        :raises OSError: it is not writable
+        :raises errors.Unusable: it was replaced by a folder of another process
         """
         if not self.is_in_place():
             self.open()
@@ -127,18 +118,18 @@ class SlabFiles:
             self._take_away(path, is_ours)
 
     def is_in_place(self) -> bool:
-        """Say whether the folder is where it was when it was opened."""
+        """Return whether the path still leads to the folder that was opened."""
         try:
             return os.path.samestat(os.stat(self.folder), os.fstat(self._lock_fd))
         except FileNotFoundError:
             return False
 
     def find_deleted(self) -> list[int]:
-        """Return the numbers of slab files that somebody deleted."""
+        """Return the numbers of slab files that were deleted from outside."""
         return [number for number, fd in list(self.fds.items()) if not os.fstat(fd).st_nlink]
 
     def _reopen(self, number: int, path: pathlib.Path) -> None:
-        """Open a file for writing under the descriptor that readers may be using just now."""
+        """Reopen a file for writing under its present descriptor, which may be in use."""
         if number in self.fds:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             if os.path.samestat(os.fstat(fd), os.fstat(self.fds[number])):
@@ -147,10 +138,10 @@ class SlabFiles:
         del self._read_only[number]
 
     def load(self) -> list[public_cache.FoundSlab]:
-        """Open the slab files of a former run and return what their records say.
+        """Open the slab files of a former run and return their records.
 
-        A damaged slab file is removed, a file that is not a slab file is renamed, at once or when
-        the folder can be written again; what cannot be opened is left out; all with a warning.
+        Damaged slab files are removed and foreign files renamed, now or when the folder is
+        writable; unreadable files are skipped; all with a warning.
 
         :raises OSError: the folder cannot be read
         """
@@ -160,7 +151,7 @@ class SlabFiles:
             if match is None:
                 continue
             if match[2]:
-                self._take_away_if_possible(path, True)  # its maker was killed
+                self._take_away_if_possible(path, True)  # its creator was killed
             elif (slab := self._load_one(path, int(match[1]))) is not None:
                 found.append(slab)
         return found
@@ -214,10 +205,6 @@ class SlabFiles:
             LOG.warning("%s cannot be removed: %s", path, exc.strerror or exc)
 
     def _take_away(self, path: pathlib.Path, is_ours: bool) -> None:
-        """Remove a file of ours, rename one that is not.
-
-        :raises OSError: that cannot be done
-        """
         if is_ours:
             path.unlink(missing_ok=True)
         elif path.is_symlink() or path.exists():
@@ -230,9 +217,9 @@ class SlabFiles:
         return self.folder / f"slab-{slab.number:05d}.acslab"
 
     def apply_action(self, action: public_cache.SlabAction) -> None:
-        """Make or remove a slab file.
+        """Create or remove a slab file.
 
-        :raises OSError: there is no room for it, or the disk is at fault
+        :raises OSError: there is no space, or the disk fails
         """
         if isinstance(action, public_cache.MakeSlab):
             self._make(action.slab)
@@ -243,15 +230,15 @@ class SlabFiles:
             self._take_away(path, True)
 
     def close_unused(self, slab: cache_slot.Slab) -> None:
-        """Close a slab file that nobody reads."""
+        """Close a slab file without readers."""
         os.close(self.fds.pop(slab.number))
 
     def perform_batch(
         self, actions: Iterable[public_cache.SlabAction], jobs: Iterable[slab_io.WriteJob]
     ) -> tuple[dict[cache_slot.Slab, OSError], dict[cache_slot.Slot, OSError]]:
-        """Do the actions, then the jobs; return slabs that were not made and jobs that failed.
+        """Apply actions, then jobs; return slabs and jobs that failed.
 
-        A slab file that cannot be removed is left where it is, with a warning.
+        A failed removal is only logged.
         """
         unmade = {}
         for action in actions:
@@ -294,7 +281,7 @@ def _read_table(fd: int, what: str) -> tuple[cache_slab.SlabLayout, list[cache_s
 
 
 def _is_ours(fd: int) -> bool:
-    """Say whether the file is a slab file, or one that a power failure left empty."""
+    """Return whether the file is a slab file, or one left empty by a power failure."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         return False
     try:
@@ -305,6 +292,6 @@ def _is_ours(fd: int) -> bool:
 
 
 def _is_held_by_the_dead(fd: int) -> bool:
-    """Say whether a lock belongs to processes of which no code runs any more."""
+    """Return whether a lock belongs only to processes that run no code any more."""
     pids = process_cleanup.lockers(os.fstat(fd).st_ino)
     return bool(pids) and all(map(process_cleanup.has_ended, pids))

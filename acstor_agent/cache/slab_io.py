@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks in slab files: written in one order, and checked whenever they are read.
+"""Reads and writes chunks in slab files.
 
-Two rules are guarded here.  No byte leaves a slab file that does not match the
-checksum of its block (core/cache/checksums.py), whatever became of the file.
-And the order of writes: clear the record, write data and checksums, write the
-record; so a process that is killed at any instruction leaves slots that are
-either free or whole.
+Every read is verified by checksums (core/cache/checksums.py). A write clears the record, writes
+data and checksums, then writes the record; so after a kill at any point each slot is free or
+complete.
 
-The checksums are read with the data, by a call of their own, and stay in the
-kernel's page cache, where their room is needed for something better when nobody
-reads.  They are not mapped: a page that the disk cannot give would kill the
-process (SIGBUS), and one that is not in memory would make the event loop wait.
+Checksums are read with a call of their own and stay in the page cache. They are not memory-mapped:
+a bad page would kill the process (SIGBUS), and a missing one would block the event loop.
 """
 
 import errno
@@ -35,7 +31,7 @@ are_right = checksums.are_right
 
 
 class WriteJob(NamedTuple):
-    """What is to be brought to disk about one slot, as it was when the job was made.
+    """A pending write of one slot, as of the job's creation.
 
     Without ``data`` only the record is written: a new class, or none if the slot ``is_gone``.
     """
@@ -46,7 +42,7 @@ class WriteJob(NamedTuple):
     is_gone: bool
 
     def is_followed_by(self, other: "WriteJob") -> bool:
-        """Say whether both can be written by the same calls."""
+        """Return whether both jobs can be written by the same calls."""
         mine, its = self.slot, other.slot
         is_whole = self.data is None or mine.length == mine.slab.layout.slot_bytes
         is_alike = (self.data is None, self.is_gone) == (other.data is None, other.is_gone)
@@ -54,16 +50,16 @@ class WriteJob(NamedTuple):
 
 
 Part = tuple[cache_slot.Slot, int, int]
-"""A slot, and from where to where its chunk's bytes are wanted."""
+"""A slot, and start and stop of the wanted bytes of its chunk."""
 
 
 def where(slot: cache_slot.Slot) -> tuple[object, int, int]:
-    """Return the name of a slot's file, the slot's place in it, and the file's length in bytes."""
+    """Return the name of a slot's file, the slot's offset, and the file's length."""
     return ("slab", slot.slab.number), slot.offset, slot.slab.layout.file_bytes
 
 
 class ReadPart(NamedTuple):
-    """Bytes ``start`` to ``stop`` of a chunk; ``data`` if they are in memory still."""
+    """Bytes ``start`` to ``stop`` of a chunk; ``data`` if they are still in memory."""
 
     slot: cache_slot.Slot
     data: cache_slot.Data | None
@@ -72,19 +68,14 @@ class ReadPart(NamedTuple):
 
 
 class SlabIo:
-    """Reads and writes slots; what is not called ``nowait`` blocks.
-
-    :param fds: the open slab files, by number; they may change between calls
-    """
+    """Reads and writes slots; blocks, except for ``nowait`` methods."""
 
     def __init__(self, fds: Mapping[int, int]) -> None:
         self._fds = fds
         self._nowait_flags = os.RWF_NOWAIT
 
-    # Writing
-
     def write(self, jobs: Sequence[WriteJob]) -> Iterator[tuple[WriteJob, OSError]]:
-        """Do the jobs and yield those that failed; neighbours are written together."""
+        """Write the jobs, adjacent ones together; yield those that failed."""
         for run in _runs(jobs):
             try:
                 self._write_run(run)
@@ -110,12 +101,10 @@ class SlabIo:
             write(fd, [_sums_of(job) for job in run], sums_offset)
         write(fd, [_record_of(job) for job in run], table_offset)
 
-    # Reading
-
     def read(self, parts: Iterable[ReadPart], buffer: memoryview) -> list[cache_slot.Slot]:
         """Fill ``buffer`` with ``parts``, back to back.
 
-        :return: slots found bad: their part of the buffer is rubbish
+        :return: bad slots, whose parts of the buffer are invalid
         """
         bad: list[cache_slot.Slot] = []
         end = 0
@@ -137,10 +126,7 @@ class SlabIo:
     def read_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
         """Fill ``buffer`` with ``parts``, back to back, if that needs no wait.
 
-        Parts that are neighbours in a slab file are read together.
-
-        :return: False if something is not in the page cache, or not right: use :meth:`read`,
-            which meets the same fault and says so
+        :return: False if bytes are not in the page cache, or invalid: then use :meth:`read`
         """
         try:
             if len(parts) == 1:
@@ -163,7 +149,7 @@ class SlabIo:
         return self._nowait_flags != 0 and self._read_run([part], into, self._nowait_flags)
 
     def _read_parts_nowait(self, parts: Sequence[Part], buffer: memoryview) -> bool:
-        first, begin, end = 0, 0, 0  # the run's first part, and where it lies in the buffer
+        first, begin, end = 0, 0, 0  # the run's first part, and its range in the buffer
         slab, next_offset = None, -1
         for index, (slot, start, stop) in enumerate(parts):
             offset = slot.offset
@@ -187,10 +173,7 @@ class SlabIo:
         return self._read_run(run, into, self._nowait_flags)
 
     def _read_run(self, run: Sequence[Part], into: memoryview, flags: int) -> bool:
-        """Read parts that lie one behind the other in a slab file; say whether they are right.
-
-        :raises OSError: they cannot be read, or not without waiting
-        """
+        """Read adjacent parts of a slab file; return whether they are valid."""
         first, start, _ = run[0]
         last, _, stop = run[-1]
         if start % BLOCK_BYTES or (stop % BLOCK_BYTES and stop != last.length):
@@ -201,12 +184,12 @@ class SlabIo:
         return self._is_right(run, into, flags)
 
     def _read_wider(self, run: Sequence[Part], into: memoryview, flags: int) -> bool:
-        """Read a run that begins or ends within a block, with the whole of these blocks."""
+        """Read a run that begins or ends within a block, with these blocks as a whole."""
         first, start, _ = run[0]
         last, last_start, stop = run[-1]
         begin, end = checksums.widened(start, stop, last.length)
         if end < stop:
-            return False  # who asks is wrong about the chunk's length
+            return False  # the requested length is wrong
         skip = start - begin
         view = memoryview(bytearray(skip + len(into) + end - stop))
         wider = [*run[:-1], (last, last_start, end)]
@@ -216,10 +199,7 @@ class SlabIo:
         return is_right
 
     def _is_right(self, run: Sequence[Part], view: memoryview, flags: int) -> bool:
-        """Check what was read of a run.
-
-        :raises OSError: the checksums cannot be read, or not without waiting
-        """
+        """Verify a run that was read."""
         (first, start, _), (last, _, stop) = run[0], run[-1]
         slab, of_slot = first.slab, first.slab.sums_bytes
         skip, length = checksums.table_range(start, stop)
@@ -241,7 +221,6 @@ class SlabIo:
 
 
 def _runs(jobs: Sequence[WriteJob]) -> Iterator[list[WriteJob]]:
-    """Cut jobs into runs of neighbours that are written together."""
     ordered = sorted(jobs, key=lambda job: (job.slot.slab.number, job.slot.slot_no))
     run = ordered[:1]
     for before, job in itertools.pairwise(ordered):
@@ -266,7 +245,7 @@ def _record_of(job: WriteJob) -> bytes:
 def write(fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
     """Write all of ``pieces``, back to back.
 
-    :raises OSError: not everything could be written
+    :raises OSError: the write was incomplete
     """
     if os.pwritev(fd, pieces, offset) != sum(map(len, pieces)):
         raise OSError(errno.EIO, "short write")

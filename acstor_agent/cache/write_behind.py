@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the public cache waits in memory for the disk, and the writer that brings it there.
+"""Write-behind of the public cache: writes changed slots in batches.
 
-The rule guarded here: every slot with something to write is in the table
-``_dirty`` and held exactly once by it, so its place is not handed out meanwhile.
-Methods without ``async`` never wait and must be called from the event loop's thread.
+Every slot with pending changes is in ``_dirty`` and held once by it, so it is not reused. Methods
+without ``async`` never wait; call them from the event loop's thread.
 """
 
 import errno
@@ -27,26 +26,24 @@ LOG = logging.getLogger(__name__)
 
 PENDING_LIMIT_BYTES = 32 * geometry.MIB
 BATCH_BYTES = 8 * geometry.MIB
-BATCH_JOBS = 512  # below IOV_MAX, so that neighbours need one call
+BATCH_JOBS = 512  # below IOV_MAX, so a run of adjacent slots needs one call
 ENOUGH_BYTES = 2 * geometry.MIB
-"""Are written at once: more are no cheaper, and have left the processor's cache by then."""
+"""Written at once: larger batches are no cheaper, and leave the processor's cache."""
 GATHER_S = 0.5
-"""How long the writer lets fewer than that gather: a hop to its thread is as dear for few chunks as
-for many, and on slow links one comes in 20 to 40 ms.  A process that is killed loses them, as it
-loses all that is not written: they are fetched again."""
+"""How long fewer bytes are gathered: a thread switch costs the same for few chunks, and on slow
+links one arrives each 20 to 40 ms. A kill loses them; they are fetched again."""
 
 Store = Callable[[ids.Cid, cache_slot.Data, public_cache.KeepClass], bool]
 
 
 class WriteBehind:
-    """Brings slots to disk, many at a time; keep :meth:`run` running.
+    """Writes slots to disk in batches; keep :meth:`run` running.
 
-    What cannot be written is dropped, counted, and told to ``mends``.
+    Failed chunks are dropped, counted in ``errors``, and reported to ``mends``. ``pending_bytes``
+    are in memory only.
 
-    ``pending_bytes`` are those in memory now, ``errors`` counts what could not be written.
-
-    :param store: takes in a chunk again whose place could not be made
-    :param pending_limit_bytes: chunks in memory from which on producers are to wait
+    :param store: stores a chunk again whose slab could not be created
+    :param pending_limit_bytes: chunks in memory from which on producers wait
     """
 
     def __init__(
@@ -72,25 +69,25 @@ class WriteBehind:
         self._writer_thread = trio.CapacityLimiter(1)
 
     def can_take(self, length_bytes: int) -> bool:
-        """Say whether a chunk more is bearable, from producers that did not wait for room."""
+        """Return whether one more chunk is acceptable from a producer that did not wait."""
         return self.pending_bytes + length_bytes <= 2 * self._pending_limit_bytes
 
     def add(
         self, slots: Sequence[cache_slot.Slot], actions: Sequence[public_cache.SlabAction]
     ) -> None:
-        """Take slots with new chunks' ``data``, and what is to be done before they are written."""
+        """Queue slots with new ``data``, and slab actions to apply before them."""
         self.pending_bytes += sum([slot.length for slot in slots])
         self._actions += actions
         self._mark(slots)
 
     def add_slab_actions(self, actions: Sequence[public_cache.SlabAction]) -> None:
-        """Take what is to be done before anything else is written."""
+        """Queue slab actions to apply before the next write."""
         self._actions += actions
         if actions:
             self._work.set()
 
     def mark_stale(self, slot: cache_slot.Slot) -> None:
-        """Note that what the disk says of a slot is no longer so."""
+        """Queue a slot whose record on disk is outdated."""
         if slot not in self._dirty:
             self._mark((slot,))
 
@@ -102,7 +99,7 @@ class WriteBehind:
             self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Write what there is without waiting for more."""
+        """Write pending slots without gathering more."""
         self._enough.set()
 
     @property
@@ -111,7 +108,7 @@ class WriteBehind:
 
     @property
     def has_room(self) -> bool:
-        """Say whether the chunks in memory are below their limit."""
+        """Whether the chunks in memory are below their limit."""
         return self.pending_bytes < self._pending_limit_bytes
 
     async def wait_for_room(self) -> None:
@@ -120,12 +117,12 @@ class WriteBehind:
             await self._room.wait()
 
     async def run(self) -> None:
-        """Bring new chunks to disk, for ever."""
+        """Write new chunks to disk, for ever."""
         while True:
             await self._work.wait()
             with trio.move_on_after(GATHER_S):
                 await self._enough.wait()
-            due = len(self._dirty)  # what comes while that is written gathers again
+            due = len(self._dirty)  # later slots gather again
             while self._dirty or self._actions:
                 due -= await self._write_batch()
                 if due <= 0:
@@ -136,19 +133,19 @@ class WriteBehind:
                     self._work = trio.Event()
 
     async def flush(self) -> None:
-        """Write what is pending."""
+        """Write all pending slots."""
         while self._dirty or self._actions:
             await self._write_batch()
 
     async def aclose(self) -> None:
-        """Write what is pending and close the files; nothing may be read afterwards."""
+        """Write pending slots and close the files; no reads afterwards."""
         with trio.CancelScope(shield=True):
             await self.flush()
             async with self._mends.writing:
                 self._files.close()
 
     async def _write_batch(self) -> int:
-        """Do the actions and the oldest jobs; return how many jobs that were."""
+        """Apply the actions and the oldest jobs; return the number of jobs."""
         with trio.CancelScope(shield=True):
             async with self._mends.writing:
                 actions, self._actions = self._actions, []
@@ -170,10 +167,7 @@ class WriteBehind:
         return len(jobs)
 
     def _next_jobs(self, stream: requests.Stream | None) -> tuple[list[slab_io.WriteJob], int]:
-        """Return the oldest jobs, and how many bytes of chunks they write.
-
-        Where a scheduler tells streams apart they are those of one stream.
-        """
+        """Return the oldest jobs and their bytes; of one stream if a scheduler is active."""
         jobs: list[slab_io.WriteJob] = []
         batch_bytes, is_scheduling = 0, self._io.is_scheduling
         for slot, its in self._dirty.items():
@@ -193,7 +187,7 @@ class WriteBehind:
         unmade: dict[cache_slot.Slab, OSError],
         failed: dict[cache_slot.Slot, OSError],
     ) -> None:
-        """Let go of the slots, but of those that changed while the jobs were being done."""
+        """Release the slots, except those that changed during the write."""
         if failed:
             self._note_failures(jobs, unmade, failed)
             for slot, data, _, _ in jobs:
@@ -218,7 +212,6 @@ class WriteBehind:
         unmade: dict[cache_slot.Slab, OSError],
         failed: dict[cache_slot.Slot, OSError],
     ) -> None:
-        """Count them; where no chunk at all was written the folder is at fault."""
         self.errors += len(failed)
         tried = (job.slot for job in jobs if job.data is not None and job.slot.slab not in unmade)
         exc = next(iter(failed.values()))
@@ -228,20 +221,18 @@ class WriteBehind:
             LOG.warning("%d chunks cannot be written: %s", len(failed), exc)
 
     def _forget_bytes(self, slots: Sequence[cache_slot.Slot]) -> None:
-        """Have the bytes of slots in memory no more."""
         for slot in slots:
             if slot.data is not None:
                 slot.data = None
                 self.pending_bytes -= slot.length
 
     def _let_go(self, slots: Sequence[cache_slot.Slot]) -> None:
-        """Forget slots that have no more to write."""
         for slot in slots:
             del self._dirty[slot]
         self._core.release_all(slots)
 
     def _lose_slab(self, slab: cache_slot.Slab, exc: OSError) -> None:
-        """Go on without a slab that could not be made; its chunks look for other places."""
+        """Drop a slab that could not be created, and store its chunks elsewhere."""
         self.errors += 1
         self._mends.record_fault(exc, is_full=True)
         stranded = [slot for slot in self._dirty if slot.slab is slab]
