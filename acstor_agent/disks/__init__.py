@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writable disks that begin as an image."""
+"""Writable disks, based on an image."""

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what other hosts keep of a checkpoint: its manifest and its chunks, sealed.
+"""Reads a checkpoint from other hosts: its sealed manifest and chunks.
 
-Who gives something need not be believed.  What a holder gives is opened with the disk's key
-(:mod:`acstor_common.formats.checkpoint_encryption`), which nobody else could have closed it with;
-that the holder is a host of this cloud at all only spares others the question.
-
-The holder that lately answered fastest is asked first.  When it takes twice as long as another one
-would, that one is asked too (a hedge), and the first answer wins.  A holder that failed is asked
-last, until it has answered again; one that was silent, for a minute and for all checkpoints.
+Holders need not be trusted: everything is opened with the disk's key
+(:mod:`acstor_common.formats.checkpoint_encryption`). The holder with the shortest recent response
+time is asked first, and a hedge goes to the next after twice the expected time of that one. A
+failed holder is asked last until it answers; one that timed out, for a minute, by all checkpoints.
 """
 
 import functools
@@ -40,38 +37,36 @@ Ask = Callable[[restore_record.Holder], Awaitable[T]]
 Hedge = Callable[[Sequence[restore_record.Holder]], float]
 
 CONNECTIONS = 8
-"""To each holder, of 16 that its vault gives a host; background reads use a quarter of them."""
+"""Per holder, of 16 that its vault allows a host; background reads use a quarter."""
 HOLDERS = 64
-"""Holders to which connections are kept."""
 MANIFEST_S = 25.0
-"""Who has a disk made of a checkpoint is told within 30 s why it cannot be."""
+"""The maker of a disk gets an error within 30 s."""
 TIMEOUT_S = 5.0
-"""Of silence: so long a guest waits at first where only one holder is left, and is away."""
+"""Timeout without data; the first delay of a guest if only one holder is left."""
 REMEMBERED_S = 60.0
-"""How long an answer time counts, or that there was no answer."""
+"""How long a response time or a failure counts."""
 REMEMBERED = 256
-"""Holders whose answer times are kept."""
 HEDGE_S = 0.5
-"""Delay until the next holder is asked, where no answer time is known."""
+"""Delay of a hedge without known response times."""
 SHORTEST_HEDGE_S, LONGEST_HEDGE_S = 0.05, 1.0
-"""Of that delay otherwise; the longest is that of manifests, which may be 80 MiB."""
+"""Bounds of this delay; the longest is for manifests, of up to 80 MiB."""
 _SMOOTHING = 0.25
 _MAY_PASS = (errors.SourceUnreachable, errors.ChunkRefused)
 
 
 class AnswerTimes:
-    """How long holders took lately to give a chunk, in seconds, by their addresses."""
+    """Recent response times of holders for a chunk, by address."""
 
     def __init__(self) -> None:
-        self._noted: dict[str, tuple[float, float]] = {}  # time and when; the newest is the last
+        self._noted: dict[str, tuple[float, float]] = {}  # (response time, when recorded)
 
     def expected_s(self, address: str) -> float:
-        """Return how long an answer takes; 0: not known, inf: it failed lately."""
+        """Return the expected response time; 0: unknown, inf: it failed recently."""
         took_s, noted_s = self._noted.get(address, (0.0, -math.inf))
         return took_s if trio.current_time() - noted_s < REMEMBERED_S else 0.0
 
     def record_time(self, address: str, took_s: float) -> None:
-        """Note how long an answer took; inf: there was none."""
+        """Record a response time; inf: a failure."""
         former_s = self.expected_s(address)
         if 0 < former_s < math.inf and took_s < math.inf:
             took_s = former_s + _SMOOTHING * (took_s - former_s)
@@ -81,26 +76,23 @@ class AnswerTimes:
         self._noted[address] = took_s, trio.current_time()
 
     def forget_holder(self, address: str) -> None:
-        """Forget what is known of a holder."""
+        """Forget a holder's response time."""
         self._noted.pop(address, None)
 
 
 class Link:
-    """Connections to the holders of all checkpoints.
-
-    :param context: what one is begun with: this host's certificate, and the cloud's authorities
-    """
+    """Connections to the holders of all checkpoints."""
 
     def __init__(self, context: Callable[[], ssl.SSLContext], deadline_s: float) -> None:
         self._context = context
-        # By address, so that one holder takes no connection of another; used last is the last.
+        # By address, least recently used first, so holders do not share connections.
         self._links: dict[str, http_pool.HttpPool] = {}
         self._limiter = trio.CapacityLimiter(len(os.sched_getaffinity(0)))
         self.deadline_s = deadline_s
         self.times = AnswerTimes()
 
     def check(self) -> None:
-        """Return if this host can prove to holders who it is.
+        """Check that this host can authenticate to holders.
 
         :raises errors.Unusable: it cannot
         """
@@ -110,9 +102,9 @@ class Link:
             raise errors.Unusable("checkpoints", f"no holder returned them: {e}") from e
 
     async def get(self, url: str, limit_bytes: int) -> bytes:
-        """Return what lies at ``url``.
+        """Return the body at ``url``.
 
-        :raises errors.ChunkUnavailable: it cannot be had, or is longer than ``limit_bytes``
+        :raises errors.ChunkUnavailable: it is unavailable, or longer than ``limit_bytes``
         """
         address, _, path = url.removeprefix("https://").partition("/v1/")
         asked = http_range.RangeRequest(path, url, 0, 0)
@@ -132,7 +124,7 @@ class Link:
         return found
 
     async def in_thread(self, work: Callable[[bytes, str], T], sealed: bytes, where: str) -> T:
-        """Return what ``work`` does, in a thread."""
+        """Run ``work`` in a thread."""
         return await trio.to_thread.run_sync(
             work, sealed, where, limiter=self._limiter, abandon_on_cancel=True
         )
@@ -144,9 +136,9 @@ class Link:
 
 
 class CheckpointClient:
-    """Those who have one checkpoint.
+    """The holders of one checkpoint.
 
-    :raises ValueError: the key is none
+    :raises ValueError: the key is invalid
     """
 
     def __init__(self, link: Link, recovery: restore_record.RestoreRecord) -> None:
@@ -155,7 +147,7 @@ class CheckpointClient:
         self._failed: set[restore_record.Holder] = set()
 
     async def fetch_manifest(self) -> bytes:
-        """Return the sealed manifest, which has the name that it should have."""
+        """Return the sealed manifest, verified by its name."""
         name = self._recovery.manifest_name
         limit_bytes = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
 
@@ -174,10 +166,10 @@ class CheckpointClient:
         return await self._first(path, ask, lambda _others: LONGEST_HEDGE_S, within_s)
 
     def open_manifest(self, sealed: bytes) -> checkpoint_manifest.Manifest:
-        """Return what a sealed manifest says; blocks, for a second where it is of a large disk.
+        """Return the manifest; blocks, up to a second for a large disk.
 
         :raises errors.NotAuthenticated: it is not of this disk
-        :raises errors.CheckpointFormatError: it cannot be
+        :raises errors.CheckpointFormatError: it is malformed
         """
         plain = self._seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
         what = f"the manifest of checkpoint {self._recovery.checkpoint_id}"
@@ -186,8 +178,8 @@ class CheckpointClient:
     async def fetch_chunk(self, name: ids.Cid, length: int) -> bytes:
         """Return the bytes of a chunk.
 
-        :raises errors.ChunkLost: all holders say that they have not got it, or have a wrong one
-        :raises errors.DeadlineExceeded: nobody gave it in time
+        :raises errors.ChunkLost: no holder has a valid copy
+        :raises errors.DeadlineExceeded: no holder answered in time
         """
 
         def opened(sealed: bytes, where: str) -> bytes:
@@ -199,10 +191,7 @@ class CheckpointClient:
         return await self._first(path, ask, self._hedge_s, self._link.deadline_s)
 
     async def _first(self, path: str, ask: Ask[T], hedge_s: Hedge, within_s: float) -> T:
-        """Return what the first holder gives; ask again while one may.
-
-        :param hedge_s: how long a holder has before those that follow it are asked
-        """
+        """Return the first holder's result; retry while one may succeed."""
         why = ""
         with trio.move_on_after(within_s):
             for tries in itertools.count():
@@ -232,7 +221,7 @@ class CheckpointClient:
         began_s = trio.current_time()
         try:
             sealed = await self._link.get(f"https://{holder.address}{path}", limit_bytes)
-        except errors.SourceOverloaded:  # that says nothing of it
+        except errors.SourceOverloaded:  # that is no response time
             raise
         except errors.SourceUnreachable:
             self._link.times.record_time(holder.address, math.inf)
@@ -241,14 +230,13 @@ class CheckpointClient:
         return await self._link.in_thread(check, sealed, holder.host)
 
     def _note_slow(self, pending: Mapping[restore_record.Holder, float]) -> None:
-        """Note the time that slower holders have taken at least."""
         for holder, began_s in pending.items():
             took_s = trio.current_time() - began_s
             if took_s > self._link.times.expected_s(holder.address):
                 self._link.times.record_time(holder.address, took_s)
 
     def _hedge_s(self, others: Sequence[restore_record.Holder]) -> float:
-        """Return the delay until these are asked too: twice the best answer time of theirs."""
+        """Return the hedge delay: twice the shortest expected time of the others."""
         expected = (self._link.times.expected_s(other.address) for other in others)
         known = [took_s for took_s in expected if 0 < took_s < math.inf]
         if not known:
@@ -263,11 +251,11 @@ class CheckpointClient:
 
 
 class _Race(Generic[T]):
-    """Asks holders for one thing, each next one while the others before it may still answer.
+    """Asks holders one after the other, with hedges.
 
-    :ivar won: who gave it first, and what
-    :ivar failures: of holders that did not give it
-    :ivar pending: since when the others were asked
+    :ivar won: the first holder that answered, and its result
+    :ivar failures: of holders that failed
+    :ivar pending: start of the request to each other holder
     """
 
     def __init__(self, ask: Ask[T]) -> None:
@@ -277,7 +265,6 @@ class _Race(Generic[T]):
         self.pending: dict[restore_record.Holder, float] = {}
 
     async def run(self, order: Sequence[restore_record.Holder], hedge_s: Hedge) -> None:
-        """Ask until one has given it, or all have failed."""
         async with trio.open_nursery() as nursery:
             for number, holder in enumerate(order):
                 ended = trio.Event()

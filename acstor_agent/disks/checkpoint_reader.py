@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunks of a checkpoint, in the file that it is shown as (``checkpoint_file``).
+"""Reads the data clusters of a checkpoint's qcow2 file (``checkpoint_file``).
 
-They are the guest's own bytes, so they never go into the public cache, and never to a peer.
+They are a guest's own bytes: never cached publicly or served to peers.
 """
 
 from acstor_agent.core.disks import checkpoint_file
@@ -11,11 +11,7 @@ from acstor_common.formats import checkpoint_manifest
 
 
 class CheckpointReader:
-    """What a checkpoint has.
-
-    :param holders: who have its chunks
-    :param clusters: of the file that it is shown as, the data at its end
-    """
+    """The chunks of a checkpoint."""
 
     def __init__(
         self,
@@ -29,18 +25,18 @@ class CheckpointReader:
         self._places = checkpoint_file.places(manifest)
         self._cluster_bytes = checkpoint_file.cluster_bytes(manifest)
         self.clusters = range(clusters - len(self._places), clusters)
-        """Of the file: those that are data."""
+        """The data clusters of the file."""
 
     async def fetch_cluster(self, cluster: int) -> bytes:
-        """Return the bytes of a cluster of data; those behind the disk's end are not there.
+        """Return the bytes of a data cluster, up to the disk's end.
 
-        :raises errors.ChunkLost: no holder has it any more
-        :raises errors.DeadlineExceeded: nobody gave it in time
+        :raises errors.ChunkLost: no holder has it
+        :raises errors.DeadlineExceeded: no holder answered in time
         """
         cut = self._manifest.subject.cut
         at = self._places[cluster - self.clusters.start] * self._cluster_bytes
         chunk_no, start = divmod(at, cut.chunk_bytes)
         name = self._manifest.find(chunk_no)
-        assert name is not None  # places are those of the manifest
+        assert name is not None  # the places are the manifest's
         data = await self._holders.fetch_chunk(name, cut.chunk_length(chunk_no))
         return data[start : start + self._cluster_bytes]

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes disks of checkpoints, and brings here what such disks lack, while no guest waits for it.
+"""Creates disks from checkpoints, and fetches their chunks in the background.
 
-Such a disk is a qcow2 file (``checkpoint_file``): a server's own disk lies on it, and it lies on
-the image's mirror.  It can be read as soon as its manifest is here; each chunk of the checkpoint
-comes when it is read, or when its turn comes.  The one rule: nothing of a checkpoint is forgotten
-before all of it is safe on this host's disk: not its manifest, and not its key.
+Such a disk is a qcow2 file (``checkpoint_file``): a server's own disk has it as backing file, and
+its backing file is the image's mirror. It is readable as soon as its manifest is here; chunks are
+fetched on read or in the background. Manifest and key are kept until all chunks are synced.
 
-A disk's files are made, changed and removed under a lock of that disk's own: one whose holders are
-silent keeps no other one waiting.
+Files of a disk are changed under a lock of that disk, so a disk with silent holders blocks no
+other.
 """
 
 import contextlib
@@ -42,18 +41,15 @@ LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 10.0
 AGAIN_S = 30.0
-"""After so long what could not be brought is tried again."""
+"""Interval of retries of failed chunks."""
 AT_ONCE = checkpoint_client.CONNECTIONS // 4
-"""Chunks on their way that nobody waits for: the other connections are those of guests."""
+"""Background fetches; the other connections are for guests."""
 TURNS = 256
-"""Chunks that are looked at before others have their turn: some 0.1 ms."""
+"""Chunks examined between two checkpoints: about 0.1 ms."""
 
 
 class CheckpointRestore:
-    """The disks of this host that were made of checkpoints; keep :meth:`run` running.
-
-    :param attach: returns the mirror of an image
-    """
+    """The restored disks of this host; keep :meth:`run` running."""
 
     def __init__(
         self,
@@ -67,13 +63,12 @@ class CheckpointRestore:
 
     @contextlib.asynccontextmanager
     async def _alone(self, disk_id: disk_header.DiskId) -> AsyncIterator[None]:
-        """Be the only one who changes the files of a disk, until the block ends."""
         lock = self._changing.setdefault(disk_id, trio.Lock())
         try:
             async with lock:
                 yield
         finally:
-            if self._changing.get(disk_id) is lock and not lock.locked():  # nobody waits for it
+            if self._changing.get(disk_id) is lock and not lock.locked():  # it has no waiters
                 del self._changing[disk_id]
 
     async def make_disk(
@@ -82,14 +77,12 @@ class CheckpointRestore:
         backing: str,
         max_bytes: int = image_record.SERVED_VIRTUAL_BYTES,
     ) -> disk.Disk:
-        """Return the disk that is made of a checkpoint; it is made now if it is not there.
+        """Return the disk of a checkpoint; create it if needed.
 
-        :param backing: path of what has the image, raw
-        :param max_bytes: the server's disk can have had no more
-        :raises errors.Unusable: it cannot be: another one has this id, or the manifest is of
-            something else, or of a larger disk
+        :param max_bytes: greatest size of the server's disk
+        :raises errors.Unusable: the ID is taken, or the manifest is of another or a larger disk
         :raises errors.ChunkUnavailable: no holder has the manifest
-        :raises errors.DeadlineExceeded: no holder has given it in time
+        :raises errors.DeadlineExceeded: no holder answered in time
         """
         async with self._alone(recovery.checkpoint_id):
             if not self._disks.has_disk(recovery.checkpoint_id):
@@ -129,7 +122,7 @@ class CheckpointRestore:
         )
 
     def list_recovered(self) -> list[dict[str, Any]]:
-        """Return what is known of each such disk; blocks, and may be called from any thread."""
+        """Return the status of each restored disk; blocks; any thread may call it."""
         return [self._told(recovery) for recovery in self._recoveries()]
 
     def _told(self, recovery: restore_record.RestoreRecord) -> dict[str, Any]:
@@ -154,11 +147,11 @@ class CheckpointRestore:
                 yield found
 
     async def run(self) -> None:
-        """Bring what disks lack, for ever; what former workers left of others is removed."""
+        """Fetch missing chunks, for ever; first remove leftovers of former workers."""
         folder = self._disks.folder
         for disk_id in restore_files.of_no_disk(folder, disk_files.STATE_ENDING):
             async with self._alone(disk_id):
-                if not self._disks.has_disk(disk_id):  # else it was made just now
+                if not self._disks.has_disk(disk_id):  # else it was just created
                     _remove_left(folder, disk_id)
         async with trio.open_nursery() as nursery:
             while True:
@@ -171,7 +164,7 @@ class CheckpointRestore:
                     await self._wanted.wait()
 
     async def _complete(self, recovery: restore_record.RestoreRecord) -> None:
-        """Bring all that a disk lacks; what fails is tried again, as long as the disk is there."""
+        """Fetch all missing chunks; retry failures while the disk exists."""
         disk_id = recovery.checkpoint_id
         try:
             while self._disks.has_disk(disk_id):
@@ -226,10 +219,7 @@ class CheckpointRestore:
 def _header(
     recovery: restore_record.RestoreRecord, cut: geometry.Geometry
 ) -> disk_header.DiskHeader:
-    """Return what such a disk is: nothing of its file is the image's.
-
-    :raises errors.Unusable: it would be too large
-    """
+    """Return the header: no part of the qcow2 file is the image's."""
     try:
         return disk_header.DiskHeader(recovery.checkpoint_id, recovery.image_id, cut, 0)
     except ValueError as e:
@@ -237,8 +227,8 @@ def _header(
 
 
 def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
-    """Remove what somebody has left who was killed while he made or dropped a disk."""
-    if restore_files.exist(folder, disk_id):  # else it is not such a disk's
+    """Remove the leftovers of a killed creation or deletion."""
+    if restore_files.exist(folder, disk_id):  # else it is another kind of disk
         disk_files.data_path(folder, disk_id).unlink(missing_ok=True)
     restore_files.remove(folder, disk_id)
 
@@ -246,10 +236,7 @@ def _remove_left(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
 def _check_size(
     recovery: restore_record.RestoreRecord, subject: checkpoint_manifest.Subject, max_bytes: int
 ) -> None:
-    """Refuse a larger disk than the server can have had: its tables alone may fill this host's.
-
-    :raises errors.Unusable: it is larger
-    """
+    """Check the disk's size, because the tables alone may fill this host's disk."""
     if subject.cut.size_bytes > max_bytes:
         why = f"its disk has {subject.cut.size_bytes} bytes, and may have {max_bytes} at most"
         raise errors.Unusable(f"checkpoint {recovery.checkpoint_id}", why)
@@ -260,10 +247,6 @@ def _check(
     subject: checkpoint_manifest.Subject,
     image: mirror.Mirror,
 ) -> None:
-    """Refuse a manifest of something else.
-
-    :raises errors.Unusable: it is not what was asked for, or not of this image
-    """
     what = f"checkpoint {recovery.checkpoint_id}"
     told = (recovery.vault_disk, recovery.instance_id, recovery.image_id)
     if (subject.disk, subject.instance, subject.base) != told:

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One writable disk: an image's content, copied on reference when a part of it is written (S0).
+"""One writable disk: an image's content with copy-on-reference writes.
 
-What was written lies in a sparse file at its own place; a state file says
-which chunks do.  The rule: a chunk's mark follows its bytes.  A write is
-answered when the bytes, then the marks were handed to the kernel, so a killed
-worker or agent loses nothing; such a mark (UNSYNCED) holds until the host
-goes down.  ``sync`` makes the bytes safe first and only then the marks
-(WRITTEN), so after a power failure a chunk is all the guest's or all the
-image's, never a mixture with something foreign.
+Written chunks lie in a sparse file; a state file marks them, always after their bytes. A write is
+answered when bytes and marks are in the kernel, so a killed process loses nothing; such a mark
+(UNSYNCED) is valid until the host goes down. ``sync`` makes the bytes durable, then the marks
+(WRITTEN). So after a power failure each chunk is entirely the guest's or the image's.
 
-Nothing here knows a CID: chunks that were written can be asked of nobody.
+Written chunks have no CID, so they are never served to peers.
 """
 
 import contextlib
@@ -40,19 +37,14 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 Attach = Callable[[disk_header.DiskHeader], Awaitable[mirror.Mirror]]
-"""Returns the mirror of the image that a disk began as."""
 _Place = tuple[disk_plan.Stretch, memoryview]
 
 
 class Disk:
     """A writable disk.
 
-    :param attach: returns the image's mirror; asked only where the image is needed
-    :param io: the way to the host's disk; one without a scheduler if not given
-    :param reads: where reads wait
-    :param writes: where writes wait
-    :param checkpoint: what it is made of, as long as any of that is not in its own file
-    :param is_fixed: nobody writes to it
+    :param checkpoint: source of missing chunks, until none is missing
+    :param is_fixed: read-only
     """
 
     def __init__(
@@ -86,7 +78,7 @@ class Disk:
         self._locks: dict[int, trio.Lock] = {}
         self._bringing: dict[int, trio.Lock] = {}
         self.lacking_chunks = sum(map(self.is_missing, checkpoint.clusters if checkpoint else ()))
-        """Those of the checkpoint that are not in the disk's own file."""
+        """Chunks of the checkpoint that are not in the disk's own file."""
         self._syncing = trio.Lock()
         self._sync_failure: OSError | None = None
         if files.has_failed():
@@ -105,13 +97,13 @@ class Disk:
 
     @property
     def unsynced_chunks(self) -> int:
-        """How many chunks were written first since the last sync."""
+        """Number of chunks first written since the last sync."""
         return len(self._unsynced)
 
     async def read(self, offset: int, length: int) -> read_request.Bytes:
-        """Return a range of the disk, cut at its end; use it before anything is awaited.
+        """Return a range of the disk, cut at its end; use it before the next await.
 
-        :raises errors.AcstorError: a chunk of the image is not to be had
+        :raises errors.AcstorError: a chunk of the image is unavailable
         """
         length = max(0, min(length, self.size_bytes - offset, mirror.MAX_READ_BYTES))
         if self.checkpoint is not None and (lacking := self._lacking(offset, length)):
@@ -148,7 +140,7 @@ class Disk:
         return buffer if self._files.read_nowait(memoryview(buffer), stretch.start) else None
 
     async def _fill(self, places: Iterable[_Place]) -> None:
-        """Bring stretches into their places (zeros before), all at once; one failure ends it."""
+        """Fill places (zeros before) concurrently; one failure ends it."""
         failures: list[errors.AcstorError | OSError] = []
         async with trio.open_nursery() as nursery:
 
@@ -176,14 +168,12 @@ class Disk:
                 part[:] = await image.read(stretch.start + at, len(part))
 
     async def write(self, offset: int, data: bytes) -> int:
-        """Write at ``offset`` what fits on the disk; return how much that is.
+        """Write as much as fits on the disk; return its length. Idempotent.
 
-        Bytes of the image that are missing in a chunk which is written in part are fetched first.
-        To do the same write again does no harm.
+        Missing bytes of a chunk that is written in part are fetched first.
 
-        :raises OSError: EFBIG behind the disk's end; ENOSPC and others of the host's own disk;
-            EROFS if nobody writes to it
-        :raises errors.AcstorError: what is missing is not to be had; nothing has changed
+        :raises OSError: EFBIG after the disk's end; EROFS; ENOSPC and others of the host's disk
+        :raises errors.AcstorError: missing bytes are unavailable; nothing changed
         """
         if self.is_fixed:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -199,10 +189,9 @@ class Disk:
         return len(data)
 
     def _write_nowait(self, offset: int, data: bytes, chunks: range) -> bool:
-        """Write at once, in the event loop, what would have to wait for nothing but its turn.
+        """Write at once if no fetch or lock is needed; return whether it was.
 
-        Where too much waits already this is better than to refuse it: it frees its memory, and
-        all wait for the host's disk a little, as they do anyway.
+        With a full admission queue this frees memory; the event loop waits shortly for the disk.
         """
         plan = self._plan_write(offset, data)
         if plan.before or plan.after or any(chunk_no in self._locks for chunk_no in chunks):
@@ -241,7 +230,7 @@ class Disk:
 
     @contextlib.asynccontextmanager
     async def _alone(self, chunks: range) -> AsyncIterator[range]:
-        """Keep other writes off these chunks; locked in order, so nobody waits in a ring."""
+        """Lock chunks against other writes, in order, so there is no deadlock."""
         held: list[trio.Lock] = []
         try:
             for chunk_no in chunks:
@@ -267,7 +256,7 @@ class Disk:
         return [n for n in whole if not disk_plan.is_on_disk(self._states, n)]
 
     def is_missing(self, chunk_no: int) -> bool:
-        """Say whether a chunk's bytes are still the checkpoint's."""
+        """Return whether a chunk's bytes are still only in the checkpoint."""
         if self.checkpoint is None or disk_plan.is_on_disk(self._states, chunk_no):
             return False
         return chunk_no in self.checkpoint.clusters
@@ -278,10 +267,10 @@ class Disk:
         ]
 
     async def store_restored(self, chunk_nos: Iterable[int]) -> None:
-        """Put the checkpoint's bytes of chunks into the disk's own file, all at once.
+        """Store the checkpoint's bytes of chunks in the disk's own file, concurrently.
 
-        :raises errors.AcstorError: some cannot be had
-        :raises OSError: some cannot be kept
+        :raises errors.AcstorError: some are unavailable
+        :raises OSError: some could not be written
         """
         failures: list[errors.AcstorError | OSError] = []
         async with trio.open_nursery() as nursery:
@@ -299,7 +288,7 @@ class Disk:
             raise failures[0]
 
     async def _bring_one(self, chunk_no: int) -> None:
-        """Bring a chunk, once for all who want it now; who gives up leaves it to the next."""
+        """Fetch a chunk, once for concurrent readers."""
         lock = self._bringing.setdefault(chunk_no, trio.Lock())
         async with lock:
             try:
@@ -313,16 +302,16 @@ class Disk:
                     self._bringing.pop(chunk_no, None)
 
     async def keep_base_chunk(self, chunk_no: int, data: read_request.Bytes) -> None:
-        """Put the image's bytes of a chunk into the disk's own file, unless a guest wrote there.
+        """Store the image's bytes of a chunk, unless a guest wrote it.
 
-        :raises OSError: ENOSPC and others of the host's own disk; nothing has changed
+        :raises OSError: ENOSPC and others of the host's disk; nothing changed
         """
         cut = self.header.cut
         start, length = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
         async with self._alone(range(chunk_no, chunk_no + 1)):
             if disk_plan.is_on_disk(self._states, chunk_no):
                 return
-            whole = [bytes(data).ljust(length, b"\0")]  # behind the image's end are zeros
+            whole = [bytes(data).ljust(length, b"\0")]  # zeros after the image's end
             fresh = [(chunk_no, 1)]
             place = self._place(start)
             await self._io.run(place, length, True, self._files.write, whole, start, fresh)
@@ -331,12 +320,12 @@ class Disk:
             self._unsynced.add(chunk_no)
 
     async def sync(self) -> None:
-        """Make safe on the host's disk every write that was answered.
+        """Make all answered writes durable on the host's disk.
 
-        Once this has failed it fails for good, in the next worker as well: the kernel tells of
-        bytes that it could not write one time only, and nobody knows afterwards which they were.
+        A failure is permanent, also for later workers: the kernel reports lost bytes once only, and
+        which ones they were is unknown.
 
-        :raises OSError: the host's disk cannot
+        :raises OSError: the host's disk fails
         """
         async with self._syncing:
             if self._sync_failure is not None:
@@ -348,7 +337,7 @@ class Disk:
             except OSError as e:
                 self._unsynced |= unsynced
                 self._sync_failure = e
-                with contextlib.suppress(OSError):  # it may well not take this either
+                with contextlib.suppress(OSError):  # this may fail, too
                     await self._io.run(self._place(0), 1, True, self._files.note_failure)
                 LOG.error("disk %s: syncs fail: %s", self.header.disk_id, e)
                 raise
@@ -358,11 +347,10 @@ class Disk:
         return "disk", self.header.disk_id
 
     def _place(self, offset: int) -> int:
-        """Return the address of a byte of this disk on the host's disk."""
         return self._io.address_of(self._name, offset, self.size_bytes)
 
     async def aclose(self) -> None:
-        """Let go of the files; from now on the disk fails with EBADF."""
+        """Close the files; later operations fail with EBADF."""
         async with self._syncing:
             self._files.close()
             self._io.forget_file(self._name)
@@ -373,7 +361,6 @@ def _length(stretches: Sequence[disk_plan.Stretch]) -> int:
 
 
 def _places(stretches: Sequence[disk_plan.Stretch], view: memoryview) -> Iterator[_Place]:
-    """Cut ``view`` into the places of stretches that lie back to back."""
     at = 0
     for stretch in stretches:
         end = at + stretch.stop - stretch.start

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two files of a writable disk: what was written, sparse, at its own place; and which chunks.
+"""The files of a writable disk: sparse data, and a mark for each chunk.
 
-The rule: a chunk's mark follows its bytes.  Marks are UNSYNCED until both files are
-safe, and hold then until the host goes down; WRITTEN ones hold for good
-(``doc/source/format/disk.rst``).  Everything here blocks: call it in a thread.
+A chunk's mark follows its bytes. Marks are UNSYNCED, valid until the host goes down, until both
+files are synced; then WRITTEN (``doc/source/format/disk.rst``). Everything here blocks.
 """
 
 import contextlib
@@ -21,15 +20,14 @@ LOG = logging.getLogger(__name__)
 DATA_ENDING = ".data"
 STATE_ENDING = ".acdisk"
 FAILED_ENDING = ".sync-failed"
-"""A file beside them: a sync has failed, and what was lost is not known."""
+"""Marker file: a sync failed, and the lost bytes are unknown."""
 _INCOMING = ".incoming-"
 
 
 class DiskFiles:
-    """The two files of one disk.  Everything here blocks: call it in a thread.
+    """The two files of one disk; blocks.
 
-    :param folder: where they lie
-    :param boot_id: names the time since the host was started (16 bytes)
+    :param boot_id: identifies the host's boot (16 bytes)
     :raises errors.FormatError: a file is damaged, missing or not of this disk
     """
 
@@ -74,7 +72,7 @@ class DiskFiles:
         return fd
 
     def _begin_boot(self, boot_id: bytes) -> None:
-        """Give up chunks that were not safe when the host went down; their marks go first."""
+        """Drop chunks that were unsynced when the host went down, marks first."""
         if self.unsynced:
             LOG.warning(
                 "disk %s: %d chunks were not synced when the host went down; they are the image's",
@@ -92,51 +90,51 @@ class DiskFiles:
             _write_all(self._state_fd, [bytes([mark]) * count], disk_header.AT_MARKS + first)
 
     def read(self, into: memoryview, offset: int) -> None:
-        """Fill ``into`` with what was written at ``offset``."""
+        """Fill ``into`` with the data at ``offset``."""
         if os.preadv(self.data_fd, [into], offset) != len(into):
             raise errors.FormatError(str(self._path), offset, "written data is truncated")
 
     def read_nowait(self, into: memoryview, offset: int) -> bool:
-        """Do as :meth:`read` if that needs no wait; False if it does."""
+        """Do as :meth:`read` if that needs no wait; otherwise return False."""
         try:
             return os.preadv(self.data_fd, [into], offset, os.RWF_NOWAIT) == len(into)
-        except OSError:  # not in the page cache, or not to be had in this way: read() finds out
+        except OSError:
             return False
 
     def write(
         self, parts: list[bytes | bytearray], offset: int, fresh: Iterable[tuple[int, int]]
     ) -> None:
-        """Write ``parts`` back to back, then mark the runs of chunks that are new in the file."""
+        """Write ``parts`` back to back, then mark the fresh runs of chunks."""
         _write_all(self.data_fd, parts, offset)
         self._mark(fresh, disk_header.UNSYNCED)
 
     def sync(self, unsynced: Iterable[tuple[int, int]]) -> None:
-        """Make safe what was written, then the marks of these runs of chunks."""
+        """Sync the data, then the marks of these runs of chunks."""
         os.fdatasync(self.data_fd)
         self._mark(unsynced, disk_header.WRITTEN)
         os.fdatasync(self._state_fd)
 
     def has_failed(self) -> bool:
-        """Say whether a sync has failed, of whatever worker."""
+        """Return whether a sync failed, in this worker or a former one."""
         return self.failed_path.exists()
 
     def note_failure(self) -> None:
-        """Note that a sync has failed, so that the next worker knows, as far as the disk takes it.
+        """Record durably that a sync failed.
 
-        :raises OSError: it does not; a note that was made holds until the host goes down
+        :raises OSError: that failed, too; the record may not survive the host's end
         """
         self.failed_path.touch(0o600)
         _sync_folder(self.failed_path.parent)
 
     def close(self) -> None:
-        """Let go of both files, and forget their numbers: they may soon be those of others."""
+        """Close both files, and forget the descriptors, which are soon reused."""
         fds, self.data_fd, self._state_fd = (self.data_fd, self._state_fd), -1, -1
         for fd in fds:
             os.close(fd)
 
 
 def header_of(folder: pathlib.Path, disk_id: disk_header.DiskId) -> disk_header.DiskHeader:
-    """Return what a disk is, without opening it.
+    """Return the header of a disk, without opening it.
 
     :raises OSError: its state cannot be read
     :raises errors.FormatError: its state is damaged
@@ -147,12 +145,12 @@ def header_of(folder: pathlib.Path, disk_id: disk_header.DiskId) -> disk_header.
 
 
 def state_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
-    """Return the file that says which chunks were written; a disk exists while it does."""
+    """Return the path of the state file; a disk exists while it does."""
     return folder / f"{disk_id}{STATE_ENDING}"
 
 
 def data_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
-    """Return the file with the bytes that were written."""
+    """Return the path of the data file."""
     return folder / f"{disk_id}{DATA_ENDING}"
 
 
@@ -166,10 +164,10 @@ def create(
     boot_id: bytes,
     beginning: Iterable[bytes] = (),
 ) -> None:
-    """Make the files of a new disk; they are there as a whole or not at all.
+    """Create the files of a new disk, atomically.
 
-    :param beginning: what it has from the first on, in parts: whole chunks in all
-    :raises errors.Unusable: there is such a disk, or what a lost one has written
+    :param beginning: first bytes of the data, in parts: whole chunks altogether
+    :raises errors.Unusable: the disk exists, or data of a lost one
     """
     data, state = data_path(folder, header.disk_id), state_path(folder, header.disk_id)
     incoming = folder / f"{_INCOMING}{header.disk_id}"
@@ -199,7 +197,7 @@ def create(
 
 
 def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
-    """Delete the files of a disk; after a kill half-way it can be done again."""
+    """Delete the files of a disk; can be repeated after a kill."""
     data_path(folder, disk_id).unlink(missing_ok=True)
     _failed_path(folder, disk_id).unlink(missing_ok=True)
     state_path(folder, disk_id).unlink()
@@ -215,7 +213,6 @@ def _sync_folder(folder: pathlib.Path) -> None:
 
 
 def _write_all(fd: int, parts: Sequence[bytes | bytearray], offset: int) -> None:
-    """Write ``parts`` back to back; a disk that is full raises before the end."""
     done, length = os.pwritev(fd, parts, offset), sum(map(len, parts))
-    while done < length:  # cut short: the next try says why
+    while done < length:  # cut short: the next write raises the reason
         done += os.pwrite(fd, b"".join(parts)[done:], offset + done)

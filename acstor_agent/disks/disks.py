@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writable disks of this host: made on request, found again by their files.
+"""The writable disks of this host: created on request, found again by their files.
 
-A disk exists while its state file does, so a worker or a host that restarts
-knows its disks without asking anybody.  Opening one does not need its image:
-what was written can be read while no source answers.
+A disk exists while its state file does. Opening one does not need its image, so written data is
+readable while no source answers.
 """
 
 import contextlib
@@ -33,27 +32,20 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 SYNC_INTERVAL_S = 5.0
-"""How long a chunk that was written may stay unsafe if nobody asks for a sync."""
+"""Longest time until a write is synced without a guest's request."""
 _BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
 
 def this_boot() -> bytes:
-    """Return what names the time since this host was started."""
+    """Return the ID of the host's current boot."""
     return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
 
 
 class Disks:
     """All writable disks of this host.
 
-    :param folder: where their files are; nobody else may look into it
-    :param opened: the images that disks began as
-    :param boot_id: see :func:`this_boot`
-    :param io: the way to the host's disk; one without a scheduler if not given
-    :param claim: is told of a disk before it is made, and may refuse it
-    :param forget: is told of a disk that was dropped
-    :param reads: where reads wait that need more than a disk's own bytes in memory
-    :param link: the way to what hosts keep of checkpoints; without it disks that were made of one
-        wait for what they lack
+    :param claim: called before a disk is created; may raise
+    :param link: connections to holders of checkpoints; without it, restored disks wait
     """
 
     def __init__(
@@ -73,7 +65,7 @@ class Disks:
         table = None if reads is None else reads.table
         self.writes = read_admission.ReadAdmission(read_admission.WRITES_LIMIT_BYTES, table=table)
         self._io = io or disk_io.DiskIo()
-        with contextlib.suppress(OSError):  # who makes a disk is told
+        with contextlib.suppress(OSError):  # an attempt to create a disk fails
             folder.mkdir(mode=0o700, exist_ok=True)
         self.folder = folder
         self._opened = opened
@@ -83,7 +75,7 @@ class Disks:
         self._being_made: set[disk_header.DiskId] = set()
 
     def list_disks(self) -> list[disk_header.DiskId]:
-        """Return the disks of this host, whether opened since the start or not."""
+        """Return the disks of this host, opened since the start or not."""
         found = []
         for path in self.folder.glob(f"*{disk_files.STATE_ENDING}"):
             try:
@@ -97,7 +89,7 @@ class Disks:
         return self._disks.get(disk_id)
 
     def has_disk(self, disk_id: disk_header.DiskId) -> bool:
-        """Say whether there is such a disk."""
+        """Return whether there is such a disk."""
         return disk_files.state_path(self.folder, disk_id).exists()
 
     async def open(self, disk_id: disk_header.DiskId) -> disk.Disk:
@@ -125,7 +117,7 @@ class Disks:
     def _checkpoint(
         self, disk_id: disk_header.DiskId, clusters: int
     ) -> checkpoint_reader.CheckpointReader | None:
-        """Return the checkpoint that a disk has chunks of which are not in its own file."""
+        """Return the checkpoint of a disk that still misses chunks of it."""
         recovery = restore_files.read(self.folder, disk_id)
         if recovery is None or recovery.is_whole:
             return None
@@ -136,22 +128,22 @@ class Disks:
         return checkpoint_reader.CheckpointReader(recovery, manifest, of, clusters)
 
     def name_of(self, disk_id: disk_header.DiskId) -> str:
-        """Return the name that a disk is shown by."""
+        """Return the file name of a disk."""
         is_made = restore_files.exist(self.folder, disk_id)
         return f"{disk_id}{'.qcow2' if is_made else '.raw'}"
 
     def is_shown(self, disk_id: disk_header.DiskId, name: str) -> bool:
-        """Say whether there is such a disk, and this is its name."""
+        """Return whether the disk exists and has this file name."""
         return self.has_disk(disk_id) and self.name_of(disk_id) == name
 
     async def make_disk(
         self, disk_id: disk_header.DiskId, image: mirror.Mirror, size_bytes: int | None = None
     ) -> disk.Disk:
-        """Make a disk that begins as ``image``, with zeros behind its end.
+        """Create a disk based on ``image``, with zeros after its end.
 
-        :param size_bytes: length of the disk; that of the image if not given
-        :raises errors.Unusable: there is such a disk already, or it cannot have this size
-        :raises errors.NumberInUse: the kernel would take it for another disk
+        :param size_bytes: length of the disk; by default the image's
+        :raises errors.Unusable: the disk exists, or cannot have this size
+        :raises errors.NumberInUse: the inode number is in use
         """
         cut = image.map.geometry
         size = cut.size_bytes if size_bytes is None else size_bytes
@@ -171,15 +163,15 @@ class Disks:
     async def make_of(
         self, header: disk_header.DiskHeader, beginning: Iterable[bytes] = ()
     ) -> None:
-        """Make a disk.
+        """Create a disk.
 
-        :param beginning: what it has from the first on, in parts: whole chunks in all
-        :raises errors.Unusable: there is such a disk already, or it is being made
-        :raises errors.NumberInUse: the kernel would take it for another disk
+        :param beginning: first bytes of the data, in parts: whole chunks altogether
+        :raises errors.Unusable: the disk exists, or is being created
+        :raises errors.NumberInUse: the inode number is in use
         """
         self._check_made(header.disk_id)
         self._being_made.add(header.disk_id)
-        try:  # others are opened meanwhile: a beginning may be long
+        try:  # not under the lock: a beginning may be long
             self._claim(header.disk_id)
             await trio.to_thread.run_sync(
                 disk_files.create, self.folder, header, self._boot_id, beginning
@@ -192,9 +184,9 @@ class Disks:
             raise errors.Unusable(f"disk {disk_id}", "is being made")
 
     async def drop(self, disk_id: disk_header.DiskId) -> None:
-        """Delete a disk that nobody has open, with all that was written to it.
+        """Delete a disk that no process has open, with its data.
 
-        :raises errors.Unusable: there is no such disk, or it is being made
+        :raises errors.Unusable: there is no such disk, or it is being created
         """
         async with self._opening:
             self._check_made(disk_id)
@@ -210,7 +202,7 @@ class Disks:
         LOG.info("disk %s: dropped", disk_id)
 
     async def of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:
-        """Return the disks that began as an image; those with a damaged state are left out."""
+        """Return the disks based on an image; damaged ones are left out."""
         found = []
         for disk_id in self.list_disks():
             try:
@@ -221,33 +213,33 @@ class Disks:
         return found
 
     def list_base_images(self) -> set[ids.ImageId]:
-        """Return the images that disks began as, without opening any; blocks, in any thread.
+        """Return the base images of all disks; blocks; any thread may call it.
 
         Disks with a damaged state are left out.
         """
         found = set()
         for disk_id in self.list_disks():
             opened = self._disks.get(disk_id)
-            with contextlib.suppress(errors.FormatError, OSError):  # who opens it is told
+            with contextlib.suppress(errors.FormatError, OSError):  # an open reports it
                 header = opened.header if opened else disk_files.header_of(self.folder, disk_id)
                 found.add(header.image_id)
         return found
 
     async def run(self) -> None:
-        """Sync now and then what guests do not ask to be synced."""
+        """Sync unsynced disks periodically, for ever."""
         while True:
             await trio.sleep(SYNC_INTERVAL_S)
             await self.sync_writes()
 
     async def sync_writes(self) -> None:
-        """Make safe what was written to any disk."""
+        """Sync all disks."""
         for opened in list(self._disks.values()):
             if opened.unsynced_chunks:
-                with contextlib.suppress(OSError):  # it was logged; who asks for a sync is told
+                with contextlib.suppress(OSError):  # already logged; a guest's own sync fails
                     await opened.sync()
 
     async def aclose(self) -> None:
-        """Make safe what was written to any disk; nobody uses one afterwards."""
+        """Sync all disks and close connections; no use afterwards."""
         await self.sync_writes()
         if self.link is not None:
             await self.link.aclose()

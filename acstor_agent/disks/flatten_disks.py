@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets writable disks depend on no host and on no source any more.
+"""Flattens writable disks: copies the data of their base image into them.
 
-What a disk still has of its image is copied into the disk's own file, behind
-everything that guests wait for; what guests write meanwhile stays theirs.  Zeros
-stay where they are: the chunk map of this host knows them.  A disk that still
-depends on something is named, with the reason.
+Priority is lower than that of all guests; chunks that guests write meanwhile stay theirs. Zeros are
+not copied, because the chunk map is local. Errors name the disks that are not flattened.
 """
 
 from collections.abc import Sequence
@@ -19,7 +17,6 @@ from acstor_common import errors
 from acstor_common.model import ids
 
 _Place = tuple[disk.Disk, int]
-"""A chunk of a disk."""
 
 
 async def flatten(
@@ -28,10 +25,10 @@ async def flatten(
     chunks: exchange.Exchange,
     report: bulk_fetch.Report,
 ) -> dict[str, int]:
-    """Copy what disks have of the image that they began as; return what it came to in bytes.
+    """Copy the base image's data into disks; return the byte counts.
 
-    :param report: is told the bytes done and the bytes in all, twice a second
-    :raises errors.Unusable: some of it could not be had or kept; what came is kept
+    :param report: called with the bytes done and the total, twice a second
+    :raises errors.Unusable: some chunks could not be fetched or stored; the others are kept
     """
     needed = [
         (one, chunk_no)
@@ -42,7 +39,7 @@ async def flatten(
 
     async def keep(place: _Place, came: exchange.FetchedChunk | None) -> None:
         one, chunk_no = place
-        if came is None:  # it was here a moment ago
+        if came is None:  # it was local a moment ago
             came = await chunks.fetch_chunk(image.chunk_ref_of(chunk_no), exchange.Priority.FLATTEN)
         stream = requests.Stream(requests.Klass.FILL, f"flatten {one.header.disk_id}")
         with disk_io.use_stream(stream):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two files beside a disk that was made of a checkpoint: whence its chunks come, and which.
+"""The two files beside a restored disk: its restore record and sealed manifest.
 
-The one rule: they are there before the disk is, and go after it: a disk without them would show
-zeros where the guest's own bytes belong.  Everything here blocks: call it in a thread.
+They exist before the disk and after it, because without them the disk would show zeros in place of
+the guest's bytes. Everything here blocks.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from acstor_common.util import atomic_file
 
 RECOVERY_ENDING = ".acrecovery"
 MANIFEST_ENDING = ".acmanifest"
-"""As the holders have it: sealed."""
+"""Sealed, as the holders have it."""
 
 
 def _recovery_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib.Path:
@@ -27,7 +27,7 @@ def _manifest_path(folder: pathlib.Path, disk_id: disk_header.DiskId) -> pathlib
 
 
 def write(folder: pathlib.Path, recovery: restore_record.RestoreRecord, sealed: bytes) -> None:
-    """Keep both, safe on the disk."""
+    """Write both files durably."""
     with atomic_file.atomic_write(_manifest_path(folder, recovery.checkpoint_id), 0o600) as file:
         file.write(sealed)
     _write_recovery(folder, recovery)
@@ -39,12 +39,12 @@ def _write_recovery(folder: pathlib.Path, recovery: restore_record.RestoreRecord
 
 
 def exist(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bool:
-    """Say whether a disk was made of a checkpoint."""
+    """Return whether a disk was restored from a checkpoint."""
     return _recovery_path(folder, disk_id).exists()
 
 
 def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> restore_record.RestoreRecord | None:
-    """Return what is kept of a disk; None if it was made of no checkpoint.
+    """Return the record of a disk; None if it was not restored.
 
     :raises errors.FormatError: it is damaged
     """
@@ -62,7 +62,7 @@ def read(folder: pathlib.Path, disk_id: disk_header.DiskId) -> restore_record.Re
 def read_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bytes:
     """Return the sealed manifest.
 
-    :raises errors.FormatError: it is not there
+    :raises errors.FormatError: it is missing
     """
     path = _manifest_path(folder, disk_id)
     try:
@@ -72,19 +72,19 @@ def read_manifest(folder: pathlib.Path, disk_id: disk_header.DiskId) -> bytes:
 
 
 def forget_key(folder: pathlib.Path, recovery: restore_record.RestoreRecord) -> None:
-    """Keep no more than of which checkpoint a disk was made: all its chunks are here."""
+    """Remove key, holders and manifest, because all chunks are here."""
     _write_recovery(folder, recovery._replace(key=b"", holders=()))
     _manifest_path(folder, recovery.checkpoint_id).unlink(missing_ok=True)
 
 
 def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
-    """Delete both; the disk is gone already."""
+    """Delete both files, after the disk."""
     _recovery_path(folder, disk_id).unlink(missing_ok=True)
     _manifest_path(folder, disk_id).unlink(missing_ok=True)
 
 
 def of_no_disk(folder: pathlib.Path, state_ending: str) -> list[disk_header.DiskId]:
-    """Return the disks that were never made, or are gone, and left something here."""
+    """Return the IDs of leftover files without a disk."""
     found = set()
     for ending in (RECOVERY_ENDING, MANIFEST_ENDING):
         for path in folder.glob(f"*{ending}"):
