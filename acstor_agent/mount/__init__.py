@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel asks of the mount, and how a new worker takes it over."""
+"""The FUSE mount: its requests, and its takeover by a new worker."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds guests whose image or disk lies on a mount that has ended.
+"""Finds guests whose image or disk is on a dead mount.
 
-A mount ends when all processes of an agent die and nobody holds its descriptor. What guests have
-open there fails from then on with ENOTCONN, also after the agent's next start, until each guest's
-QEMU is started again. The agent that serves now never hears of their requests; /proc shows them.
+A mount dies when all processes that hold its descriptor exit. Open files of guests then fail with
+ENOTCONN until the guest's QEMU restarts. The running agent gets none of their requests, but /proc
+shows the files.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ _FILE = re.compile(r"/(?:images|disks)/[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{1
 
 
 class DeadMounts:
-    """The guests of this host that use a mount that has ended; keep :meth:`run` running.
+    """Guests of this host on a dead mount; keep :meth:`run` running.
 
-    ``guests`` are ids of instances, or processes in words where no instance is known.
+    ``guests`` are instance IDs, or descriptions of processes without an instance.
     """
 
     def __init__(self, mount_point: str) -> None:
@@ -37,7 +37,7 @@ class DeadMounts:
         self._thread = trio.CapacityLimiter(1)  # its own: a foreign mount may hang
 
     async def run(self) -> None:
-        """Look for them, for ever."""
+        """Scan for them periodically, for ever."""
         while True:
             found = await trio.to_thread.run_sync(
                 guests_on_dead_mounts,
@@ -55,16 +55,16 @@ class DeadMounts:
 
 
 def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
-    """Return who has an image or a disk open on a mount that has ended.
+    """Return the guests with an image or a disk open on a dead mount.
 
-    What lies on the mount of the running agent is left alone: nothing is asked of it.
+    The live mount is not accessed.
 
     :raises OSError: processes cannot be listed
     """
     live = fuse_connection.device(mount_point)
     found = set()
     for pid in open_files.pids():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it exited
             if any(_is_dead(pid, fd, live) for fd in _files_of(pid)):
                 instance = killed_guests.instance_of(pid)
                 found.add(instance or f"process {pid} ({open_files.name_of(pid)})")
@@ -72,7 +72,6 @@ def guests_on_dead_mounts(mount_point: str) -> tuple[str, ...]:
 
 
 def _files_of(pid: int) -> list[str]:
-    """Return the descriptors of a process that are called as mirrors and disks are."""
     found = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):  # it was closed meanwhile
@@ -82,10 +81,6 @@ def _files_of(pid: int) -> list[str]:
 
 
 def _is_dead(pid: int, fd: str, live: str) -> bool:
-    """Say whether a descriptor's file system answers no more.
-
-    :param live: the device of the mount that is served, which is not asked
-    """
     if live and _device_of(pid, fd) == live:
         return False
     try:
@@ -96,7 +91,7 @@ def _is_dead(pid: int, fd: str, live: str) -> bool:
 
 
 def _device_of(pid: int, fd: str) -> str:
-    """Return the device of a descriptor's mount; empty if no mount namespace has that any more."""
+    """Return the device of a descriptor's mount; empty if it is in no namespace."""
     with open(f"/proc/{pid}/fdinfo/{fd}", encoding="utf-8") as lines:
         told = dict(line.split(":", 1) for line in lines if line.startswith("mnt_id"))
     wanted = told.get("mnt_id", "").strip()

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mirror as a file system: ``images/<image id>.raw``, read-only; ``disks/<disk id>.raw``.
+"""FUSE operations: ``images/<image id>.raw`` (read-only), ``disks/<disk id>.raw``.
 
-A guest's disk outlives the process behind it, so nothing here may depend on
-what a former worker knew: inode numbers and file handles are made from ids, a
-look-up attaches the image by itself, and a write may be done twice.
+A guest's open file outlives the worker, so nothing depends on a former worker's memory: inode
+numbers and handles are computed from IDs, a lookup attaches the image, and writes are idempotent.
 
-What Nova and libvirt do to a base file is answered as follows: utime is
-accepted and kept (Nova tells in this way that the image is in use); every other
-change of a file or a folder is refused with EROFS, which libvirt takes for an
-answer; ENOSYS would make it refuse to start a guest.
-What it does to a disk that a guest writes (chown, chmod, utime) is done and
-kept; only its length stays as it is, which is answered with EPERM.
+On base files, utime is accepted and stored (Nova's sign of use); all other changes fail with EROFS,
+which libvirt tolerates (with ENOSYS it does not start the guest). On disks, chown, chmod and utime
+are carried out; a change of length fails with EPERM.
 """
 
 import errno
@@ -69,7 +65,6 @@ _told = log_limit.LogLimit(TELLS_EVERY_S)
 
 
 def _tell(what: str, args: tuple[object, ...], error: Exception) -> None:
-    """Tell of a failure, or count it: a guest may fail as often as it likes."""
     kind = what, args if what == "lookup" else args[:1], type(error)
     untold = _told.left_out(kind, trio.current_time())
     if untold is not None:
@@ -79,10 +74,10 @@ def _tell(what: str, args: tuple[object, ...], error: Exception) -> None:
 def _answers_errors(
     operation: Callable[P, Coroutine[Any, Any, T]],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Turn every error of an operation into an errno; this is the only place that does.
+    """Translate every error of an operation into an errno.
 
-    pyfuse3 ends its main loop at an error of any other kind, and the kernel would send the same
-    request to the next worker: one bad request must not take every guest's disk away.
+    Any other exception would end pyfuse3's main loop, and the kernel would resend the same request
+    to the next worker.
     """
 
     @functools.wraps(operation)
@@ -91,7 +86,7 @@ def _answers_errors(
             return await operation(*args, **kwargs)
         except pyfuse3.FUSEError:
             raise
-        # Was told, and not for each of thousands.  With EINTR a QEMU that ends would read again.
+        # Already logged, once for all. With EINTR a terminating QEMU would retry.
         except (errors.ReaderKilled, errors.QueueFull) as e:
             raise pyfuse3.FUSEError(errno.EIO) from e
         except errors.AcstorError as e:
@@ -108,16 +103,7 @@ def _answers_errors(
 
 
 class MirrorOperations(pyfuse3.Operations):
-    """pyfuse3's requests, answered from the mirrors of this host.
-
-    :param attach_deadline_s: how long a look-up may wait for an image's chunk map
-    :param opened: images that guests have open
-    :param open_recording: returns the number by which the reads of a new opener are known
-    :param timelines: is told who opens and closes images
-    :param known: the numbers by which the kernel knows images and disks
-    :param uses: is told who opens and closes images
-    :param gid: the group whose members may read
-    """
+    """pyfuse3 operations on the mirrors and disks of this host."""
 
     enable_writeback_cache = False
 
@@ -146,9 +132,9 @@ class MirrorOperations(pyfuse3.Operations):
             LOG.error("%s; neither is served", taken)
 
     def name_guests(self, is_on: bool) -> None:
-        """Let I/O belong to the guest that it is for, or spare the cost of that.
+        """Switch the attribution of I/O to streams, which has a cost.
 
-        A guest is the disk that it has for itself, or one opening of an image.
+        A stream is a disk, or one opener of an image.
         """
         for operation in ("read", "write", "fsync"):
             if is_on:
@@ -167,7 +153,7 @@ class MirrorOperations(pyfuse3.Operations):
     async def lookup(
         self, parent_inode: pyfuse3.InodeT, name: bytes, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Find a name; an image that is not attached yet is attached now."""
+        """Look up a name; attach the image if needed."""
         if parent_inode == pyfuse3.ROOT_INODE:
             for inode, folder in _FOLDERS.items():
                 if name == folder:
@@ -187,7 +173,7 @@ class MirrorOperations(pyfuse3.Operations):
     async def getattr(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
-        """Return what stat() shows."""
+        """Return the attributes of an inode."""
         if inode == pyfuse3.ROOT_INODE or inode in _FOLDERS:
             return fuse_attributes.of_folder(inode, self._gid)
         if inode in self._inodes.disks:
@@ -205,7 +191,7 @@ class MirrorOperations(pyfuse3.Operations):
         fh: pyfuse3.FileHandleT | None,
         ctx: pyfuse3.RequestContext,
     ) -> pyfuse3.EntryAttributes:
-        """Accept a new time stamp, and a new owner and mode of a disk; refuse everything else."""
+        """Set time stamps, and owner and mode of a disk; reject other changes."""
         if inode in self._inodes.disks:
             fuse_attributes.set_on_disk(await self._disk(inode), attr, fields)
             return await self.getattr(inode, ctx)
@@ -217,7 +203,6 @@ class MirrorOperations(pyfuse3.Operations):
         return await self.getattr(inode, ctx)
 
     async def _refuse_change(self, *_: object) -> NoReturn:
-        """Refuse to change a folder: names come and go with images and disks only."""
         raise pyfuse3.FUSEError(errno.EROFS)
 
     create = mknod = mkdir = symlink = link = _refuse_change  # type: ignore[assignment]
@@ -229,9 +214,8 @@ class MirrorOperations(pyfuse3.Operations):
     ) -> pyfuse3.FileInfo:
         """Open a disk, or an image for reading.
 
-        An image's bytes never change, so the kernel may keep its pages, but for those from before
-        its map came: an image that was dropped and came again may have other bytes.  Those of a
-        disk go, since a disk that was dropped and made again has the same inode.
+        The kernel may keep pages of an image, except those from before its map was downloaded. It
+        drops those of a disk, because a new disk with the same ID has the same inode.
         """
         if inode in self._inodes.disks:
             if flags & os.O_TRUNC:
@@ -254,7 +238,7 @@ class MirrorOperations(pyfuse3.Operations):
     async def read(  # type: ignore[override]  # any buffer will do
         self, fh: pyfuse3.FileHandleT, off: int, size: int
     ) -> read_request.Bytes:
-        """Return bytes of an image or a disk, whenever they come; EIO if they are nowhere."""
+        """Return bytes of an image or a disk; EIO if they exist nowhere."""
         opening = self._inodes.openings.get(fh)
         found = self._images.get_nowait(opening.image_id) if opening else None
         if opening is not None and found is not None:
@@ -269,7 +253,7 @@ class MirrorOperations(pyfuse3.Operations):
         if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
         met = await self._opened.get_mirror(opening.image_id, opening.guest)
-        met.boots.begin_boot()  # a former worker may have ended while a guest booted
+        met.boots.begin_boot()  # a guest may have been booting during the restart
         return await met.read(off, size, opening.guest)
 
     @_answers_errors
@@ -279,23 +263,20 @@ class MirrorOperations(pyfuse3.Operations):
 
     @_answers_errors
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
-        """Make safe what was written to a disk.
-
-        An image has nothing to make safe, but ENOSYS would end every fsync of every file.
-        """
+        """Sync a disk; do nothing for an image, because ENOSYS disables fsync for all."""
         if fh in self._inodes.disks:
             await (await self._disk(pyfuse3.InodeT(fh))).sync()
 
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
-        """Tell the kernel to close files without asking us: what was written outlives us anyway.
+        """Return ENOSYS, so the kernel closes files without asking.
 
-        It waits for this answer even in a process that was killed, so a guest whose agent hangs
-        could not be ended.  After the first ENOSYS of a mount it never asks again.
+        It would wait for the answer even in a killed process. After the first ENOSYS it never asks
+        again.
         """
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
-        """Let go of what was kept for whoever has closed an image."""
+        """Release the state of a closed image."""
         opening = self._inodes.opening_of(fh)
         if opening is None:
             return
@@ -307,10 +288,10 @@ class MirrorOperations(pyfuse3.Operations):
         self._inodes.handle_closed(fh)
 
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
-        """Forget the numbers of images that are not attached and that the kernel knows no more.
+        """Forget numbers of detached images that the kernel forgot.
 
-        It is never asked to forget one: it would wait for the lock of the folder, which who looks
-        up a name holds while he waits for this worker, or for the one after it.
+        The kernel is never asked to forget an inode: that waits for the folder's lock, which a
+        pending lookup holds while it waits for this worker.
         """
         for inode, _ in inode_list:
             opening = self._inodes.opening_of(inode)
@@ -327,7 +308,7 @@ class MirrorOperations(pyfuse3.Operations):
     async def readdir(
         self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
-        """List the folders in the root, and what they hold in them."""
+        """List a folder."""
         for number, (name, inode) in self._entries(fh, start_id):
             try:
                 attributes = await self.getattr(inode, pyfuse3.RequestContext())
@@ -337,9 +318,9 @@ class MirrorOperations(pyfuse3.Operations):
                 return
 
     def _entries(self, folder: int, start: int) -> Iterator[_Entry]:
-        """Yield what a folder lists, from an entry on, each with the number of the next one.
+        """Yield entries of a folder from ``start``, each with the number of the next one.
 
-        The kernel asks for some 20 at a time: each time costs a copy of a list, however long.
+        The kernel reads about 20 at a time, and each call copies the list.
         """
         if folder == pyfuse3.ROOT_INODE:
             names = [(name, inode) for inode, name in _FOLDERS.items()]
@@ -353,16 +334,15 @@ class MirrorOperations(pyfuse3.Operations):
     async def access(
         self, inode: pyfuse3.InodeT, mode: pyfuse3.ModeT, ctx: pyfuse3.RequestContext
     ) -> bool:
-        """Everybody may look; the kernel checks the permission bits by itself."""
+        """Allow: the kernel checks the permission bits."""
         return True
 
     @_answers_errors
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        """Show the public cache's size and what is left of it."""
+        """Return the public cache's size and free space."""
         return fuse_attributes.of_cache(self._cache.statistics)
 
     async def _mirror(self, inode: pyfuse3.InodeT) -> mirror.Mirror:
-        """Return the mirror of an inode, opened now if this worker has not met it yet."""
         opening = self._inodes.opening_of(inode)
         if opening is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -370,7 +350,6 @@ class MirrorOperations(pyfuse3.Operations):
         return self._images.get_nowait(image_id) or await self._attach(image_id)
 
     async def _disk(self, inode: pyfuse3.InodeT) -> disk.Disk:
-        """Return the disk of an inode, opened now if this worker has not met it yet."""
         disk_id = self._inodes.disks.get(inode)
         if disk_id is None:
             raise pyfuse3.FUSEError(errno.ESTALE)
@@ -386,7 +365,7 @@ class MirrorOperations(pyfuse3.Operations):
                 f"the chunk map of image {image_id}", self._attach_deadline_s
             ) from e
         except errors.ChunkRefused:
-            raise  # it may be there: that is no "no such file"
+            raise  # it may exist: not ENOENT
         except errors.ChunkMissing as e:
             LOG.info("%s", e)
             raise pyfuse3.FUSEError(errno.ENOENT) from e
@@ -400,7 +379,6 @@ def _named(
     know: Callable[[FileId], int],
     name_of: Callable[[FileId], str],
 ) -> Iterator[_Entry]:
-    """Yield the files that a folder lists; who is refused a number is left out."""
     for number, file_id in enumerate(found, start + 1):
         try:
             yield number, (name_of(file_id).encode(), pyfuse3.InodeT(know(file_id)))
@@ -409,7 +387,6 @@ def _named(
 
 
 def _split(name: bytes) -> tuple[ids.ImageId, str]:
-    """Return the id that a file's name is made of, and how it ends."""
     try:
         stem, dot, ending = name.decode("ascii").rpartition(".")
         if stem == (found := ids.parse_image_id(stem)):

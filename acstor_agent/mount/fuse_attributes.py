@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stat() and statfs() show of folders, images, disks and the public cache.
-
-Nothing here waits.
-"""
+"""Attributes for stat() and statfs(): folders, images, disks, the public cache."""
 
 import errno
 import os
@@ -15,7 +12,7 @@ from acstor_agent.disks import disk
 from acstor_agent.images.read import mirror
 
 LAST_S = 10.0
-"""How long the kernel may believe what it was told; a disk's block count grows meanwhile."""
+"""How long the kernel caches attributes; a disk's block count grows meanwhile."""
 
 _STAT_BLOCK_BYTES = 512
 
@@ -25,12 +22,8 @@ def of_image(
 ) -> pyfuse3.EntryAttributes:
     """Return the attributes of a mirror, in constant time.
 
-    All blocks count as allocated, whether or not their bytes are on this host.  Programs that copy
-    files (tar, cp) take a file with fewer blocks for a sparse one; GNU tar skips the whole content
-    of a file without blocks.  The kernel checks owner, group and mode (``default_permissions``).
-
-    :param touched_ns: its time stamp
-    :param gid: the group that may read it
+    All blocks count as allocated, because tar and cp take a file with fewer blocks for a sparse
+    one. The kernel checks owner, group and mode (``default_permissions``).
     """
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode
@@ -46,7 +39,7 @@ def of_image(
 
 
 def of_disk(inode: pyfuse3.InodeT, found: disk.Disk) -> pyfuse3.EntryAttributes:
-    """Return the attributes of the file that holds what was written; names are not remembered."""
+    """Return the attributes of a disk's data file; names are not cached."""
     kept = os.fstat(found.fd)
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode
@@ -65,7 +58,7 @@ def of_disk(inode: pyfuse3.InodeT, found: disk.Disk) -> pyfuse3.EntryAttributes:
 def set_on_disk(
     found: disk.Disk, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields
 ) -> None:
-    """Give a disk a new owner, mode or time stamps; what asks for another length gets EPERM."""
+    """Set owner, mode or time stamps of a disk; a change of length raises EPERM."""
     if fields.update_size and attr.st_size != found.size_bytes:
         raise pyfuse3.FUSEError(errno.EPERM)
     if fields.update_uid or fields.update_gid:
@@ -82,10 +75,7 @@ def set_on_disk(
 
 
 def of_folder(inode: pyfuse3.InodeT, gid: int) -> pyfuse3.EntryAttributes:
-    """Return the attributes of a folder, which nobody can change.
-
-    :param gid: the group that may look into it
-    """
+    """Return the attributes of a folder, readable by group ``gid``."""
     entry = pyfuse3.EntryAttributes()
     entry.st_ino = inode
     entry.st_mode = pyfuse3.ModeT(stat.S_IFDIR | 0o550)
@@ -96,7 +86,7 @@ def of_folder(inode: pyfuse3.InodeT, gid: int) -> pyfuse3.EntryAttributes:
 
 
 def of_cache(statistics: cache_actions.Statistics) -> pyfuse3.StatvfsData:
-    """Return the public cache's size and what is left of it."""
+    """Return the public cache's size and free space."""
     answer = pyfuse3.StatvfsData()
     answer.f_bsize = answer.f_frsize = _STAT_BLOCK_BYTES
     answer.f_blocks = statistics.limit_bytes // _STAT_BLOCK_BYTES

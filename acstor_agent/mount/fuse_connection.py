@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A FUSE connection that outlives the process which serves it.
 
-The connection lives as long as somebody holds the /dev/fuse descriptor that it
-was mounted with.  The supervisor opens and mounts it and keeps the descriptor;
-each worker is put behind it by :func:`adopt`.
+The connection lives while any process holds its /dev/fuse descriptor. The supervisor opens and
+mounts it; each worker serves it after :func:`adopt`.
 
-libfuse will only serve a session whose FUSE_INIT it has answered itself, and
-the kernel sends FUSE_INIT once.  So libfuse is given one end of a socket pair
-first.  The saved request is played to it there, and then the real descriptor
-is put in the socket's place.  The first answer is recorded and taken to the kernel;
-a later one, perhaps of another libfuse, must say the same (core/mount/fuse_init.py).
-Requests that a dead worker had taken and not answered are queued again by
-FUSENOTIFY_RESEND (Linux 6.9 or newer).
-
-The rule: no answer may depend on what a former worker knew, but for what the mount's record says.
+libfuse serves only a session whose FUSE_INIT it answered, and the kernel sends that once. So
+libfuse first gets a socket pair, on which the recorded request is replayed; then the descriptor
+replaces the socket. The first answer is recorded and sent to the kernel; later ones must agree with
+it (core/mount/fuse_init.py). FUSE_NOTIFY_RESEND (Linux 6.9) makes the kernel queue unanswered
+requests again. No answer may depend on a former worker's memory, except for the mount record.
 """
 
 import contextlib
@@ -43,18 +38,17 @@ FS_TYPE = "fuse.acstor"
 INIT_BYTES_LIMIT = 64 * 1024
 INIT_WAIT_S = 10.0
 ASK_WAIT_S = 10.0
-"""How long an agent that is found at a mount point may take to answer."""
+"""How long the agent at a mount point may take to answer."""
 MAX_BACKGROUND = 32_768
-"""Background requests that the kernel sends at a time: all reads and writes with O_DIRECT, and
-read-ahead.  Those of all guests share it, in the order of their coming, so it must never be full:
-what is here would wait behind what is not.  images/read/read_admission.py keeps fewer than this
-waiting."""
+"""Background requests of the kernel: O_DIRECT I/O and readahead of all guests, in order of
+arrival. It must never be full, or local reads would wait behind remote ones;
+images/read/read_admission.py admits fewer."""
 NOTIFY_RESEND = 7
 RELAYED_BYTES = 128 * 1024
-"""Data of the longest message on a socket (process/fuse_relay.py): its buffer has room for some."""
+"""Most data of a message on a socket (process/fuse_relay.py), limited by its buffer."""
 MAX_REQUESTS = MAX_BACKGROUND + 4096
-"""Requests that are answered at a time; those that are not in the background are as many as there
-are threads that look up, open, or read through the page cache."""
+"""Concurrent requests. Beside background requests there is one for each thread that looks up,
+opens, or reads through the page cache."""
 
 _OUT_HEADER = struct.Struct("<IiQ")  # length, error, unique
 _MS_NOSUID, _MS_NODEV = 2, 4
@@ -71,24 +65,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Connection(NamedTuple):
-    """A mount, as long as somebody holds its descriptor.
-
-    :param record: what the kernel was told of it
-    """
+    """A mount, by its descriptor."""
 
     fuse_fd: int
     record: mount_record.MountRecord
 
     def close(self) -> None:
-        """Let go of both descriptors."""
+        """Close both descriptors."""
         os.close(self.fuse_fd)
         self.record.close()
 
 
 class NotUnderstoodError(errors.Unusable):
-    """A mount was kept that this version cannot serve.
+    """This version cannot serve the mount that was kept.
 
-    ``fuse_fd`` is its connection; who catches this closes it.
+    ``fuse_fd`` is its connection; the catcher closes it.
     """
 
     def __init__(self, why: str, fuse_fd: int) -> None:
@@ -97,10 +88,10 @@ class NotUnderstoodError(errors.Unusable):
 
 
 def kept(descriptors: Sequence[int]) -> Connection | None:
-    """Return the connection whose descriptors somebody has kept, in any order; None without one.
+    """Return the connection with these kept descriptors, in any order, if any.
 
-    :raises NotUnderstoodError: another version has recorded what this one does not understand,
-        or nothing; but for the connection the descriptors are closed
+    :raises NotUnderstoodError: the record is missing or of another version; other descriptors are
+        closed
     """
     kinds = {mount_record.is_record(fd): fd for fd in descriptors}
     try:
@@ -112,23 +103,22 @@ def kept(descriptors: Sequence[int]) -> Connection | None:
     for fd in descriptors:
         if fd != kinds.get(False):
             os.close(fd)
-    if False not in kinds:  # the mount has ended
+    if False not in kinds:
         return None
     raise NotUnderstoodError(why, kinds[False])
 
 
 def mounted_type(mount_point: str) -> str | None:
-    """Return the type of the file system mounted on ``mount_point``, None if there is none."""
+    """Return the file system type mounted on ``mount_point``, None if there is none."""
     return _mounted(mount_point)[0]
 
 
 def device(mount_point: str) -> str:
-    """Return the device number of what is mounted there, as mountinfo has it; empty if nothing."""
+    """Return the device number of the mount as in mountinfo; empty if none."""
     return _mounted(mount_point)[1]
 
 
 def _mounted(mount_point: str) -> tuple[str | None, str]:
-    """Return the type and the device of what is mounted last on ``mount_point``."""
     wanted = resolved(mount_point)
     found: tuple[str | None, str] = (None, "")
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
@@ -142,10 +132,9 @@ def _mounted(mount_point: str) -> tuple[str | None, str]:
 
 
 def resolved(mount_point: str) -> str:
-    """Return the path without links, and ask nothing of what is mounted there.
+    """Return the path without links, without accessing the mount.
 
-    :func:`os.path.realpath` asks for the attributes of each part: of a mount that waits for its
-    next agent, that agent would wait for ever.
+    :func:`os.path.realpath` calls lstat on each part, which blocks on a mount without a worker.
     """
     parent, name = os.path.split(os.path.abspath(mount_point))
     path = os.path.join(os.path.realpath(parent), name)
@@ -159,7 +148,7 @@ def resolved(mount_point: str) -> str:
 def mount(mount_point: str) -> Connection:
     """Mount on the folder ``mount_point``.
 
-    :raises errors.Unusable: no /dev/fuse, no such folder, something is mounted there already
+    :raises errors.Unusable: no /dev/fuse, no such folder, or another mount is there
     """
     _free_mount_point(mount_point)
     try:
@@ -186,7 +175,7 @@ def mount(mount_point: str) -> Connection:
 
 
 def _free_mount_point(mount_point: str) -> None:
-    """Make sure that nothing is mounted there; clear what a dead agent left behind."""
+    """Check that nothing is mounted there; remove the mount of a dead agent."""
     present = mounted_type(mount_point)
     if present == FS_TYPE and _ask(mount_point) in _DEAD:
         LOG.warning("%s: clearing the mount that a dead agent left behind", mount_point)
@@ -207,9 +196,9 @@ def _free_mount_point(mount_point: str) -> None:
 
 
 def _ask(mount_point: str) -> int:
-    """Ask the agent of a mount for what the kernel does not remember; return the error, or 0.
+    """Ask the agent of a mount by statvfs; return the error, or 0.
 
-    By another process, since whoever has the descriptor may never answer.
+    A child process asks, because the mount may never answer.
 
     :raises errors.Unusable: it does not answer
     """
@@ -235,7 +224,7 @@ def _ask(mount_point: str) -> int:
 
 
 def _read_init(fuse_fd: int) -> bytes:
-    """Take the FUSE_INIT request that the kernel sends as soon as it is mounted."""
+    """Read the FUSE_INIT request, which the kernel sends at the mount."""
     readable, _, _ = select.select([fuse_fd], [], [], INIT_WAIT_S)
     if not readable:
         raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
@@ -246,18 +235,17 @@ def _read_init(fuse_fd: int) -> bytes:
 
 
 def is_connected(fuse_fd: int) -> bool:
-    """Say whether a descriptor still is the connection of a mount; no question is asked of it.
+    """Return whether a descriptor is still connected, without accessing the mount.
 
-    The kernel ends it with the last of the mount's copies and users, in whatever mount namespace:
-    what is seen of the mount in this one says nothing.
+    The kernel ends a connection with the last mount and user in any namespace.
     """
     poll = select.poll()
-    poll.register(fuse_fd, 0)  # errors are told in any case
+    poll.register(fuse_fd, 0)  # errors are always reported
     return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
 def check_seen(mount_point: str) -> None:
-    """Make sure that a mount which is in use is seen in this mount namespace, too.
+    """Check that a mount in use is visible in this mount namespace.
 
     :raises errors.Unusable: it is not
     """
@@ -271,9 +259,9 @@ def check_seen(mount_point: str) -> None:
 
 
 def unmount_unused(mount_point: str, fuse_fd: int) -> bool:
-    """Take the mount away where nobody uses it; return whether its connection has ended.
+    """Unmount if unused; return whether the connection has ended.
 
-    A copy of it in another mount namespace may be in use, and stays when this one goes.
+    A copy in another mount namespace may still be in use.
     """
     if mounted_type(mount_point) == FS_TYPE:
         _libc.umount2(os.fsencode(mount_point), 0)
@@ -281,10 +269,9 @@ def unmount_unused(mount_point: str, fuse_fd: int) -> bool:
 
 
 def unmount(mount_point: str, is_held: bool = False) -> None:
-    """Take the mount away; one that is in use is detached, and its users see errors from then on.
+    """Unmount; if it is in use, detach it, and its users get errors.
 
-    :param is_held: end its connection, since somebody who cannot end has the descriptor, too, and
-        users would wait for him
+    :param is_held: abort its connection, because a process that cannot exit holds the descriptor
     """
     if _libc.umount2(os.fsencode(mount_point), _MNT_FORCE if is_held else 0) == 0:
         return
@@ -295,7 +282,7 @@ def unmount(mount_point: str, is_held: bool = False) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it is gone."""
+    """Have the kernel kill this process when its parent exits."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
 
 
@@ -305,9 +292,9 @@ def _check(result: int) -> None:
 
 
 async def adopt(connection: Connection, operations: pyfuse3.Operations) -> None:
-    """Put pyfuse3 behind a connection that is mounted already; afterwards run pyfuse3.main().
+    """Attach pyfuse3 to a mounted connection; then run pyfuse3.main().
 
-    :raises errors.Unusable: the kernel was told by another version what this one cannot keep
+    :raises errors.Unusable: the kernel was told by another version what this one does not support
     """
     fuse_fd, record = connection
     if record.mounted.numbers != inodes.LAYOUT:
@@ -337,7 +324,6 @@ async def adopt(connection: Connection, operations: pyfuse3.Operations) -> None:
 
 
 async def _play_init(offer: bytes, operations: pyfuse3.Operations) -> tuple[int, bytes]:
-    """Have pyfuse3 answer a FUSE_INIT; return its descriptor and the answer, empty without one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reply = b""
     with ours:
@@ -358,7 +344,7 @@ async def _play_init(offer: bytes, operations: pyfuse3.Operations) -> tuple[int,
 async def _run_main(stopped: trio.Event) -> None:
     try:
         await pyfuse3.main()
-    except* RuntimeError as e:  # it cannot do without what it was not offered; its answer says so
+    except* RuntimeError as e:  # it needs an unoffered feature; its answer shows that
         LOG.warning("libfuse: %s", e.exceptions[0])
     stopped.set()
 
@@ -369,15 +355,15 @@ async def _receive(end: socket.socket) -> bytes:
 
 
 def _answer_init(fuse_fd: int, told: bytes) -> None:
-    """Take the answer to the kernel, which wants it from the first worker only."""
+    """Send the answer to the kernel, which accepts it once."""
     try:
         os.write(fuse_fd, told)
     except OSError as e:
-        if e.errno != errno.ENOENT:  # a former worker has answered it
+        if e.errno != errno.ENOENT:  # a former worker answered it
             raise
 
 
 def _resend(fuse_fd: int) -> None:
-    """Ask for the requests again that a former worker has taken and not answered."""
+    """Ask the kernel to resend requests that a former worker did not answer."""
     with contextlib.suppress(OSError):  # the mount has ended
         os.write(fuse_fd, _OUT_HEADER.pack(_OUT_HEADER.size, NOTIFY_RESEND, 0))

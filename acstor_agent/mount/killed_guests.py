@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out, from /proc, whose waiting requests keep a killed process from ending.
+"""Finds killed processes whose waiting requests keep them from exiting, by /proc.
 
-Nothing here asks anything of a mount, or of what a hung process may hold: no path
-below a mount is touched, no memory map or command line is read.
+No path below a mount is accessed, and no memory map or command line, which could hang.
 """
 
 import contextlib
@@ -29,16 +28,15 @@ LOG = logging.getLogger(__name__)
 
 SCAN_EVERY_S = 2.0
 RESCAN_S = 60.0
-"""All processes are looked at when a guest is new among those that wait or one of them seems to be
-dying, and so often in any case."""
+"""Interval of full scans without a new waiting guest or a dying process."""
 LINKS_LIMIT = 500_000
-"""Descriptors that are looked at in one scan; a scan that met more proves nothing."""
+"""Most descriptors in one scan; a larger scan is inconclusive."""
 FDS_LIMIT = 16
-"""Descriptors of one file that are compared between two processes; with more they count as one."""
+"""Most descriptors of one file compared between two processes; more count as shared."""
 INIT = 1
-"""It opens no images, and a container may not look at it whatever it may otherwise."""
+"""Opens no images, and may be unreadable in a container."""
 TOLD_S = 60.0
-"""So long a process counts as dying once it was said that its instance is switched off."""
+"""How long a process counts as dying after its instance's power-off was announced."""
 TOLD_LIMIT = 1024
 _ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
@@ -46,16 +44,11 @@ _KCMP_FILE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 Tag = Callable[[int, int], int]
-"""Makes the tag of a process of its id and the time of its start."""
+"""Computes the tag of a process from its ID and start time."""
 
 
 class Waiter(NamedTuple):
-    """A guest whose requests wait.
-
-    :param inode: of the file that it has open
-    :param name: the last part of that file's path
-    :param tag: of the process that has opened it, 0 if any may have
-    """
+    """A guest with waiting requests."""
 
     guest: requests.Stream
     inode: int
@@ -64,14 +57,12 @@ class Waiter(NamedTuple):
 
 
 class _SwitchedOff(NamedTuple):
-    """What was said of a process: whose it is, and how long it counts as dying."""
-
     instance_id: str
     ends_s: float
 
 
 class KilledGuests:
-    """The processes that have files open, as far as their requests wait."""
+    """The processes that have files open whose requests wait."""
 
     def __init__(self, tag: Tag) -> None:
         self._tag = tag
@@ -84,10 +75,10 @@ class KilledGuests:
     def switched_off(
         self, instance_id: str, processes_: Iterable[tuple[int, int]], now_s: float
     ) -> None:
-        """Take the processes of an instance for dying from now on, for :data:`TOLD_S`.
+        """Treat the processes of an instance as dying for :data:`TOLD_S`.
 
         :param processes_: see :func:`guests_of`
-        :raises errors.Unusable: there are too many of them
+        :raises errors.Unusable: there are too many
         """
         known = {one: told for one, told in self._switched_off.items() if told.ends_s > now_s}
         known.update(dict.fromkeys(processes_, _SwitchedOff(instance_id, now_s + TOLD_S)))
@@ -96,7 +87,7 @@ class KilledGuests:
         self._switched_off = known
 
     def stays_on(self, instance_id: str) -> int:
-        """Take the processes of an instance for living again; return how many were not."""
+        """Treat the processes of an instance as alive again; return their number."""
         before = self._switched_off
         self._switched_off = {
             one: told for one, told in before.items() if told.instance_id != instance_id
@@ -104,16 +95,13 @@ class KilledGuests:
         return len(before) - len(self._switched_off)
 
     def killed_of(self, waiters: Sequence[Waiter], now_s: float) -> list[requests.Stream]:
-        """Return the guests whose processes are all being killed; may take a while.
-
-        :param now_s: of a clock that never goes back
-        """
+        """Return the guests whose processes are all being killed; blocks."""
         if not self._is_due(waiters, now_s):
             return []
         self._scanned_s = now_s
         try:
             holders = self._holders({(waiter.name, waiter.inode) for waiter in waiters}, now_s)
-        except PermissionError as e:  # who is not seen may live
+        except PermissionError as e:  # unseen processes may be alive
             self._not_before_s = now_s + RESCAN_S
             if not self._is_told:
                 LOG.warning("cannot see who has files open: killed processes may hang: %s", e)
@@ -145,10 +133,7 @@ class KilledGuests:
     def _holders(
         self, files: set[tuple[str, int]], now_s: float
     ) -> Mapping[int, list[process_state.Holder]] | None:
-        """Return who has which of some files open, by their inodes; None if there is too much.
-
-        :raises PermissionError: a process may have them open that is not to be seen
-        """
+        """Return the holders of files, by inode; None above the limit."""
         names = {name for name, _ in files}
         found: dict[int, list[process_state.Holder]] = {inode: [] for _, inode in files}
         looked_at = 0
@@ -178,7 +163,7 @@ class KilledGuests:
         first = next(_threads_of(pid, [pid]), None)
         told = first and self._switched_off.get((pid, first.started))
         is_dying = told is not None and told.ends_s > now_s
-        # The other threads of most, which may be many, need no look.
+        # Other threads, which may be many, are rarely needed.
         if not is_dying and _is_marked(pid):
             threads = _numbers(f"/proc/{pid}/task")
             is_dying = process_state.is_dying(_threads_of(pid, threads))
@@ -186,12 +171,11 @@ class KilledGuests:
 
 
 def guests_of(instance_id: str) -> list[tuple[int, int]]:
-    """Return the processes that have the root disk of one of Nova's instances open to write it.
+    """Return (PID, start time) of processes that can write an instance's root disk.
 
-    Each with the time of its start, which no later process of that id has.  Who only looks at the
-    disk, as libvirt, Nova and the qemu-img of its snapshots do, is none.
+    Readers of the disk, such as libvirt, Nova and qemu-img, do not count.
 
-    :raises errors.Unusable: processes have too many files open to look at them all
+    :raises errors.Unusable: there are too many open files to scan
     """
     found: list[tuple[int, int]] = []
     looked_at = 0
@@ -211,9 +195,9 @@ def guests_of(instance_id: str) -> list[tuple[int, int]]:
 
 
 def instance_of(thread: int) -> str:
-    """Return the instance of Nova's whose guest a thread is of; "" if it is no guest's.
+    """Return the Nova instance of a guest's thread; "" if it has none.
 
-    It has the instance's root disk open to write it: who only looks at a disk is no guest.
+    A guest has its root disk open for writing.
     """
     with contextlib.suppress(PermissionError):
         for fd, path in _links(thread).items():
@@ -232,7 +216,7 @@ def _is_id(name: str) -> bool:
 
 
 def tag_of_opener(thread: int, tag: Tag) -> int:
-    """Return the tag of the process of a thread, 0 if it is not to be seen or has ended."""
+    """Return the tag of a thread's process, 0 if it is unreadable or exited."""
     for line in _text(f"/proc/{thread}/status").splitlines():
         if line.startswith("Tgid:"):
             pid = int(line.split()[1])
@@ -242,7 +226,7 @@ def tag_of_opener(thread: int, tag: Tag) -> int:
 
 
 def _is_marked(pid: int) -> bool:
-    """Say whether a process may be dying, or has ended: one look, at its first thread.
+    """Return whether a process may be dying, by its first thread.
 
     A fatal signal reaches every thread at once.
     """
@@ -251,16 +235,15 @@ def _is_marked(pid: int) -> bool:
 
 
 def _threads_of(pid: int, threads: Iterable[int]) -> Iterator[process_state.Thread]:
-    """Yield what is known of those threads of a process that are still there."""
     for thread in threads:
         if stat := _text(f"/proc/{pid}/task/{thread}/stat"):
             yield process_state.thread_of(stat)
 
 
 def _links_of(pid: int) -> tuple[int, dict[int, str]]:
-    """Return what a process has open, by descriptor, and the thread that shows it.
+    """Return a thread of a process with its open files, by descriptor.
 
-    A first thread that has ended shows nothing; its process may go on without it.
+    If the first thread exited, another one shows the files.
     """
     links = _links(pid)
     if not links and _is_marked(pid):
@@ -279,17 +262,15 @@ def _links(thread: int) -> dict[int, str]:
 
 
 def _inode(thread: int, fd: int) -> int:
-    """Return the inode of an open file, 0 if the kernel does not say it (before Linux 5.14)."""
+    """Return the inode of an open file, 0 if unknown (before Linux 5.14)."""
     return int(_of_opening(thread, fd, "ino:") or "0")
 
 
 def _is_written(thread: int, fd: int) -> bool:
-    """Say whether a file is open to be written."""
     return bool(int(_of_opening(thread, fd, "flags:") or "0", 8) & (os.O_WRONLY | os.O_RDWR))
 
 
 def _of_opening(thread: int, fd: int, name: str) -> str:
-    """Return what the kernel says of an open file under a name; nothing if it does not."""
     for line in _text(f"/proc/{thread}/fdinfo/{fd}").splitlines():
         if line.startswith(name):
             return line.split()[1]
@@ -297,7 +278,6 @@ def _of_opening(thread: int, fd: int, name: str) -> str:
 
 
 def _text(path: str) -> str:
-    """Return a file of /proc; nothing if what it is about has ended."""
     try:
         return pathlib.Path(path).read_text(errors="replace")
     except OSError:
@@ -305,10 +285,7 @@ def _text(path: str) -> str:
 
 
 def _numbers(folder: str) -> list[int]:
-    """Return the numbers among the names in a folder, lowest first; none if its process ended.
-
-    :raises PermissionError: they are not to be seen
-    """
+    """Return the numeric names in a folder, sorted; none if its process exited."""
     try:
         return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
     except (FileNotFoundError, ProcessLookupError):
@@ -316,7 +293,7 @@ def _numbers(folder: str) -> list[int]:
 
 
 def _shares(one: process_state.Holder, other: process_state.Holder) -> bool:
-    """Say whether two processes may have the same opening of a file: yes, where nobody knows."""
+    """Return whether two processes share an open file description; True if unknown."""
     if max(len(one.fds), len(other.fds)) > FDS_LIMIT:
         return True
     return any(

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel was told of a mount, for all who will serve it.
+"""The mount record: what the kernel was told of a mount, for later processes.
 
-A line of JSON for each fact, in a file in memory that all of them share: the supervisor, its
-workers, and who keeps it while no supervisor runs.  Facts are added, each by one write; a line that
-is not whole was not told to anybody.  Behind the facts is what a relay has under way
-(process/inflight_requests.py).
-
-The one rule: a fact is written before the kernel is told, so whoever comes next knows it, and it
-stays.
+JSON lines in a memfd shared by the supervisor, its workers and the holder. Each fact is appended by
+one write, before the kernel is told; incomplete lines are ignored. After the facts come a relay's
+requests (process/inflight_requests.py).
 """
 
 import os
@@ -19,14 +15,13 @@ from acstor_agent.core.mount import inodes
 
 NAME = "acstor mount"
 FACTS_BYTES = 1 << 20
-"""Room for facts, several times what they need."""
+"""Space for facts, several times what they need."""
 
 
 class Mounted(msgspec.Struct, frozen=True, tag_field="fact", tag="mounted"):
-    """The mount was made.
+    """The mount was created.
 
-    :param numbers: what inodes and handles of this mount mean (:data:`inodes.LAYOUT`)
-    :param init_request: the FUSE_INIT that the kernel sent
+    :param numbers: layout of its inodes and handles (:data:`inodes.LAYOUT`)
     """
 
     numbers: int
@@ -47,8 +42,8 @@ _encoder = msgspec.json.Encoder()
 class MountRecord:
     """The record of one mount.
 
-    :param fd: the file in memory; the record closes it
-    :raises ValueError: there is no record in it
+    :param fd: of the memfd; the record closes it
+    :raises ValueError: it has no valid record
     """
 
     def __init__(self, fd: int) -> None:
@@ -60,18 +55,18 @@ class MountRecord:
 
     @classmethod
     def begin_record(cls, init_request: bytes) -> Self:
-        """Begin the record of a mount that was made just now."""
+        """Create the record of a new mount."""
         fd = os.memfd_create(NAME)
         _add(fd, Mounted(inodes.LAYOUT, init_request))
         return cls(fd)
 
     def init_answer(self) -> bytes | None:
-        """Return what FUSE_INIT was answered with, None if it was not."""
+        """Return the answer to FUSE_INIT, None if there was none."""
         answers = [fact.reply for fact in self._facts() if isinstance(fact, Answered)]
         return answers[0] if answers else None
 
     def record_init_answer(self, reply: bytes) -> None:
-        """Note what FUSE_INIT is about to be answered with."""
+        """Record the answer to FUSE_INIT before it is sent."""
         _add(self.fd, Answered(reply))
 
     def close(self) -> None:
@@ -86,12 +81,11 @@ class MountRecord:
 
 
 def is_record(fd: int) -> bool:
-    """Say whether a descriptor is that of a record, not that of a mount."""
+    """Return whether a descriptor is of a record, not of a mount."""
     return os.readlink(f"/proc/self/fd/{fd}").startswith(f"/memfd:{NAME}")
 
 
 def _lines(fd: int) -> bytes:
-    """Return the lines that are whole."""
     lines, end, _ = os.pread(fd, FACTS_BYTES, 0).rpartition(b"\n")
     return lines + end
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes have a file open, asked of the kernel.
-
-An agent that was restarted does not know what was opened before; /proc does.
-"""
+"""Finds open files of all processes in /proc, without touching the mount."""
 
 import contextlib
 import os
@@ -15,11 +12,10 @@ from acstor_agent.sources import base
 from acstor_common.model import ids
 
 DESCRIBED = 20
-"""How many users of a mount are named; the rest is counted."""
 
 
 class User(NamedTuple):
-    """A process that has something below a mount open."""
+    """A process with open files below a mount."""
 
     pid: int
     name: str
@@ -27,7 +23,7 @@ class User(NamedTuple):
 
 
 def users_of(mount_point: str) -> list[User]:
-    """Return who has what open below a mount point; nothing below it is touched."""
+    """Return the processes with open files below a mount point."""
     below = fuse_connection.resolved(mount_point)
     found = []
     for pid in pids():
@@ -38,7 +34,7 @@ def users_of(mount_point: str) -> list[User]:
 
 
 def images_open(mount_point: str) -> set[ids.ImageId]:
-    """Return the images that processes have open below a mount point; nothing there is touched.
+    """Return the images that processes have open below a mount point.
 
     :raises OSError: processes cannot be listed
     """
@@ -54,7 +50,7 @@ def images_open(mount_point: str) -> set[ids.ImageId]:
 
 
 def describe(users: list[User]) -> str:
-    """Say in one line who has what open: pid, what runs there, and which images.
+    """Describe users in one line: PID, program, images.
 
     >>> describe([User(7, "qemu guest=one", ("/m/images/a.raw",))])
     'process 7 (qemu guest=one) has a.raw open'
@@ -71,14 +67,13 @@ def describe(users: list[User]) -> str:
 
 
 def pids() -> list[int]:
-    """Return the ids of all processes."""
+    """Return the IDs of all processes."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _open_of(pid: int) -> list[str]:
-    """Return the paths of what a process has open, with its working folder."""
     paths = []
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # it exited
         folder = f"/proc/{pid}/fd"
         for link in (f"/proc/{pid}/cwd", *(f"{folder}/{fd}" for fd in os.listdir(folder))):
             with contextlib.suppress(OSError):  # it was closed meanwhile
@@ -87,7 +82,7 @@ def _open_of(pid: int) -> list[str]:
 
 
 def name_of(pid: int) -> str:
-    """Return what a process calls itself, for QEMU with the name of its guest."""
+    """Return the program name of a process, for QEMU with its guest's."""
     with contextlib.suppress(OSError):
         words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         guest = [word for word in words if word.startswith(b"guest=")]
@@ -97,7 +92,7 @@ def name_of(pid: int) -> str:
 
 
 def pids_with_open(path: str) -> list[int]:
-    """Return the processes that have ``path`` open; the path itself is not touched."""
+    """Return the processes that have ``path`` open."""
     folder, name = os.path.split(path)
     real = os.path.join(os.path.realpath(os.path.dirname(folder)), os.path.basename(folder), name)
     return [pid for pid in pids() if real in _open_of(pid)]

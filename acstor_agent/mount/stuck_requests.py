@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks after requests that wait for long: says what they wait for, and lets the killed end.
+"""Logs requests that wait for long, and fails those of killed guests.
 
-A guest's read may wait for hours.  Who reads the log learns of it, and whoever kills the guest's
-process is not kept waiting: its requests are answered, with an error that nobody reads any more.
-
-This costs nothing while nothing waits.
+A killed process cannot exit before its requests are answered, so they are answered with an error
+that no program sees. Without waiting requests this costs nothing.
 """
 
 import logging
@@ -25,19 +23,14 @@ LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 SUSPECT_AFTER_S = 2.0
-"""From then on it is looked whether who waits is being killed."""
+"""Age of a request from which on its guest is checked for a kill."""
 LATE_S = 5.0
-"""From then on a request counts as one that waits for long."""
+"""Age of a request from which on it counts as late."""
 TELLS_EVERY_S = 60.0
 
 
 class StuckRequests:
-    """The look after the requests of one mount.
-
-    :param table: all requests that wait
-    :param known: the numbers by which the kernel knows files and who has opened them
-    :param clock: the one by which the table is kept
-    """
+    """Watches the requests of one mount."""
 
     def __init__(
         self,
@@ -46,28 +39,28 @@ class StuckRequests:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ended = 0
-        """Requests that were ended because who had made them was being killed."""
+        """Requests failed because their process was being killed."""
         self._table, self._known, self._clock = table, known, clock
         self._dying = killed_guests.KilledGuests(known.process_tag)
-        self._thread = trio.CapacityLimiter(1)  # its own: others may all hang
+        self._thread = trio.CapacityLimiter(1)  # its own: the shared threads may all hang
         self._asked = trio.CapacityLimiter(1)
-        self._telling = trio.Lock()  # what is taken back was told before
+        self._telling = trio.Lock()  # a withdrawal must follow its announcement
         self._told = log_limit.LogLimit(TELLS_EVERY_S)
 
     async def run(self) -> None:
-        """Look after them, for ever."""
+        """Watch the requests, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell)
             nursery.start_soon(self._let_go)
 
     async def switched_off(self, instance_id: str, is_taken_back: bool = False) -> int:
-        """Let the guest of an instance of Nova's that is being switched off wait for nothing more.
+        """Stop blocking the requests of an instance that is being powered off.
 
-        SIGTERM alone does not end a QEMU whose reads wait, and libvirt waits for that for 10 s.
+        SIGTERM alone does not end a QEMU with blocked reads; libvirt waits for it for 10 s.
 
-        :param is_taken_back: it stays on after all: its guest waits again
-        :returns: how many processes it is
-        :raises errors.Unusable: too many are being switched off, or processes cannot be looked at
+        :param is_taken_back: withdraw this: the instance stays on
+        :returns: number of processes
+        :raises errors.Unusable: too many are being powered off, or processes cannot be scanned
         """
         async with self._telling:
             if is_taken_back:
@@ -94,10 +87,7 @@ class StuckRequests:
                     )
 
     def list_late(self) -> dict[str, blocked_requests.LateWaits]:
-        """Return the images and disks of which requests wait for long, by their ids.
-
-        May be called from any thread.
-        """
+        """Return late requests by image or disk ID; any thread may call it."""
         found: dict[str, blocked_requests.LateWaits] = {}
         for guest, late in self._table.late_guests(self._clock(), LATE_S).items():
             file_id = guest.name.partition("/")[0]
@@ -121,9 +111,9 @@ class StuckRequests:
                 LOG.info("%s is being ended: %d of its requests end", guest, ended)
 
     def _waiter(self, guest: requests.Stream) -> killed_guests.Waiter | None:
-        """Return what to ask of a guest; None if its process cannot be seen from here.
+        """Return the search key of a guest; None if its process is unknown.
 
-        An image may be open in processes that are not seen either; a disk has one guest.
+        An image may be open in unseen processes, too; a disk has one guest.
         """
         file_id, slash, _ = guest.name.partition("/")
         inode, tag = self._known.owner_of(guest)
