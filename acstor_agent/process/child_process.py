@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker, from the fork to its exit, as its supervisor wants it.
+"""A worker process, from fork to exit.
 
-A supervisor that comes back must not meet a worker of the one before it.
+A worker must not outlive its supervisor once another process keeps the mount.
 """
 
 import logging
@@ -18,19 +18,15 @@ from acstor_common.service import signals
 LOG = logging.getLogger(__name__)
 
 NOW_KEPT = signal.SIGRTMIN
-"""Tells a worker that somebody keeps the mount by now, so that it ends with its supervisor."""
+"""Signals a worker that the mount is kept, so that it exits with its supervisor."""
 EXIT_UNUSABLE = 78
-"""What a worker exits with when starting again cannot help (EX_CONFIG of sysexits.h)."""
+"""Exit status when a restart cannot help (EX_CONFIG of sysexits.h)."""
 
 
 def run_child(
     work: Callable[[], None], is_kept: bool, held_back: Collection[signal.Signals]
 ) -> NoReturn:
-    """Be a worker in a fork of the supervisor, and leave without its clean-up.
-
-    :param is_kept: somebody keeps the mount already
-    :param held_back: signals that the supervisor has blocked
-    """
+    """Run a worker in a fork of the supervisor, and exit without its clean-up."""
     supervisor = os.getppid()
     if is_kept:
         die_with_supervisor(supervisor)
@@ -55,17 +51,16 @@ def run_child(
 
 
 def await_kept_mount(supervisor: int) -> None:
-    """Have this worker end with its supervisor once somebody keeps the mount.
+    """Make this worker die with its supervisor once the mount is kept.
 
-    The signal breaks off no call: libfuse does not repeat an answer to a relay, which would be
-    lost.
+    The signal must not interrupt calls: libfuse does not repeat a failed write to a relay.
     """
     signal.signal(NOW_KEPT, lambda number, frame: die_with_supervisor(supervisor))
     signal.siginterrupt(NOW_KEPT, False)
 
 
 def die_with_supervisor(supervisor: int) -> None:
-    """Have this worker be killed when its supervisor is gone, or be gone if that is."""
+    """Have the kernel kill this worker when its supervisor exits."""
     fuse_connection.die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who keeps the mount where no service manager does: a process that only holds descriptors.
+"""A holder process keeps the mount's descriptors where no service manager does.
 
-Where the agent runs in a container its mount would end with the container.  So a holder runs
-beside it, outside of the container or in one of its own, that is never replaced together with the
-agent's.  A supervisor leaves the descriptors of its mount there, says again every other second
-that they are to be kept, and the next supervisor takes them.
+In a container the mount would end with the container. The holder runs outside it, or in a container
+of its own that is never replaced together with the agent's. The supervisor sends it the
+descriptors, and confirms them every 2 s; the next supervisor takes them.
 
-One datagram and one answer for each connection to a socket in the state folder, which is root's
-alone.  A holder does nothing but hold, so that it has no reason to be replaced.
+Each connection to a socket in the state folder, accessible to root only, carries one datagram and
+one answer.
 """
 
 import contextlib
@@ -33,9 +32,8 @@ SOCKET = "holder.sock"
 PUT, TAKE, FORGET = b"put", b"take", b"forget"
 KEPT, NOTHING, REFUSED = b"kept", b"nothing", b"refused"
 DESCRIPTORS = 2
-"""Of a mount: that of /dev/fuse, and its record."""
+"""Of a mount: /dev/fuse and the record."""
 WAIT_S = 2.0
-"""How long either side waits for the other."""
 _WORD_BYTES = 16
 _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/socket.h
 
@@ -43,8 +41,7 @@ _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/sock
 class FdHolder:
     """Context manager: the holder of one agent's mount.
 
-    :param state_dir: the agent's
-    :raises errors.Unusable: the socket cannot be made there, or another holder has it
+    :raises errors.Unusable: the socket cannot be created, or another holder has it
     """
 
     def __init__(self, state_dir: pathlib.Path) -> None:
@@ -68,27 +65,27 @@ class FdHolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()  # its name stays: agents see by it that there will be a holder
+        self._socket.close()  # the socket file stays, as a sign that a holder exists
         self._forget()
         if self._locked is not None:
             os.close(self._locked)
 
     def _lock(self) -> int:
-        """Return what the one holder has locked, even while it is stopped and answers nobody."""
+        """Return the descriptor to lock, which excludes even a stopped holder."""
         path = self._path.with_suffix(".lock")
         self._locked = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         return self._locked
 
     def serve(self) -> None:
-        """Answer one after the other, for ever."""
+        """Answer one client after the other, for ever."""
         while True:
             try:
                 client, _ = self._socket.accept()
-            except OSError as e:  # there is no memory or descriptor left; what it holds it keeps
+            except OSError as e:  # out of memory or descriptors
                 LOG.warning("cannot answer peers now: %s", e.strerror)
                 time.sleep(WAIT_S)
                 continue
-            with client, contextlib.suppress(OSError):  # it has gone, or says nothing
+            with client, contextlib.suppress(OSError):  # the client exited or is silent
                 client.settimeout(WAIT_S)
                 self._answer(client)
 
@@ -126,18 +123,18 @@ class FdHolder:
 
 
 class HolderStore:
-    """The holder, as a supervisor meets it; see :class:`fd_store.FdStore`."""
+    """A supervisor's client of the holder; see :class:`fd_store.FdStore`."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path = state_dir / SOCKET
 
     def put(self, connection: fuse_connection.Connection) -> bool:
-        """Have it hold a connection; one that it holds already stays."""
+        """Send the descriptors; return whether they are kept."""
         answer = _ask(self._path, PUT, (connection.fuse_fd, connection.record.fd))
         return answer is not None and answer[0] == KEPT
 
     def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
-        """Have it hold a connection still: it may be another holder by now."""
+        """Send the descriptors again, because the holder may be a new one."""
         is_still_kept = self.put(connection)
         if is_still_kept != is_kept:
             tell, what = (LOG.info, "keeps") if is_still_kept else (LOG.error, "does not keep")
@@ -145,24 +142,24 @@ class HolderStore:
         return is_still_kept
 
     def take_connection(self) -> fuse_connection.Connection | None:
-        """Return the connection that it holds; it goes on holding it."""
+        """Return the kept connection, which stays kept."""
         answer = _ask(self._path, TAKE, ())
         return fuse_connection.kept(answer[1] if answer else ())
 
     def drop_connection(self) -> None:
-        """Have it let go."""
+        """Tell the holder to close the descriptors."""
         _ask(self._path, FORGET, ())
 
     def stop_reason(self) -> fd_store.Stopping:
-        """Return that somebody sent a signal: whoever it was, the next supervisor comes."""
+        """Return SIGNALLED: the next supervisor follows in any case."""
         return fd_store.Stopping.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
-        """Have nobody who waits."""
+        """Do nothing: no manager waits."""
 
 
 def is_there(state_dir: pathlib.Path) -> bool:
-    """Say whether an agent has a holder, even if that does not run right now."""
+    """Return whether an agent has a holder, running or not."""
     try:
         return stat.S_ISSOCK((state_dir / SOCKET).lstat().st_mode)
     except OSError:
@@ -170,7 +167,7 @@ def is_there(state_dir: pathlib.Path) -> bool:
 
 
 def answers(state_dir: pathlib.Path) -> bool:
-    """Say whether an agent's holder runs and answers now."""
+    """Return whether an agent's holder answers now."""
     found = _ask(state_dir / SOCKET, TAKE, ())
     for fd in found[1] if found else ():
         os.close(fd)
@@ -178,7 +175,6 @@ def answers(state_dir: pathlib.Path) -> bool:
 
 
 def _ask(path: pathlib.Path, word: bytes, fds: Sequence[int]) -> tuple[bytes, list[int]] | None:
-    """Return a holder's answer, None if there is no holder or it does not answer."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
             link.settimeout(WAIT_S)

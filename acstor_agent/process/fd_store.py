@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who keeps a mount between two supervisors, and what it knows of why one is to stop."""
+"""Interface of a store that keeps the mount's descriptors between supervisors."""
 
 import enum
 from typing import Protocol
@@ -8,62 +8,59 @@ from acstor_agent.mount import fuse_connection
 
 
 class Stopping(enum.Enum):
-    """Why a supervisor is told to stop, as far as its service manager knows."""
+    """Why a supervisor is told to stop."""
 
-    SIGNALLED = enum.auto()  # somebody sent a signal; what is kept is handed to the next one
-    UNIT_STOPS = enum.auto()  # the unit is to be stopped, and then nothing is kept
-    HOST_STOPS = enum.auto()  # everything ends
+    SIGNALLED = enum.auto()  # by a signal; the next supervisor takes over
+    UNIT_STOPS = enum.auto()  # the unit stops, and nothing is kept
+    HOST_STOPS = enum.auto()  # the host stops
 
 
 class FdStore(Protocol):
-    """Who keeps a connection while no supervisor runs."""
+    """Keeps a connection while no supervisor runs."""
 
     def put(self, connection: fuse_connection.Connection) -> bool:
-        """Keep it; return whether that was done."""
+        """Store it; return whether that worked."""
 
     def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
-        """See to it that it still is kept; return whether it is.
-
-        :param is_kept: whether it was
-        """
+        """Check that it is still kept; return whether it is."""
 
     def take_connection(self) -> fuse_connection.Connection | None:
-        """Return what was kept, None if it is nothing.
+        """Return the kept connection, None if there is none.
 
-        :raises errors.Unusable: another version left it, which this one does not understand
+        :raises errors.Unusable: it is of another version
         """
 
     def drop_connection(self) -> None:
-        """Keep nothing any more."""
+        """Drop the connection."""
 
     def stop_reason(self) -> Stopping:
         """Return why the supervisor is told to stop."""
 
     def wait_longer(self, why: str) -> None:
-        """Do not lose patience while the supervisor cannot stop."""
+        """Extend the stop timeout, because the supervisor cannot stop yet."""
 
 
 class NoStore:
-    """Nobody keeps it: the mount ends with its supervisor."""
+    """No store: the mount ends with its supervisor."""
 
     def put(self, connection: fuse_connection.Connection) -> bool:
-        """Keep nothing."""
+        """Return False."""
         return False
 
     def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
-        """Keep nothing."""
+        """Return False."""
         return False
 
     def take_connection(self) -> fuse_connection.Connection | None:
-        """Return nothing."""
+        """Return None."""
         return None
 
     def drop_connection(self) -> None:
-        """Have nothing to forget."""
+        """Do nothing."""
 
     def stop_reason(self) -> Stopping:
-        """Return that somebody sent a signal, nobody knows why."""
+        """Return SIGNALLED."""
         return Stopping.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
-        """Have nobody who waits."""
+        """Do nothing."""

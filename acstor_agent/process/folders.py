@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of the agent: made, closed to others, and locked against other agents.
-
-What is kept is for its owner alone, and one agent alone works in a folder.
-"""
+"""Creates folders of the agent, makes them private, and locks them."""
 
 import contextlib
 import errno
@@ -20,21 +17,21 @@ LOG = logging.getLogger(__name__)
 
 
 def make_folder(folder: pathlib.Path) -> None:
-    """Make a folder, and those above it, where they are missing; others may pass through them.
+    """Create a folder and its parents, traversable by others.
 
-    :raises errors.Unusable: it cannot be made
+    :raises errors.Unusable: it cannot be created
     """
     try:
         with umask(0o022):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        if e.errno != errno.ENOTCONN:  # a dead mount; it is cleared when the agent mounts
+        if e.errno != errno.ENOTCONN:  # a dead mount, which is unmounted later
             raise errors.Unusable(str(folder), f"cannot be made: {e.strerror}") from e
 
 
 @contextlib.contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Make files and folders without these bits; only while there is one thread."""
+    """Set the umask for a block; only while there is one thread."""
     before = os.umask(mask)
     try:
         yield
@@ -43,12 +40,11 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def make_private(folder: pathlib.Path) -> None:
-    """Make a folder that only its owner may enter; close one that others may enter.
+    """Create a folder private to its owner, or make it so, with its direct contents.
 
-    So are the files and folders right in it: what lies deeper cannot be reached by others, and
-    the modes of disks are what guests see.
+    Deeper files cannot be reached by others; the modes of disks are visible to guests.
 
-    :raises errors.Unusable: it cannot be made or closed
+    :raises errors.Unusable: it cannot be created or changed
     """
     make_folder(folder.parent)
     try:
@@ -56,7 +52,7 @@ def make_private(folder: pathlib.Path) -> None:
         if narrow(folder):
             LOG.info("%s was open to others; now only its owner may enter", folder)
         for path in folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # a temporary file that is gone by now
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that was removed
                 narrow(path)
     except OSError as e:
         remedy = "" if os.geteuid() == 0 else "Run this as root"
@@ -64,9 +60,9 @@ def make_private(folder: pathlib.Path) -> None:
 
 
 def narrow(path: pathlib.Path) -> bool:
-    """Take all rights of others and of the group from a file or folder; say if there were any.
+    """Remove all rights of group and others; return whether there were any.
 
-    :raises OSError: that cannot be done
+    :raises OSError: that failed
     """
     found = path.lstat()
     is_wide = not stat.S_ISLNK(found.st_mode) and found.st_mode & 0o077 != 0
@@ -77,12 +73,12 @@ def narrow(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
-    """Make the folders, private ones, and keep other agents away from them.
+    """Create private folders, and lock them against other agents.
 
-    A worker has the locks, too, and keeps them when its supervisor is killed.  After an end in
-    good order nobody keeps them, not even a worker that the kernel does not let go.
+    A worker inherits the locks and keeps them if its supervisor is killed. An orderly end releases
+    them for all processes.
 
-    :raises errors.Unusable: another agent uses a folder, or it cannot be made or locked
+    :raises errors.Unusable: another agent uses a folder, or it cannot be created or locked
     """
     with contextlib.ExitStack() as stack:
         locks = []
@@ -102,7 +98,7 @@ def lock_folders(folders: list[pathlib.Path]) -> Iterator[None]:
 
 
 def _open_lock(folder: pathlib.Path) -> IO[str]:
-    """Return the lock file of a folder; one that is there can be locked without being written."""
+    """Return the lock file of a folder; a read-only one can be locked, too."""
     make_private(folder)
     path = folder / ".lock"
     try:

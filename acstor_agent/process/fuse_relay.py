@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels before 6.9 lack: a dead worker's unanswered requests, for the next one.
+"""FUSE relay for kernels before 6.9, which cannot resend unanswered requests.
 
-A process between the kernel and the worker.  It hands on each request, keeps it until it is
-answered, and hands all that it keeps to a worker that asks for it as it would ask a newer kernel
-(FUSE_NOTIFY_RESEND).  To a worker, its end of a socket is /dev/fuse.
+A process between kernel and worker forwards each request, keeps it until it is answered, and
+resends it to the next worker on FUSE_NOTIFY_RESEND. For a worker, its socket is /dev/fuse.
 
-What it keeps is in the mount's record (process/inflight_requests.py), whatever happens to the
-process; the next relay goes on with it.  It ends when its supervisor ends it, or is gone and the
-worker, too.
-
-It never waits for a worker, since that may be waiting for it.
+Requests are in the mount record (process/inflight_requests.py), so they survive the relay's kill.
+It ends with its supervisor, or later with the worker. It never blocks on a worker, which may be
+blocked on it.
 """
 
 import collections
@@ -30,19 +27,19 @@ LOG = logging.getLogger(__name__)
 _WORKER, _END = b"w", b"e"
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 _BUFFER_BYTES = inflight_requests.ROOM_BYTES + inflight_requests.PAGE
-"""For one message, and what the kernel keeps beside it."""
+"""For one message with the kernel's overhead."""
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
 
 class Relay:
-    """The process, as the supervisor knows it.
+    """The supervisor's handle of the relay process.
 
-    :param connection: the mount; what is under way by its record is handed to the first worker
-    :raises errors.Unusable: the host's limits are too low for it
+    :param connection: the mount; recorded requests go to the first worker
+    :raises errors.Unusable: the host's buffer limits are too low
     """
 
     def __init__(self, connection: fuse_connection.Connection) -> None:
-        for end in _pair():  # what no worker could be given is said at the start
+        for end in _pair():  # fail now rather than at a worker's start
             end.close()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -52,9 +49,9 @@ class Relay:
                 _be_relay(connection, theirs)
 
     def connect(self) -> socket.socket:
-        """Return what is /dev/fuse for the next worker; the one before it is not served any more.
+        """Return the socket that serves the next worker as /dev/fuse.
 
-        :raises OSError: the process has ended
+        :raises OSError: the relay exited
         """
         kernels, workers = _pair()
         with kernels:
@@ -66,7 +63,7 @@ class Relay:
         return workers
 
     def end_relay(self) -> None:
-        """End it, whether there is a worker or not, and wait for its end."""
+        """End the relay and wait for its exit."""
         with contextlib.suppress(OSError):
             self._ours.send(_END)
         self._ours.close()
@@ -75,10 +72,7 @@ class Relay:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a link that takes the longest message, whatever the host's default is.
-
-    :raises errors.Unusable: the host allows no buffer of that size
-    """
+    """Return a socket pair with buffers for the longest message."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in ends:
         for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):  # the first one needs CAP_NET_ADMIN
@@ -97,7 +91,6 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
-    """Be the process in a fork of the supervisor."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -110,10 +103,7 @@ def _be_relay(connection: fuse_connection.Connection, supervisor: socket.socket)
 
 
 class _Moving:
-    """What is moved between the kernel and the worker.
-
-    :param supervisor: brings the socket of each next worker
-    """
+    """Forwards messages between kernel and worker."""
 
     def __init__(self, connection: fuse_connection.Connection, supervisor: socket.socket) -> None:
         self._fuse_fd = connection.fuse_fd
@@ -121,13 +111,13 @@ class _Moving:
         self._supervisor: socket.socket | None = supervisor
         self._worker: socket.socket | None = None
         self._is_asked = False
-        """The worker takes requests; before it has asked for them it can do nothing with one."""
+        """The worker asked for requests; before that it cannot take any."""
         self._to_send: collections.deque[bytes] = collections.deque()
         self._room = memoryview(bytearray(inflight_requests.ROOM_BYTES))
         self._under_way = inflight_requests.InflightRequests(connection.record)
 
     def run(self) -> None:
-        """Move messages until there is nobody more to move them for."""
+        """Forward messages until neither supervisor nor worker is left."""
         for answer in self._under_way.answers:
             self._answer(memoryview(answer))
         while self._supervisor or self._worker:
@@ -135,7 +125,7 @@ class _Moving:
                 if self._supervisor and fd == self._supervisor.fileno():
                     if not self._hear_supervisor():
                         return
-                    break  # what was found of the former worker's socket is no more
+                    break  # the former worker's socket is closed
                 if fd == self._fuse_fd:
                     if not self._read_kernel():
                         return
@@ -154,13 +144,13 @@ class _Moving:
         return poll.poll()
 
     def _hear_supervisor(self) -> bool:
-        """Take the socket of the next worker; return False if there is to be none."""
+        """Take the socket of the next worker; return False at the end."""
         if self._supervisor is None:
             return False
         word, fds = b"", list[int]()
         with contextlib.suppress(OSError):
             word, fds, _, _ = socket.recv_fds(self._supervisor, 1, 1)
-        if not word:  # it was killed: its worker, if it is left, serves on
+        if not word:  # it was killed; a remaining worker is still served
             self._supervisor = None
         elif word == _WORKER and fds:
             self._leave_worker()
@@ -175,11 +165,11 @@ class _Moving:
         self._to_send.clear()
 
     def _read_kernel(self) -> bool:
-        """Take a request and hand it on; return False if the mount has ended."""
+        """Read a request and forward it; return False if the mount ended."""
         try:
             length = os.readv(self._fuse_fd, [self._under_way.room])
-        except OSError as e:  # nothing there, or it was withdrawn meanwhile
-            if e.errno == errno.EINVAL:  # it was told of longer messages than these
+        except OSError as e:  # no request, or it was withdrawn
+            if e.errno == errno.EINVAL:  # the buffer is too short
                 raise
             return e.errno not in _ENDED
         self._to_send.append(self._under_way.save_request(length))
@@ -193,19 +183,17 @@ class _Moving:
             self._receive()
 
     def _send(self) -> None:
-        """Hand on what waits, as far as the worker takes it."""
         while self._worker and self._to_send:
             try:
                 self._worker.send(self._to_send[0])
             except BlockingIOError:
                 return
-            except OSError:  # it has gone
+            except OSError:  # it exited
                 self._leave_worker()
                 return
             self._to_send.popleft()
 
     def _receive(self) -> None:
-        """Take an answer to the kernel."""
         if not self._worker:
             return
         try:
@@ -229,6 +217,6 @@ class _Moving:
     def _answer(self, answer: memoryview) -> None:
         _, _, unique = inflight_requests.HEADER.unpack_from(answer)
         self._under_way.note_answer(unique, answer)
-        with contextlib.suppress(OSError):  # nobody waits for it any more
+        with contextlib.suppress(OSError):  # it was interrupted
             os.write(self._fuse_fd, answer)
         self._under_way.forget_request(unique)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A secret of this host, by which the numbers are made that the kernel knows images by.
+"""The host's secret key, from which inode numbers are computed.
 
-The one rule: it stays the same as long as guests run, or they would lose their disks.
-So it lies in the state folder, for the next supervisor, and the supervisor that has read it
-gives it to all its workers, whatever becomes of the file meanwhile.
+It must not change while guests run, or they would lose their disks. So it is stored in the state
+folder, and workers get it from the supervisor.
 """
 
 import logging
@@ -20,9 +19,9 @@ NAME = "host.secret"
 
 
 def of(state_dir: pathlib.Path) -> bytes:
-    """Return the secret; it is made now if there is none.
+    """Return the secret; create it if needed.
 
-    :raises errors.Unusable: it can be neither read nor made
+    :raises errors.Unusable: it can be neither read nor created
     """
     path = state_dir / NAME
     try:

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that a relay has taken and the kernel has no answer to, where a SIGKILL loses none.
+"""Requests that a relay keeps until their answer, safe against SIGKILL.
 
-They lie in the file of the mount's record, which outlives every process: behind its facts first a
-landing place, into which the kernel copies the next request, and then a place for each request that
-is under way.
+They are in the mount record's file after the facts: a landing area, into which the kernel copies
+the next request, then a slot for each outstanding request.
 
 ==================  ===========================================================================
-A relay dies        What the next one finds and does
+The relay dies      The next relay
 ==================  ===========================================================================
-while a request     The landing place is not empty.  Each of its pages began with a mark that
-lands               only the kernel's copy wipes out, so it is known whether the request is
-                    whole.  One that is not was refused by the kernel (EIO); it is answered so.
-before its answer   The request: a worker gets it, as it was never answered.
-while it answers    The answer, noted before: the kernel is told it again, and passes over what
-                    it knows.  An answer that is too long for that is one to a read, which is
-                    done again, and no harm is in that.
+while a request     finds the landing area not empty. Marks in each page, overwritten only by the
+lands               kernel's copy, show whether the request is complete. An incomplete one was
+                    refused by the kernel (EIO) and is answered so.
+before its answer   finds the request, and sends it to a worker.
+while it answers    finds the answer, recorded before, and repeats it; the kernel ignores
+                    duplicates. Only reads have longer answers, which are not recorded: they are
+                    repeated.
 ==================  ===========================================================================
 
-The one rule: no request that was answered is ever given to a worker again, for a write would undo
-what the guest has written since.
+An answered request is never sent again, because a repeated write could undo later ones.
 """
 
 import errno
@@ -36,13 +34,12 @@ LOG = logging.getLogger(__name__)
 
 PAGE = 4096
 ROOM_BYTES = fuse_connection.RELAYED_BYTES + PAGE
-"""Room for any message: a kernel gives none to who has too little for the longest."""
+"""Space for any message; the kernel rejects reads with a shorter buffer."""
 ANSWER_BYTES = 184
-"""Room for any answer but those to reads and lists."""
+"""Space for any answer except those of reads and directory lists."""
 HOT_PLACES = 64
-"""Places that keep their memory, 9 MB in all; to give back that of a write takes as long as it."""
+"""Slots that keep their memory (9 MB in all): freeing it costs as much as a write."""
 LOCK_WAIT_S = 10.0
-"""How long a relay waits for the end of the one before it."""
 WITHOUT_ANSWER = frozenset({2, 36, 41, 42})  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET
 HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an answer: length, error
 _REQUEST_HEADER_BYTES = 40
@@ -50,36 +47,34 @@ _LOOK_S = 0.05
 _COUNT = struct.Struct("<I")
 _LAYOUT_AT = 4
 _LAYOUT = 1
-"""Of the table; another number means that requests lie in it otherwise."""
 _MARK_BYTES = 8
 _MARK_AT = 8
 _LANDING_AT = PAGE
 _PLACES_AT = _LANDING_AT + ROOM_BYTES
 _REQUEST_AT = 8 + ANSWER_BYTES
 _PLACE_BYTES = -(-(_REQUEST_AT + ROOM_BYTES) // PAGE) * PAGE
-_BYTES = _PLACES_AT + fuse_connection.MAX_REQUESTS * _PLACE_BYTES  # pages that nobody used are none
+_BYTES = _PLACES_AT + fuse_connection.MAX_REQUESTS * _PLACE_BYTES  # sparse
 
 
 class InflightRequests:
     """The table, for one relay at a time.
 
-    :param record: of the mount
-    :raises TimeoutError: another relay has it and does not end
-    :raises ValueError: another version has it, whose requests this one cannot read
+    :raises TimeoutError: another relay has it and does not exit
+    :raises ValueError: it is of another version
     """
 
     def __init__(self, record: mount_record.MountRecord) -> None:
         _lock(record.fd)
         at = mount_record.FACTS_BYTES
         os.ftruncate(record.fd, max(os.fstat(record.fd).st_size, at + _BYTES))
-        # It is never closed: that would let go of the lock.
+        # Never closed, because that would release the lock.
         self._map = mmap.mmap(record.fd, _BYTES, offset=at)
         self.room = memoryview(self._map)[_LANDING_AT:_PLACES_AT]
-        """Where the kernel's next request goes."""
+        """Buffer for the kernel's next request."""
         self.requests: dict[int, bytes] = {}
-        """Those without an answer, by their number."""
+        """Unanswered requests, by their unique number."""
         self.answers: list[bytes] = []
-        """What a former relay may not have told the kernel."""
+        """Answers that a former relay may not have sent."""
         self._places: dict[int, int] = {}
         self._free: list[int] = []
         (self._used,) = _COUNT.unpack_from(self._map, 0)
@@ -95,11 +90,11 @@ class InflightRequests:
 
     @property
     def is_full(self) -> bool:
-        """No request can be taken now."""
+        """Whether no further request can be taken."""
         return len(self._places) >= fuse_connection.MAX_REQUESTS
 
     def save_request(self, length: int) -> bytes:
-        """Keep the request of that many bytes that is in the room, and empty the room."""
+        """Save the request of this length from the room, and clear the room."""
         request = bytes(self.room[:length])
         _, opcode, unique = HEADER.unpack_from(request)
         if opcode not in WITHOUT_ANSWER:
@@ -108,7 +103,7 @@ class InflightRequests:
         return request
 
     def note_answer(self, unique: int, answer: memoryview) -> None:
-        """Note what the kernel is about to be answered with."""
+        """Record an answer before it is sent."""
         place = self._places.get(unique)
         if place is not None and len(answer) <= ANSWER_BYTES:
             at = _at(place)
@@ -116,7 +111,7 @@ class InflightRequests:
             _COUNT.pack_into(self._map, at, len(answer))
 
     def forget_request(self, unique: int) -> None:
-        """Forget a request that the kernel has an answer to."""
+        """Remove an answered request."""
         request = self.requests.pop(unique, b"")
         place = self._places.pop(unique, None)
         if place is not None:
@@ -131,7 +126,7 @@ class InflightRequests:
         _COUNT.pack_into(self._map, at, 0)
         begin, end = at + _REQUEST_AT, at + _REQUEST_AT + len(request)
         self._map[begin + 4 : end] = request[4:]
-        self._map[begin : begin + 4] = request[:4]  # its length: now it is there
+        self._map[begin : begin + 4] = request[:4]  # its length last: now it is valid
         self._places[unique] = place
         self.requests[unique] = request
 
@@ -143,7 +138,6 @@ class InflightRequests:
         self._free.append(place)
 
     def _find(self, place: int) -> None:
-        """Find what a former relay has left in a place."""
         at = _at(place)
         (length,) = _COUNT.unpack_from(self._map, at + _REQUEST_AT)
         (answer_length,) = _COUNT.unpack_from(self._map, at)
@@ -160,9 +154,9 @@ class InflightRequests:
             self.requests[unique] = request
 
     def _find_landed(self) -> None:
-        """Find what the kernel gave to a former relay that could not keep it any more."""
+        """Recover a request that landed but was not saved."""
         self._mark = self._map[_MARK_AT : _MARK_AT + _MARK_BYTES]
-        if not any(self._mark):  # this relay is the first
+        if not any(self._mark):
             self._mark = os.urandom(_MARK_BYTES)
         elif self.room[:_MARK_BYTES] != self._mark:
             length, opcode, unique = HEADER.unpack_from(self.room)
@@ -183,7 +177,7 @@ class InflightRequests:
         return all(self.room[at:end] != self._mark[: end - at] for at, end in ends)
 
     def _empty_room(self, length: int) -> None:
-        """Put marks where a request was; that of the first page is last, for it says "empty"."""
+        """Write the marks; the first page last, because its mark means "empty"."""
         for at in reversed(range(0, length, PAGE)):
             self.room[at : at + _MARK_BYTES] = self._mark
 
@@ -193,7 +187,7 @@ def _at(place: int) -> int:
 
 
 def _lock(fd: int) -> None:
-    """Wait until no other relay has the table; the lock ends with the process."""
+    """Lock the table for this process; wait for a former relay's exit."""
     ends_s = time.monotonic() + LOCK_WAIT_S
     while True:
         try:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the turns of the event loop are.
+"""Measures the duration of the event loop's turns.
 
-In a turn everything that is ready is carried on, one after the other, and whatever becomes ready
-meanwhile waits for its end.  So the longest turn is the longest that a guest, a peer or a deadline
-ever waits for this process itself.
+All tasks that are ready run in one turn, and new events wait for its end; so the longest turn
+bounds the delay that this process itself causes.
 """
 
 import time
@@ -14,10 +13,7 @@ from acstor_agent.core import counters
 
 
 class LoopLag(trio.abc.Instrument):
-    """Measures turns from now on.
-
-    :ivar latency: how long they were
-    """
+    """Measures turns from its creation on."""
 
     def __init__(self) -> None:
         self.latency = counters.Latency()
@@ -25,15 +21,15 @@ class LoopLag(trio.abc.Instrument):
         trio.lowlevel.add_instrument(self)
 
     def after_io_wait(self, timeout: float) -> None:
-        """Note that a turn begins."""
+        """Record the start of a turn."""
         self._began_s = time.perf_counter()
 
     @property
     def lasts_s(self) -> float:
-        """Say how long the turn has lasted that is under way."""
+        """Duration of the current turn so far."""
         return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
 
     def before_io_wait(self, timeout: float) -> None:
-        """Note that it is over: nothing is ready."""
+        """Record the end of a turn."""
         if self._began_s is not None:
             self.latency.add(time.perf_counter() - self._began_s)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent tells the service manager (sd_notify(3)), and what it leaves with it.
+"""Notifies the service manager (sd_notify(3)), and uses its descriptor store.
 
-The messages are datagrams to the socket that the manager names.  A manager with
-a descriptor store keeps the FUSE connection for us: the descriptor, and the
-record of what the kernel was told of the mount.  When the supervisor is
-started again, both are handed to it, and guests that read meanwhile see a pause.
+A manager with a descriptor store keeps the FUSE connection and the mount record, and passes both to
+the next supervisor; guests only see a pause.
 """
 
 import array
@@ -18,28 +16,27 @@ from acstor_agent.mount import fuse_connection
 from acstor_agent.process import fd_store
 
 FIRST_FD = 3
-"""Where descriptors that a manager hands over begin (sd_listen_fds(3))."""
+"""First descriptor passed by a manager (sd_listen_fds(3))."""
 MOUNT = "fuse-mount"
-"""The name of both descriptors: one message hands them over, so it is never one of them."""
+"""Name of both descriptors, sent in one message, so never only one is kept."""
 PATIENCE_S = 30.0
 SYSTEMCTL_S = 5.0
 SYSTEM_BUS = pathlib.Path("/run/dbus/system_bus_socket")
-"""There AppArmor allows the agent to ask systemd and nothing else; systemd's own socket gives all
-that root may do, and is asked only where there is no bus."""
+"""On the bus, AppArmor lets the agent only query systemd. systemd's own socket allows everything
+to root, so it is used only without a bus."""
 
 
 def notify_ready() -> None:
-    """Tell a service manager that waits for it (Type=notify) that the mirror is served."""
+    """Notify the service manager (Type=notify) that the agent serves."""
     _tell("READY=1")
 
 
 def is_there() -> bool:
-    """Say whether a service manager has started this process."""
+    """Return whether a service manager started this process."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 
 
 def _tell(text: str, *descriptors: int) -> bool:
-    """Send a message; return whether there is a manager that took it."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return False
@@ -54,42 +51,41 @@ def _tell(text: str, *descriptors: int) -> bool:
 
 
 class DescriptorStore:
-    """The store of the service manager that started this process, if it has one."""
+    """The descriptor store of the service manager, if there is one."""
 
     def __init__(self) -> None:
         self._handed: dict[str, list[int]] = {}
 
     def put(self, connection: fuse_connection.Connection) -> bool:
-        """Leave a connection with the manager; return whether it keeps it."""
+        """Store a connection; return whether the manager keeps it."""
         handed = (connection.fuse_fd, connection.record.fd)
         return _tell(f"FDSTORE=1\nFDNAME={MOUNT}", *handed) and _room() >= len(handed)
 
     def ensure_kept(self, connection: fuse_connection.Connection, is_kept: bool) -> bool:
-        """Do nothing: it keeps what it has as long as it lives, and the host with it."""
+        """Return ``is_kept``: the manager keeps descriptors until the host stops."""
         return is_kept
 
     def take_connection(self) -> fuse_connection.Connection | None:
-        """Return the connection that the manager handed to this process, once.
+        """Return the connection that the manager passed to this process, once.
 
-        What another version has left has other names, and is taken for what it is.
+        Descriptors of other versions have other names, and are included.
         """
         self._handed = _handed_over()
         kept = fuse_connection.kept([fd for fds in self._handed.values() for fd in fds])
-        if kept is None and self._handed:  # a record, whose mount has ended
+        if kept is None and self._handed:  # only a record; its mount ended
             self.drop_connection()
         return kept
 
     def drop_connection(self) -> None:
-        """Have the manager let go of what it keeps."""
+        """Tell the manager to drop the descriptors."""
         for name in {MOUNT, *self._handed}:
             _tell(f"FDSTOREREMOVE=1\nFDNAME={name}")
 
     def stop_reason(self) -> fd_store.Stopping:
-        """Return why the manager, or somebody behind its back, has sent SIGTERM.
+        """Return why SIGTERM was sent.
 
-        systemd keeps descriptors while a unit is restarted, by ``systemctl restart`` or because
-        it has ended by itself, and lets go of them when it is stopped.  Only its list of jobs
-        tells one from the other.
+        systemd keeps descriptors during a restart of the unit and drops them at a stop; only its
+        job list shows which one it is.
         """
         if not os.environ.get("NOTIFY_SOCKET"):
             return fd_store.Stopping.SIGNALLED
@@ -100,15 +96,15 @@ class DescriptorStore:
         return fd_store.Stopping.UNIT_STOPS if is_stop else fd_store.Stopping.SIGNALLED
 
     def wait_longer(self, why: str) -> None:
-        """Have the manager wait for :data:`PATIENCE_S` more, and show why."""
+        """Extend the stop timeout by :data:`PATIENCE_S`, with the reason as status."""
         line = why.replace("\n", " ")
         _tell(f"EXTEND_TIMEOUT_USEC={int(PATIENCE_S * 1e6)}\nSTATUS={line}")
 
 
 def _room() -> int:
-    """Return how many descriptors the manager keeps; one that keeps none takes the message, too.
+    """Return how many descriptors the manager keeps, 0 if it has no store.
 
-    systemd says so from 254 on; one before that is asked.
+    systemd passes it from 254 on; older ones are queried.
     """
     said = os.environ.get("FDSTORE")
     if said is None and (unit := _unit()):
@@ -117,14 +113,12 @@ def _room() -> int:
 
 
 def _unit() -> str:
-    """Return the unit of this process, by its control group (any hierarchy of them has it)."""
     groups = pathlib.Path("/proc/self/cgroup").read_text().splitlines()
     return next((name for name in (pathlib.PurePath(line).name for line in groups)
                  if name.endswith(".service")), "")  # fmt: skip
 
 
 def _systemctl(*words: str) -> str:
-    """Return what systemctl says; nothing if it cannot."""
     by_bus = {"SYSTEMCTL_FORCE_BUS": "1"} if SYSTEM_BUS.is_socket() else {}
     try:
         done = subprocess.run(
@@ -138,7 +132,7 @@ def _systemctl(*words: str) -> str:
 
 
 def _handed_over() -> dict[str, list[int]]:
-    """Return the descriptors that are meant for this process, by name; children get none."""
+    """Return the descriptors passed to this process, by name; not inheritable."""
     environment = {name: os.environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS")}
     names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
     if environment["LISTEN_PID"] != str(os.getpid()):

@@ -1,27 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the FUSE connection and the locks, and a worker behind them, whatever happens to workers.
+"""The supervisor: keeps the FUSE connection and the locks, and restarts workers.
 
-The supervisor holds what must outlive a worker: the lock on the folders, the
-/dev/fuse descriptor and the record of what the kernel was told of the mount.  Workers are
-forked from it, so a new one needs no time to start and finds all of that in
-place.  It never touches the mount itself: a process that holds the descriptor
-and waits for an answer from it would wait for itself.
+It holds what outlives a worker: folder locks, the /dev/fuse descriptor (a relay's before Linux 6.9)
+and the mount record. Workers are forked from it. It never accesses the mount, because it would wait
+for itself. A service manager or a holder keeps the connection, too; then a supervisor that was
+killed or restarted takes it back instead of mounting.
 
-Before Linux 6.9 the descriptor that a worker gets is that of a relay.
+A killed worker may not exit while a thread hangs in the kernel, in a call to a dead file server. It
+runs no code any more, so the next worker starts without waiting for it.
 
-Where a service manager, or a holder, keeps descriptors, the connection is left with it as
-well.  Then a supervisor that was killed, or restarted while guests read, takes
-back the connection instead of mounting.
-
-A worker that was killed may not end: a thread of it that hangs in the kernel, in a
-call to a dead file server, ends when the server answers.  The supervisor does not wait
-for that.  Nothing of such a worker runs any more, so the next one is started.
-
-A signal to stop does not take the mount from running guests.  Who sends it
-learns from the log who uses what; where nobody would keep the mount the agent
-goes on, and only a service manager that waits for its end is obeyed, as soon as
-nobody uses the mount any more.  Whether it is used is the kernel's to say: it is
-unmounted, unless busy, while the worker still answers.
+A stop signal does not take the mount from running guests. Without a store the agent logs its users
+and goes on; at a stop of the unit it exits as soon as the mount is unused, which an unmount finds
+out while the worker still answers.
 """
 
 import contextlib
@@ -51,27 +41,25 @@ LOG = logging.getLogger(__name__)
 
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 HELD_BACK = STOPS | {signal.SIGALRM}
-"""What waits while there is no worker: its handlers speak to one."""
+"""Signals blocked while there is no worker, because their handlers signal it."""
 STOP_WAIT_S = 10.0
 ALARM_EARLY_S = 0.1
-"""By so much our clock may be behind that of a timer."""
+"""Tolerance for clock differences to the timer."""
 LOOK_AGAIN_S = 2.0
-"""How often an agent that is to stop, and may not, looks whether guests have gone."""
+"""Interval of checks for guests while a stop is delayed."""
 RESTART_STEP_S = 0.2
-"""While workers die young, the restarts wait longer and longer, up to the longest."""
 RESTART_LONGEST_S = 5.0
 STEADY_AFTER_S = 1.0
-"""A worker that lived this long was not killed by its start: the next one starts at once."""
+"""A worker that lived longer is replaced without delay."""
 RENEW_S = 2.0
-"""How often it is made sure that the mount is kept."""
 HELD_LOOK_S = 1.0
 HELD_LOOKS = 3
-"""Looks in a row at which a worker that was ended is still there: then the kernel holds it."""
+"""Checks in a row after which an ended worker counts as held by the kernel."""
 HELD = "the kernel holds threads of it, which hang in a call"
 
 
 class WithGuests(enum.StrEnum):
-    """What a signal to stop does while guests use the mount and nobody keeps it."""
+    """Effect of a stop signal while guests use a mount that is not kept."""
 
     REFUSE = "refuse"
     UNMOUNT = "unmount"
@@ -86,14 +74,10 @@ class Inheritance:
 
 
 class Supervisor:
-    """One mount and the worker behind it.
+    """One mount and its worker.
 
-    :param mount_point: folder to mount on
-    :param work: what a worker does; it returns when it is told to stop (SIGTERM)
     :param is_ready: called once, when the first worker serves
-    :param store: who keeps the connection while no supervisor runs
-    :param with_guests: what a signal to stop does while guests use the mount
-    :param reload: what SIGHUP does here, and then in the worker
+    :param reload: called on SIGHUP here, before the worker's reload
     """
 
     def __init__(
@@ -123,10 +107,10 @@ class Supervisor:
         self._was_ready = False
         self._told = ""
         self._held: list[int] = []
-        """Workers that have ended as far as they can: the kernel holds threads of them."""
+        """Ended workers of which the kernel still holds threads."""
 
     def run(self) -> int:
-        """Mount, keep a worker running until SIGTERM or SIGINT, unmount; return an exit status.
+        """Mount, run workers until SIGTERM or SIGINT, unmount; return an exit status.
 
         :raises errors.Unusable: the mount point cannot be used
         """
@@ -144,12 +128,12 @@ class Supervisor:
             self._disconnect(connection)
 
     def _connect(self) -> fuse_connection.Connection:
-        """Take back the connection that was kept, if its mount is still there, or mount.
+        """Take back the kept connection if its mount exists, or mount.
 
-        Nothing may be asked of a mount that was kept: only a worker answers, and there is none.
+        A kept mount must not be accessed, because no worker answers yet.
 
-        :raises errors.Unusable: guests use a mount that cannot be served from here, or there can
-            be none
+        :raises errors.Unusable: guests use a mount that cannot be served from here, or mounting
+            failed
         """
         point = str(self._mount_point)
         connection = self._take(point)
@@ -166,13 +150,13 @@ class Supervisor:
             connection.close()
             self._store.drop_connection()
         if fuse_connection.mounted_type(point) is None:
-            folders.make_folder(self._mount_point)  # which asks what is mounted there
+            folders.make_folder(self._mount_point)  # creating it accesses the mount
         made = fuse_connection.mount(point)
         self._is_kept = self._store.put(made)
         return made
 
     def _take(self, point: str) -> fuse_connection.Connection | None:
-        """Return what was kept; what makes no sense here is let go if no guest uses it."""
+        """Return the kept connection; drop one of another version if it is unused."""
         try:
             return self._store.take_connection()
         except fuse_connection.NotUnderstoodError as e:
@@ -186,7 +170,7 @@ class Supervisor:
             return None
 
     def _disconnect(self, connection: fuse_connection.Connection) -> None:
-        """Unmount; what guests use stays where a store keeps it, for the supervisor to come."""
+        """Unmount; leave a mount in use to the store."""
         if self._relay:
             self._relay.end_relay()
         point = str(self._mount_point)
@@ -201,10 +185,7 @@ class Supervisor:
             self._store.drop_connection()
         connection.close()
 
-    # Stopping
-
     def _asked_to_stop(self, number: int, frame: object) -> None:
-        """Stop, if guests allow it; there is a worker whenever these signals are let in."""
         if self._stopping or self._is_asking:
             return
         self._is_asking = True
@@ -213,10 +194,7 @@ class Supervisor:
         self._is_asking = False
 
     def _may_stop(self) -> bool:
-        """Say whether stopping takes nothing from guests, or does not matter any more.
-
-        Where it does not, the mount is gone afterwards, or left to the store.
-        """
+        """Return whether the agent may stop; the mount is then unmounted or kept."""
         why = self._store.stop_reason()
         self._renew()
         leaves_it = self._is_kept and why is fd_store.Stopping.SIGNALLED
@@ -242,7 +220,6 @@ class Supervisor:
                 self._tell_worker(child_process.NOW_KEPT)
 
     def _tell_worker(self, number: int) -> None:
-        """Send a signal to the worker, if there is one: its number may be another's afterwards."""
         if self._worker_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._worker_pid, number)
@@ -264,11 +241,11 @@ class Supervisor:
         signal.setitimer(signal.ITIMER_REAL, after_s)
 
     def _is_alarm_over(self) -> bool:
-        """Say whether a timer of ours is over: SIGALRM from anybody else means nothing."""
+        """Return whether our timer expired; other SIGALRMs are ignored."""
         return time.monotonic() >= self._alarm_s - ALARM_EARLY_S
 
     def _alarmed(self, number: int, frame: object) -> None:
-        """Stop if what kept us from it is gone (the manager still waits), or end the worker."""
+        """Retry a delayed stop, or kill a worker that does not stop."""
         if not self._is_alarm_over():
             return
         self._alarm_s = math.inf
@@ -279,12 +256,10 @@ class Supervisor:
             self._asked_to_stop(number, frame)
 
     def _asked_to_reload(self, number: int, frame: object) -> None:
-        """Reload; a fork inherits this, and has no worker to tell."""
         self._reload()
         self._tell_worker(signal.SIGHUP)
 
     def _stop(self) -> None:
-        """Pass the word on to the worker."""
         self._stopping = True
         self._tell_worker(signal.SIGTERM)
         self._set_alarm(STOP_WAIT_S)
@@ -317,10 +292,7 @@ class Supervisor:
         return found is not None and (found.si_signo in STOPS or self._is_alarm_over())
 
     def _start(self, connection: fuse_connection.Connection) -> tuple[int, int]:
-        """Start a worker; return the descriptors of it, and of what it says when it serves.
-
-        :raises OSError: there is no memory, process or descriptor left; none was started
-        """
+        """Fork a worker; return its pidfd, and the pipe on which it reports ready."""
         self._held = [pid for pid in self._held if os.waitpid(pid, os.WNOHANG)[0] == 0]
         ready_read, ready_write = os.pipe()
         with contextlib.ExitStack() as failed:
@@ -353,7 +325,7 @@ class Supervisor:
     def _relayed(
         self, connection: fuse_connection.Connection
     ) -> Iterator[fuse_connection.Connection]:
-        """Yield what a worker has for the connection: where there is a relay, its end of that."""
+        """Yield the worker's connection: the relay's socket if there is a relay."""
         if self._relay is None:
             yield connection
             return
@@ -368,7 +340,7 @@ class Supervisor:
             yield connection._replace(fuse_fd=end.fileno())
 
     def _follow(self, worker: int, ready_read: int) -> int | None:
-        """Wait until a worker serves, and until it ends or can come no closer to its end."""
+        """Wait until a worker is ready, and until it exits or is held by the kernel."""
         poll = select.poll()
         poll.register(worker, select.POLLIN)
         poll.register(ready_read, select.POLLIN)
@@ -391,7 +363,7 @@ class Supervisor:
         return None
 
     def _strip(self, pid: int) -> None:
-        """Take from a worker that cannot end what the next one needs."""
+        """Close sockets and free memory of a worker that cannot exit."""
         shut, is_freed = process_cleanup.shut_sockets(pid), process_cleanup.free_memory(pid)
         memory = "given back" if is_freed else "not given back"
         LOG.warning("worker %d: %s; %d sockets shut, memory %s", pid, HELD, shut, memory)
@@ -403,6 +375,5 @@ def _say_ready(pipe: int) -> None:
 
 
 def _how(wait_status: int) -> str:
-    """Say in words how a process ended."""
     code = os.waitstatus_to_exitcode(wait_status)
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
