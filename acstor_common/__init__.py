@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every acstor process shares: formats, messages, keys, the ring, errors.
+"""Shared by all acstor processes: formats, messages, keys, the ring, errors.
 
 Packages, from top to bottom: ``service`` and ``wire``; ``identity``, ``ring`` and ``image``;
 ``formats``; ``util``; ``model``.  ``errors`` holds every exception of acstor.

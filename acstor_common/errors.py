@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole family of acstor's errors; the class says who must act.
+"""All exceptions of acstor; the class tells who must act.
 
-Errors carry fields and the message is made from them.  They are translated
-once, at the edge where they leave acstor (errno in the FUSE shell, an exit
-status in a command).
+An error is translated once, where it leaves acstor: to an errno in the FUSE server, to an exit
+status in a command.
 """
 
 
 class AcstorError(Exception):
-    """Root of the family; never raised itself."""
+    """Base class of acstor's exceptions."""
 
 
 class FormatError(AcstorError):
-    """Stored bytes are not what the format's document says: rebuild them from the source.
+    """Stored bytes violate their format: rebuild them from the source.
 
-    :param what: the thing that was read, as its owner knows it (a path, an image id)
-    :param offset: byte at which the fault was seen
+    :param what: the file or object that was read (a path, an image ID)
+    :param offset: byte of the fault
     """
 
     def __init__(self, what: str, offset: int, why: str) -> None:
@@ -27,19 +26,19 @@ class FormatError(AcstorError):
 
 
 class ChunkMapFormatError(FormatError):
-    """Not a chunk map, or a damaged one, or the map of another image."""
+    """A chunk map is malformed, damaged or of another image."""
 
 
 class BootImageFormatError(FormatError):
-    """Not a boot image, or a damaged one, or that of another image: it is ignored, boots go on."""
+    """A boot image is malformed, damaged or of another image: ignore it."""
 
 
 class DiskDeltaFormatError(FormatError):
-    """Not the changes of a disk, or cut or altered ones: nothing that was made of them counts."""
+    """A disk delta is malformed, cut or altered: discard what it produced."""
 
 
 class CheckpointFormatError(FormatError):
-    """Not a manifest of a checkpoint, or one that cannot be: ask another holder for it."""
+    """A checkpoint manifest is malformed: ask another holder for it."""
 
 
 class CacheFormatError(FormatError):
@@ -47,9 +46,9 @@ class CacheFormatError(FormatError):
 
 
 class ForeignArtefact(AcstorError):
-    """An image points to an artefact that is not its own: nothing of it may be used.
+    """An image points to an artefact of another image: do not use the artefact.
 
-    :param kind: what the artefact should be (``chunk_map``, ``boot_image``)
+    :param kind: the expected kind (``chunk_map``, ``boot_image``)
     """
 
     def __init__(self, image_id: str, kind: str, artefact_id: str, why: str) -> None:
@@ -61,10 +60,10 @@ class ForeignArtefact(AcstorError):
 
 
 class ChunkUnavailable(AcstorError):
-    """This place cannot give the bytes: ask the next one.
+    """A source or peer cannot supply the bytes: try the next one.
 
-    :param what: what was asked for, in words (image, offset and length)
-    :param where: the place that was asked (a URL, a path, a peer)
+    :param what: image, offset and length, for people
+    :param where: the source or peer: a URL, a path, a host
     """
 
     def __init__(self, what: str, where: str, why: str = "") -> None:
@@ -78,35 +77,42 @@ class ChunkUnavailable(AcstorError):
 
 
 class ChunkMissing(ChunkUnavailable):
-    """The place answered that it has not got it; asking again will not help."""
+    """The source or peer does not have the chunk: do not retry there."""
 
 
 class ChunkRefused(ChunkMissing):
-    """The place does not give it, though it may have it: somebody has to mend something first."""
+    """The source or peer refuses to serve the chunk until a fault is repaired."""
 
 
 class SourceRefused(ChunkRefused):
-    """The source gives this to nobody here until an operator changes it, or how it is asked."""
+    """The source refuses until an operator changes it or its configuration."""
 
 
+<<<<<<< ours
+=======
+class ChunkNotShared(ChunkMissing):
+    """The host is configured not to share the chunk."""
+
+
+>>>>>>> theirs
 class ChunkLost(ChunkMissing):
-    """The source has not got it, and neither has any host of the v-node table: it is nowhere."""
+    """Neither the source nor any host of the v-node table has the chunk."""
 
 
 class ChunkInvalid(ChunkUnavailable):
-    """The bytes do not hash to the CID: drop them and distrust the place."""
+    """The bytes do not match the CID: drop them and distrust the sender."""
 
 
 class SourceUnreachable(ChunkUnavailable):
-    """No answer, a refusal or a passing fault: the only class that is worth a retry."""
+    """No answer or a transient failure: the only class that is worth a retry."""
 
 
 class SourceOverloaded(SourceUnreachable):
-    """Too many wait for the place already, most of them with this one; it may answer others."""
+    """Too many requests already wait there, most of them from this caller."""
 
 
 class DeadlineExceeded(AcstorError):
-    """Nobody gave the bytes in the time that the reader is ready to wait."""
+    """The bytes did not arrive within the reader's deadline."""
 
     def __init__(self, what: str, deadline_s: float, why: str = "") -> None:
         super().__init__(what, deadline_s, why)
@@ -119,7 +125,7 @@ class DeadlineExceeded(AcstorError):
 
 
 class QueueFull(AcstorError):
-    """One who has most of what waits asked for more than all may have waiting together."""
+    """The queue is full, and the caller has the largest share of it."""
 
     def __init__(self, who: str) -> None:
         super().__init__(who)
@@ -130,7 +136,7 @@ class QueueFull(AcstorError):
 
 
 class ReaderKilled(AcstorError):
-    """Who waits is being ended: the answer only lets him end."""
+    """The reading process is being killed: the reply only lets it exit."""
 
     def __init__(self, who: str) -> None:
         super().__init__(who)
@@ -141,15 +147,15 @@ class ReaderKilled(AcstorError):
 
 
 class ProtocolError(AcstorError):
-    """The rules of a protocol were broken; the subclass says by whom."""
+    """Base class of protocol violations."""
 
 
 class LocalProtocolError(ProtocolError):
-    """We broke the rules: a bug here."""
+    """This host violated the protocol: a bug."""
 
 
 class IllegalTransition(LocalProtocolError):
-    """An event was applied in a state in which it cannot happen."""
+    """An event is not allowed in the current state."""
 
     def __init__(self, state: str, event: str) -> None:
         super().__init__(state, event)
@@ -160,9 +166,9 @@ class IllegalTransition(LocalProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The other side broke the rules: count it and drop the connection.
+    """The peer violated the protocol: count it and drop the connection.
 
-    :param peer: who, as far as it is known (host id or address)
+    :param peer: host ID or address
     """
 
     def __init__(self, peer: str, why: str) -> None:
@@ -174,16 +180,16 @@ class RemoteProtocolError(ProtocolError):
 
 
 class OtherVersion(RemoteProtocolError):
-    """The other side speaks another version of the protocol: leave it alone, it broke no rule."""
+    """The peer speaks another protocol version: do not count it as a violation."""
 
     def __str__(self) -> str:
         return f"{self.peer} cannot be understood: {self.why}"
 
 
 class NotAuthenticated(AcstorError):
-    """Who says so cannot be proven: use nothing of it, and tell the log who tried.
+    """Authentication failed: discard the message, and log the sender.
 
-    :param what: the thing that proves nothing (a certificate, a signature, a sample)
+    :param what: what failed (a certificate, a signature, a sample)
     """
 
     def __init__(self, what: str, why: str) -> None:
@@ -195,7 +201,7 @@ class NotAuthenticated(AcstorError):
 
 
 class NotEnrolled(AcstorError):
-    """The decision service gave this host no certificate: it goes on with what it has."""
+    """The decision service issued no certificate: continue with the old one."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -206,7 +212,7 @@ class NotEnrolled(AcstorError):
 
 
 class CacheFull(AcstorError):
-    """Nothing more can be stored; serving goes on without caching."""
+    """The cache cannot store more: serve without caching."""
 
     def __init__(self, needed_bytes: int, limit_bytes: int, why: str = "") -> None:
         super().__init__(needed_bytes, limit_bytes, why)
@@ -219,9 +225,9 @@ class CacheFull(AcstorError):
 
 
 class VaultFull(AcstorError):
-    """A vault has no room for a checkpoint: it keeps what it has, and takes nothing new.
+    """A vault is full: it keeps its checkpoints and accepts no new ones.
 
-    :param what: the bound that was reached, in words
+    :param what: the limit that was reached, for people
     """
 
     def __init__(self, vault: str, what: str) -> None:
@@ -233,7 +239,7 @@ class VaultFull(AcstorError):
 
 
 class VaultRefused(AcstorError):
-    """A vault answered that this host may not do that, or that it makes no sense."""
+    """A vault rejected a request as invalid or not permitted for this host."""
 
     def __init__(self, vault: str, why: str) -> None:
         super().__init__(vault, why)
@@ -244,13 +250,13 @@ class VaultRefused(AcstorError):
 
 
 class RingFormatError(FormatError):
-    """A v-node table that cannot be used; the last good one stays in use."""
+    """A v-node table is invalid: keep the last good one."""
 
 
 class Unusable(AcstorError):
-    """The agent cannot start or go on with what it was given.
+    """The agent cannot start or continue with this configuration or environment.
 
-    :param what: the thing at fault (an option, a folder, a mount point)
+    :param what: the option, folder or mount point at fault
     :param remedy: what the operator can do
     """
 
@@ -263,14 +269,14 @@ class Unusable(AcstorError):
 
 
 class CheckpointRefused(Unusable):
-    """The decision service does not register a checkpoint, and will not."""
+    """The decision service permanently rejects a checkpoint's registration."""
 
 
 class NumberInUse(AcstorError):
-    """Two things would be known by one number: the second is refused, never mistaken for the first.
+    """Two objects have the same number: the second one is rejected.
 
-    :param what: the one that is refused, with its whole id
-    :param owner: who has the number
+    :param what: the rejected object, with its full ID
+    :param owner: the object that has the number
     """
 
     def __init__(self, what: str, owner: str, number: int) -> None:
@@ -282,27 +288,27 @@ class NumberInUse(AcstorError):
 
 
 class NotRaw(Unusable):
-    """The bytes are of another format, whatever the image's record says: it is never served."""
+    """The bytes are not of the declared format: never serve the image."""
 
 
 class LimitExceeded(Unusable):
-    """To prepare an image takes more than its uploaded bytes allow: it is not tried again."""
+    """Preparing an image exceeds the limit for its size: do not retry."""
 
 
 class QuotaExceeded(Unusable):
-    """A project has not enough left of its quota: that changes when it deletes something."""
+    """A project's quota is used up: retry after the project deletes something."""
 
 
 class ContentMismatch(Unusable):
-    """The bytes are not those that Glance has a hash of: nothing is published of them."""
+    """The bytes do not match Glance's hash: publish nothing made of them."""
 
 
 class ImageIdReused(Unusable):
-    """An image's id names other bytes in Glance than those that this host shows by it."""
+    """Glance has other bytes under an image ID than this host serves."""
 
 
 class BootFailed(Unusable):
-    """An image has nothing that a firmware could boot: it gets no boot image by building."""
+    """An image contains nothing bootable: no boot image can be built."""
 
 
 class AgentUnreachable(AcstorError):
@@ -317,9 +323,9 @@ class AgentUnreachable(AcstorError):
 
 
 class AgentRefused(AcstorError):
-    """The agent of this host answered that it cannot do what it was asked.
+    """The agent of this host rejected a request.
 
-    :param kind: name of the class of its reason, in this module where it is one of ours
+    :param kind: class name of its error, in this module if it is acstor's
     """
 
     def __init__(self, kind: str, why: str) -> None:
@@ -331,7 +337,7 @@ class AgentRefused(AcstorError):
 
 
 class GatewayUnreachable(AcstorError):
-    """The gateway does not answer, or not to the end: what was asked of it may be asked of Glance.
+    """The gateway's answer is missing or incomplete: ask Glance instead.
 
     :param where: its URL
     """
@@ -345,9 +351,9 @@ class GatewayUnreachable(AcstorError):
 
 
 class GatewayRefused(AcstorError):
-    """The gateway answered that it does not do what it was asked, or could not.
+    """The gateway rejected a request, or failed.
 
-    :param status: of its answer; 200 if it had begun
+    :param status: HTTP status; 200 if it failed after the headers
     """
 
     def __init__(self, status: int, why: str) -> None:
@@ -359,10 +365,7 @@ class GatewayRefused(AcstorError):
 
 
 class DecisionUnreachable(AcstorError):
-    """The REST API of the decision service did not say what was asked.
-
-    :param url: that was asked
-    """
+    """The REST API of the decision service gave no usable answer."""
 
     def __init__(self, url: str, why: str) -> None:
         super().__init__(url, why)
@@ -373,9 +376,9 @@ class DecisionUnreachable(AcstorError):
 
 
 class UnsupportedNova(AcstorError):
-    """This Nova is not one that acstor was checked against; Nova goes on without acstor.
+    """acstor does not support this version of Nova: Nova runs without acstor.
 
-    :param version: as Nova's package says it
+    :param version: as Nova's package reports it
     """
 
     def __init__(self, version: str, why: str) -> None:
@@ -387,9 +390,9 @@ class UnsupportedNova(AcstorError):
 
 
 class ImageServiceError(AcstorError):
-    """Glance or Keystone did not do what was asked; the subclass says whether to ask again.
+    """A request to Glance or Keystone failed; the subclass tells whether to retry.
 
-    :param what: what was asked for, in words
+    :param what: the request, for people
     """
 
     def __init__(self, what: str, why: str) -> None:
@@ -401,12 +404,12 @@ class ImageServiceError(AcstorError):
 
 
 class ImageServiceUnreachable(ImageServiceError):
-    """No answer, or a fault that passes: ask again later."""
+    """No answer or a transient failure: retry later."""
 
 
 class ImageServiceRefused(ImageServiceError):
-    """A clear no: wrong credentials, no right, or a request that makes no sense to it."""
+    """Rejected: wrong credentials, no permission or an invalid request."""
 
 
 class ImageGone(ImageServiceError):
-    """There is no such image, or none that the service user may see."""
+    """The image does not exist or is not visible to the service user."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File formats: bytes to objects and back.
+"""File formats: chunk maps, boot images, disk deltas, checkpoints, qcow2.
 
-Chunk maps, boot images, disk deltas, checkpoints and qcow2.  ``doc/source/format`` describes every
-byte of the formats that acstor defines.
+``doc/source/format`` describes every byte of the formats that acstor defines.
 """

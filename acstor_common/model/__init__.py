@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that all other packages name: ids, chunk numbers, addresses, timelines.
+"""Basic values: IDs, chunk numbers, addresses, boot timelines.
 
-Pure data.  No module here imports another package of acstor, except ``errors``.
+Modules here import no other package of acstor, except ``errors``.
 """

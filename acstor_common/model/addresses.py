@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where agents and services listen: an IP address and a port, in words and out of them."""
+"""IP addresses and ports of agents and services: parsing and checks."""
 
 import ipaddress
 import re
@@ -9,16 +9,14 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-"""RFC 6052."""
+"""Well-known prefix of NAT64 (RFC 6052)."""
 
 
 def parse(text: str) -> tuple[str, int]:
-    """Return the IP address and the port of ``text``.
+    """Parse ``ip:port`` or ``[ipv6]:port`` (port 1 to 65535), or raise ValueError.
 
     >>> parse("10.0.0.1:7201"), parse("[::1]:7201")
     (('10.0.0.1', 7201), ('::1', 7201))
-
-    :raises ValueError: it is not ``ip:port`` or ``[ipv6]:port`` with a port from 1 to 65535
     """
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([0-9.]+)):([0-9]{1,5})", text, re.ASCII)
     try:
@@ -31,10 +29,7 @@ def parse(text: str) -> tuple[str, int]:
 
 
 def parse_remote(text: str) -> tuple[str, int]:
-    """Return the IP address and the port at which a host is, perhaps of another network.
-
-    :raises ValueError: it is none, or no host can be there (:func:`why_unreachable`)
-    """
+    """Parse another host's address; ValueError if it is malformed or not reachable."""
     ip, port = parse(text)
     if fault := why_unreachable(ip):
         raise ValueError(f"no host is at {text[:64]!r}: it is {fault}")
@@ -42,7 +37,7 @@ def parse_remote(text: str) -> tuple[str, int]:
 
 
 def is_loopback(ip: str) -> bool:
-    """Say whether an address leads to whoever uses it.
+    """Return whether an address is a loopback address.
 
     >>> is_loopback("127.0.0.2"), is_loopback("::ffff:127.0.0.1"), is_loopback("10.0.0.1")
     (True, True, False)
@@ -51,7 +46,7 @@ def is_loopback(ip: str) -> bool:
 
 
 def why_unreachable(ip: str) -> str:
-    """Return why no host of another network gets to an address; "" if it may be of one.
+    """Return why other networks cannot reach an address; "" if they can.
 
     >>> why_unreachable("169.254.169.254"), why_unreachable("::"), why_unreachable("10.0.0.1")
     ('link-local', 'unspecified', '')
@@ -63,7 +58,7 @@ def why_unreachable(ip: str) -> str:
 
 
 def is_public(ip: str) -> bool:
-    """Say whether an address belongs to the public Internet.
+    """Return whether an address belongs to the public Internet.
 
     >>> is_public("1.1.1.1"), is_public("10.0.0.1"), is_public("64:ff9b::10.0.0.1")
     (True, False, False)
@@ -75,7 +70,7 @@ def is_public(ip: str) -> bool:
 
 
 def is_within(ip: str, networks: Iterable[Network]) -> bool:
-    """Say whether one of ``networks`` contains an address.
+    """Return whether one of ``networks`` contains an address.
 
     >>> is_within("::ffff:10.0.0.1", [ipaddress.ip_network("10.0.0.0/8")])
     True
@@ -85,7 +80,7 @@ def is_within(ip: str, networks: Iterable[Network]) -> bool:
 
 
 def unmapped(ip: str) -> str:
-    """Return an IP address; of one that leads to an IPv4 host, the IPv4 address.
+    """Return the address in canonical form, an embedded IPv4 address as IPv4.
 
     >>> unmapped("::ffff:10.0.0.1"), unmapped("FD00::1")
     ('10.0.0.1', 'fd00::1')
@@ -94,10 +89,7 @@ def unmapped(ip: str) -> str:
 
 
 def _plain(ip: str) -> Address:
-    """Return an address; of one that leads to an IPv4 host, the IPv4 address.
-
-    That are IPv4-mapped addresses, NAT64 with its well-known prefix, and 6to4.
-    """
+    """Parse an address; unwrap IPv4-mapped, NAT64 and 6to4 addresses."""
     found = ipaddress.ip_address(ip.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
         return found

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of one boot went on its host: what an agent notes, tells and shows of it.
+"""Timeline of one boot on its host, as the agent records and reports it.
 
-A boot begins when a process opens an image, or with what was done for it just before that, and is
-over when nothing of the image was read for a while.  Moments are seconds from the beginning, by a
-clock that is never set; one moment, the beginning, is known by the wall clock as well.
+A boot begins when a process opens an image, or with the preparation just before, and ends when the
+image was not read for a while.  Times are seconds since the beginning (monotonic clock).
 
-A timeline has no byte of an image and a bounded size, whatever a guest reads.  Names
-of fields are never changed; a new field has a default.
+Names of fields must not change; a new field needs a default.
 """
 
 import enum
@@ -25,19 +23,19 @@ MAX_WHY = 255
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 WallClock = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]
-"""Until the end of the year 9999, which is the last one that has dates."""
+"""At most the end of year 9999, the limit of :class:`datetime.datetime`."""
 Name = Annotated[str, patterns.full_match("[a-z ]{1,32}")]
 Bytes = Annotated[dict[Name, Count], msgspec.Meta(max_length=16)]
-"""By :class:`Via`; an agent that is newer may know other ones."""
+"""Counts by :class:`Via`; a newer agent may send other keys."""
 
 
 class Via(enum.StrEnum):
-    """By which way bytes came to a read; who waits for several waits for the last of these."""
+    """Where the bytes of a read came from; of several origins, the last in this order."""
 
-    ZERO = "zero"  # the chunk map says that they are zeros
-    BOOT = "boot"  # the boot image, which was in memory
-    CACHE = "cache"  # this host's cache
-    FRAME = "frame"  # the boot image, of which a part had to come first
+    ZERO = "zero"  # zeros according to the chunk map
+    BOOT = "boot"  # the boot image, in memory
+    CACHE = "cache"  # the cache of this host
+    FRAME = "frame"  # the boot image, after its frame arrived
     PEER = "peer"  # another host
     HOME = "home"  # another host, as the home of the chunk
     SOURCE = "source"  # the source
@@ -45,16 +43,13 @@ class Via(enum.StrEnum):
 
 BOOT_IMAGE = frozenset({Via.BOOT, Via.FRAME})
 FAILED = "failed"
-"""What a read waited for that got nothing."""
+"""Key of the time that failed reads took."""
 PENDING = "pending"
-"""What reads wait for that are still under way."""
+"""Key of the time that pending reads have taken so far."""
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Something that was done for a boot.
-
-    :param bytes: that came for it, by which way
-    """
+    """One step of the boot's preparation, and the bytes that it fetched."""
 
     what: Name
     from_s: Moment
@@ -63,11 +58,11 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """A part of the boot's time.
+    """Reads of one time slice.
 
-    :param reads: that began in it
-    :param waited_s: how much of it a read was under way
-    :param bytes: that reads got which ended in it
+    :param reads: reads that began in it
+    :param waited_s: time with at least one read pending
+    :param bytes: bytes of the reads that ended in it
     """
 
     reads: Count = 0
@@ -76,9 +71,9 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 class LongRead(msgspec.Struct, frozen=True):
-    """One of the reads that took longest.
+    """One of the longest reads.
 
-    :param why: what did not give the bytes meanwhile, in words; empty where nothing failed
+    :param why: reasons of failed attempts; empty if none failed
     """
 
     at_s: Moment
@@ -90,18 +85,16 @@ class LongRead(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """One boot.
+    """Timeline of one boot.
 
-    :param instance_id: of Nova's; empty: the process has no disk of an instance of Nova's
-    :param began_at_s: wall clock of moment 0
-    :param boot_image: what has become of the image's boot image (``ready``, ``none``, …)
-    :param spans: what was done for it, in the order of their beginnings
+    :param instance_id: Nova's; empty if the process has no disk of a Nova instance
+    :param began_at_s: wall clock of second 0
+    :param boot_image: state of the image's boot image (``ready``, ``none``, …)
+    :param spans: by their begin
     :param opened_s: when a process opened the image
-    :param last_s: when the last read had its answer; 0 before the first
-    :param is_over: nothing is read any more
-    :param waited_s: for how long a read was under way, by what the oldest of them waited for
-    :param bytes: that were read
-    :param slice_s: length of a slice; the first one begins when the image was opened
+    :param last_s: when the last read was answered; 0 before the first
+    :param waited_s: time with a read pending, by the origin that the oldest read waited for
+    :param slice_s: length of a slice; the first one begins at ``opened_s``
     """
 
     image_id: Annotated[str, msgspec.Meta(max_length=36)]
@@ -126,7 +119,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def boot_image_share(read: Bytes) -> float | None:
-    """Return which share of what was read, without zeros, the boot image had; None of nothing.
+    """Return the boot image's share of all non-zero bytes; None if there are none.
 
     >>> boot_image_share({"zero": 7, "boot": 60, "frame": 30, "source": 10})
     0.9

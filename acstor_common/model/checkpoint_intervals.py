@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often checkpoints are taken, as flavors, host aggregates and servers of Nova's say it.
+"""Checkpoint intervals, as set on flavors, host aggregates and servers of Nova.
 
-Words that are no number say nothing, so that what counted before goes on counting.
+A value that is no number is ignored.
 """
 
 from typing import Final
 
 NAME: Final = "acstor:checkpoint_interval_s"
-"""Of the extra spec of a flavor, and in the metadata of an aggregate or a server; 0: never."""
+"""Key in a flavor's extra specs and in metadata of aggregates and servers."""
 MIN_S: Final = 30
 MAX_S: Final = 30 * 86_400
 _MAX_DIGITS: Final = 11
 
 
 def parse(words: object) -> int | None:
-    """Return the seconds that words mean, within the bounds; 0: never; None: they say nothing.
+    """Return the interval in seconds, clamped; 0: never; None: no number.
 
     >>> parse(" 600 "), parse("5"), parse("99999999"), parse("0"), parse("soon"), parse(None)
     (600, 30, 2592000, 0, None, None)
@@ -26,12 +26,12 @@ def parse(words: object) -> int | None:
 
 
 def clamp(interval_s: int, least_s: int = MIN_S) -> int:
-    """Return an interval that is neither too short nor too long; 0 stays 0."""
+    """Return an interval within the limits; 0 stays 0."""
     return min(max(interval_s, least_s, MIN_S), MAX_S) if interval_s > 0 else 0
 
 
 def shortest(intervals_s: list[int]) -> int | None:
-    """Return what counts of what several aggregates of a host say; None if none says anything.
+    """Return the shortest interval of a host's aggregates; None if none sets one.
 
     >>> shortest([0, 600, 3600]), shortest([0]), shortest([])
     (600, 0, None)

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of things: images, hosts, and the two names of a content (CID and OID).
+"""Identifiers of images and hosts, and of content (CID and OID).
 
-A CID says *what* the bytes are: it crosses tenants, so it is a cryptographic
-hash.  An OID, its first 64 bits, says *where* to ask: two contents may share
-one, so it proves nothing.
-
-A plain CID tells everybody who has the same bytes that somebody else has them, too
-(Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
-storage").  A keyed one tells it only within its scope: it is BLAKE3's keyed hash, and
-who has not the key can neither make nor check it.  The one rule: what kind a CID is
-stands in the CID itself, and :meth:`Content.matches_data` is the one place that compares
-bytes with either.
+A plain CID reveals to everybody with the same bytes that another tenant has them (Harnik et al.
+2010, "Side channels in cloud services: deduplication in cloud storage").  A keyed CID (BLAKE3's
+keyed hash) is meaningful only within its scope.  :meth:`Content.matches_data` checks
+bytes against either.
 """
 
 import re
@@ -23,27 +17,28 @@ from typing import NewType
 import blake3
 
 ImageId = NewType("ImageId", str)
-"""A Glance image id: a UUID, lower case, with dashes."""
+"""A Glance image ID: a UUID, lower case, with dashes."""
 
 HostId = NewType("HostId", str)
-"""A host of the cloud, as Nova names it: letters, digits, ``.``, ``_``, ``-``; at most 255."""
+"""A host as Nova names it: letters, digits, ``.``, ``_``, ``-``; at most 255."""
 
 Cid = NewType("Cid", bytes)
-"""Content id: the 32 bytes of the chunk's BLAKE3-256, but for the lowest bit of the last one: it is
-0 if the hash is plain and 1 if it is keyed with the key of a scope."""
+"""Content ID: BLAKE3-256 of the chunk.
+
+The lowest bit of the last byte is 0 if the hash is plain, 1 if keyed."""
 
 ScopeKey = NewType("ScopeKey", bytes)
-"""Key of a scope of deduplication, 32 bytes; a secret of those who may read its images."""
+"""Secret key of a deduplication scope, 32 bytes, shared by readers of its images."""
 
 Oid = NewType("Oid", int)
-"""Object id: the first 64 bits of a CID, its position on the ring.  Locates, never identifies."""
+"""Object ID: the first 64 bits of a CID; its ring position, not unique."""
 
 CID_BYTES = 32
 SCOPE_KEY_BYTES = 32
 OID_BYTES = 8
-_OID = struct.Struct(">Q24x")  # in a CID
+_OID = struct.Struct(">Q24x")  # of a CID
 ZERO_CID = Cid(bytes(CID_BYTES))
-"""Reserved: a chunk of zeros only, whatever its length.  It is never stored, sent or asked for."""
+"""CID of a chunk of zeros of any length; never stored, sent or requested."""
 
 _PLAIN_ENDS = [bytes([byte & 0xFE]) for byte in range(256)]
 _KEYED_ENDS = [bytes([byte | 1]) for byte in range(256)]
@@ -52,12 +47,10 @@ _HOST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def parse_image_id(text: str) -> ImageId:
-    """Return ``text`` as an image id.
+    """Return ``text`` as an image ID; ValueError if it is no UUID with dashes.
 
     >>> parse_image_id("7D2C1F9E-5D6B-4A5C-9C61-1E1B5B1F0A11")
     '7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11'
-
-    :raises ValueError: it is not a UUID in its usual form with dashes
     """
     if len(text) != 36:
         raise ValueError(f"not an image id (a UUID is expected): {text[:64]!r}")
@@ -71,32 +64,29 @@ def parse_image_id(text: str) -> ImageId:
 
 
 def image_id_bytes(image_id: ImageId) -> bytes:
-    """Return the 16 bytes that stand for ``image_id`` in files and on the wire."""
+    """Return the 16 bytes of an image ID for files and messages."""
     return uuid.UUID(image_id).bytes
 
 
 def image_id_from_bytes(raw: bytes) -> ImageId:
-    """Return the image id that ``raw`` (16 bytes) stands for."""
+    """Return the image ID of 16 bytes."""
     return ImageId(str(uuid.UUID(bytes=bytes(raw))))
 
 
 def parse_host_id(text: str) -> HostId:
-    """Return ``text`` as a host id.
-
-    :raises ValueError: it is empty, too long or has a character that a host name cannot have
-    """
+    """Return ``text`` as a host ID, or raise ValueError."""
     if not _HOST_ID.fullmatch(text):
         raise ValueError(f"not a host id: {text[:300]!r}")
     return HostId(text)
 
 
 class Content(NamedTuple):
-    """What the bytes of a chunk must be: their CID, and the keys that it may have been made with.
+    """Expected content of a chunk: its CID, and the keys it may be keyed with.
 
     >>> key = ScopeKey(bytes(range(32)))
-    >>> Content(cid_of(b"bytes", key), (key,)).matches(b"bytes")
+    >>> Content(cid_of(b"bytes", key), (key,)).matches_data(b"bytes")
     True
-    >>> Content(cid_of(b"bytes", key)).matches(b"bytes")
+    >>> Content(cid_of(b"bytes", key)).matches_data(b"bytes")
     False
     """
 
@@ -104,7 +94,7 @@ class Content(NamedTuple):
     keys: tuple[ScopeKey, ...] = ()
 
     def matches_data(self, data: bytes | bytearray | memoryview) -> bool:
-        """Say whether ``data`` is this content; a keyed one matches nothing without its key."""
+        """Return whether ``data`` has this CID, plain or under one of the keys."""
         cid, keys = self
         if not is_keyed(cid):
             return cid_of(data) == cid
@@ -112,9 +102,9 @@ class Content(NamedTuple):
 
 
 def cid_of(data: bytes | bytearray | memoryview, key: ScopeKey | None = None) -> Cid:
-    """Return the CID of a chunk's bytes, also for a chunk of zeros (see ZERO_CID for those).
+    """Return the CID of a chunk's bytes; zeros are hashed, too (see ZERO_CID).
 
-    :param key: of the scope in which the name is to mean something; None: everywhere
+    :param key: key of the scope; None: plain
     """
     if key is None:
         digest = blake3.blake3(data).digest()
@@ -124,7 +114,7 @@ def cid_of(data: bytes | bytearray | memoryview, key: ScopeKey | None = None) ->
 
 
 def cids_of(pieces: Iterable[bytes | bytearray | memoryview]) -> list[Cid]:
-    """Return what :func:`cid_of` returns for each chunk, without a key.
+    """Return the plain CIDs of chunks.
 
     >>> cids_of([b"one", b"two"]) == [cid_of(b"one"), cid_of(b"two")]
     True
@@ -134,7 +124,7 @@ def cids_of(pieces: Iterable[bytes | bytearray | memoryview]) -> list[Cid]:
 
 
 def is_keyed(cid: Cid) -> bool:
-    """Say whether a CID means something only in a scope.
+    """Return whether a CID is keyed.
 
     >>> is_keyed(cid_of(b"bytes")), is_keyed(cid_of(b"bytes", ScopeKey(bytes(range(32)))))
     (False, True)
@@ -143,7 +133,7 @@ def is_keyed(cid: Cid) -> bool:
 
 
 def oid_of(cid: Cid) -> Oid:
-    """Return the OID of a content.
+    """Return the OID of a CID.
 
     >>> oid_of(Cid(bytes([1, 2]) + bytes(30))) == 0x0102_0000_0000_0000
     True
@@ -152,7 +142,7 @@ def oid_of(cid: Cid) -> Oid:
 
 
 def oids_of(cids: Iterable[Cid]) -> list[Oid]:
-    """Return the OIDs of contents.
+    """Return the OIDs of CIDs.
 
     >>> oids_of([Cid(bytes(7) + bytes([n]) + bytes(24)) for n in (3, 7)])
     [3, 7]
@@ -161,12 +151,10 @@ def oids_of(cids: Iterable[Cid]) -> list[Oid]:
 
 
 def parse_fingerprint(text: str) -> str:
-    """Return the SHA-256 of a key in hex, however it is spelt; "" of none.
+    """Return a SHA-256 as lower-case hex without colons; "" as "".  ValueError if bad.
 
     >>> parse_fingerprint("AB:" * 31 + "ab") == "ab" * 32
     True
-
-    :raises ValueError: it is none
     """
     found = text.replace(":", "").lower()
     if not re.fullmatch("([0-9a-f]{64})?", found):

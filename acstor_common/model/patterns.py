@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of what form a text from outside has to be."""
+"""Regular expressions for text from untrusted input."""
 
 from typing import Annotated
 
@@ -7,17 +7,14 @@ import msgspec
 
 
 def full_match(pattern: str) -> msgspec.Meta:
-    r"""Let a text pass that is of the pattern from its beginning to its end.
+    r"""Return a constraint that the pattern, without anchors, matches the whole text.
 
-    A dollar matches before a newline at the end, too. ``\Z`` does not, yet JSON Schema, in
-    which the interfaces are published, has ECMA 262's expressions, and those have none.
-
-    :param pattern: a regular expression that Python and ECMA 262 read alike, without anchors
+    ``$`` also matches before a final newline; JSON Schema's expressions (ECMA 262) lack ``\Z``.
     """
     return msgspec.Meta(pattern=rf"^(?:{pattern})$(?!\n)")
 
 
 Hex64 = Annotated[str, full_match("[0-9a-f]{64}")]
-"""A BLAKE3 or SHA-256, or a key of 32 bytes."""
+"""A BLAKE3 or SHA-256 hash, or a 32-byte key."""
 OptionalHex64 = Annotated[str, full_match("([0-9a-f]{64})?")]
-"""The same, or the empty text where there is none."""
+"""The same, or empty."""

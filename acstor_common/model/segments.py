@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments: aligned runs of chunks of an image that have one home.
 
-A segment is named by the smallest OID among its chunks, zeros left out (min-wise hashing, Broder
-1997).  Two segments with mostly the same chunks have the same name with the probability of their
-resemblance, so similar images share homes (Extreme Binning, Bhagwat et al. 2009).  With a length of
-1 a segment is a chunk, and its name the chunk's OID.
+A segment's name is the smallest OID of its chunks that are not zeros (min-wise hashing, Broder
+1997).  Two segments have equal names with the probability of their resemblance, so similar images
+share homes (Extreme Binning, Bhagwat et al. 2009).
 """
 
 import itertools
@@ -15,27 +14,24 @@ from collections.abc import Sequence
 from acstor_common.model import ids
 
 MOST_CHUNKS = 16
-"""Of a segment: what FUSE asks for at a time, at the default chunk size."""
+"""Per segment: one FUSE read at the default chunk size."""
 
 
 Chunks = tuple[ids.Oid, int]
-"""Some chunks of a segment: its name, and a bitmap, the first chunk lowest; not 0.
+"""Chunks of one segment: its name, and a bitmap.
 
-A plain tuple: floods of them are to cost little."""
+The first chunk is the lowest bit; the bitmap is not 0.  A tuple, because messages carry many."""
 _BITS = operator.itemgetter(1)
 
 
 def check(segment_chunks: int) -> None:
-    """Look whether a segment may have so many chunks.
-
-    :raises ValueError: it may not: 1, 2, 4, 8 and 16 are allowed
-    """
+    """Raise ValueError unless segments may have this many chunks: 1, 2, 4, 8 or 16."""
     if not 1 <= segment_chunks <= MOST_CHUNKS or segment_chunks & (segment_chunks - 1):
         raise ValueError(f"segments of {segment_chunks} chunks: 1, 2, 4, 8 or 16 are allowed")
 
 
 def covering(first: int, stop: int, segment_chunks: int, chunk_count: int) -> tuple[int, int]:
-    """Return from where to where the segments of some chunks reach.
+    """Return the range of the segments that contain a range of chunks.
 
     >>> covering(5, 9, 4, 10), covering(5, 9, 1, 10)
     ((4, 10), (5, 9))
@@ -45,10 +41,7 @@ def covering(first: int, stop: int, segment_chunks: int, chunk_count: int) -> tu
 
 
 def names(cids: Sequence[ids.Cid], oids: Sequence[ids.Oid], segment_chunks: int) -> list[ids.Oid]:
-    """Return the name of the segment of each chunk.
-
-    :param cids: of chunks of an image, from the first of a segment on
-    :param oids: of the same chunks
+    """Return the segment name of each chunk; the first chunk begins a segment.
 
     >>> cid = ids.cid_of(b"chunk")
     >>> names([cid, ids.ZERO_CID, cid], [ids.Oid(7), ids.Oid(0), ids.Oid(9)], 2)
@@ -70,7 +63,7 @@ def names(cids: Sequence[ids.Cid], oids: Sequence[ids.Oid], segment_chunks: int)
 def names_and_bits(
     cids: Sequence[ids.Cid], oids: Sequence[ids.Oid], segment_chunks: int
 ) -> list[tuple[ids.Oid, int]]:
-    """Return the name of the segment of each chunk, and the chunk's bit in it; see :func:`names`.
+    """Return each chunk's segment name and bit in the segment's bitmap.
 
     >>> cid = ids.cid_of(b"chunk")
     >>> names_and_bits([cid, cid, cid], [ids.Oid(7), ids.Oid(8), ids.Oid(9)], 2)
@@ -81,7 +74,7 @@ def names_and_bits(
 
 
 def bitmaps(chunks: Iterable[Chunks]) -> tuple[Chunks, ...]:
-    """Gather chunks by segment, in the order in which the segments come first.
+    """Merge chunks by segment, in order of first occurrence.
 
     >>> bitmaps([(ids.Oid(7), 1), (ids.Oid(9), 1), (ids.Oid(7), 4)])
     ((7, 5), (9, 1))
@@ -93,12 +86,12 @@ def bitmaps(chunks: Iterable[Chunks]) -> tuple[Chunks, ...]:
 
 
 def count(chunks: Iterable[Chunks]) -> int:
-    """Return how many chunks these are."""
+    """Return the number of chunks."""
     return sum(map(int.bit_count, map(_BITS, chunks)))
 
 
 def first(chunks: Sequence[Chunks], limit: int) -> Sequence[Chunks]:
-    """Return the first segments that have ``limit`` chunks at most.
+    """Return the leading segments with at most ``limit`` chunks together.
 
     >>> first([(ids.Oid(7), 5), (ids.Oid(9), 1)], 2)
     [(7, 5)]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands and daemons share: configuration, logs, signals, metrics."""
+"""Shared by commands and daemons: configuration, logs, signals, metrics."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that is written whole: it has its name only when all of it is on disk.
+"""Atomic replacement of files.
 
-The one rule: whoever looks under the name finds the old file or the new one, also
-after a kill, and after a power failure if it is durable.  What a kill leaves behind is called
-:data:`INCOMING` and the name that it would have got, and may be deleted by whoever owns that.
+A reader sees the old file or the new one, also after a kill, and after a power failure if the write
+is durable.  A killed writer leaves a file named :data:`INCOMING` and the target's name; the owner
+of the target may delete it.
 """
 
 import contextlib
@@ -19,18 +19,16 @@ from typing import IO
 from acstor_common import errors
 
 INCOMING = ".incoming-"
-"""What a file is called before it is whole."""
+"""Prefix of files that are being written."""
 
 
 @contextlib.contextmanager
 def atomic_write(
     path: pathlib.Path, mode: int = 0o644, *, is_durable: bool = True
 ) -> Iterator[IO[bytes]]:
-    """Yield a new file that takes the name ``path`` if the block succeeds, and goes if it fails.
+    """Yield a new file; rename it to ``path`` on success, delete it on failure.
 
-    :param is_durable: wait for the disk; without it a power failure may leave a file of zeros,
-        which is enough for what is checked when it is read and can be had again
-    :raises OSError: it cannot be made, written or renamed
+    :param is_durable: sync to disk; otherwise a power failure may leave a file of zeros
     """
     with tempfile.NamedTemporaryFile(
         dir=path.parent, prefix=f"{INCOMING}{path.name}-", delete=False
@@ -50,7 +48,7 @@ def atomic_write(
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Make names that were given or taken in ``folder`` outlive a power failure."""
+    """Sync a folder, so that its entries survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -59,11 +57,9 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
-    """Delete what killed processes left in ``folder``; nobody may be writing there.
+    """Delete what killed writers of ``name`` (default: of all files) left.
 
-    What cannot be deleted stays: it does no harm but for its room.
-
-    :param name: of the one file that is meant; by default all are
+    No writer may be active.  Files that cannot be deleted are ignored.
     """
     with contextlib.suppress(OSError):
         for left in folder.glob(f"{INCOMING}{glob.escape(name)}*"):
@@ -71,10 +67,9 @@ def remove_leftovers(folder: pathlib.Path, name: str = "") -> None:
 
 
 def make_private(folder: pathlib.Path) -> None:
-    """Make a folder that only its owner may enter; one that is there keeps its mode.
+    """Create a folder with mode 0700; an existing one keeps its mode.
 
-    :raises errors.Unusable: it is there, and others may enter or read it
-    :raises OSError: it cannot be made
+    :raises errors.Unusable: it exists, and group or others have access
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -89,11 +84,7 @@ def make_private(folder: pathlib.Path) -> None:
 
 
 def write_secrets(folder: pathlib.Path, files: Mapping[str, bytes]) -> None:
-    """Write files that only their owner may read, into a folder that only he may enter.
-
-    :raises errors.Unusable: see :func:`make_private`
-    :raises OSError: they cannot be written, or the folder cannot be made
-    """
+    """Write files of mode 0600 into a folder; see :func:`make_private`."""
     make_private(folder)
     for name, data in files.items():
         with atomic_write(folder / name, 0o600) as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes as people write them."""
+"""Sizes in bytes with units, parsed and formatted."""
 
 import re
 
@@ -10,7 +10,7 @@ _NAMES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def in_units(size_bytes: int) -> str:
-    """Return a size in the largest unit of which it is a multiple.
+    """Return a size in the largest unit that divides it.
 
     >>> in_units(20 << 30), in_units(1), in_units(0)
     ('20GiB', '1', '0')
@@ -22,12 +22,10 @@ def in_units(size_bytes: int) -> str:
 
 
 def parse(text: str) -> int:
-    """Return the bytes of a size: GiB and G are binary, as in QEMU and systemd, GB is decimal.
+    """Parse a size, or raise ValueError: G and GiB are binary as in QEMU, GB decimal.
 
     >>> parse("20GiB") == parse("20 g") == parse("20480M") == 20 << 30, parse("1.5GB"), parse("512")
     (True, 1500000000, 512)
-
-    :raises ValueError: it is none
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:

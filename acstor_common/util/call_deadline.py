@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds how long a caller waits for a library that has no deadline of its own."""
+"""Deadlines for calls of libraries that have none."""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class CallTimeout(errors.AcstorError):
-    """A call has not ended in time."""
+    """A call did not return in time."""
 
     def __init__(self, what: str, timeout_s: float) -> None:
         super().__init__(what, timeout_s)
@@ -24,12 +24,10 @@ class CallTimeout(errors.AcstorError):
 
 
 class CallDeadline:
-    """Calls of one thing, one after the other, each in a thread.
+    """Calls to one service, one at a time, each in a thread with a deadline.
 
-    A thread cannot be stopped: a call that is late goes on, and the next one is made when it has
-    ended. So a thing that hangs for ever costs one thread.
-
-    :param what: is called, for errors and as the name of the thread
+    A late call keeps its thread, and further calls fail until it returns: a hung service costs one
+    thread.
     """
 
     def __init__(self, what: str, timeout_s: float) -> None:
@@ -38,10 +36,10 @@ class CallDeadline:
         self._is_late = False
 
     def run_call(self, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """Return what ``work`` returns; it may raise, too.
+        """Return the result of ``work``, or raise its exception.
 
-        :param undo: is called before the next call, if ``work`` succeeded too late
-        :raises CallTimeout: it takes longer, or the former call has not ended yet
+        :param undo: called before the next call if ``work`` succeeded too late
+        :raises CallTimeout: the deadline passed, or the previous call still runs
         :raises RuntimeError: no thread can be started
         """
         if not self._free.acquire(timeout=0 if self._is_late else self._timeout_s):

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds the threads that wait for another service at a time.
+"""Fair limit on the threads that use another service at the same time.
 
-A service that answers HTTP has few threads. Without a bound, one other service that hangs takes
-them all, and what needs only this process, such as ``/healthz``, is not answered either.
-
-Places are fair: the next place goes to the waiting caller who holds fewest, and of those to the
-one who was served or refused longest ago.  So callers who ask without end do not keep out one who
-asks now and then.
+It keeps a hung service from taking all threads of a WSGI server, which must still answer such as
+``/healthz``.  A free slot goes to the waiting caller with the fewest slots; among those, to the one
+served or refused longest ago.  So busy callers do not starve others.
 """
 
 import contextlib
@@ -21,13 +18,13 @@ from typing import Final
 from acstor_common import errors
 
 WAIT_S: Final = 1.0
-"""A caller waits so long for a place at most; a call that takes longer is late."""
+"""Longest wait for a slot; a call that runs longer counts as late."""
 _REMEMBERED_S: Final = 60.0
-"""After it a caller counts as one that never asked."""
+"""After this time a caller's last request is forgotten."""
 
 
 class LimitReached(errors.AcstorError):
-    """All places are taken."""
+    """All slots are taken."""
 
     def __init__(self, what: str, most: int) -> None:
         super().__init__(what, most)
@@ -38,20 +35,20 @@ class LimitReached(errors.AcstorError):
 
 
 class _Call:
-    """A call that waits for a place, or has one since ``began_s``."""
+    """A call that waits for a slot, or holds one since ``began_s``."""
 
     def __init__(self, who: str, number: int) -> None:
         self.who, self.number, self.began_s = who, number, 0.0
 
 
 class ConcurrencyLimit:
-    """The places of callers of one service.
+    """Slots for calls to one service.
 
     :param what: the service, for errors
-    :param most: callers at a time
+    :param most: slots
     :param clock: monotonic, in seconds
-    :param wait_s: instead of WAIT_S
-    :param waiting: calls that wait for a place; one more displaces the one that would be last
+    :param wait_s: longest wait; default WAIT_S
+    :param waiting: length of the queue; one more call evicts the lowest-ranked
     """
 
     def __init__(
@@ -72,10 +69,9 @@ class ConcurrencyLimit:
 
     @contextlib.contextmanager
     def hold_place(self, who: str = "") -> Iterator[None]:
-        """Hold a place; a caller waits for a while at most, and not if all calls are late.
+        """Hold a slot for caller ``who``; do not wait if all running calls are late.
 
-        :param who: the caller among whom places are shared
-        :raises LimitReached: there is none
+        :raises LimitReached: no slot became free
         """
         with self._changed:
             call = _Call(who, next(self._numbers))
@@ -94,7 +90,7 @@ class ConcurrencyLimit:
                 self._changed.notify_all()
 
     def _wait(self, call: _Call) -> None:
-        """Wait until a call has the next place, and there is one."""
+        """-"""
         if len(self._waiting) > self._most_waiting:
             self._waiting.remove(max(self._waiting, key=self._rank))
             self._changed.notify_all()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MinHash sketches: how much two hosts have in common, from a kilobyte each.
+"""MinHash sketches, which estimate the similarity of two hosts' chunks.
 
-A sketch holds the smallest values of a set under one hash (bottom-k; Broder,
-1997).  A CID is a hash already, so 63 of its bits serve: not the first ones,
-which are the content's place on the ring, since hosts own whole arcs of it and
-the smallest places would all lie in the arcs of a few.
+A bottom-k sketch (Broder 1997): the smallest values of a set under one hash.  The values are bits
+64 to 126 of the CIDs.  The first 64 bits, the ring position, would be biased: hosts own
+contiguous arcs.
 """
 
 import heapq
@@ -14,16 +13,16 @@ from collections.abc import Sequence
 from acstor_common.model import ids
 
 SIZE = 128
-"""Values of a sketch: the similarity is right within 0.09 (two standard deviations)."""
+"""Values per sketch; two standard deviations of the estimate are 0.09."""
 
 
 def value_of(cid: ids.Cid) -> int:
-    """Return what stands for a content in sketches, 63 bits."""
+    """Return the 63-bit hash value of a CID."""
     return int.from_bytes(cid[8:16], "big") >> 1
 
 
 def make_sketch(cids: Iterable[ids.Cid]) -> tuple[int, ...]:
-    """Return the sketch of a set of contents, in ascending order.
+    """Return the sketch of a set of CIDs, in ascending order.
 
     >>> len(make_sketch([ids.cid_of(b"a"), ids.cid_of(b"b"), ids.cid_of(b"a")]))
     2
@@ -32,7 +31,7 @@ def make_sketch(cids: Iterable[ids.Cid]) -> tuple[int, ...]:
 
 
 def similarity(one: Sequence[int], other: Sequence[int]) -> float:
-    """Estimate the share of the contents of two hosts that both have; 0 if both have none.
+    """Estimate the Jaccard similarity of two sets from their sketches.
 
     >>> similarity((1, 2, 3), (1, 2, 3)), similarity((1, 2), (3, 4)), similarity((), ())
     (1.0, 0.0, 0.0)

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of others for terminals and logs: names of images, reasons of hosts, answers of servers.
+"""Filter for untrusted text in terminals and logs: image names, errors of peers.
 
-Whoever wrote such a text may have put escape sequences into it, which do something to a terminal,
-or line ends, which forge rows.  Every command and log shows it through this one filter; programs
-(JSON) get all as it is.
+It removes escape sequences and line ends, which could forge rows.  JSON output is not filtered.
 """
 
 from typing import Any
 
 
 def text(told: str) -> str:
-    r"""Return what others say with a question mark for each character that is not printable.
+    r"""Return text with a question mark for each character that is not printable.
 
     >>> text("\x1b[2J\u202eaway\n")
     '?[2J?away?'
@@ -19,7 +17,7 @@ def text(told: str) -> str:
 
 
 def lines(told: str) -> str:
-    r"""Return the same of a text of ours with several lines.
+    r"""Return the same for text with several lines; line ends stay.
 
     >>> lines("a\nb\x1bc\n")
     'a\nb?c\n'
@@ -28,7 +26,7 @@ def lines(told: str) -> str:
 
 
 def data(told: Any) -> Any:
-    r"""Return the same with all its words printable.
+    r"""Return JSON-like data with all its strings filtered.
 
     >>> data({"\n": ["a\n", 1]})
     {'?': ['a?', 1]}

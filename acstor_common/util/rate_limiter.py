@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long somebody who works by a rate has to wait before going on.
-
-Over any time that is longer than a moment, no more than the rate.
-"""
+"""Rate limit for a single worker in bytes per second."""
 
 from collections.abc import Callable
 from typing import Final
 
 _AHEAD_S: Final = 0.1
-"""What was not used is saved up for this long: a pause does not end in a burst."""
+"""Unused time that is credited at most, so that a pause causes no burst."""
 
 
 class RateLimiter:
-    """Bounds one worker, who does the waiting.
+    """Computes the pauses of one worker, which sleeps itself; rate 0: no limit.
 
     >>> now_s = [100.0]
     >>> pace = RateLimiter(1000, lambda: now_s[0])
@@ -21,9 +18,6 @@ class RateLimiter:
     >>> now_s[0] += 3600.0
     >>> round(pace.wait_s(100), 3), round(pace.wait_s(100), 3)
     (0.0, 0.1)
-
-    :param rate_bytes_s: 0: as fast as it goes
-    :param clock: monotonic
     """
 
     def __init__(self, rate_bytes_s: int, clock: Callable[[], float]) -> None:
@@ -31,7 +25,7 @@ class RateLimiter:
         self._free_at_s = clock() - _AHEAD_S
 
     def wait_s(self, count_bytes: int) -> float:
-        """Return how long to wait when so much was done, or before it is."""
+        """Account for ``count_bytes``, and return how long to wait."""
         if not self._rate_bytes_s:
             return 0.0
         now_s = self._clock()

@@ -1,26 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The growth of counters over a sliding window."""
+"""Growth of counters over a sliding window."""
 
 import collections
 from collections.abc import Mapping
 from typing import Final
 
 STEP_S: Final = 60.0
-"""Between two samples that are kept: the window is longer by less than this, or than the time
-between two calls."""
+"""Least time between two kept samples: the accuracy of the window."""
 
 
 class SlidingWindow:
-    """Samples counters now and then, and returns how much they grew within the window.
+    """Samples counters, and computes how much they grew within the window.
+
+    Times are of a monotonic clock; a counter that is missing is 0.
 
     >>> window = SlidingWindow(3600.0, now_s=0.0)
-    >>> window.grown(10.0, {"late": 2}), window.grown(70.0, {"late": 3})
+    >>> window.grown_counters(10.0, {"late": 2}), window.grown_counters(70.0, {"late": 3})
     ({'late': 2}, {'late': 3})
-    >>> window.grown(3680.0, {"late": 4}), window.grown(9000.0, {"late": 4})
+    >>> window.grown_counters(3680.0, {"late": 4}), window.grown_counters(9000.0, {"late": 4})
     ({'late': 1}, {})
-
-    :param now_s: of a clock that never goes back
-    :param totals: the counters now; one that is not named is 0
     """
 
     def __init__(
@@ -31,10 +29,7 @@ class SlidingWindow:
         self._samples.append((now_s, dict(totals or {})))
 
     def grown_counters(self, now_s: float, totals: Mapping[str, int]) -> dict[str, int]:
-        """Return the counters that grew, and by how much.
-
-        :param totals: one that is below what it was has not grown
-        """
+        """Return the counters that grew, and by how much."""
         samples = self._samples
         if now_s - samples[-1][0] >= STEP_S:
             samples.append((now_s, dict(totals)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts every long-lived thread of every service, and sees to it that none ends unnoticed.
+"""Supervision of long-lived threads.
 
-A loop that raises is logged, counted and run again after a pause (:mod:`restart_backoff`). A loop
-that keeps failing ends the process with EXIT_FAILED, and systemd starts it again.
+A loop that raises is logged, counted and restarted after a pause (:mod:`restart_backoff`). A vital
+loop that keeps failing ends the process with EXIT_FAILED, and systemd restarts it.
 """
 
 import logging
@@ -16,20 +16,20 @@ from acstor_common.util import restart_backoff
 LOG = logging.getLogger(__name__)
 
 EXIT_FAILED = 70
-"""EX_SOFTWARE of sysexits.h: a loop was given up."""
+"""EX_SOFTWARE of sysexits.h."""
 
 _lock = threading.Lock()
 _failures: dict[str, int] = {}
 
 
 def failures() -> dict[str, int]:
-    """Return how often each loop of this process failed, by name."""
+    """Return the number of failures of each loop of this process, by name."""
     with _lock:
         return dict(_failures)
 
 
 def count_failure(name: str) -> None:
-    """Count a failure of a loop; who calls this runs the loop again."""
+    """Count a failure of a loop that the caller restarts itself."""
     with _lock:
         _failures[name] = _failures.get(name, 0) + 1
 
@@ -41,17 +41,16 @@ def start(
     *,
     is_vital: bool = True,
 ) -> threading.Thread:
-    """Run a loop in a daemon thread until it returns; return the thread.
+    """Run a loop in a supervised daemon thread until it returns; return the thread.
 
-    :param name: of the thread, in the log and in the metric
-    :param stopping: once set, the loop is not run again
-    :param is_vital: the process ends when the loop keeps failing
+    :param stopping: once set, the loop is not restarted
+    :param is_vital: end the process if the loop keeps failing
     """
     return _started(name, lambda: run(name, loop, stopping, is_vital=is_vital))
 
 
 def start_once(name: str, work: Callable[[], None]) -> threading.Thread:
-    """Do work that ends by itself in a daemon thread; a failure is logged and counted."""
+    """Run ``work`` once in a daemon thread; log and count a failure."""
 
     def guarded() -> None:
         try:
