@@ -1,24 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The v-node ring: which host is the home of a content, and who comes after it.
+"""The hash ring: maps content to its home and the other owners.
 
-The one rule: the answer is a pure function of the v-node table and the CID, the
-same on every host, Python version and day.
+The mapping is a pure function of the v-node table and the OID, equal on all hosts.  It is
+consistent hashing (Karger et al., STOC 1997) of content, so equal chunks of different images have
+one home.  Of 16 hosts with 100 v-nodes each, the heaviest owns 1.17 times its share (median of 300
+rings).  Load is not bounded further, because a busy home refers requesters to other hosts.
 
-This is consistent hashing (Karger et al., STOC 1997) of contents, wherever they
-lie in whatever images: what images have in common has one home, and the chunks
-of a sequential reader have theirs all over the cloud.  A host's share of the
-contents is its share of the v-nodes within what hashing gives: of 16 hosts with
-100 v-nodes each, the heaviest owns 1.17 times its share (median of 300 rings;
-1.27 in one ring of 20).  Loads are not bounded beyond that, since a busy home
-refers those who ask to others; so a host that leaves moves what it owned, and
-nothing else.
+If the table has locations and a threshold, each host asks the first owner nearer than the threshold
+(Wu et al. 2017, Algorithm 1), so each group of near hosts has its own homes;
+:meth:`Ring.group_of` returns the ring of one group.
 
-A table may have locations and a threshold.  Then each host asks the first owner
-that is nearer to it than the threshold (Wu et al. 2017, Algorithm 1), so every
-group of near hosts has a home of its own for each content; :meth:`Ring.group_of`
-is the ring of one group.
-
-The file format is described byte by byte in doc/source/format/ring.rst.
+doc/source/format/ring.rst specifies the file format.
 """
 
 import array
@@ -46,25 +38,25 @@ from acstor_common.ring import vnode
 
 FORMAT_VERSION = 1
 MAX_EPOCH = (1 << 53) - 1
-"""Every JSON reader can say it exactly."""
+"""Largest integer that every JSON reader represents exactly."""
 MAX_THRESHOLD = location_policies.MAX_THRESHOLD
 MAX_HOSTS = 16384
 MAX_REVOKED = 4096
 MAX_VNODES = 10_000
 MAX_POINTS = 1 << 20
-"""Bound on the v-nodes of all hosts together: a ring of this size is built in a few seconds."""
+"""Limit of all v-nodes together; building such a ring takes a few seconds."""
 MAX_FILE_BYTES = 8 * 1024 * 1024
 _LAST_OID = (1 << 64) - 1
 
 
 class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One host of the ring.
+    """One host of the v-node table.
 
-    :param address: where its agent listens, ``ip:port`` or ``[ipv6]:port``
-    :param vnodes: its number of points on the ring, which is its weight
-    :param location: where it stands, ``site/pod/rack``; empty if that is not known
-    :param names: its v-nodes, packed (:mod:`acstor_common.ring.vnode`); None: the first ones that
-        were made for it
+    :param address: of its agent, ``ip:port`` or ``[ipv6]:port``
+    :param vnodes: number of v-nodes: its weight
+    :param location: ``site/pod/rack``; empty if unknown
+    :param names: its v-nodes, packed (:mod:`acstor_common.ring.vnode`); None: the first ``vnodes``
+        that were created for it
     """
 
     host: str
@@ -74,10 +66,7 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: dict[str, str] | None = None
 
     def iter_vnodes(self) -> Iterator[vnode.VNode]:
-        """Yield its v-nodes.
-
-        :raises ValueError: ``names`` is no set of v-nodes
-        """
+        """Yield its v-nodes; ValueError if ``names`` is malformed."""
         if self.names is not None:
             return vnode.unpack(self.names)
         return iter(vnode.first_vnodes(ids.HostId(self.host), self.vnodes))
@@ -86,7 +75,7 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def named_host(
     host: ids.HostId, address: str, names: frozenset[vnode.VNode], place: str = ""
 ) -> RingHost:
-    """Return a host that owns these v-nodes, in the shortest form that can say so."""
+    """Return a host with these v-nodes, in the shortest form."""
     is_plain = names == vnode.first_vnodes(host, len(names)) and names
     packed = None if is_plain else vnode.pack(names)
     return RingHost(host, address, len(names), place, packed)
@@ -100,7 +89,7 @@ _BeforeS = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 
 
 class _FileHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A host of the file."""
+    """A host in the file."""
 
     host: str
     address: str
@@ -109,7 +98,7 @@ class _FileHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The file."""
+    """The JSON document."""
 
     version: int
     epoch: _Epoch
@@ -124,31 +113,28 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class _Versioned(msgspec.Struct):
-    """The one field that every version of the format has."""
+    """The field that all versions of the format have."""
 
     version: int
 
 
 class Ring:
-    """A v-node table and the points that follow from it.
+    """A v-node table and the ring derived from it.
 
     >>> ring = Ring(7, (RingHost("h1", "10.0.0.1:7201", 100), RingHost("h2", "10.0.0.2:7201", 100)))
     >>> ring.owners_of(ids.cid_of(b"a chunk"))
     ('h2', 'h1')
 
     :param epoch: number of the table; a higher one replaces a lower one
-    :param hosts: in any order
-    :param threshold: hosts nearer than this to each other have homes of their own; None: all
-        hosts have the same
-    :param outer_threshold: such a home asks the home among the hosts nearer than this before it
-        reads the source; None: it asks nobody
-    :param outward: what is said of single places, by location
-    :param within: the place of this ring, if it is that of a group
-    :param segment_chunks: chunks that have one home (:mod:`acstor_common.model.segments`)
-    :param revoked: hosts whose certificates are refused if their validity begins before this wall
-        clock (:func:`acstor_common.identity.certificates.is_revoked`)
-    :raises ValueError: two hosts have one id or one address, something of them is out of range, or
-        their locations do not go together
+    :param threshold: hosts nearer than this share homes; None: all hosts share homes
+    :param outer_threshold: before a home reads the source, it asks the home among the hosts nearer
+        than this; None: it does not
+    :param outward: policies, by location
+    :param within: the location of this ring, if it is that of a group
+    :param segment_chunks: chunks per segment (:mod:`acstor_common.model.segments`)
+    :param revoked: by host, the wall clock before which the validity of a revoked certificate
+        begins (:func:`acstor_common.identity.certificates.is_revoked`)
+    :raises ValueError: duplicate hosts, values out of range, or inconsistent locations
     """
 
     def __init__(
@@ -197,14 +183,11 @@ class Ring:
         return host in self._addresses
 
     def address_of(self, host: ids.HostId) -> str:
-        """Return where the agent of ``host`` listens.
-
-        :raises KeyError: the host is not on the ring
-        """
+        """Return the address of a host's agent; KeyError if the host is unknown."""
         return self._addresses[host]
 
     def hosts_at(self, ip: str) -> int:
-        """Return how many hosts have an IP address, as :func:`parse_address` writes it."""
+        """Return the number of hosts with an IP address (canonical form)."""
         return self._hosts_by_ip[ip]
 
     @functools.cached_property
@@ -212,33 +195,33 @@ class Ring:
         return collections.Counter(addresses.parse(host.address)[0] for host in self.hosts)
 
     def is_spared(self, host: ids.HostId) -> bool:
-        """Say whether ``host`` has less than half of an even share of the v-nodes.
+        """Return whether a host has less than half of an even share of the v-nodes.
 
-        It has other things to carry, so it is not asked for what others have as well.
+        Its link is loaded by other traffic, so other holders of a chunk are asked first.
         """
         return host in self._spared
 
     def is_drained(self, host: ids.HostId) -> bool:
-        """Say whether ``host`` has no v-nodes at all: an operator took them, traffic leaves one."""
+        """Return whether an operator took all v-nodes of a host (traffic leaves one)."""
         return self._vnodes.get(host) == 0
 
     def vnodes_of(self, host: ids.HostId) -> int:
-        """Return how many v-nodes ``host`` has; 0 if it is not on the ring."""
+        """Return a host's number of v-nodes; 0 if it is unknown."""
         return self._vnodes.get(host, 0)
 
     def host_locations(self) -> dict[ids.HostId, str]:
-        """Return where each host stands."""
+        """Return the location of each host."""
         return {ids.HostId(host.host): host.location for host in self.hosts}
 
     def group_of(self, host: ids.HostId) -> "Ring":
-        """Return the ring of the hosts that are nearer to ``host`` than the threshold, itself too.
+        """Return the ring of the hosts nearer to ``host`` than the threshold.
 
-        It is this ring if there is no threshold, or if ``host`` is not on it.
+        ``self`` if there is no threshold or the host is unknown.
         """
         return self._nearer_than(self.threshold, host)
 
     def outer_group_of(self, host: ids.HostId) -> "Ring | None":
-        """Return the ring that a home of ``host``'s group asks before it reads the source."""
+        """Return the ring that a home asks before the source; None if there is none."""
         if self.threshold is None or self.outer_threshold is None:
             return None
         group = location.ancestor(self._levels.get(host, ()), self.threshold)
@@ -266,17 +249,17 @@ class Ring:
         return self._groups[place]
 
     def owners_of(self, cid: ids.Cid, limit: int | None = None) -> tuple[ids.HostId, ...]:
-        """Return the home of a content, then every other host with v-nodes, in the order to ask.
+        """Return the owners of content: its home, then the stand-ins in order.
 
-        They follow in the order of their next points round the ring from the content's OID, so the
-        load of a dead home is spread over many hosts.  Empty if the ring is.
+        All hosts with v-nodes, in the order of their next points after the content's OID, so that
+        many hosts share the load of a failed home.
 
-        :param limit: how many hosts are wanted at most; without it, all of them
+        :param limit: None: all hosts
         """
         return self.owners_at(ids.oid_of(cid), limit)
 
     def owners_at(self, oid: ids.Oid, limit: int | None = None) -> tuple[ids.HostId, ...]:
-        """Return the owners of a position on the ring; see :meth:`owners_of`."""
+        """Return the owners of a ring position; see :meth:`owners_of`."""
         wanted = self._homes if limit is None else min(limit, self._homes)
         found: dict[ids.HostId, None] = {}
         for number in self._walk(oid):
@@ -286,24 +269,24 @@ class Ring:
         return tuple(found)
 
     def arc_at(self, oid: ids.Oid) -> int:
-        """Return the number of the arc that a position lies on: one arc, the same owners."""
+        """Return the index of a position's arc; positions of an arc have equal owners."""
         at = bisect.bisect_left(self._points, oid)
         return at if at < len(self._points) else 0
 
     def last_alike(self, oid: ids.Oid) -> ids.Oid:
-        """Return a position, from one on, up to which all have the same owners."""
+        """Return the last position, from ``oid`` on, with the same owners."""
         at = bisect.bisect_left(self._points, oid)
         return ids.Oid(self._points[at]) if at < len(self._points) else ids.Oid(_LAST_OID)
 
     def home_at(self, oid: ids.Oid) -> ids.HostId | None:
-        """Return the first owner of a position, which is the home; None if there are no v-nodes."""
+        """Return the home of a position; None if there are no v-nodes."""
         if not self._points:
             return None
         at = bisect.bisect_left(self._points, oid)
         return self._ids[self._owner_of_point[at if at < len(self._points) else 0]]
 
     def _walk(self, oid: ids.Oid) -> Iterator[int]:
-        """Yield the host number of each run of points, once round the ring from ``oid``."""
+        """Yield the host index of each run of points, once round the ring from ``oid``."""
         start = bisect.bisect_left(self._points, oid)
         for at, end in (start, len(self._points)), (0, start):
             while at < end:
@@ -312,7 +295,7 @@ class Ring:
 
 
 def _ends_of_runs(owners: Iterable[int]) -> Sequence[int]:
-    """Return for each point where the points of its host that lie side by side end.
+    """Return for each point the end of its run of points of one host.
 
     >>> list(_ends_of_runs([0, 0, 1, 0]))
     [2, 2, 3, 4]
@@ -363,11 +346,10 @@ def _check_owners(hosts: tuple[RingHost, ...]) -> None:
 
 
 def decode(data: bytes, what: str) -> Ring:
-    """Return the ring that a v-node table in JSON describes.
+    """Parse a v-node table in JSON.
 
-    :param what: the table as its owner knows it, for the error (a path)
-    :raises errors.RingFormatError: it is not a v-node table of this version, or one that
-        contradicts itself
+    :param what: name of the table, for the error (a path)
+    :raises errors.RingFormatError: malformed, inconsistent or of another version
     """
     if len(data) > MAX_FILE_BYTES:
         raise errors.RingFormatError(
@@ -401,7 +383,7 @@ def _read_host(host: _FileHost) -> RingHost:
 
 
 def encode(ring: Ring) -> bytes:
-    """Return ``ring`` as a v-node table in JSON, hosts sorted by id."""
+    """Return ``ring`` as a v-node table in JSON, hosts sorted by ID."""
     hosts = tuple(
         _FileHost(h.host, h.address, h.vnodes if h.names is None else h.names, h.location)
         for h in ring.hosts

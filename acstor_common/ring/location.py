@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a host stands in the cloud, and how far two hosts are apart.
+"""Locations of hosts in the cloud, and distances between them.
 
-A location is a path from the widest place to the narrowest, such as
-``site/pod/rack``; what the levels mean is the operator's business.  The distance
-of two hosts is the number of levels up to their common ancestor: 0 within one
-rack, 1 between racks of one pod, 2 between pods of one site, 3 between sites.
-
-All locations of a table have the same number of levels.  Then "nearer than a
-threshold" divides the hosts into groups that do not overlap.
+A location is a path from the widest level to the narrowest, such as ``site/pod/rack``; operators
+choose the levels.  The distance of two hosts is the number of levels up to their common ancestor: 0
+within a rack, 1 between racks of a pod.  All locations of a table have the same depth, so "nearer
+than a threshold" divides the hosts into disjoint groups.
 """
 
 import re
@@ -17,18 +14,16 @@ MAX_LEVELS = 8
 MAX_LOCATION_BYTES = 255
 
 Levels = tuple[str, ...]
-"""A location, split; a host that has none is in the place that contains everything: ``()``."""
+"""A location, split; ``()`` for a host without one."""
 
 _LEVEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def parse(text: str) -> Levels:
-    """Return the levels of a location.
+    """Return the levels of a location, or raise ValueError.
 
     >>> parse("paris/pod-1/rack7"), parse("")
     (('paris', 'pod-1', 'rack7'), ())
-
-    :raises ValueError: it is too long or too deep, or a level has characters that none may have
     """
     levels = tuple(text.split("/")) if text else ()
     is_right = all(_LEVEL.fullmatch(level) for level in levels)
@@ -38,7 +33,7 @@ def parse(text: str) -> Levels:
 
 
 def common_levels(one: Sequence[str], other: Sequence[str]) -> int:
-    """Count the levels that two locations have in common from the widest on."""
+    """Return the number of leading levels that two locations have in common."""
     count = 0
     for ours, theirs in zip(one, other, strict=False):
         if ours != theirs:
@@ -57,7 +52,7 @@ def distance(one: Levels, other: Levels) -> int:
 
 
 def ancestor(of: Levels, threshold: int) -> Levels:
-    """Return the place whose hosts are nearer than ``threshold`` to each other.
+    """Return the location of all hosts nearer than ``threshold``.
 
     >>> ancestor(("a", "1", "r1"), 2), ancestor(("a", "1", "r1"), 9)
     (('a', '1'), ())

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the hosts of one place stand to those of others: what they give, and whom they ask.
+"""Policies of locations: their hosts' weight elsewhere, and outer homes.
 
-Where the way out of a place is narrow its hosts are home of less for everybody
-else: only a share of their v-nodes counts on the rings of wider places.  Within the
-place all of them count.  And the homes of a place may ask another wider home before
-they read the source than the rest of the table does, or none.
+Where the uplink of a location is narrow, only a share of its hosts' v-nodes counts on the rings of
+wider locations; within the location all count.  A policy may also change the outer threshold.
 
-Which v-nodes count follows from the v-nodes' names and the share alone, and a
-smaller share is a part of a larger one; so all hosts find the same homes, and a
-share that changes moves no more than the difference.
+Which v-nodes count depends only on their names and the share, and a smaller share is a subset of a
+larger one.  So all hosts compute equal homes, and a new share moves only the difference.
 """
 
 from collections.abc import Iterable
@@ -23,14 +20,14 @@ from acstor_common.ring import vnode
 FULL_SHARE = 100
 MAX_THRESHOLD = location.MAX_LEVELS + 1
 FROM_SOURCE = 0
-"""An outer threshold nearer than which nobody is: the source is read at once."""
+"""Outer threshold of homes that read the source at once."""
 
 
 class LocationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a table says of one place; what it says of no place is the default.
+    """Policy of one location.
 
-    :param share: percent of the v-nodes of each host there that count beyond it
-    :param outer_threshold: the table's, for homes of this group; ``FROM_SOURCE``: they ask nobody
+    :param share: percentage of each host's v-nodes that count outside the location
+    :param outer_threshold: replaces the table's for homes of this group; or FROM_SOURCE
     """
 
     share: Annotated[int, msgspec.Meta(ge=1, le=FULL_SHARE)] = FULL_SHARE
@@ -38,20 +35,20 @@ class LocationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
 
 
 LocationPolicies = Mapping[str, LocationPolicy]
-"""By location, or the beginning of one."""
+"""By location, or a prefix of one."""
 
 
 def vnode_share(
     places: LocationPolicies, levels: location.Levels, within: location.Levels
 ) -> float:
-    """Return which part of a host's v-nodes counts on the ring of a place.
+    """Return the share of a host's v-nodes that counts on a location's ring.
 
     >>> places = {"pod1": LocationPolicy(50), "pod1/rack1": LocationPolicy(20)}
     >>> [vnode_share(places, ("pod1", "rack1"), at) for at in ((), ("pod1",), ("pod1", "rack1"))]
     [0.1, 0.2, 1.0]
 
-    :param levels: where the host stands
-    :param within: the place of the ring, which the host is in
+    :param levels: location of the host
+    :param within: location of the ring, which contains the host
     """
     share = 1.0
     for depth in range(len(within) + 1, len(levels) + 1) if places else ():
@@ -66,10 +63,7 @@ def counted_vnodes(
     levels: location.Levels,
     within: location.Levels,
 ) -> Iterable[vnode.VNode]:
-    """Return those v-nodes of a host that count on the ring of a place; see :func:`vnode_share`.
-
-    It is one at least, if the host has any.
-    """
+    """Return a host's v-nodes that count on a ring; at least one if it has any."""
     share = vnode_share(places, levels, within)
     if share >= 1.0:
         return names
@@ -80,7 +74,7 @@ def counted_vnodes(
 def outer_threshold_of(
     places: LocationPolicies, group: location.Levels, usual: int | None
 ) -> int | None:
-    """Return the outer threshold of a group, where the table has the usual one."""
+    """Return the outer threshold of a group; ``usual`` unless a policy sets it."""
     rule = places.get("/".join(group))
     return usual if rule is None or rule.outer_threshold is None else rule.outer_threshold
 
@@ -88,10 +82,7 @@ def outer_threshold_of(
 def check_policies(
     places: LocationPolicies, threshold: int | None, outer_threshold: int | None
 ) -> None:
-    """Look at a table's thresholds, and at what it says of places.
-
-    :raises ValueError: they make no sense
-    """
+    """Raise ValueError if a table's thresholds or policies are inconsistent."""
     for number in (threshold, outer_threshold):
         if number is not None and not 1 <= number <= MAX_THRESHOLD:
             raise ValueError(f"threshold {number}, 1 to {MAX_THRESHOLD} are allowed")

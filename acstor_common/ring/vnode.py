@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of v-nodes, and sets of them in few words.
+"""Names of v-nodes, and compact sets of them.
 
-A v-node is a point on the ring.  It has a name for life: the host that it was
-made for and a number, ``h1#7``; the name says where the point lies.  Which host
-owns it is what a v-node table says, so a hand-over moves this point and no other.
+A v-node is a point on the ring.  Its permanent name, the host it was created for and a number
+(``h1#7``), determines its position.  The v-node table says which host owns it, so a remap moves
+only the points that change owner.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import xxhash
 from acstor_common.model import ids
 
 MAX_NUMBER = 1 << 20
-"""Numbers of v-nodes lie below this."""
+"""V-node numbers are below this."""
 
 _RUNS = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?(,[0-9]{1,7}(-[0-9]{1,7})?)*")
 
@@ -34,7 +34,7 @@ class VNode(NamedTuple):
 
 
 def point_of(vnode: VNode) -> int:
-    """Return the place of a v-node on the ring, 64 bits.
+    """Return the 64-bit ring position of a v-node.
 
     >>> point_of(VNode(ids.HostId("h1"), 0)) == xxhash.xxh3_64_intdigest(b"h1#0")
     True
@@ -43,12 +43,12 @@ def point_of(vnode: VNode) -> int:
 
 
 def first_vnodes(host: ids.HostId, count: int) -> frozenset[VNode]:
-    """Return the ``count`` first v-nodes that were made for a host."""
+    """Return the first ``count`` v-nodes created for a host."""
     return frozenset(VNode(host, number) for number in range(count))
 
 
 def format_runs(numbers: Iterable[int]) -> str:
-    """Write a set of numbers as runs.
+    """Return a set of numbers as runs.
 
     >>> format_runs([3, 0, 1, 2, 7])
     '0-3,7'
@@ -61,12 +61,10 @@ def format_runs(numbers: Iterable[int]) -> str:
 
 
 def parse_runs(text: str) -> Iterator[int]:
-    """Yield the numbers of runs, in ascending order.
+    """Yield the numbers of runs; ValueError if malformed or not ascending.
 
     >>> list(parse_runs("0-3,7"))
     [0, 1, 2, 3, 7]
-
-    :raises ValueError: they are not runs, or not in ascending order
     """
     if not _RUNS.fullmatch(text):
         raise ValueError(f"not numbers of v-nodes (such as 0-3,7): {text[:64]!r}")
@@ -80,7 +78,7 @@ def parse_runs(text: str) -> Iterator[int]:
 
 
 def pack(names: Iterable[VNode]) -> dict[str, str]:
-    """Return a set of v-nodes as runs, by the host that they were made for.
+    """Return v-nodes as runs of numbers, by the host they were created for.
 
     >>> pack(first_vnodes(ids.HostId("h1"), 3))
     {'h1': '0-2'}
@@ -93,10 +91,7 @@ def pack(names: Iterable[VNode]) -> dict[str, str]:
 
 
 def unpack(packed: Mapping[str, str]) -> Iterator[VNode]:
-    """Yield the v-nodes that :func:`pack` packed.
-
-    :raises ValueError: it is no such thing
-    """
+    """Yield packed v-nodes, or raise ValueError."""
     for host, runs in packed.items():
         made_for = ids.parse_host_id(host)
         for number in parse_runs(runs):
