@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands read what they are given; who gives nonsense is told what would make sense."""
+"""Types of command-line arguments for argparse, with helpful error messages."""
 
 import argparse
 import re
@@ -11,7 +11,7 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def help_text(docstring: str | None) -> str:
-    """Return a module's docstring as a terminal shows it: its rule and its markup are for readers.
+    """Return a module's docstring as help text, without markup.
 
     >>> help_text("``acstor-x``: does it.")
     'acstor-x: does it.'
@@ -20,7 +20,7 @@ def help_text(docstring: str | None) -> str:
 
 
 def argument_type(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Make of ``parse`` a type for argparse that shows what its ValueError says."""
+    """Return ``parse`` as an argparse type that shows the ValueError's message."""
 
     def parse_argument(text: str) -> T:
         try:
@@ -32,7 +32,7 @@ def argument_type(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def duration(longest_s: float) -> Callable[[str], float]:
-    """Return a type for argparse: a time in seconds, or in minutes, hours or days.
+    """Return an argparse type for seconds, also written in minutes, hours or days.
 
     >>> [duration(1e6)(text) for text in ("90", "90s", "1.5m", "2h", "1d")]
     [90.0, 90.0, 90.0, 7200.0, 86400.0]
@@ -49,7 +49,7 @@ def duration(longest_s: float) -> Callable[[str], float]:
 
 
 def number_between(lowest: int, highest: int, unit: int = 1) -> Callable[[str], int]:
-    """Return a type for argparse: whole numbers of a range, of so many of the unit.
+    """Return an argparse type for an integer in a range, multiplied by ``unit``.
 
     >>> number_between(1, 64, unit=1024)("3")
     3072

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws where the time of a boot went, for people.
+"""Text chart of a boot's timeline: where the time went.
 
-The parts of the time add up to all of it, from the beginning to the last read.  What
-the guest did when nothing of its image was under way is its own, whatever that was.
+Shares add up to the time until the last read.  Time without a pending read is the guest's own.
 """
 
 import datetime
@@ -34,7 +33,7 @@ _WAITS = {
 
 
 class Event(NamedTuple):
-    """Something that Nova did for a server; times by the wall clock."""
+    """A step of Nova for a server; wall-clock times."""
 
     what: str
     from_at_s: float
@@ -42,17 +41,17 @@ class Event(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A part of the time of a boot."""
+    """A share of the boot's time."""
 
     what: str
     took_s: float
 
 
 def draw(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> str:
-    """Return a picture of a boot in lines of text.
+    """Return a boot's chart in lines of text.
 
-    :param events: what Nova did, the first of them being asked for the server; without them the
-        boot begins with what this host did
+    :param events: Nova's steps from the server's request on; without them the chart begins with the
+        agent's first step
     """
     return "\n".join(
         [
@@ -70,7 +69,7 @@ def draw(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> str:
 
 
 def shares(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> list[Share]:
-    """Return the parts of the time from the beginning to the last read, in their order."""
+    """Return the shares of the time from the beginning to the last read, in order."""
     ready_s = _covered_s(span for span in timeline.spans if span.what == "ensure")
     ready_s = min(ready_s, timeline.opened_s)
     found = [
@@ -89,13 +88,13 @@ def shares(timeline: boot_timeline.Timeline, events: Sequence[Event] = ()) -> li
 
 
 def _offset_s(timeline: boot_timeline.Timeline, events: Iterable[Event]) -> float:
-    """Return how long before the timeline's beginning Nova was asked for the server."""
+    """Return the time from Nova's first event to the timeline's beginning."""
     first_s = min((event.from_at_s for event in events), default=timeline.began_at_s)
     return max(0.0, timeline.began_at_s - first_s)
 
 
 def _covered_s(spans: Iterable[boot_timeline.Span]) -> float:
-    """Return how long at least one of some spans lasted."""
+    """Return the length of the union of some spans."""
     covered_s = until_s = 0.0
     for span in sorted(spans, key=lambda span: span.from_s):
         covered_s += max(0.0, span.to_s - max(span.from_s, until_s))
@@ -148,7 +147,7 @@ def _bar(from_s: float, to_s: float, end_s: float) -> str:
 def _columns(
     timeline: boot_timeline.Timeline, opened_s: float, end_s: float
 ) -> list[list[tuple[float, boot_timeline.Slice]]]:
-    """Return, for each column, the slices that lie in it, with the share of each that does."""
+    """Return each column's overlapping slices, with the share that overlaps."""
     columns: list[list[tuple[float, boot_timeline.Slice]]] = [[] for _ in range(WIDTH)]
     each_s = end_s / WIDTH
     for place, part in enumerate(timeline.slices):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options that services share, and the loader of configuration files.
 
-There is no global CONF: ``register_opts(conf)`` takes the object.
+There is no global CONF: functions take the object.
 """
 
 import contextlib
@@ -81,16 +81,13 @@ _INVALID = re.compile(
 
 
 class Size(types.Integer):
-    """The type of an option that is a size: bytes, or such as 20GiB."""
+    """Type of an option that is a size: bytes, or such as 20GiB."""
 
     def __init__(self, least: int, most: int | None = None) -> None:
         super().__init__(min=least, max=most, type_name="size in bytes, or such as 20GiB")
 
     def __call__(self, value: object) -> int:
-        """Return the bytes.
-
-        :raises ValueError: it is no size, or out of the bounds
-        """
+        """Return the size in bytes, or raise ValueError."""
         found = byte_sizes.parse(value) if isinstance(value, str) else int(str(value))
         if self.min is not None and found < self.min:
             raise ValueError(
@@ -116,10 +113,10 @@ def size_opt(
 
 
 def register(conf: cfg.ConfigOpts, group: cfg.OptGroup, options: Sequence[cfg.Opt]) -> None:
-    """Register options of a group with ``conf`` alone.
+    """Register options of a group with ``conf``.
 
-    oslo.config copies a group but not its table of options: objects that are given the same group
-    would share what is set in one of them.
+    Objects that register the same group would share its table of options, so this makes a new
+    group.
     """
     conf.register_group(cfg.OptGroup(group.name, title=group.title, help=group.help))
     conf.register_opts(options, group=group.name)
@@ -143,9 +140,9 @@ def load(
     options: Options,
     description: str = "",
 ) -> None:
-    """Read a service's configuration into ``conf`` as :func:`read` does, and set up the log.
+    """Read a service's configuration as :func:`read` does, and set up logging.
 
-    What stands in the files and is no option is named in warnings.
+    Unknown options are logged.
     """
     log.register_options(conf)
     read(conf, args, prog, register, options, description=description)
@@ -155,24 +152,23 @@ def load(
 
 
 def warn_of_unknown(conf: cfg.ConfigOpts, options: Options) -> None:
-    """Name in the log what stands in our sections of the files and is no option."""
+    """Log unknown options in acstor's sections of the files."""
     for stray in unknown(conf, options):
         LOG.warning("%s", stray)
 
 
 def unknown(conf: cfg.ConfigOpts, options: Options) -> list[unknown_options.UnknownOption]:
-    """Return what stands in our sections of the files that ``conf`` has read and is no option.
+    """Return unknown options in acstor's sections of the files that ``conf`` has read.
 
-    oslo.config lists no options of the files that it has read, and tells of one file only where
-    a section stands in several.  So they are parsed once more, by its own public parser.
+    oslo.config does not list the options in files, so its parser is run once more.
 
-    :param options: those of the sections that are judged, registered or not
+    :param options: all options of the checked sections, registered or not
     """
     known = _known(conf, options)
     found: list[unknown_options.UnknownOption] = []
     for file in files(conf):
         sections: dict[str, dict[str, object]] = {}
-        with contextlib.suppress(OSError, iniparser.ParseError):  # it has changed meanwhile
+        with contextlib.suppress(OSError, iniparser.ParseError):  # changed since it was read
             cfg.ConfigParser(str(file), sections).parse()
         names = {section: set(members) for section, members in sections.items()}
         found += unknown_options.find_unknown(str(file), names, known)
@@ -180,7 +176,7 @@ def unknown(conf: cfg.ConfigOpts, options: Options) -> list[unknown_options.Unkn
 
 
 def _known(conf: cfg.ConfigOpts, options: Options) -> dict[str, set[str]]:
-    """Return the names that may stand in each section, former ones too."""
+    """Return the names allowed in each section, deprecated ones included."""
     known: dict[str, set[str]] = {}
     for group, members in options:
         names = known.setdefault(group.name, set())
@@ -196,7 +192,7 @@ def _known(conf: cfg.ConfigOpts, options: Options) -> dict[str, set[str]]:
 
 
 def files(conf: cfg.ConfigOpts) -> Iterator[pathlib.Path]:
-    """Yield the files that ``conf`` has read, in that order."""
+    """Yield the files that ``conf`` has read, in order."""
     yield from map(pathlib.Path, conf.config_file or [])
     for folder in conf.config_dir or []:
         yield from sorted(pathlib.Path(folder).expanduser().glob("*.conf"))
@@ -213,12 +209,10 @@ def read(
 ) -> None:
     """Read the files that the command line ``args`` names into ``conf``.
 
-    :param prog: whose files are read where ``args`` names none, with ``project``
-    :param register: registers the room's options
-    :param description: what ``--help`` says of the command
-    :param options: those whose values are looked at now, not when they are first asked for, and
-        those that libraries register when they use them
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :param prog: selects the default files, with ``project``, if ``args`` names none
+    :param register: registers the service's options
+    :param options: options to validate now; they may include options that libraries register later
+    :raises cfg.Error: a file is missing or a value is invalid
     """
     register(conf)
     conf(args, project=project, prog=prog, description=description)
@@ -232,9 +226,9 @@ def read(
 
 
 def _why_invalid(group: cfg.OptGroup, option: cfg.Opt, error: cfg.ConfigFileValueError) -> str:
-    """Return what is wrong with a value: where it stands, why, and a right one.
+    """Return an error message with location, reason and a valid example.
 
-    The value of a secret is not shown.
+    Values of secret options are not shown.
     """
     match = _INVALID.fullmatch(str(error))
     file, why = match.groups() if match else ("", str(error))

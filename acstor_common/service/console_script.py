@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an installed command begins: all of them are installed, whatever extras were asked for.
+"""Entry points of commands: ``--version``, errors for missing dependencies.
 
-The rule: a command whose role is not installed says in one line which extra brings it; and each
-says its version, that of the whole.
+pip installs all commands, whichever extras were selected.
 """
 
 import contextlib
@@ -15,16 +14,16 @@ from acstor_common.service import version
 from acstor_common.util import printable_text
 
 MISUSE = 2
-"""The exit status of a command that cannot be what was meant, as argparse's."""
+"""Exit status for wrong usage, as argparse's."""
 NO_APPLICATION = 22
-"""That of a process of uWSGI without its application: at any other it is started again."""
+"""uWSGI's exit status for "no application": uWSGI does not restart the process."""
 
 
 def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
-    """Return what starts a command.
+    """Return the function that runs a command.
 
-    :param module: where its ``main`` is; imported when the command starts
-    :param extra: of the package ``acstor``, which brings what the module imports
+    :param module: module with ``main``, imported when the command starts
+    :param extra: extra of the package ``acstor`` with the module's dependencies
     """
 
     def start() -> int:
@@ -35,7 +34,7 @@ def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
             found = importlib.import_module(module)
         except ModuleNotFoundError as e:
             if (e.name or "acstor_").startswith("acstor_"):
-                raise  # it is not that something was not installed
+                raise  # a defect, no missing dependency
             why = (
                 f"needs acstor[{extra}], which is not installed here (there is no module {e.name})"
             )
@@ -47,7 +46,7 @@ def entry_point(command: str, module: str, extra: str) -> Callable[[], int]:
 
 
 def error_text(error: Exception) -> str:
-    """Return an error as a command tells it: a file's name first, without the system's number.
+    """Return an error for the terminal: file name first, without errno.
 
     >>> error_text(FileNotFoundError(2, "No such file or directory", "ring.json"))
     'ring.json: No such file or directory'
@@ -59,9 +58,9 @@ def error_text(error: Exception) -> str:
 
 @contextlib.contextmanager
 def exit_on_error(program: str, *faults: type[Exception]) -> Iterator[None]:
-    """End the process with one line on standard error when one of the faults is raised.
+    """Exit with one line on standard error and NO_APPLICATION on these exceptions.
 
-    For what a WSGI server imports: it would print a trace.  The status is NO_APPLICATION.
+    For the import of a WSGI application: the server would print a traceback.
     """
     try:
         yield

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why no command of acstor warns of Eventlet, or says that it is loaded.
+"""Suppression of Eventlet's deprecation warning in commands.
 
-oslo.service, futurist and oslo.utils import it wherever it is installed, and all of
-them require it, so it cannot be kept out.  Nothing of acstor runs on it: an operator
-who reads that it is deprecated can do nothing about it.  What loads acstor as a
-plug-in decides for itself, so only commands call this.
+oslo.service, futurist and oslo.utils import Eventlet if it is installed, and acstor does not use
+it.  Processes that load acstor as a plug-in keep their own filters.
 """
 
 import logging
@@ -12,6 +10,6 @@ import warnings
 
 
 def silence() -> None:
-    """Show this one warning no more, which comes with the first import, nor that import itself."""
+    """Suppress Eventlet's deprecation warning and oslo.service's log message about it."""
     logging.getLogger("oslo_service.backend").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=r"\s*Eventlet is deprecated")

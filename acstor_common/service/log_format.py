@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lines of the log look like: printable, and each text in them once."""
+"""Log formatter that filters control characters and repeated error texts."""
 
 import copy
 import logging
@@ -8,9 +8,9 @@ from acstor_common.util import printable_text
 
 
 class Formatter(logging.Formatter):
-    """Formats as another formatter does, but for texts of others and for what is said twice.
+    """Wraps a formatter: makes text printable, drops a repeated exception summary.
 
-    oslo.log puts the active exception behind each warning, most of which have its text already.
+    oslo.log appends the active exception to each warning; most messages contain its text already.
     """
 
     def __init__(self, inner: logging.Formatter) -> None:
@@ -18,22 +18,22 @@ class Formatter(logging.Formatter):
         self._inner = inner
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and the trace behind it."""
+        """Return the line, followed by the traceback if there is one."""
         shown, message = copy.copy(record), printable_text.text(record.getMessage())
         shown.msg, shown.args = message, ()
         line = self._inner.format(shown)
         summary = getattr(shown, "error_summary", "") or ""
-        if _is_said(summary, message):
+        if _has_summary(summary, message):
             line = line.replace(f"{message}: {summary}", message, 1)
         return line if getattr(shown, "color", "") else printable_text.lines(line)
 
 
-def _is_said(summary: str, message: str) -> bool:
-    """Say whether a message tells what a summary tells.
+def _has_summary(summary: str, message: str) -> bool:
+    """Return whether a message contains the text of an exception summary.
 
-    >>> _is_said("acstor_common.errors.NotEnrolled: no table", "waiting: no table")
+    >>> _has_summary("acstor_common.errors.NotEnrolled: no table", "waiting: no table")
     True
-    >>> _is_said("KeyError: 'a'", "unexpected"), _is_said("KeyError", "unexpected")
+    >>> _has_summary("KeyError: 'a'", "unexpected"), _has_summary("KeyError", "unexpected")
     (False, False)
     """
     kind, _, why = summary.partition(": ")
@@ -41,7 +41,7 @@ def _is_said(summary: str, message: str) -> bool:
 
 
 def install() -> None:
-    """Have all handlers of this process format so."""
+    """Wrap the formatters of all handlers of this process."""
     for handler in logging.getLogger().handlers:
         if not isinstance(handler.formatter, Formatter):
             handler.setFormatter(Formatter(handler.formatter or logging.Formatter()))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint of every service: one registry at one address.
+"""Prometheus endpoint of every service.
 
-A scrape costs its service little, whoever scrapes and however often:
+The load that clients can cause is bounded:
 
-* connections are accepted one each ACCEPT_INTERVAL_S, and at most CONNECTIONS are open: one more
-  displaces the oldest;
-* a connection ends DEADLINE_S after it was accepted, and its request has at most REQUEST_BYTES;
-* one thread at a time collects, and its answer is given to all for KEPT_S.
+* one connection is accepted each ACCEPT_INTERVAL_S, and at most CONNECTIONS are open: a further one
+  closes the oldest;
+* a connection ends after DEADLINE_S, and a request has at most REQUEST_BYTES;
+* metrics are collected by one thread at a time, and cached for KEPT_S.
 """
 
 import io
@@ -35,13 +35,13 @@ DEADLINE_S = 10.0
 REQUEST_BYTES = 8 * 1024
 KEPT_S = 1.0
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Every version of Prometheus reads it."""
+"""The text format that every version of Prometheus reads."""
 
 
 class MetricsApp:
-    """A WSGI application that shows a registry, as it was at most KEPT_S ago.
+    """WSGI application that shows a registry, cached for KEPT_S.
 
-    :param clock: in seconds; never goes back
+    :param clock: monotonic, in seconds
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MetricsApp:
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[[str, list[tuple[str, str]]], Any]
     ) -> Iterable[bytes]:
-        """Answer a request for any path."""
+        """Answer a GET request for any path."""
         if environ["REQUEST_METHOD"] != "GET":
             start_response("405 Method Not Allowed", [("Allow", "GET")])
             return []
@@ -75,10 +75,10 @@ class MetricsApp:
 
 
 class _Handler(simple_server.WSGIRequestHandler):
-    """Answers one request; writes nothing to the log."""
+    """Answers one request without logging it."""
 
     def setup(self) -> None:
-        """Read the head of the request; one that is too long reads as none."""
+        """Read the request's head; a head that is too long becomes empty."""
         super().setup()
         self.rfile.close()
         head = b""
@@ -91,11 +91,11 @@ class _Handler(simple_server.WSGIRequestHandler):
         self.rfile = io.BufferedReader(io.BytesIO(head))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
 
 class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
-    """A thread for each connection, CONNECTIONS at most."""
+    """One thread for each connection, at most CONNECTIONS."""
 
     daemon_threads = True
     request_queue_size = CONNECTIONS
@@ -104,11 +104,11 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         self.allow_reuse_port = is_shared
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._lock = threading.Lock()
-        self._open: dict[Any, float] = {}  # connections by when they were accepted, oldest first
+        self._open: dict[Any, float] = {}  # connection -> time accepted, oldest first
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread; the next connection is accepted a little later."""
+        """Answer in a thread, and delay the next accept."""
         with self._lock:
             displaced = next(iter(self._open)) if len(self._open) >= CONNECTIONS else None
             if displaced is not None:
@@ -118,7 +118,7 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         time.sleep(ACCEPT_INTERVAL_S)
 
     def service_actions(self) -> None:
-        """End connections that have been open for too long."""
+        """Close connections older than DEADLINE_S."""
         with self._lock:
             for request, since_s in list(self._open.items()):
                 if time.monotonic() - since_s < DEADLINE_S:
@@ -126,20 +126,18 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
                 self._end(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def server_close(self) -> None:
-        """Close the socket and all connections."""
         super().server_close()
         with self._lock:
             for request in list(self._open):
                 self._end(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a connection that broke."""
+        """Ignore errors of a connection."""
 
     def _end(self, request: Any) -> None:
         """Make a connection's thread fail at once; that thread closes it."""
@@ -147,14 +145,13 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         try:
             request.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the client has gone
+            pass  # closed by the client
 
 
 class _Loops(registry.Collector):
-    """Shows how often the loops of this process failed."""
+    """Metric of failures of supervised loops."""
 
     def collect(self) -> Iterator[core.Metric]:
-        """Yield the one metric, as of now."""
         family = core.CounterMetricFamily(
             "acstor_loop_failures",
             "Failures of the loops of this process, by name",
@@ -166,13 +163,12 @@ class _Loops(registry.Collector):
 
 
 class _Build(registry.Collector):
-    """Shows which version of acstor runs."""
+    """Metric with acstor's version."""
 
     def __init__(self) -> None:
         self._version = version.installed()
 
     def collect(self) -> Iterator[core.Metric]:
-        """Yield the one metric."""
         yield core.InfoMetricFamily("acstor_build", "The build", {"version": self._version})
 
 
@@ -182,12 +178,11 @@ def serve(
     option: str,
     is_shared: bool = False,
 ) -> Callable[[], None]:
-    """Start the endpoint; return what stops it.
+    """Start the endpoint; return the function that stops it.
 
-    :param own: what is shown, beside the process's own figures
-    :param option: the option that has the address, for the error
-    :param is_shared: other processes of the same user listen there as well, and show the same; so
-        nothing of one process is shown beside it
+    :param option: name of the option with the address, for errors
+    :param is_shared: processes share the port (SO_REUSEPORT), so metrics of one process are left
+        out
     :raises errors.Unusable: the address cannot be used
     """
     own.register(_Build())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of keystoneauth's sessions, with the deadline that keystoneauth leaves out."""
+"""Options of keystoneauth sessions, with a default timeout."""
 
 from keystoneauth1 import loading
 from oslo_config import cfg
@@ -8,9 +8,9 @@ _USERS = ("username", "user_id", "application_credential_id", "application_crede
 
 
 def session_options(timeout_s: int) -> list[cfg.Opt]:
-    """Return the options of a session.
+    """Return a session's options.
 
-    :param timeout_s: default of ``timeout``: the longest that a server may be silent, in seconds
+    :param timeout_s: default of ``timeout``
     """
     found: list[cfg.Opt] = [*loading.get_session_conf_options()]
     cfg.set_defaults(found, timeout=timeout_s)
@@ -18,7 +18,7 @@ def session_options(timeout_s: int) -> list[cfg.Opt]:
 
 
 def describe(name: str, group: cfg.ConfigOpts.GroupAttr) -> str:
-    """Return which group of options names a service, and who signs in where; no password."""
+    """Return the option group, user and Keystone URL of a client, no password."""
     url = _value(group, "url")
     users = [url.rpartition("@")[0].rpartition("//")[2].partition(":")[0]]
     users += [_value(group, option) for option in _USERS]

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals of a daemon: SIGTERM and SIGINT stop it, no other one that has a handler ends it.
+"""Signal handlers of daemons, except for SIGTERM and SIGINT.
 
-As in oslo.service SIGHUP opens the log files again and reads the options that may change while a
-service runs ("mutable" ones, such as ``debug``). SIGUSR2 writes the stacks of all threads to
-standard error.
+SIGHUP reopens log files and reloads mutable options, as in oslo.service.  SIGUSR2 writes the stacks
+of all threads to standard error.
 """
 
 import faulthandler
@@ -18,9 +17,9 @@ IGNORED = (signal.SIGUSR1, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, sig
 
 
 def install(read_options: Callable[[], object] | None = None) -> None:
-    """Install the handlers in this process; forks keep them, programs that it starts do not.
+    """Install the handlers; forks inherit them, executed programs do not.
 
-    :param read_options: reads those again that may change (``mutate_config_files``)
+    :param read_options: reloads mutable options (``mutate_config_files``)
     """
     for number in IGNORED:
         ignore(number)
@@ -30,25 +29,25 @@ def install(read_options: Callable[[], object] | None = None) -> None:
 
 
 def ignore(number: int) -> None:
-    """Ignore a signal, in this process alone: what SIG_IGN ignores, programs inherit."""
+    """Ignore a signal in this process; executed programs would inherit SIG_IGN."""
     signal.signal(number, _ignored)
     signal.siginterrupt(number, False)
 
 
 def reload(read_options: Callable[[], object] | None) -> None:
-    """Open the log files again, and read the options that may change."""
+    """Reopen the log files, and reload mutable options."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
-            # Who is just writing to the former file goes on; it is closed when nobody has it.
+            # Threads may still write to the old stream; the last reference closes it.
             handler.setStream(handler._open())
     if read_options is not None:
         try:
             read_options()
-        except Exception as e:  # a file that somebody is writing ends no daemon
+        except Exception as e:  # a half-written file must not end the daemon
             LOG.error("cannot reload the options, keeping the old ones: %s", e)
             return
     LOG.info("SIGHUP: log files are opened and options read again")
 
 
 def _ignored(_number: int, _frame: object) -> None:
-    """Do nothing."""
+    pass

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options in configuration files that nobody reads, and what was probably meant.
+"""Detection of unknown options in configuration files, with suggestions.
 
-oslo.config ignores what it does not know, so a typing error, or an option that stands
-in another section than its own, silently leaves the default in force.  A section is
-judged only by who knows all of its options; those of others, in a file that is shared,
-are left to them.
+oslo.config ignores unknown options, so a misspelt or misplaced option silently leaves the default
+in force.  Only sections whose options are all known are checked; sections of other programs in a
+shared file are not.
 """
 
 import difflib
@@ -25,19 +24,19 @@ OURS = frozenset(
         "enrolment",
     }
 )
-"""Sections of acstor's services, each of which leaves those of the others alone."""
+"""Sections of acstor's services; each service checks only its own."""
 PREFIXES = ("acstor", "source_", "switch_loads_")
 _OTHERS_HAVE_TOO = frozenset({"auth", "host", "instance", "workers"})
-"""Names that mean something else in the [DEFAULT] of other projects."""
+"""Names that other projects use in [DEFAULT] with another meaning."""
 _LIKE = 0.75
-"""How alike two names must be (:func:`difflib.SequenceMatcher.ratio`) for one to be meant."""
+"""Least similarity (:func:`difflib.SequenceMatcher.ratio`) of a suggested name."""
 
 Known = Mapping[str, Set[str]]
-"""The options of each section that this process knows, by :func:`plain` name."""
+"""Options known to this process, by section; names as :func:`plain` returns them."""
 
 
 class UnknownOption(NamedTuple):
-    """What stands in a file and is not read; the option is empty if the section is unknown."""
+    """An unknown option, or an unknown section with empty ``option``."""
 
     file: str
     section: str
@@ -51,7 +50,7 @@ class UnknownOption(NamedTuple):
 
 
 def plain(name: str) -> str:
-    """Return an option's name as all spellings that oslo.config takes for it have it.
+    """Return an option's name with underscores.
 
     >>> plain("control-socket")
     'control_socket'
@@ -62,9 +61,9 @@ def plain(name: str) -> str:
 def find_unknown(
     file: str, sections: Mapping[str, Set[str]], known: Known
 ) -> Iterator[UnknownOption]:
-    """Yield what stands in a file's sections of ours and is no option.
+    """Yield unknown options in acstor's sections of a file.
 
-    :param sections: the names that the file has in each of its sections
+    :param sections: the names in each section of the file
 
     >>> known = {"acstor": {"mount_point"}, "acstor_agent": {"cache_dir", "host"}}
     >>> given = {"acstor_agent": {"mount_point", "cache_dri", "host"}, "acstor_agnet": {"host"}}
@@ -88,7 +87,7 @@ def find_unknown(
 
 
 def _in_default(file: str, names: Set[str], known: Known) -> Iterator[UnknownOption]:
-    """Yield options of ours that stand above all sections; the rest there is not ours to judge."""
+    """Yield acstor's options that are misplaced in [DEFAULT]."""
     elsewhere = {name for section, own in known.items() if section in OURS for name in own}
     strange = elsewhere - known.get(DEFAULT, frozenset()) - _OTHERS_HAVE_TOO
     for name in sorted(name for name in names if plain(name) in strange):
@@ -102,7 +101,7 @@ def _is_meant_for_us(section: str, known: Known) -> bool:
 
 
 def _nearest(section: str, name: str, known: Known) -> str:
-    """Return the option that was probably meant: by its name elsewhere, or a like name."""
+    """Return the suggestion: the same name in another section, or a similar name."""
     wanted = plain(name)
     others = sorted(other for other in known if wanted in known[other] and other != DEFAULT)
     if others:

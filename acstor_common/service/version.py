@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which version of acstor this is."""
+"""Installed version of acstor."""
 
 import functools
 import importlib.metadata
@@ -7,7 +7,7 @@ import importlib.metadata
 
 @functools.cache
 def installed() -> str:
-    """Return it; "unknown" where acstor runs without being installed."""
+    """Return the version; "unknown" if acstor is not installed."""
     try:
         return importlib.metadata.version("acstor")
     except importlib.metadata.PackageNotFoundError:
