@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates that say which host somebody is: X.509 (RFC 5280), Ed25519, one name.
+"""Host certificates: X.509 (RFC 5280), Ed25519, one name.
 
-The one rule: the name of a host is the one DNS subjectAltName of its certificate.
-There is no fallback to a common name, a certificate with two names is nobody's, and
-an authority puts in the name that it was told, whatever a request says.
+The host's ID is the only DNS subjectAltName.  There is no fallback to the common name, and a
+certificate with two names is rejected.  The authority ignores names in requests.
 
-A certificate's time is looked at apart from its chain, since hosts of a v-node
-table go on for a while with certificates that nobody could renew.  Validity begins
-BACKDATE_S before the issue, so that clocks which differ a little need no allowance
-of their own; a revocation (:func:`refused_before`) counts with that.
+Expiry is checked apart from the chain (:func:`time_fault`), because hosts continue for a while with
+expired certificates.  Validity begins BACKDATE_S before the issue to allow for clock skew;
+revocations (:func:`refused_before`) account for it.
 """
 
 import datetime
@@ -30,20 +28,19 @@ from acstor_common.model import ids
 
 BACKDATE_S: Final = 300
 GRACE_S: Final = 7 * 86400
-"""How long after its end a certificate is taken: who could renew it may have been away, for longer
-than a weekend. The decision service and the listener beside Glance count it alike."""
+"""How long an expired certificate may be renewed: longer than a weekend."""
 CA_FILE: Final = "ca.pem"
 CA_KEY_FILE: Final = "ca.key.pem"
-"""What the certificate and the key of an authority are called in its folder."""
+"""File names of an authority's certificate and key in its folder."""
 MAX_CERTIFICATE_BYTES: Final = 16 * 1024
 MAX_BUNDLE_BYTES: Final = 256 * 1024
 _USES: Final = {
     oid.ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth",
     oid.ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth",
 }
-"""What a host is to its peers: both ends of connections."""
+"""Extended key usages of hosts, which are both ends of connections."""
 _SEQUENCE: Final = b"\x30"
-"""What DER of a certificate begins with; no PEM does."""
+"""First byte of a certificate in DER; PEM never begins with it."""
 
 _CaKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 _Unreadable = (
@@ -61,9 +58,8 @@ new_key = signing.new_key
 class HostCertificate(NamedTuple):
     """A certificate that the cloud's authority issued to a host.
 
-    :param host: whose it is
-    :param not_before_s: its validity begins, wall clock; BACKDATE_S before it was issued
-    :param not_after_s: its validity ends, wall clock
+    :param not_before_s: begin of validity (wall clock), BACKDATE_S before the issue
+    :param not_after_s: end of validity (wall clock)
     :param pem: the certificate alone
     """
 
@@ -75,9 +71,9 @@ class HostCertificate(NamedTuple):
 
 
 def request(host: ids.HostId, key: bytes) -> bytes:
-    """Return a certificate request (PKCS 10, PEM) of ``host``, signed with ``key`` (PEM).
+    """Return a certificate request (PKCS 10, PEM), signed with ``key`` (PEM).
 
-    :raises errors.NotAuthenticated: the key cannot be used
+    :raises errors.NotAuthenticated: the key is unusable
     """
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     names = x509.SubjectAlternativeName([x509.DNSName(host)])
@@ -86,9 +82,9 @@ def request(host: ids.HostId, key: bytes) -> bytes:
 
 
 def request_key(csr_pem: bytes) -> ed25519.Ed25519PublicKey:
-    """Return the public key that a request is for, once its own signature was checked.
+    """Return the public key of a certificate request after checking its signature.
 
-    :raises errors.NotAuthenticated: it is no request, of no Ed25519 key, or not signed with its key
+    :raises errors.NotAuthenticated: malformed, not Ed25519, or not signed with its key
     """
     what = "a certificate request"
     try:
@@ -104,7 +100,7 @@ def request_key(csr_pem: bytes) -> ed25519.Ed25519PublicKey:
 
 
 def fingerprint(key: ed25519.Ed25519PublicKey) -> str:
-    """Return what a public key is known by: SHA-256 of its SubjectPublicKeyInfo, in hex."""
+    """Return the SHA-256 of a key's SubjectPublicKeyInfo in hex."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(
         key.public_bytes(
@@ -115,11 +111,11 @@ def fingerprint(key: ed25519.Ed25519PublicKey) -> str:
 
 
 class Authority:
-    """A certificate authority: who has its key says which host somebody is.
+    """A certificate authority, which issues host certificates.
 
     :param certificate_pem: its certificate alone
     :param key_pem: its key: Ed25519, or the EC or RSA key of an operator's own authority
-    :raises errors.NotAuthenticated: it is no authority's certificate, or not of this key
+    :raises errors.NotAuthenticated: no authority's certificate, or not of this key
     """
 
     def __init__(self, certificate_pem: bytes, key_pem: bytes) -> None:
@@ -132,10 +128,7 @@ class Authority:
 
     @classmethod
     def create(cls, name: str, now_s: float, valid_s: int) -> "Authority":
-        """Return a new authority with a new key.
-
-        :param name: for those who read its certificate
-        """
+        """Return a new authority with a new key."""
         key_pem = new_key()
         key = signing.read_key(key_pem)
         subject = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, name)])
@@ -152,8 +145,8 @@ class Authority:
     ) -> bytes:
         """Return a certificate (PEM) of ``host`` for the key of a request.
 
-        :param host: whom the authority knows to have asked; what the request says is not looked at
-        :param valid_s: how long it is valid from ``now_s`` on
+        :param host: the authenticated requester; names in the request are ignored
+        :param valid_s: validity from ``now_s``
         :raises errors.NotAuthenticated: see :func:`request_key`
         """
         key = request_key(csr_pem)
@@ -219,10 +212,9 @@ def _bounded(data: bytes, limit: int, what: str) -> bytes:
 
 
 def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
-    """Return the authorities of a file (``ca.pem``), in its order.
+    """Return the certificates of the authorities in a file (``ca.pem``), in order.
 
-    :raises errors.NotAuthenticated: it holds no certificate, or one that is no authority's, or not
-        of authorities whose certificates hosts may use
+    :raises errors.NotAuthenticated: malformed, no authority's, or not usable for hosts
     """
     what = "certificates of authorities"
     try:
@@ -238,12 +230,12 @@ def read_ca(ca_pem: bytes) -> list[x509.Certificate]:
 
 
 def _check_uses(certificate: x509.Certificate, what: str) -> None:
-    """Return if a certificate may be used by both ends of a connection.
+    """Check that a certificate allows both ends of a connection.
 
-    Extended key usage that an authority's certificate speaks of bounds what it issues: so OpenSSL
-    takes it, and would end each connection without saying why.
+    OpenSSL applies an authority's extended key usage to the certificates that it issues, and would
+    close connections without a reason.
 
-    :raises errors.NotAuthenticated: it names its uses, and leaves one out
+    :raises errors.NotAuthenticated: the extended key usage leaves one out
     """
     try:
         uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -263,7 +255,7 @@ def _is_ca(certificate: x509.Certificate) -> bool:
 
 
 def described(certificate: x509.Certificate) -> str:
-    """Return a certificate in a line for operators: whose, until when, its fingerprint."""
+    """Return a certificate's subject, validity and fingerprint in one line."""
     return (
         f"{certificate.subject.rfc4514_string() or 'without a name'}  valid from "
         f"{certificate.not_valid_before_utc:%Y-%m-%d} until "
@@ -273,13 +265,13 @@ def described(certificate: x509.Certificate) -> str:
 
 
 def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
-    """Return whose certificate this is.
+    """Parse a host's certificate, and check its chain and name.
 
-    The chain and the name are checked, the time is not (:func:`time_fault`).
+    The caller checks the time (:func:`time_fault`).
 
-    :param ca_pem: authorities that are trusted, one of which issued it itself
-    :raises errors.NotAuthenticated: none of them issued it, it names no host or more than one name,
-        or it is no certificate of an Ed25519 key that both ends of a connection may use
+    :param ca_pem: trusted authorities; one of them must be the direct issuer
+    :raises errors.NotAuthenticated: malformed, of another issuer, without exactly one name, not
+        Ed25519, or of the wrong extended key usage
     """
     what = "a host's certificate"
     try:
@@ -290,8 +282,7 @@ def read_host_certificate(pem_or_der: bytes, ca_pem: bytes) -> HostCertificate:
 
 
 def _load(pem_or_der: bytes) -> x509.Certificate:
-    # By the first byte: a certificate in DER may hold the PEM of another one, and who has shown the
-    # key of the outer one must not be taken for whom the inner one names.
+    # Decide by the first byte: DER may embed another certificate's PEM, which TLS did not check.
     if pem_or_der.startswith(_SEQUENCE):
         return x509.load_der_x509_certificate(pem_or_der)
     return x509.load_pem_x509_certificate(pem_or_der)
@@ -341,9 +332,9 @@ def _host_of(certificate: x509.Certificate) -> ids.HostId:
 
 
 def time_fault(certificate: HostCertificate, now_s: float, grace_s: float) -> str:
-    """Return why a certificate is not to be taken now, and by how much; "" if it is.
+    """Return why a certificate is not valid now, and by how much; "" if it is.
 
-    :param grace_s: for how long after its end it is taken nevertheless
+    :param grace_s: tolerance after its end
     """
     early_s = certificate.not_before_s - now_s
     if early_s > 0:
@@ -361,7 +352,7 @@ def time_fault(certificate: HostCertificate, now_s: float, grace_s: float) -> st
 
 
 def _span(seconds: float) -> str:
-    """Return how long ``seconds`` are, in the unit that says it best.
+    """Format a duration in a fitting unit.
 
     >>> _span(59), _span(3600), _span(23 * 3600 + 1), _span(3 * 86400)
     ('59 s', '60 min', '23 h', '72 h')
@@ -373,13 +364,13 @@ def _span(seconds: float) -> str:
 
 
 def refused_before(revoked_s: float) -> int:
-    """Return which certificates a revocation refuses: those whose validity begins before this.
+    """Return the limit of ``not_before`` below which a revocation applies.
 
-    They are those issued up to ``revoked_s``, wall clock.
+    It covers certificates issued up to ``revoked_s`` (wall clock).
     """
     return int(revoked_s) + 1 - BACKDATE_S
 
 
 def is_revoked(certificate: HostCertificate, revoked: dict[str, int]) -> bool:
-    """Say whether a v-node table's ``revoked`` refuses this certificate."""
+    """Return whether a v-node table's ``revoked`` covers this certificate."""
     return certificate.not_before_s < revoked.get(certificate.host, 0)

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this host proves to other hosts who it is with, and what it believes of them.
+"""TLS credentials of this host, and checks of other hosts' certificates.
 
-The files (``identity_files``) may be replaced at any time; they are looked at every few
-seconds, and what cannot be used leaves in force what was there.
-
-Whether a certificate may be taken is said here and nowhere else, with times:
-OpenSSL checks the chain and that the key is there, but not the time, since hosts
-go on for a while with certificates that nobody could renew.
+The files (``identity_files``) may be replaced at any time; an unusable set leaves the old one in
+force.  OpenSSL checks chain and key; this module checks the times, because hosts continue for a
+while with expired certificates.
 """
 
 import contextlib
@@ -26,18 +23,19 @@ from acstor_common.identity import identity_files
 LOG = logging.getLogger(__name__)
 
 PROOF_PROTOCOL = "acstor-proof"
-"""ALPN of who only wants to see this host's certificate, as the decision service does before it
-publishes an address; the handshake is all, and its client shows none."""
+"""ALPN of a client that only wants to see this host's certificate.
+
+The decision service uses it before it publishes an address; the client shows no certificate."""
 NO_CHECK_TIME = 0x200000
-"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL; Python has no name for it."""
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which Python does not define."""
 SAY_AGAIN_S = 600.0
 
 _read = functools.lru_cache(maxsize=256)(certificates.read_host_certificate)
-"""A host opens connections of two classes, and to look at its certificate takes 0.3 ms."""
+"""Cached, because parsing takes 0.3 ms and hosts open two classes of connections."""
 
 
 class _Loaded(NamedTuple):
-    """What new connections are begun with, all of one set of files."""
+    """TLS contexts made of one set of files."""
 
     identity: identity_files.Identity
     own: certificates.HostCertificate
@@ -48,9 +46,8 @@ class _Loaded(NamedTuple):
 class Credentials:
     """The certificate, key and authorities of one host.
 
-    :param files: where they come from
-    :param protocol: what both sides must mean to speak inside TLS (ALPN)
-    :param grace_s: for how long after its end a certificate is taken nevertheless
+    :param protocol: ALPN that both sides must select
+    :param grace_s: tolerance after a certificate's end
     :param clock: wall clock
     """
 
@@ -63,7 +60,7 @@ class Credentials:
     ) -> None:
         self.protocol = protocol
         self.generation = 0
-        """Grows when another set is in force: what was believed must be looked at again."""
+        """Increases with each new set; connections must then be checked again."""
         self._files = files
         self._grace_s = grace_s
         self._clock = clock
@@ -73,13 +70,13 @@ class Credentials:
 
     @property
     def is_there(self) -> bool:
-        """Say whether there is something to prove who this host is with."""
+        """Whether the host has a certificate."""
         return self._loaded is not None
 
     def reload_files(self) -> None:
-        """Take the files if they have been replaced; say in the log what is wrong with them.
+        """Load replaced files (reads the disk); log faults.
 
-        Reads the disk.  A set that cannot be used leaves in force what was there.
+        An unusable set leaves the old one in force.
         """
         identity, fault = self._files.current_credentials(), ""
         if identity is not self._seen:
@@ -89,7 +86,7 @@ class Credentials:
         self._say(fault or self._own_fault())
 
     def _take(self, identity: identity_files.Identity, own: certificates.HostCertificate) -> str:
-        """Put a set in force; return why it cannot be."""
+        """Put a set in force; return the fault if it is unusable."""
         try:
             server, client = (self._context(identity, own, protocol) for protocol in _PROTOCOLS)
         except (OSError, ValueError) as e:  # ssl.SSLError is an OSError
@@ -103,11 +100,11 @@ class Credentials:
     ) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the name is a host id; ``check`` finds it
+        context.check_hostname = False  # the name is a host ID; ``check`` returns it
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= NO_CHECK_TIME
         if protocol == ssl.PROTOCOL_TLS_SERVER:
-            context.num_tickets = 0  # connections live long and are never resumed
+            context.num_tickets = 0  # long connections, no resumption
         is_server = protocol == ssl.PROTOCOL_TLS_SERVER
         context.set_alpn_protocols([self.protocol, PROOF_PROTOCOL][: 1 + is_server])
         context.load_verify_locations(cadata=identity.ca.decode("ascii"))
@@ -129,18 +126,15 @@ class Credentials:
             self._said = "", 0.0
 
     def tls_context(self, *, is_server: bool) -> ssl.SSLContext:
-        """Return what a new connection is begun with.
-
-        :raises OSError: there is no certificate yet
-        """
+        """Return the TLS context for a new connection; OSError without a certificate."""
         if self._loaded is None:
             raise OSError("this host has no certificate yet")
         return self._loaded.server if is_server else self._loaded.client
 
     def check(self, der: bytes | None) -> certificates.HostCertificate:
-        """Return whose certificate the other side has shown.
+        """Return the peer's certificate if it is valid.
 
-        :raises errors.NotAuthenticated: it is not to be believed
+        :raises errors.NotAuthenticated: it is not
         """
         what = "the other side's certificate"
         if self._loaded is None or der is None:
@@ -151,11 +145,11 @@ class Credentials:
         return found
 
     def time_fault(self, certificate: certificates.HostCertificate) -> str:
-        """Return why a certificate is not to be taken now, and by how much; empty if it is."""
+        """Return why a certificate is not valid now; "" if it is."""
         return certificates.time_fault(certificate, self._clock(), self._grace_s)
 
     def chain_fault(self, certificate: certificates.HostCertificate) -> str:
-        """Return why a certificate that was believed before is not any more; empty if it is."""
+        """Return why an accepted certificate is no longer valid; "" if it is."""
         try:
             self.check(certificate.pem)
         except errors.NotAuthenticated as e:
@@ -168,7 +162,7 @@ _PROTOCOLS = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
 
 @contextlib.contextmanager
 def _in_memory(pem: bytes) -> Iterator[str]:
-    """Give what ``ssl`` reads from a file alone a name: of one set, and never on a disk."""
+    """Yield a path of PEM data in memory, for ``ssl`` functions that need a file."""
     fd = os.memfd_create("certificate")
     try:
         os.write(fd, pem)

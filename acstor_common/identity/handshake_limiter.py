@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many handshakes others may make this host do: each takes up to 1 ms of a processor.
+"""Rate limit of TLS handshakes, which take up to 1 ms of CPU each.
 
-Who a connection is from is known only after its handshake; before it there is an
-address alone.  So each address at which hosts of the v-node table stand has an
-allowance of its own, which others cannot use up, and all other addresses share one.
-
-The time that unauthenticated peers can make this host spend on cryptography does not grow
-with their number.
+Before the handshake only the address is known.  So each address of a host in the v-node table has
+its own bucket, and all other addresses share one: unauthenticated peers cannot exhaust the CPU or
+the limits of hosts.
 """
 
 from collections.abc import Callable
@@ -14,18 +11,18 @@ from collections.abc import Callable
 from acstor_common.util import token_buckets
 
 OF_HOST = token_buckets.Rate(per_s=4.0, burst=32.0)
-"""A host has four connections, and opens them anew after a restart or when they were idle."""
+"""A host has four connections, and reopens them after a restart or when idle."""
 OF_ADDRESS = token_buckets.Rate(per_s=5.0, burst=10.0)
 OF_UNAUTHENTICATED = token_buckets.Rate(per_s=50.0, burst=100.0)
-"""All together: 5 % of a processor.  They are hosts that come from another address than theirs."""
+"""All other addresses together: 5 % of a CPU.  Hosts behind NAT are among them."""
 ADDRESSES = 16384
-"""Addresses of which something is remembered, of hosts and of others."""
+"""Number of remembered addresses, of hosts and of others."""
 
 
 class HandshakeLimiter:
-    """Who may begin one now.
+    """Token buckets of handshakes by address.
 
-    :param hosts_at: returns how many hosts of the table stand at an address
+    :param hosts_at: returns how many hosts of the table have an address
 
     >>> handshakes = HandshakeLimiter({"10.0.0.1": 1}.get)
     >>> sum(handshakes.may_begin(f"192.0.2.{n % 250}", 0.0) for n in range(1000))
@@ -48,13 +45,13 @@ class HandshakeLimiter:
         )
 
     def may_come(self, ip: str, now: float) -> bool:
-        """Say whether one from an address might begin now; if not it counts as refused."""
+        """Return whether a handshake would be allowed; count a refusal."""
         may = self._is_left(ip, self._hosts_at(ip), now)
         self.refused += not may
         return may
 
     def may_begin(self, ip: str, now: float) -> bool:
-        """Say whether a connection from an address may have its handshake; it counts as begun."""
+        """Return whether a handshake may begin, and charge for it."""
         hosts = self._hosts_at(ip)
         may = self._is_left(ip, hosts, now)
         if not may:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that prove who this host is, and those of whom it believes.
+"""Files with this host's certificate and key, authorities and signers.
 
-They are one set.  Who reads them gets the certificate with its own key and the
-authorities of the same day, also while a new set takes their place: the folder's
-name is a link to the set in use, and the link is replaced, never a file.  Operators
-may put a plain folder there instead, or name one elsewhere.
-
-A set is looked for again when somebody asks and some seconds have passed.
+The four files are one set.  The folder's name is a symbolic link to the set in use, and a new set
+replaces the link, never a file, so a reader never mixes two sets.  Operators may instead use a
+plain folder.  The set is read again on use after LOOK_EVERY_S.
 """
 
 import contextlib
@@ -38,7 +35,7 @@ _Stamps = tuple[tuple[int, int, int] | None, ...]
 
 
 class Files(NamedTuple):
-    """Where the files lie."""
+    """Paths of the files."""
 
     ca: pathlib.Path
     certificate: pathlib.Path
@@ -47,7 +44,7 @@ class Files(NamedTuple):
 
 
 class Set(NamedTuple):
-    """What they hold: PEM; a file that is not there holds nothing."""
+    """Contents of the files (PEM); empty if a file is missing."""
 
     ca: bytes
     certificate: bytes
@@ -56,11 +53,11 @@ class Set(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Who this host can prove to be, and whom it believes.
+    """Identity of this host, and trusted keys.
 
-    :param certificate: None if it can prove nothing
+    :param certificate: None if there is no valid one
     :param key: of the certificate, PEM
-    :param signers: who may sign v-node tables and tasks
+    :param signers: keys that sign v-node tables and tasks
     """
 
     certificate: certificates.HostCertificate | None = None
@@ -70,15 +67,12 @@ class Identity(NamedTuple):
 
 
 def files_in(folder: pathlib.Path) -> Files:
-    """Return where the files of a folder lie."""
+    """Return the paths of the files in a folder."""
     return Files(*(folder / f"{name}.pem" for name in ("ca", "cert", "key", "signers")))
 
 
 class IdentityFiles:
-    """This host's files; may be used from any thread.
-
-    :param files: where they lie
-    """
+    """Reads this host's files; thread-safe."""
 
     def __init__(
         self,
@@ -95,19 +89,19 @@ class IdentityFiles:
         self._told: set[str] = set()
 
     def current_credentials(self) -> Identity:
-        """Return who this host can prove to be, as of some seconds ago at most."""
+        """Return the current set, at most LOOK_EVERY_S old."""
         with self._lock:
             if self._clock() - self._looked_s >= LOOK_EVERY_S:
                 self._look()
             return self._identity
 
     def look_again(self) -> None:
-        """Note that there may be new files."""
+        """Read the files again on next use."""
         with self._lock:
             self._looked_s = -LOOK_EVERY_S
 
     def signer_keys(self) -> Signers:
-        """Return who may sign what comes from the decision service."""
+        """Return the trusted signing keys of the decision service."""
         return self.current_credentials().signers
 
     def _look(self) -> None:
@@ -156,9 +150,9 @@ class IdentityFiles:
 
 
 def checked(found: Set, here: ids.HostId) -> certificates.HostCertificate:
-    """Return the certificate of a set, once it was seen to be this host's and the key's.
+    """Return a set's certificate after checking its host and key.
 
-    :raises errors.NotAuthenticated: it is not
+    :raises errors.NotAuthenticated: of another host, or not of this key
     """
     certificate = certificates.read_host_certificate(found.certificate, found.ca)
     what = f"the certificate of {certificate.host}"
@@ -170,11 +164,11 @@ def checked(found: Set, here: ids.HostId) -> certificates.HostCertificate:
 
 
 def write(folder: pathlib.Path, new: Set) -> None:
-    """Put a new set in the place of the one in ``folder``; waits for the disk.
+    """Replace the set in ``folder``; waits for the disk.
 
-    The set before it stays beside it, for those who are reading it, until the next one comes.
+    The previous set stays beside it for current readers, until the next call.
 
-    :raises OSError: it cannot be written; the one before it stays in use
+    :raises OSError: writing failed; the previous set stays in use
     """
     before = os.path.realpath(folder)
     made = pathlib.Path(tempfile.mkdtemp(prefix=SET_PREFIX, dir=folder.parent))

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a signed message is of now, and new.
+"""Replay protection of signed messages.
 
-The one rule: a message counts once.  Who recorded one on the message bus can send it
-again; it is old after a while, and until then it is remembered.  A signature can be
-spelt in more than one way, so what the message says is remembered, not its bytes.
-
-Hosts' clocks differ.  A message may seem to come from the future by FUTURE_S, and is
-old after AGE_S; both are far more than clocks with NTP differ by.
+Messages older than AGE_S are rejected, and younger ones are remembered.  The content is remembered,
+not the signature, which has several valid encodings.  Clocks may differ: a message may be up to
+FUTURE_S early.
 """
 
 import collections
@@ -15,21 +12,20 @@ from collections.abc import Hashable
 AGE_S = 900.0
 FUTURE_S = 300.0
 MAX_REMEMBERED = 65_536
-"""Of 1,200 s, so 50 a second; each takes some 150 bytes."""
+"""About 50 messages per second for 1,200 s; each takes some 150 bytes."""
 
 
 class ReplayFilter:
-    """Remembers what was taken, as long as it is not old."""
+    """Remembers accepted messages until they are too old."""
 
     def __init__(self) -> None:
         self._seen: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
 
     def why_not(self, message: Hashable, given_s: float, now_s: float) -> str:
-        """Return why a message is not to be taken; "" if it is, which is remembered.
+        """Return why a message is rejected; remember it and return "" if accepted.
 
-        :param message: what tells it from others; it was found to be authentic
-        :param given_s: wall clock of who signed it
-        :param now_s: wall clock here
+        :param message: identifies it; already authenticated
+        :param given_s: wall clock of the signer
         """
         age_s = now_s - given_s
         if age_s > AGE_S:
@@ -45,7 +41,6 @@ class ReplayFilter:
         return ""
 
     def _forget(self, now_s: float) -> None:
-        """Forget those at the front that are too old to be taken again."""
         while self._seen:
             message, given_s = next(iter(self._seen.items()))
             if now_s - given_s <= AGE_S:

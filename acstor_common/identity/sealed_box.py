@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that cross the message bus and that only the decision service can read.
+"""Encryption of messages to the decision service over the message bus.
 
-X25519 with a key that the sender makes for one message, BLAKE3 to derive a key of both, and
-AES-256-GCM.  The service's key follows from the one that it signs with, so that there is none
-more to keep and to renew, and the derived one gives nothing of that away.
-
-Who sends has seen the service's signature under the public key, else he would
-conceal it from anybody but who gave him another one.
+X25519 with an ephemeral key per message, BLAKE3 as key derivation function, AES-256-GCM.  The
+service's X25519 key is derived from its signing key.  Senders must verify the service's signature
+of the public key first.
 """
 
 from typing import Final
@@ -21,27 +18,27 @@ from acstor_common.identity import signing
 
 PUBLIC_BYTES: Final = 32
 _CONTEXT: Final = "acstor 2026-11 concealed messages: "
-_NONCE: Final = bytes(12)  # each key is of one message
+_NONCE: Final = bytes(12)  # each key encrypts one message
 
 
 def public_key(secret_pem: bytes) -> bytes:
-    """Return what messages to the service are concealed with.
+    """Return the service's public encryption key.
 
-    :param secret_pem: the key that it signs with
+    :param secret_pem: its signing key
     :raises errors.NotAuthenticated: see :func:`signing.read_key`
     """
     return _key_of(secret_pem).public_key().public_bytes_raw()
 
 
 def encrypt(public: bytes, data: bytes, said: bytes) -> bytes:
-    """Return ``data`` as only the service can read it, longer by 48 bytes.
+    """Encrypt ``data`` to the service; the result is 48 bytes longer.
 
     >>> secret = signing.new_key()
     >>> decrypt(secret, encrypt(public_key(secret), b"a key", b"h1"), b"h1")
     b'a key'
 
     :param public: see :func:`public_key`
-    :param said: what the reader knows anyhow, and is to be the same
+    :param said: additional authenticated data
     :raises errors.NotAuthenticated: ``public`` is no key
     """
     own = x25519.X25519PrivateKey.generate()
@@ -54,9 +51,9 @@ def encrypt(public: bytes, data: bytes, said: bytes) -> bytes:
 
 
 def decrypt(secret_pem: bytes, concealed: bytes, said: bytes) -> bytes:
-    """Return what was concealed.
+    """Decrypt a message.
 
-    :raises errors.NotAuthenticated: it was not, for this service, or was altered
+    :raises errors.NotAuthenticated: altered, or encrypted to another key
     """
     key, theirs = _key_of(secret_pem), concealed[:PUBLIC_BYTES]
     try:

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signatures over what crosses the message bus: Ed25519 (RFC 8032), bound to a purpose.
+"""Signatures of messages on the bus: Ed25519 (RFC 8032), bound to a purpose.
 
-The one rule: a signature says what it is for.  The purpose is part of what is
-signed, so that a host's signed sample can never be shown as its boot trace, nor a
-signed task as a v-node table.
-
-Keys and public keys are PEM (PKCS 8 and SubjectPublicKeyInfo), as they lie in
-files; a file may hold several public keys, of which any may have signed.
+The purpose is part of the signed bytes, so a signed message of one kind is invalid as another kind.
+Keys are PEM (PKCS 8 and SubjectPublicKeyInfo); a file may hold several public keys, any of which
+may have signed.
 """
 
 from collections.abc import Iterable
@@ -31,17 +28,17 @@ CHECKPOINT_OWNERS: Final = "checkpoint owners"
 CHECKPOINT_WANTED: Final = "checkpoint wanted"
 CHECKPOINT_HEARD: Final = "checkpoint heard"
 RENEWAL: Final = "renewal"
-"""A certificate request, signed with the key of the certificate that the host holds."""
+"""A certificate request, signed with the key of the host's current certificate."""
 
 PublicKey = ed25519.Ed25519PublicKey
-"""For those who name its type without needing the library."""
+"""Alias for modules that must not import cryptography."""
 MAX_PUBLIC_KEYS = 64
 _BEGIN = b"-----BEGIN PUBLIC KEY-----"
 _END = b"-----END PUBLIC KEY-----"
 
 
 def new_key() -> bytes:
-    """Return a new Ed25519 key, made of the system's randomness: PEM, PKCS 8, not encrypted."""
+    """Return a new Ed25519 key: PEM, PKCS 8, not encrypted."""
     return ed25519.Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -52,7 +49,7 @@ def new_key() -> bytes:
 def read_key(key_pem: bytes) -> ed25519.Ed25519PrivateKey:
     """Return the key of a PEM file.
 
-    :raises errors.NotAuthenticated: it is no Ed25519 key that can be used without a password
+    :raises errors.NotAuthenticated: malformed, not Ed25519, or encrypted
     """
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
@@ -64,7 +61,7 @@ def read_key(key_pem: bytes) -> ed25519.Ed25519PrivateKey:
 
 
 def public_pem(key_pem: bytes) -> bytes:
-    """Return the public half of a key: PEM, SubjectPublicKeyInfo.
+    """Return the public key of a private key as PEM.
 
     :raises errors.NotAuthenticated: see :func:`read_key`
     """
@@ -72,17 +69,16 @@ def public_pem(key_pem: bytes) -> bytes:
 
 
 def pem_of(key: PublicKey) -> str:
-    """Return a public key as PEM, SubjectPublicKeyInfo."""
+    """Return a public key as PEM."""
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     ).decode()
 
 
 def read_public_keys(bundle_pem: bytes) -> tuple[ed25519.Ed25519PublicKey, ...]:
-    """Return the public keys of a file (``signers.pem``), in its order; what lies between is text.
+    """Return the public keys of a file (``signers.pem``), in order.
 
-    :raises errors.NotAuthenticated: one of them is no Ed25519 public key, there are none, or more
-        than MAX_PUBLIC_KEYS
+    :raises errors.NotAuthenticated: one is malformed, or not 1 to MAX_PUBLIC_KEYS keys
     """
     parts = bundle_pem.split(_BEGIN)[1:]
     if not 1 <= len(parts) <= MAX_PUBLIC_KEYS:
@@ -101,7 +97,7 @@ def _public_key(pem: bytes) -> ed25519.Ed25519PublicKey:
 
 
 def sign(key_pem: bytes, purpose: str, payload: bytes) -> bytes:
-    """Return the signature (64 bytes) of ``payload`` for one purpose, a constant of this module.
+    """Return the signature (64 bytes) of ``payload`` for a purpose.
 
     :raises errors.NotAuthenticated: see :func:`read_key`
     """
@@ -114,12 +110,12 @@ def verify(
     payload: bytes,
     signature: bytes,
 ) -> None:
-    """Return if one of the keys made this signature over ``payload`` for this purpose.
+    """Verify a signature of ``payload`` for a purpose under any of the keys.
 
     >>> key = new_key()
     >>> verify(read_public_keys(public_pem(key)), TABLE, b"{}", sign(key, TABLE, b"{}"))
 
-    :raises errors.NotAuthenticated: none of them did
+    :raises errors.NotAuthenticated: no key made it
     """
     for key in public_keys:
         try:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the tokens of requests at Keystone, with a deadline and a bound on the threads that wait.
+"""Keystone token validation with a timeout and a limit on waiting threads.
 
-keystonemiddleware has neither by default: a Keystone that hangs would take every thread.
+keystonemiddleware has neither by default: a hung Keystone would block every thread.
 """
 
 import logging
@@ -22,7 +22,7 @@ LOG = logging.getLogger(__name__)
 
 TIMEOUT_S: Final = 5
 RETRIES: Final = 1
-"""Of the library's three: a connection that Keystone closed meanwhile needs one."""
+"""Instead of three: enough for a connection that Keystone closed when idle."""
 CALLERS: Final = 4
 """Threads of a process that ask Keystone at a time."""
 IS_NOWHERE: Final = (
@@ -31,24 +31,24 @@ IS_NOWHERE: Final = (
 )
 
 Unavailable = Callable[[str], webob.exc.HTTPServiceUnavailable]
-"""Makes the answer 503 of words."""
+"""Returns the 503 response with a text."""
 
 
 def set_defaults() -> None:
-    """Set the deadline of all that is asked of Keystone; the sample shows it."""
+    """Set the default timeout and retries of keystonemiddleware."""
     cfg.set_defaults(
-        _opts._OPTS,  # list_opts gives copies
+        _opts._OPTS,  # list_opts returns copies
         http_connect_timeout=TIMEOUT_S,
         http_request_max_retries=RETRIES,
     )
 
 
 class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
-    """Lets requests with a good token through; without Keystone, with one that it knows already.
+    """WSGI middleware that validates tokens; cached ones also without Keystone.
 
-    :param app: what requests with a good token reach
-    :param unavailable: makes the answer where Keystone does not answer
-    :param is_gone: words of that answer
+    :param app: the application
+    :param unavailable: returns the response if Keystone does not answer
+    :param is_gone: text of that response
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type
         self._identity_server.verify_token = self._verify_in_turn
 
     def process_request(self, request: Any) -> Any:
-        """Check a request's token; see the class above."""
+        """Validate a request's token."""
         try:
             return super().process_request(request)
         except webob.exc.HTTPServiceUnavailable as e:
@@ -72,12 +72,12 @@ class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type
             raise self._unavailable(IS_NOWHERE.format(why=e)) from e
 
     def _verify_in_turn(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask Keystone; as if it did not answer while too many others wait for it."""
+        """Ask Keystone; fail as if it did not answer if too many threads wait."""
         try:
             with self._limit.hold_place():
                 return self._verify(*args, **kwargs)
         except concurrency_limit.LimitReached as e:
             raise exceptions.ConnectFailure(str(e)) from e
-        except exceptions.ConnectTimeout as e:  # which the library takes for a defect
+        except exceptions.ConnectTimeout as e:  # the library would report a defect
             why = f"{e} ([keystone_authtoken] http_connect_timeout)"
             raise exceptions.ConnectFailure(why) from e
