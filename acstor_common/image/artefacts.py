@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artefacts: what acstor makes of an image and keeps in Glance, and how it is found again.
+"""Artefacts of images in Glance: properties, states, and validation of pointers.
 
-An artefact (a chunk map, a boot image) is an image of Glance itself: hidden,
-private, owned by the project of acstor's service user.  The image that it is of
-points to it with one property.  The one rule: a pointer proves nothing, for a
-tenant may write one and Nova copies properties onto snapshots; the artefact must
-be owned by the service project and name the very image, by id and by Glance's
-hash of its bytes (:func:`why_foreign`).
+An artefact (chunk map, boot image, conversion) is a Glance image itself: hidden, private, owned by
+the service project.  A property of the original image points to it.  Tenants can write such a
+property and Nova copies it to snapshots, so :func:`why_foreign` checks that the service project
+owns the artefact and that it names the image, by ID and Glance's hash.
 
-The names here are stored in clouds: they are never changed and never used again
-for something else.
+Clouds store these names: do not change or reuse them.
 """
 
 import enum
@@ -24,11 +21,11 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 
 PREFIX = "acstor_"
-"""What every property of acstor begins with; Glance's property protections name it."""
+"""Prefix of acstor's properties; Glance's property protections use it."""
 
 
 class Kind(enum.StrEnum):
-    """What an artefact is; the value stands in its property ``acstor_kind``."""
+    """Kind of an artefact: the value of its property ``acstor_kind``."""
 
     CHUNK_MAP = "chunk_map"
     BOOT_IMAGE = "boot_image"
@@ -36,97 +33,95 @@ class Kind(enum.StrEnum):
 
     @property
     def pointer(self) -> str:
-        """The property of the image that holds the artefact's id."""
+        """The property of the image that holds the artefact's ID."""
         return PREFIX + self.value
 
 
 CONVERTED_VERSION = 1
-"""Of what an image of another format is converted to: 1 is one qcow2 file."""
+"""Format version of converted images: 1 is one qcow2 file."""
 
 AS_CONVERTED = layout.DiskFormat.QCOW2.glance_name
-"""The format of such an artefact."""
+"""Disk format of converted images."""
 
 SCOPE_SECRET = "scope_secret"
-"""What ``acstor_kind`` says of the cloud's secret for scopes, which is of no image."""
+"""Value of ``acstor_kind`` for the cloud's scope secret."""
 
 
 class State(enum.StrEnum):
-    """How far the preparation of an image is; the value of its property ``acstor_state``."""
+    """State of an image's preparation: the value of its property ``acstor_state``."""
 
-    HASHED = "hashed"  # the import plugin has the chunk map and will publish it
+    HASHED = "hashed"  # the import plugin will publish the chunk map
     READY = "ready"  # the chunk map is published
-    REFUSED = "refused"  # it cannot be served; acstor_message says why
-    FAILED = "failed"  # acstor_message says why, acstor_retry when it is tried again
+    REFUSED = "refused"  # permanently; see acstor_message
+    FAILED = "failed"  # see acstor_message, acstor_retry
 
 
 class BootState(enum.StrEnum):
-    """How far an image's boot image is; the value of its property ``acstor_boot_state``."""
+    """State of an image's boot image: the value of its property ``acstor_boot_state``."""
 
-    WAITING = "waiting"  # for a listener that builds it, or for a boot that a host records
-    BUILDING = "building"  # the image is booted; acstor_boot_retry says when it would be again
-    READY = "ready"  # it is published
-    FAILED = "failed"  # acstor_boot_message says why, acstor_boot_retry when it is tried again
-    UNBOOTABLE = "unbootable"  # there is nothing to boot in it: it is not tried again
+    WAITING = "waiting"  # for a listener to build it, or for a recorded boot
+    BUILDING = "building"  # the image is booting; see acstor_boot_retry
+    READY = "ready"  # published
+    FAILED = "failed"  # see acstor_boot_message, acstor_boot_retry
+    UNBOOTABLE = "unbootable"  # permanently: no boot loader
 
 
 class BootOrigin(enum.StrEnum):
-    """What a boot image was made of; the value of its property ``acstor_origin``."""
+    """Origin of a boot image: the value of its property ``acstor_origin``."""
 
-    BUILT = "built"  # the image was booted for it
-    RECORDED = "recorded"  # of boots that hosts recorded
-    INHERITED = "inherited"  # of what its predecessor's boot image holds
+    BUILT = "built"  # from a boot for this purpose
+    RECORDED = "recorded"  # from boots that hosts recorded
+    INHERITED = "inherited"  # from the boot image of an earlier version of the image
 
 
-# Properties of images, beside the pointers.
+# Properties of images, in addition to the pointers.
 STATE = "acstor_state"
 MESSAGE = "acstor_message"
-RETRY = "acstor_retry"  # attempts so far, and when the next one may begin
-STATE_OF = "acstor_state_of"  # id of the image that all of these are about
-BOOT_MESSAGE = "acstor_boot_message"  # why no boot image was built
-BOOT_RETRY = "acstor_boot_retry"  # attempts to build one so far, and when the next one may begin
-BOOT_STATE = "acstor_boot_state"  # how far its boot image is
-BASE = "acstor_base"  # id of the image that it was made from, which its owner may read
-OWN_BYTES = "acstor_own_bytes"  # what it has that its base has not at the same place
-SHARED_BYTES = "acstor_shared_bytes"  # of its file in the store, what shares blocks with its base's
+RETRY = "acstor_retry"  # number of attempts, and earliest time of the next one
+STATE_OF = "acstor_state_of"  # ID of the image they describe; differs on copies
+BOOT_MESSAGE = "acstor_boot_message"  # reason of BootState.FAILED
+BOOT_RETRY = "acstor_boot_retry"  # as RETRY
+BOOT_STATE = "acstor_boot_state"
+BASE = "acstor_base"  # ID of the image it was made from, readable by its owner
+OWN_BYTES = "acstor_own_bytes"  # bytes that differ from the base at the same offset
+SHARED_BYTES = "acstor_shared_bytes"  # blocks that its file shares with the base's
 
 STATE_PROPERTIES = (STATE, MESSAGE, RETRY, STATE_OF, BOOT_STATE, BOOT_MESSAGE, BOOT_RETRY)
 LINEAGE_PROPERTIES = (BASE, OWN_BYTES, SHARED_BYTES)
 IMAGE_PROPERTIES = (*(kind.pointer for kind in Kind), *STATE_PROPERTIES, *LINEAGE_PROPERTIES)
-"""Every property that acstor sets on images of tenants."""
+"""All properties that acstor sets on images of tenants."""
 
 PROTECTED = "acstor_protected="
-"""What a tag begins with of an image that acstor protects from being deleted; the rest is which
-image, for which service project, and since when.
+"""Prefix of the tag of a protected image; then image, service project and time.
 
-No property: when a tenant changes an image, Glance deletes the properties that it hides from him.
-"""
+A tag, because Glance deletes hidden properties when a tenant updates the image."""
 
 UNPROTECTED = "acstor_unprotected="
-"""What the tag begins with instead as soon as acstor has seen that somebody took that back."""
+"""Prefix that replaces PROTECTED after somebody removed the protection."""
 
 # Properties of artefacts.
 KIND = "acstor_kind"
 OF_IMAGE = "acstor_image_id"
 OS_HASH_ALGO = "acstor_os_hash_algo"
 OS_HASH_VALUE = "acstor_os_hash_value"
-FORMAT = "acstor_format"  # version of the artefact's own format
-REVISION = "acstor_revision"  # grows when a better one takes its place
-SCOPE = "acstor_scope"  # of a chunk map: scope in which the image's chunks are named
-ORIGIN = "acstor_origin"  # of a boot image: what it was made of
+FORMAT = "acstor_format"  # format version
+REVISION = "acstor_revision"  # increases when a better artefact replaces it
+SCOPE = "acstor_scope"  # of a chunk map: the image's deduplication scope
+ORIGIN = "acstor_origin"  # of a boot image
 
-OF_PROJECT = "acstor_project_id"  # owner of the image when it was made
+OF_PROJECT = "acstor_project_id"  # owner of the image at that time
 
 ARTEFACT_PROPERTIES = (
     *(KIND, OF_IMAGE, OF_PROJECT, OS_HASH_ALGO, OS_HASH_VALUE, FORMAT, REVISION, SCOPE, ORIGIN),
 )
-"""Every property that acstor sets on its artefacts."""
+"""All properties that acstor sets on its artefacts."""
 
 MESSAGE_CHARACTERS = 255
-"""Nova keeps no more of a property."""
+"""Nova truncates properties to this length."""
 
 
 def pointer_of(image: image_record.Record, kind: Kind) -> ids.ImageId | None:
-    """Return the id of the image's artefact; None if there is none or it is no id."""
+    """Return the ID of the image's artefact; None if missing or malformed."""
     try:
         return ids.parse_image_id(image_record.text_of(image, kind.pointer))
     except ValueError:
@@ -134,9 +129,9 @@ def pointer_of(image: image_record.Record, kind: Kind) -> ids.ImageId | None:
 
 
 def state_of(image: image_record.Record) -> State | None:
-    """Return how far the image's preparation is; None if nothing says so about this very image."""
+    """Return the state of the image's preparation; None if unknown."""
     if image_record.text_of(image, STATE_OF) != image_record.text_of(image, "id"):
-        return None  # copied from the image that this one is a snapshot of
+        return None  # Nova copied it to a snapshot
     try:
         return State(image_record.text_of(image, STATE))
     except ValueError:
@@ -144,7 +139,7 @@ def state_of(image: image_record.Record) -> State | None:
 
 
 def boot_state_of(image: image_record.Record) -> BootState | None:
-    """Return how far the image's boot image is; None if nothing says so about this very image."""
+    """Return the state of the image's boot image; None if unknown."""
     if state_of(image) is not State.READY:
         return None
     try:
@@ -154,9 +149,9 @@ def boot_state_of(image: image_record.Record) -> BootState | None:
 
 
 def boot_properties(state: BootState | None, message: str = "", retry: str = "") -> dict[str, str]:
-    """Return the properties that say how far the boot image is; an empty one is to be removed.
+    """Return the properties of a boot image's state; the caller removes empty ones.
 
-    :param state: None: nobody makes boot images
+    :param state: None: boot images are disabled
     """
     return {BOOT_STATE: state or "", BOOT_MESSAGE: fit_message(message), BOOT_RETRY: retry}
 
@@ -164,7 +159,7 @@ def boot_properties(state: BootState | None, message: str = "", retry: str = "")
 def state_properties(
     image_id: ids.ImageId, state: State, message: str = "", retry: str = ""
 ) -> dict[str, str]:
-    """Return the properties that say how far the preparation is; an empty one is to be removed."""
+    """Return the properties of a preparation's state; the caller removes empty ones."""
     return {
         STATE: state.value,
         MESSAGE: fit_message(message),
@@ -174,11 +169,10 @@ def state_properties(
 
 
 class Lineage(NamedTuple):
-    """What is known of an image and the image that it was made from.
+    """Relation of an image to its base; None: unknown or not applicable.
 
-    :param base: None: it was made from none, as far as is known
-    :param own_bytes: what it has that its base has not at the same place; None: not known
-    :param shared_bytes: of its file in the store; None: not known, or nothing can be shared there
+    :param own_bytes: bytes that differ from the base at the same offset
+    :param shared_bytes: bytes of its file that share blocks with the base's
     """
 
     base: ids.ImageId | None
@@ -187,7 +181,7 @@ class Lineage(NamedTuple):
 
 
 def lineage_of(image: image_record.Record) -> Lineage:
-    """Return what is written down about this very image."""
+    """Return the recorded lineage of an image."""
     if state_of(image) is not State.READY:
         return Lineage(None, None, None)
     try:
@@ -198,33 +192,32 @@ def lineage_of(image: image_record.Record) -> Lineage:
 
 
 def _count_of(image: image_record.Record, name: str) -> int | None:
-    """Return a number of bytes that a property says; None if it says none."""
     text = image_record.text_of(image, name)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 def fit_message(message: str) -> str:
-    """Return a message as it fits into a property, in one line."""
+    """Return a message in one line, truncated for a property."""
     return " ".join(message.split())[:MESSAGE_CHARACTERS]
 
 
 def is_artefact(record: image_record.Record, project_id: str) -> bool:
-    """Say whether ``record`` is an artefact and no tenant's image that looks like one."""
+    """Return whether ``record`` is an artefact that the service project owns."""
     return KIND in record and bool(project_id) and record.get("owner") == project_id
 
 
 def is_left_alone(record: image_record.Record, project_id: str) -> bool:
-    """Say whether acstor makes nothing of an image: an artefact, or one of another project.
+    """Return whether acstor excludes an image: an artefact of any service project.
 
-    The listeners had another service project once, or a second acstor serves the same Glance.  A
-    tenant who may write the same onto his image keeps that one, and no other, from preparation.
+    The service project may have changed, or a second acstor uses the same Glance.  A tenant who
+    sets these properties excludes only his own image.
     """
     is_anothers = KIND in record and record.get("os_hidden") is True
     return is_anothers or is_artefact(record, project_id)
 
 
 def kind_of(artefact: image_record.Record) -> Kind | None:
-    """Return what the artefact is; None if this version does not know it."""
+    """Return the artefact's kind; None if unknown."""
     try:
         return Kind(image_record.text_of(artefact, KIND))
     except ValueError:
@@ -232,7 +225,7 @@ def kind_of(artefact: image_record.Record) -> Kind | None:
 
 
 def revision_of(artefact: image_record.Record) -> int:
-    """Return the artefact's revision; 0 if it is no number."""
+    """Return the artefact's revision; 0 if malformed."""
     text = image_record.text_of(artefact, REVISION)
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
 
@@ -245,10 +238,10 @@ def new_artefact(
     revision: int = 1,
     also: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the record with which an artefact of ``image`` is made in Glance.
+    """Return the Glance record of a new artefact of ``image``.
 
-    :param also: what its kind alone has: SCOPE of a chunk map, ORIGIN of a boot image
-    :raises ValueError: the image has no hash yet, so nothing can be bound to it
+    :param also: properties of its kind: SCOPE of a chunk map, ORIGIN of a boot image
+    :raises ValueError: Glance has no hash of the image yet
     """
     os_hash = image_record.os_hash_of(image)
     if os_hash == chunk_map.UNKNOWN_OS_HASH:
@@ -269,12 +262,12 @@ def new_artefact(
 
 
 def name_of(kind: Kind, image_id: str) -> str:
-    """Return the name of an image's artefact: those of a kind are sorted as their images are."""
+    """Return the name of an artefact; names of one kind sort as the image IDs."""
     return f"acstor {kind.value} of {image_id}"
 
 
 def new_secret(project_id: str) -> dict[str, Any]:
-    """Return the record with which the cloud's secret for scopes is made in Glance."""
+    """Return the Glance record of a new scope secret."""
     return _hidden("acstor secret of the scopes", SCOPE_SECRET, project_id)
 
 
@@ -291,17 +284,16 @@ def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
 
 
 def is_stopgap(artefact: image_record.Record | None) -> bool:
-    """Say whether a boot image serves only until the image has its own."""
+    """Return whether a boot image is inherited, until the image has its own."""
     return artefact is not None and artefact.get(ORIGIN) == BootOrigin.INHERITED
 
 
 def as_read(
     image: image_record.Record, converted: image_record.Record | None
 ) -> image_record.Record:
-    """Return an image's record with the format and size of what agents read of it.
+    """Return an image's record with the format and size that agents read.
 
-    :param converted: the artefact that is read instead of an image of another format; None: there
-        is none
+    :param converted: the converted artefact; None: the image is read itself
     """
     if converted is None:
         return image
@@ -315,10 +307,7 @@ def check_belongs(
     project_id: str,
     format_version: int,
 ) -> None:
-    """Raise unless ``artefact`` is what it should be; see :func:`why_foreign`.
-
-    :raises errors.ForeignArtefact: it is not
-    """
+    """Raise ForeignArtefact unless the artefact is valid; see :func:`why_foreign`."""
     why = why_foreign(image, artefact, kind, project_id, format_version)
     if why:
         raise errors.ForeignArtefact(
@@ -333,12 +322,12 @@ def why_foreign(
     project_id: str,
     format_version: int,
 ) -> str:
-    """Say why ``artefact`` must not be used as the ``kind`` of ``image``; empty if it may be.
+    """Return why an artefact's record is invalid for ``image``; "" if it is valid.
 
-    Its own bytes prove nothing either before they are checked: this is about the records only.
+    It does not check the artefact's bytes.
 
-    :param project_id: the service project; only its users can make an image that it owns
-    :param format_version: the only version of the format that the caller can read
+    :param project_id: the service project
+    :param format_version: the only version that the caller reads
     """
     if not is_artefact(artefact, project_id):
         return "acstor's service project did not make it"
@@ -356,7 +345,7 @@ def why_foreign(
 def is_of_other_bytes(
     image: image_record.Record, artefact: image_record.Record, kind: Kind, project_id: str
 ) -> bool:
-    """Say whether ``artefact`` was made as the ``kind`` of ``image`` when that had other bytes."""
+    """Return whether an artefact was made of an image's former bytes."""
     is_of_image = image_record.text_of(artefact, OF_IMAGE) == image_record.text_of(image, "id")
     is_kind = is_artefact(artefact, project_id) and kind_of(artefact) is kind
     return is_of_image and is_kind and _bound_hash(artefact) != image_record.os_hash_of(image)
@@ -379,10 +368,10 @@ def _bound_hash(artefact: image_record.Record) -> chunk_map.OsHash:
 
 
 def parse_chunk_map(image: image_record.Record, buffer: chunk_map.Buffer) -> chunk_map.ChunkMap:
-    """Check that ``buffer`` is the chunk map of ``image``, down to its hash, and return it.
+    """Parse the chunk map of ``image``, and check its IDs, size and hash.
 
     :param image: as agents read it (:func:`as_read`)
-    :raises errors.ChunkMapFormatError: it is damaged or the map of another image
+    :raises errors.ChunkMapFormatError: damaged or of another image
     """
     image_id = image_record.image_id_of(image)
     found = chunk_map.ChunkMap.parse(

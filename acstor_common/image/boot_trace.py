@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot trace: which chunks a boot reads, in the order of first touch, and when a boot is over.
+"""Boot traces: the chunks that a boot reads, in order of first touch.
 
-The one rule: a trace has chunk numbers of one image, none twice, and never more
-than its limit, whatever was read or sent.
+A trace holds valid chunk numbers of one image without duplicates, at most its limit.
 """
 
 import collections
@@ -15,11 +14,11 @@ from acstor_common.model import geometry
 
 
 class Window(NamedTuple):
-    """How long a boot is recorded.
+    """End of a recording; the first condition that holds ends it.
 
-    :param longest_s: from the first read at most this long
-    :param idle_s: until no chunk was read for the first time for this long
-    :param limit_chunks: until this many chunks were read
+    :param longest_s: time since the first read
+    :param idle_s: time without a first read of a chunk
+    :param limit_chunks: number of chunks
     """
 
     longest_s: float
@@ -46,21 +45,21 @@ class Recorder:
 
     @property
     def trace(self) -> tuple[int, ...]:
-        """The chunks read so far, in the order of first touch."""
+        """The chunks read so far, in order of first touch."""
         return tuple(self._seen)
 
     @property
     def chunk_count(self) -> int:
-        """How many chunks were read so far."""
+        """Number of chunks read so far."""
         return len(self._seen)
 
     @property
     def is_full(self) -> bool:
-        """Say whether the limit is reached."""
+        """Whether the limit is reached."""
         return len(self._seen) >= self._window.limit_chunks
 
     def read(self, offset: int, length: int, now_s: float) -> None:
-        """Note a read; what lies past the end of the image, or over the limit, is left out."""
+        """Record a read; ignore chunks past the end of the image or over the limit."""
         if self._first_s is None:
             self._first_s = self._last_new_s = now_s
         before, size = len(self._seen), self._cut.chunk_bytes
@@ -73,7 +72,7 @@ class Recorder:
             self._last_new_s = now_s
 
     def is_over(self, now_s: float) -> bool:
-        """Say whether the boot counts as over; it does not before the first read."""
+        """Return whether the recording has ended; it never has before the first read."""
         if self._first_s is None:
             return False
         is_idle = now_s - self._last_new_s >= self._window.idle_s
@@ -81,7 +80,7 @@ class Recorder:
 
 
 def why_invalid(trace: Sequence[int], chunk_count: int) -> str:
-    """Say why ``trace`` is no boot trace of an image with so many chunks; empty if it is one.
+    """Return why ``trace`` is invalid for an image; "" if it is valid.
 
     >>> why_invalid([3, 1, 3], 4)
     'a chunk is in it twice'
@@ -100,11 +99,10 @@ def why_invalid(trace: Sequence[int], chunk_count: int) -> str:
 def merge(
     traces: Sequence[Sequence[int]], share: float, limit_chunks: int = boot_image.MAX_CHUNKS
 ) -> tuple[int, ...]:
-    """Return one trace of several boots of the same image.
+    """Merge traces of several boots of one image, ordered by mean position.
 
-    :param share: chunks that this share of the boots read; 0 takes every chunk of any boot
-    :return: the chunks in the order of their mean place, those of the most boots first if the
-        limit is reached
+    :param share: least share of the boots that read a chunk; 0: any boot
+    :param limit_chunks: the most frequent chunks are kept
 
     >>> merge([[5, 1, 2], [5, 2, 9]], share=0.6)
     (5, 2)

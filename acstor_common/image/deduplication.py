@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scope of deduplication: among whom the same bytes have the same name.
+"""Deduplication scopes: the images whose equal chunks have equal CIDs.
 
-A plain CID lets any tenant find out whether somebody's image has bytes that he can
-guess: his image with them is served from a cache (Harnik et al. 2010, "Side channels
-in cloud services: deduplication in cloud storage").  So the chunks of images that not
-everybody may read are named with a key of their project, as in convergent encryption
-with a salt for each tenant (Storer et al. 2008, "Secure data deduplication").
+With plain CIDs a tenant can test whether some image contains guessed bytes: his own image with them
+is served from a cache (Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
+storage").  So CIDs of images that not everybody may read are keyed with their project's key, as in
+convergent encryption with a salt per tenant (Storer et al. 2008, "Secure data deduplication").
 
-A chunk has a name that others know only if they may read that very chunk.  Those are
-the chunks of images that everybody may read, and those that an image has, at the same
-place, from an image that its owner may read.  At the same place: otherwise whoever
-offers an image to boot from could fill it with guesses and recognise them in the
-snapshots of others, wherever the guest has put them.
+An image keeps the CID of a chunk of its base at the same offset, if its owner may read the base. At
+other offsets it does not: otherwise the owner of a base could fill it with guesses and recognize
+them in other tenants' snapshots.
 """
 
 import enum
@@ -27,14 +24,15 @@ Data = bytes | bytearray | memoryview
 
 SECRET_BYTES = 32
 BASE_IMAGE = "base_image_ref"
-"""Property in which Nova names the image that a snapshot's server was made from: of a snapshot's
-snapshot the first one.  A tenant may write it, too, so it proves nothing."""
+"""Nova's property with a snapshot's original image.
+
+Snapshots of snapshots name the first image.  Untrusted: tenants may write it."""
 OPEN_VISIBILITIES = frozenset({"public", "community"})
 _CONTEXT = "acstor 2026-11 scope of deduplication: key of a project"
 
 
 class DedupScope(enum.StrEnum):
-    """Among whom private images share chunks; the value of the option ``dedup_scope``."""
+    """Value of the option ``dedup_scope``: which private images share chunks."""
 
     CLOUD = "cloud"
     PROJECT = "project"
@@ -43,9 +41,8 @@ class DedupScope(enum.StrEnum):
 def key_of(secret: bytes, project_id: str) -> ids.ScopeKey:
     """Return the key of a project's scope.
 
-    :param secret: of the cloud, SECRET_BYTES long
-    :param project_id: empty for images that nobody owns, which are a scope of their own
-    :raises ValueError: the secret is none
+    :param secret: of the cloud; ValueError unless SECRET_BYTES long
+    :param project_id: empty for images without an owner
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret of {SECRET_BYTES} bytes is needed, not of {len(secret)}")
@@ -54,7 +51,7 @@ def key_of(secret: bytes, project_id: str) -> ids.ScopeKey:
 
 
 def is_open(image: image_record.Record) -> bool:
-    """Say whether every project may read an image, so that its names need no key.
+    """Return whether every project may read an image, so that its CIDs are plain.
 
     >>> is_open({"visibility": "community"}), is_open({"visibility": "shared"}), is_open({})
     (True, False, False)
@@ -63,19 +60,18 @@ def is_open(image: image_record.Record) -> bool:
 
 
 def scope_of(image: image_record.Record, dedup_scope: DedupScope) -> DedupScope:
-    """Return the scope in which the chunks of an image are to be named.
+    """Return the scope of an image's CIDs.
 
-    A shared image keeps the scope of its owner, whoever its members are: they read it by its own
-    chunk map.  Glance's default visibility is ``shared`` without members, which is private.
+    A shared image keeps its owner's scope: members use its chunk map.  Glance's default visibility,
+    ``shared`` without members, is private.
     """
     return DedupScope.CLOUD if is_open(image) else dedup_scope
 
 
 def may_read(project_id: str, image: image_record.Record, members: Collection[str] = ()) -> bool:
-    """Say whether a project may read an image.
+    """Return whether a project may read an image.
 
-    :param members: the projects that a ``shared`` image is shared with, whether they accepted it
-        or not: Glance lets all of them read it
+    :param members: projects that a ``shared`` image is shared with, accepted or not
     """
     if is_open(image):
         return True
@@ -88,10 +84,10 @@ def may_read(project_id: str, image: image_record.Record, members: Collection[st
 
 
 class Naming:
-    """Names the chunks of one image.
+    """Computes the CIDs of one image's chunks.
 
-    :param own: key of the image's own scope; None: names are plain
-    :param base: chunk map of what the image was made from, which its owner may read
+    :param own: key of the image's scope; None: CIDs are plain
+    :param base: chunk map of the base image, which the owner may read
     """
 
     def __init__(
@@ -101,12 +97,11 @@ class Naming:
         inherited = base.scope_keys if base is not None else ()
         keys = dict.fromkeys((own, *inherited) if own is not None else inherited)
         self.scope_keys: chunk_map.ScopeKeys = tuple(keys)[: chunk_map.MAX_SCOPE_KEYS]
-        """What the image's chunk map has to hold; the scopes that came first are left out when
-        there are too many, and their names not used."""
+        """Keys for the image's chunk map; surplus inherited keys are dropped."""
 
     @property
     def fingerprint(self) -> bytes:
-        """32 bytes that are others if any chunk may get another name; they tell no key."""
+        """Hash (32 bytes) of all that determines CIDs; does not reveal the keys."""
         base = self._base.checksum if self._base is not None else b""
         return blake3.blake3(b"".join(self.scope_keys) + base).digest()
 
@@ -121,4 +116,4 @@ class Naming:
 
 
 PLAIN = Naming()
-"""Every chunk has a plain CID."""
+"""Computes plain CIDs."""

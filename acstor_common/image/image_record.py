@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Glance says of an image, and whether acstor can serve it.
+"""Image records of Glance, and whether acstor can serve an image.
 
-A record is an image as Glance's API v2 gives it: a mapping with the base
-properties (``id``, ``status``, ``disk_format``...) and the additional ones side by
-side.  Nothing in a record is believed to have the right type, for additional
-properties are text that a tenant wrote.
+A record is a mapping as Glance's API v2 returns it, base and additional properties side by side.
+Tenants write additional properties, so no value has a trusted type.
 """
 
 import re
@@ -17,53 +15,50 @@ from acstor_common.formats import layout
 from acstor_common.model import ids
 
 Record = Mapping[str, Any]
-"""An image as Glance's API v2 gives it."""
+"""An image as Glance's API v2 returns it."""
 
 ACTIVE, QUEUED, SAVING = "active", "queued", "saving"
 DEACTIVATED = "deactivated"
 IMPORT_TASK = "os_glance_import_task"
-"""A property that an image has while Glance's import works on it, a moment longer than it takes to
-become active."""
+"""Property of an image during its import, until shortly after it is active."""
 SERVED_DISK_FORMATS = tuple(one.glance_name for one in layout.DiskFormat)
 CONVERTIBLE_DISK_FORMATS = ("vmdk", "vhd", "vhdx", "vdi")
-"""Formats of which an artefact is made and served, where an operator wants it."""
+"""Formats that acstor converts if an operator enables it."""
 CONVERTED = "acstor_converted"
-"""The property of an image of these formats that names the artefact which is read instead."""
+"""Property that names the converted artefact of an image."""
 SERVED_CONTAINER_FORMAT = "bare"
 SERVED_VIRTUAL_BYTES = 2 << 40
-"""Of what a guest reads of an image that is made, or prepared, of a file of any length: whoever may
-upload some KiB makes others write a chunk map of 1/2048 of that, and a raw image all of it."""
+"""Largest virtual size of an image that is prepared.
+
+A chunk map has 1/2048 of the virtual size, and a raw image all of it, however small the upload."""
 
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
 
 
 def image_id_of(record: Record) -> ids.ImageId:
-    """Return the image's id.
-
-    :raises ValueError: the record has none
-    """
+    """Return the image's ID, or raise ValueError."""
     return ids.parse_image_id(text_of(record, "id"))
 
 
 def text_of(record: Record, name: str) -> str:
-    """Return a property as text; empty if it is missing or something else."""
+    """Return a property; "" if it is missing or no text."""
     value = record.get(name)
     return value if isinstance(value, str) else ""
 
 
 def size_bytes_of(record: Record) -> int:
-    """Return how many bytes Glance stores for the image; 0 if it does not know."""
+    """Return the stored size; 0 if unknown."""
     size = record.get("size")
     return size if isinstance(size, int) and size > 0 else 0
 
 
 def os_hash_of(record: Record) -> chunk_map.OsHash:
-    """Return Glance's hash of the image's bytes; UNKNOWN_OS_HASH if it has none yet."""
+    """Return Glance's hash of the image's bytes; UNKNOWN_OS_HASH if it has none."""
     return parse_os_hash(text_of(record, "os_hash_algo"), text_of(record, "os_hash_value"))
 
 
 def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
-    """Return a hash from its two properties; UNKNOWN_OS_HASH if they are not one.
+    """Return a hash from its two properties; UNKNOWN_OS_HASH if malformed.
 
     >>> parse_os_hash("sha256", "00ff")
     OsHash(algo='sha256', value=b'\\x00\\xff')
@@ -76,15 +71,15 @@ def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
 
 
 def is_convertible(record: Record) -> bool:
-    """Say whether the image's format is one that could be converted for agents."""
+    """Return whether acstor can convert the image's format."""
     return text_of(record, "disk_format") in CONVERTIBLE_DISK_FORMATS
 
 
 def why_not_served(record: Record, convertible: Collection[str] | None = None) -> str:
-    """Say why acstor leaves an image to Nova's own download, and what to do; empty if it does not.
+    """Return why Nova must download an image itself, and a remedy; "" if served.
 
-    :param convertible: formats that are converted; None: an image that points to what it was
-        converted to is served
+    :param convertible: formats that are converted; None: serve an image that points to its
+        conversion
 
     >>> why_not_served({"status": "queued"})
     'its status is queued, not active'
@@ -96,7 +91,7 @@ def why_not_served(record: Record, convertible: Collection[str] | None = None) -
 
 
 def why_format_not_served(record: Record, convertible: Collection[str] | None = None) -> str:
-    """Say why an image of its formats is not served, whatever its bytes; empty if it is.
+    """Return why acstor does not serve an image's format; "" if it does.
 
     :param convertible: as for :func:`why_not_served`
     """
@@ -119,7 +114,7 @@ def why_format_not_served(record: Record, convertible: Collection[str] | None = 
 
 
 def is_encrypted(record: Record) -> bool:
-    """Say whether the image is encrypted, as its properties have it.
+    """Return whether the image's properties declare it encrypted.
 
     >>> is_encrypted({"os_encrypt_format": "LUKS"}), is_encrypted({"os_encrypt_format": ""})
     (True, False)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From which image another one was made, as properties of it say.
+"""The base of an image, according to its properties.
 
-Nova names the first image of a line of snapshots (:data:`deduplication.BASE_IMAGE`), and copies
-every property of an image to the snapshots of its servers.  So the host that sends changes names
-the image that the disk lies on, and the snapshot that this is true of.
+Nova records the first image of a line of snapshots (:data:`deduplication.BASE_IMAGE`), and copies
+properties of images to snapshots.  So acstor adds DIRECT_BASE, the image that the disk lies on,
+with the snapshot's own ID to detect copies.
 
-A tenant may write either, so it is a hint.  Who uses it asks first whether the owner
-of the image may read the other one (:func:`deduplication.may_read`).
+Tenants may write both, so check with :func:`deduplication.may_read` before use.
 """
 
 import contextlib
@@ -16,19 +15,18 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 
 DIRECT_BASE = "direct_base_image_ref"
-"""Not one of acstor's own properties, which Glance lets no tenant set: it is set with a tenant's
-token."""
+"""Set with a tenant's token, so it does not have the protected prefix."""
 MOST_GENERATIONS = 16
-"""So many images before an image are looked up; a line of more, or a ring, ends there."""
+"""Bound on following bases, which may form a cycle."""
 
 
 def direct_base(base: ids.ImageId, image_id: str) -> dict[str, str]:
-    """Return the property of an image that was made of ``base`` and of changes."""
+    """Return the property of an image made of ``base`` and a delta."""
     return {DIRECT_BASE: f"{base} {image_id}"}
 
 
 def bases_of(image: image_record.Record) -> list[ids.ImageId]:
-    """Return the ids of images that this one says it was made from, the nearest first.
+    """Return the IDs of the image's claimed bases, the nearest first.
 
     >>> own, base = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d22"
     >>> bases_of({"id": own, "direct_base_image_ref": f"{base} {own}"}) == [base]
@@ -36,7 +34,7 @@ def bases_of(image: image_record.Record) -> list[ids.ImageId]:
     """
     own_id = image_record.text_of(image, "id")
     direct, _, of_image = image_record.text_of(image, DIRECT_BASE).partition(" ")
-    # That of another image was copied from the image that this one was made from.
+    # With another image's ID the property is a copy.
     said = [
         direct if of_image == own_id else "",
         image_record.text_of(image, deduplication.BASE_IMAGE),
