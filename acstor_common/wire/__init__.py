@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between agents, on the control socket and on the message bus.
 
-``peer_wire`` frames what ``peer_messages``, ``peer_request`` and ``replica_messages`` encode.
+``peer_wire`` frames the messages of ``peer_messages``, ``peer_request`` and ``replica_messages``.
 """

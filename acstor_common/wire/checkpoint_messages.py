@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checkpoint daemons and the decision service say to each other over the message bus.
+"""Messages between checkpoint daemons and the decision service on the bus.
 
-A daemon calls ``REGISTER_CHECKPOINT`` when all copies of a checkpoint are where they are to be:
-the payload is a :class:`SealedMessage`, sealed as a host's samples are, for the purpose
-``checkpoint``, and in it a :class:`RegisteredCheckpoint`, which nobody reads on the way, for it
-has the disk's key.  With what it is concealed says the answer to ``SERVICE_KEY``: a
-:class:`ServiceKey`, sealed by the service. The answer is an :class:`CheckpointResponse`, sealed by
-    it as well: what it does
-not say to stay is dropped.  To learn what may go a daemon calls ``KEPT_CHECKPOINTS`` with an
-:class:`RetentionRequest`, sealed likewise, and gets such an answer; to learn how often checkpoints
-    are wanted ``INTERVALS`` with
-an :class:`IntervalRequest`, and gets an :class:`IntervalResponse`, sealed for the purpose
-``checkpoint intervals``.  To learn who is gone that it keeps checkpoints for
-a host calls ``OWNERS`` with an :class:`OwnerRequest`, and gets a :class:`OwnerResponse`, sealed
-for the purpose ``checkpoint owners``.  The service calls
-``CHECKPOINT_WANTED`` of the daemon of one host (server of ``DAEMON_TOPIC``): a
-:class:`CheckpointRequest`, sealed for the purpose ``checkpoint wanted``.  The answer is a
-    :class:`CheckpointReply`, sealed by
-the host for the purpose ``checkpoint heard``.
+Daemons call (server: the decision service):
 
-Nothing is used before its signature was checked, and a copy of an old message
-means nothing: it says when it was sent, and by or to which host.
+* ``SERVICE_KEY``: returns a :class:`ServiceKey` for encryption;
+* ``REGISTER_CHECKPOINT`` with a :class:`SealedMessage` (it contains a
+  :class:`RegisteredCheckpoint`) when all replicas are stored; returns a
+  :class:`CheckpointResponse`.  Checkpoints that it does not list are deleted;
+* ``KEPT_CHECKPOINTS`` with a :class:`RetentionRequest`; returns a :class:`CheckpointResponse`;
+* ``INTERVALS`` with an :class:`IntervalRequest`; returns an :class:`IntervalResponse`;
+* ``OWNERS`` with an :class:`OwnerRequest`; returns an :class:`OwnerResponse`.
+
+The service calls ``CHECKPOINT_WANTED`` of one daemon (``DAEMON_TOPIC``) with a
+:class:`CheckpointRequest`; returns a :class:`CheckpointReply`.
+
+All messages are signed for their purpose (:mod:`acstor_common.identity.signing`), and contain time
+and host against replay.
 """
 
 from typing import Annotated
@@ -44,7 +39,7 @@ CHECKPOINT_WANTED: Final = "checkpoint_wanted"
 MAX_HOLDERS: Final = 16
 MAX_KEPT: Final = 16_384
 MAX_INTERVALS: Final = 4096
-"""Servers of one host whose metadata says how often."""
+"""Servers of one host with an interval in their metadata."""
 MAX_OWNERS: Final = 1024
 MAX_FAILING: Final = 32
 MAX_BOX: Final = 64 * 1024
@@ -54,10 +49,7 @@ _Number = Annotated[int, msgspec.Meta(ge=1, le=decision_messages.MAX_NUMBER)]
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """A host that keeps a checkpoint.
-
-    :param address: of its vault, ``ip:port``
-    """
+    """A host that keeps a checkpoint, and the ``ip:port`` of its vault."""
 
     host: str
     address: Annotated[str, msgspec.Meta(max_length=64)]
@@ -68,21 +60,18 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class RegisteredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint whose copies are all there.
+    """A checkpoint with all replicas stored.
 
     :param checkpoint_id: a UUID, chosen by the host
-    :param host: that took it, and sends this
-    :param vault_disk: what the holders know the disk by
-    :param image_id: that the disk began as
+    :param vault_disk: ID of the disk in vaults
+    :param image_id: base image of the disk
     :param taken_ms: since 1970, wall clock of the host
     :param consistency: ``crash`` or ``filesystem``
-    :param number: counts the checkpoints of the vault's disk, from 1 on
-    :param size_bytes: of the disk
-    :param changed_bytes: what of it differs from the image
-    :param sent_bytes: what went to the holders for it
-    :param interval_s: how often one is promised; 0: nothing is
-    :param key: of the disk; it opens all that the holders have of it
-    :param sent_s: wall clock when this was sent
+    :param number: of the checkpoint in the vault's disk, from 1
+    :param changed_bytes: data that differs from the image
+    :param sent_bytes: data sent to the holders
+    :param interval_s: promised interval; 0: none
+    :param key: of the disk; decrypts all that the holders store of it
     """
 
     checkpoint_id: str
@@ -117,20 +106,15 @@ def _check_ids(*named: str) -> None:
 
 
 class ServiceKey(msgspec.Struct, frozen=True):
-    """What a checkpoint is concealed with.
-
-    :param public: see :func:`concealing.public_of`, in hex
-    """
+    """The service's public key for :func:`sealed_box.encrypt`, in hex."""
 
     public: patterns.Hex64
 
 
 class SealedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A :class:`RegisteredCheckpoint` that only the service can read.
+    """A :class:`RegisteredCheckpoint`, encrypted to the service.
 
-    :param host: that took the checkpoint, and sends this
-    :param box: see :func:`concealing.conceal`, in base64; bound to the host's name
-    :param sent_s: wall clock when this was sent
+    :param box: :func:`sealed_box.encrypt` in base64; the host's name is authenticated data
     """
 
     host: str
@@ -142,7 +126,7 @@ class SealedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetainedCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint that is to stay where it is kept."""
+    """A checkpoint that its holders must retain."""
 
     checkpoint_id: str
     instance_id: str
@@ -154,12 +138,11 @@ class RetainedCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """What every answer of the service says.
+    """Common fields of the service's responses.
 
-    :param why: it is not registered, or nothing can be told; empty: it is
-    :param may_pass: asking again later may help
-    :param host: that is answered
-    :param sent_s: of the question: it tells that from others of this host; 0: it made no sense
+    :param why: error; empty: success
+    :param may_pass: the error is transient
+    :param sent_s: ``sent_s`` of the request, which identifies it; 0: the request was malformed
     """
 
     why: str = ""
@@ -169,9 +152,8 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class CheckpointResponse(Response, frozen=True):
-    """What the service says of checkpoints.
+    """Checkpoints of the instance or host that its holders must retain.
 
-    :param kept: those that stay: of the instance, or all of a host that asked
     :param is_complete: there are no others
     """
 
@@ -180,7 +162,7 @@ class CheckpointResponse(Response, frozen=True):
 
 
 class ServerInterval(msgspec.Struct, frozen=True):
-    """How often checkpoints of a server are taken, in seconds; 0: never."""
+    """Checkpoint interval of a server in seconds; 0: never."""
 
     instance_id: str
     interval_s: _Interval
@@ -190,10 +172,10 @@ class ServerInterval(msgspec.Struct, frozen=True):
 
 
 class IntervalResponse(Response, frozen=True):
-    """How often checkpoints of a host's servers are wanted.
+    """Checkpoint intervals of a host's servers.
 
-    :param of_host: seconds, as the host's aggregates say; 0: never; None: they say nothing
-    :param of_servers: those alone whose metadata says something that counts
+    :param of_host: from the host's aggregates, in seconds; 0: never; None: not set
+    :param of_servers: servers with a valid interval in their metadata
     """
 
     of_host: _Interval | None = None
@@ -201,7 +183,7 @@ class IntervalResponse(Response, frozen=True):
 
 
 class RetentionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's question which of its checkpoints stay."""
+    """Asks which checkpoints of a host to retain."""
 
     host: str
     sent_s: decision_messages.Moment
@@ -211,11 +193,10 @@ class RetentionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """A server whose last attempts at a checkpoint failed, or a vault that has an issue.
+    """A server whose last checkpoints failed, or a vault with an issue.
 
-    :param instance_id: of the server; empty: it is the vault of the host
-    :param reason: a word for operators
-    :param holder: the host by which it failed; empty: by none
+    :param instance_id: empty: the host's vault
+    :param holder: the holder at fault; empty: none
     """
 
     instance_id: str
@@ -230,10 +211,7 @@ class Failing(msgspec.Struct, frozen=True):
 
 
 class IntervalRequest(RetentionRequest, frozen=True, kw_only=True):
-    """A host's question how often checkpoints are wanted.
-
-    :param failing: servers of the host and its vault, some of them where there are more
-    """
+    """Asks for checkpoint intervals, and reports failures."""
 
     failing: Annotated[tuple[Failing, ...], msgspec.Meta(max_length=MAX_FAILING)] = ()
 
@@ -242,7 +220,7 @@ _Hosts = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_OWNERS)]
 
 
 class OwnerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A host's question which hosts, for which it keeps checkpoints, are gone for good."""
+    """Asks which owners of checkpoints in a vault were removed from the cloud."""
 
     host: str
     owners: _Hosts
@@ -254,21 +232,13 @@ class OwnerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerResponse(Response, frozen=True):
-    """The answer.
-
-    :param gone: those of the hosts that are revoked or forgotten, and have no checkpoint any more
-    """
+    """Revoked or removed hosts without checkpoints."""
 
     gone: _Hosts = ()
 
 
 class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that is wanted now.
-
-    :param request: its number
-    :param host: whose daemon is to take it
-    :param given_s: wall clock when this was sent
-    """
+    """Requests a checkpoint now."""
 
     request: decision_messages.Word
     instance_id: str
@@ -281,12 +251,11 @@ class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What a daemon says of a checkpoint that is wanted of it.
+    """Answers a CheckpointRequest.
 
-    :param request: that it answers
-    :param why: none will be taken; empty: it has the next turn
-    :param number: of the disk's checkpoint that was begun last; 0: none was.  The moment of each
-        later one is after the request
+    :param why: reason of a rejection; empty: the checkpoint is queued
+    :param number: the disk's last started checkpoint; 0: none.  Later ones include all writes
+        before the request
     """
 
     request: decision_messages.Word

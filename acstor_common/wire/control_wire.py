@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said on the agent's control socket: JSON, one message a line.
+"""Protocol of the agent's control socket: JSON, one message per line.
 
-A client sends one request and reads replies until one that is not Progress.
-The tags (``op`` and ``reply``) are strings that others depend on: they are
-never changed and never used for something else.
+A client sends one request and reads replies until one that is not Progress.  Tags (``op`` and
+``reply``) are stable.
 
-Agent and client may be of different versions.  A request that an agent does not know, or a field
-of one, is refused, since it might matter.  So a field that is added has a default that means what
-was done without it, and one that has its default is not sent; a field is never taken away.
-Replies are read without what is not known of them.
+Agent and client may differ in version.  An agent rejects unknown requests and fields, because they
+might matter.  So a new field needs a default with the former meaning, and defaults are not sent;
+fields are never removed.  Unknown fields of replies are ignored.
 """
 
 import enum
@@ -23,12 +21,12 @@ MAX_LINE_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 1024 * 1024
 MAX_HASH_TEXT = 128
 MAX_DEADLINE_S = 366 * 86400.0
-"""The latest deadline: a year from now."""
+"""One year."""
 Deadline = Annotated[float, msgspec.Meta(ge=0, le=MAX_DEADLINE_S)]
 
 
 class Fallback(enum.StrEnum):
-    """Why Nova did for a disk what it does without acstor."""
+    """Why Nova fell back to its own behaviour for a disk."""
 
     AGENT_UNREACHABLE = "agent-unreachable"
     AGENT_REFUSED = "agent-refused"
@@ -50,9 +48,9 @@ class Fallback(enum.StrEnum):
 
 
 class FillMode(enum.StrEnum):
-    """How fast the agent fills the cache with an image, as the operator wishes."""
+    """How fast the agent fills the cache with an image."""
 
-    NORMAL = "normal"  # at the rate that the link can spare
+    NORMAL = "normal"  # at the rate that the link leaves free
     URGENT = "urgent"  # before other images, by a deadline or as fast as possible
     PAUSED = "paused"
 
@@ -60,29 +58,25 @@ class FillMode(enum.StrEnum):
 class Request(
     msgspec.Struct, tag_field="op", forbid_unknown_fields=True, omit_defaults=True, frozen=True
 ):
-    """Base of all requests."""
+    """Base class of requests."""
 
 
 class Status(Request, frozen=True, tag="status"):
-    """What the agent does and has done."""
+    """Returns the agent's status."""
 
 
 class Timelines(Request, frozen=True, tag="timelines"):
-    """Where the time of boots on this host went.
-
-    :param wanted_id: of an instance of Nova's or of an image; empty: of all
-    """
+    """Returns timelines of boots of an instance or image; empty: of all."""
 
     wanted_id: str = ""
 
 
 class Ensure(Request, frozen=True, tag="ensure"):
-    """Attach an image now, so that opening it later waits for nobody.
+    """Attach an image now, so that opening it does not block.
 
-    :param head_bytes: what is to be here of its beginning, so that looking at that waits for nobody
-    :param os_hash_algo: of Glance's hash of the image, if that is known; a chunk map that was made
-        for another hash is refused, since an id may be used again
-    :param os_hash_value: the hash, in hexadecimal digits
+    :param head_bytes: bytes to cache from its beginning
+    :param os_hash_algo: of Glance's hash, if known; chunk maps with another hash are rejected,
+        because image IDs can be reused
     """
 
     image_id: str
@@ -92,19 +86,19 @@ class Ensure(Request, frozen=True, tag="ensure"):
 
 
 class Drop(Request, frozen=True, tag="drop"):
-    """Forget an image that no guest uses."""
+    """Detach an image that no guest uses."""
 
     image_id: str
 
 
 class PreSeed(Request, frozen=True, tag="pre-seed"):
-    """Bring all of an image to this host, behind everything that guests wait for."""
+    """Fetch all of an image in the background, and pin it."""
 
     image_id: str
 
 
 class Unpin(Request, frozen=True, tag="unpin"):
-    """Keep an image only as long as it is used, though it was pre-seeded."""
+    """Undo the pin of a pre-seeded image."""
 
     image_id: str
 
@@ -125,9 +119,9 @@ class SetFillMode(Request, frozen=True, tag="set-fill-mode"):
 
 
 class SwitchedOff(Request, frozen=True, tag="switched-off"):
-    """An instance of Nova's is being switched off: its guest is to wait for nothing any more.
+    """Nova is powering an instance off: fail its guest's pending reads.
 
-    :param is_taken_back: it stays on after all
+    :param is_taken_back: power-off was cancelled
     """
 
     instance_id: str
@@ -135,22 +129,19 @@ class SwitchedOff(Request, frozen=True, tag="switched-off"):
 
 
 class Zeros(Request, frozen=True, tag="zeros"):
-    """Which chunks of an image have only zeros, as :meth:`ChunkMap.zero_bitmap` says it."""
+    """Returns which chunks of an image are zeros (:meth:`ChunkMap.zero_bitmap`)."""
 
     image_id: str
 
 
 class Flatten(Request, frozen=True, tag="flatten"):
-    """Copy all data that a disk still reads from its image into the disk's own file."""
+    """Copy all data that a disk reads from its image into the disk's file."""
 
     disk_id: str
 
 
 class MakeDisk(Request, frozen=True, tag="make-disk"):
-    """Make a writable disk that begins as an image, with zeros behind its end.
-
-    :param size_bytes: length of the disk, at least the image's, which it is if not given
-    """
+    """Create a writable disk from an image, padded with zeros to ``size_bytes``."""
 
     disk_id: str
     image_id: str
@@ -158,26 +149,24 @@ class MakeDisk(Request, frozen=True, tag="make-disk"):
 
 
 class DropDisk(Request, frozen=True, tag="drop-disk"):
-    """Delete a disk that nobody has open, with all that was written to it."""
+    """Delete a disk that is not open."""
 
     disk_id: str
 
 
 class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
-    """Make a disk of a checkpoint, which can be read at once; what it lacks comes as it is read.
+    """Create a readable disk from a checkpoint; its data is fetched on demand.
 
-    It is a qcow2 file that nobody writes to, and lies on what has the image.
+    The disk is a read-only qcow2 file on ``backing_file``.
 
-    :param checkpoint_id: that the decision service gave it; the disk has the same
-    :param instance_id: whose disk it was
-    :param image_id: that the disk began as
+    :param checkpoint_id: also the ID of the disk
     :param owner: the host that took the checkpoint
-    :param vault_disk: what the holders know the disk by
+    :param vault_disk: ID of the disk in vaults
     :param manifest_name: 64 hex digits
-    :param holders: names and addresses of hosts that keep it
+    :param holders: names and addresses
     :param key: of the disk, 64 hex digits
-    :param backing_file: path of what has the image, raw
-    :param max_bytes: a larger disk is refused; 0: what images are served up to
+    :param backing_file: path of the raw base image
+    :param max_bytes: largest disk; 0: the limit for images
     """
 
     checkpoint_id: str
@@ -193,57 +182,51 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
 
 
 class Recovered(Request, frozen=True, tag="recovered"):
-    """Which disks were made of checkpoints, and how far they are."""
+    """Returns disks created from checkpoints, and their progress."""
 
 
 class CountFallback(Request, frozen=True, tag="count-fallback"):
-    """Count that Nova fell back to what it does without acstor.
-
-    :param times: how often since it was last told
-    """
+    """Count fallbacks of Nova since the last report."""
 
     reason: Fallback
     times: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
 class SetRing(Request, frozen=True, tag="set-ring"):
-    """Use this v-node table (the ring's JSON format) from now on, if its epoch is higher."""
+    """Use this v-node table (JSON) if its epoch is higher."""
 
     ring: msgspec.Raw
 
 
 class SetDiskPolicy(Request, frozen=True, tag="set-disk-policy"):
-    """Let this policy decide from now on in which order the agent uses its own disk."""
+    """Set the scheduling policy of the agent's disk I/O."""
 
     policy: str
 
 
 class GetRing(Request, frozen=True, tag="ring"):
-    """The v-node table in force."""
+    """Returns the v-node table in force."""
 
 
 class Reply(msgspec.Struct, tag_field="reply", frozen=True):
-    """Base of all replies."""
+    """Base class of replies."""
 
 
 class Done(Reply, frozen=True, tag="done"):
-    """The request was carried out."""
+    """The request succeeded."""
 
     result: Any = None
 
 
 class Failed(Reply, frozen=True, tag="failed"):
-    """The request was not carried out.
-
-    :param kind: name of the error's class in acstor_common.errors
-    """
+    """The request failed; ``kind`` is the error's class in acstor_common.errors."""
 
     kind: str
     error: str
 
 
 class Progress(Reply, frozen=True, tag="progress"):
-    """The request is being carried out."""
+    """The request is in progress."""
 
     done_bytes: int
     total_bytes: int
@@ -286,10 +269,7 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(line: bytes) -> AnyRequest:
-    """Return the request in a line.
-
-    :raises errors.RemoteProtocolError: it is not a request
-    """
+    """Return the request in a line, or raise RemoteProtocolError."""
     try:
         return _request_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
@@ -297,10 +277,7 @@ def decode_request(line: bytes) -> AnyRequest:
 
 
 def decode_reply(line: bytes) -> AnyReply:
-    """Return the reply in a line.
-
-    :raises errors.RemoteProtocolError: it is not a reply
-    """
+    """Return the reply in a line, or raise RemoteProtocolError."""
     try:
         return _reply_decoder.decode(line)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as e:

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents and the decision service say to each other over the message bus.
+"""Messages between agents and the decision service on the message bus.
 
-Nothing that came over the bus is used before :func:`decode` has looked at it.
-Topics, methods and field names are never changed and never used for something
-else; a new field has a default.
+Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The service casts a new
+v-node table to all agents (fanout of ``AGENT_TOPIC``), and again to an agent whose sample shows an
+older epoch.  ``GET_RING`` returns the table at once.
 
-Agents cast samples to all instances of the service (fanout of ``TOPIC``).  The
-service casts a new v-node table to all agents (fanout of ``AGENT_TOPIC``), and to
-one agent alone that shows by a sample that it has an older one.  Whoever wants
-the table at once calls ``GET_RING``.
+Operators' tasks are cast to agents (``IMAGE_TASK_GIVEN``), requests to prepare an image to
+listeners (``IMAGE_WANTED``).  There is no reply: agents report progress in samples, listeners in
+Glance.  A task that an agent does not report is cast again, so receivers must be idempotent.
 
-What operators ask for goes as a task to agents (``IMAGE_TASK_GIVEN``) or as a
-request to those who prepare images (``IMAGE_WANTED``).  Nobody answers: an agent
-tells in its samples what has become of a task, and Glance what of an image.  A task
-of which an agent tells nothing is given to it again, so the same request may come
-more than once.
+:func:`decode` validates messages.  Topics, methods and field names are stable; a new field needs a
+    default.
 """
 
 import contextlib
@@ -39,7 +35,7 @@ from acstor_common.wire import fill_progress
 
 EXCHANGE = "acstor"
 SERVICE_TYPE = "acstor"
-"""What the REST API of the decision service is called in Keystone's catalog."""
+"""Service type of the REST API in Keystone's catalog."""
 TOPIC = "acstor-decision"
 AGENT_TOPIC = "acstor-agent"
 VERSION = "1.0"
@@ -60,10 +56,11 @@ MAX_GUESTS = 256
 MAX_SKETCH = 256
 MAX_NUMBER = (1 << 63) - 1
 COLLECTION_S = 5.0
-"""Between two samples of a host, and two rounds of the service, which all must agree about. 1,000
-hosts send 200 samples a second; of a burst that is shorter v-nodes would come back too late."""
+"""Interval of samples and of the service's rounds.
+
+A burst that is shorter would move v-nodes back too late; 1,000 hosts send 200 samples a second."""
 LEAST_INTERVAL_S = 0.001
-"""Of a collection: bytes a second of a shorter one could be more than a float can be."""
+"""Shortest collection, so that bytes per second fit a float."""
 MAX_PAYLOAD = 4 * 1024 * 1024
 MAX_CERTIFICATE = 8192
 MAX_TARGETS = hash_ring.MAX_HOSTS
@@ -72,48 +69,40 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Word = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 """63 bits."""
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
-"""A wall clock in s; infinity is none."""
+"""Wall clock in seconds; finite."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1 << 40)]
 Epoch = Annotated[int, msgspec.Meta(ge=0, le=hash_ring.MAX_EPOCH)]
 PreviousImages = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_PREVIOUS_IMAGES)]
 Label = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
 Signature = Annotated[str, patterns.full_match("[A-Za-z0-9+/]{86}==")]
-"""Of 64 bytes, in base64."""
+"""64 bytes in base64."""
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Bytes in one collection.
-
-    :param received: they came to this host
-    :param sent: they left it
-    """
+    """Bytes received and sent by the host in one collection."""
 
     received: Bytes = 0
     sent: Bytes = 0
 
 
 class TimedTraffic(msgspec.Struct, frozen=True):
-    """Chunks that came, and how long that took: of each the time from the question to its bytes.
-
-    :param received: bytes
-    :param took_s: added up, so chunks that are under way at once count one by one
-    """
+    """Received bytes of chunks, and the sum of the chunks' latencies."""
 
     received: Bytes = 0
     took_s: Seconds = 0.0
 
 
 class PeerTraffic(Traffic, frozen=True):
-    """Chunk bytes that went to and from one peer.
+    """Chunk bytes exchanged with one peer.
 
-    :param timed: of those received, the ones that a guest waited for
+    :param timed: the received chunks that a guest waited for
     """
 
     timed: TimedTraffic = TimedTraffic()
 
 
 class TaskKind(enum.StrEnum):
-    """What an agent can be asked to do about an image."""
+    """Tasks that an agent does for an image."""
 
     PRE_SEED = "pre_seed"  # fetch all of it and pin it
     FLATTEN = "flatten"  # copy the image into the host's disks that are based on it
@@ -126,7 +115,7 @@ class TaskKind(enum.StrEnum):
 
 
 class TaskState(enum.StrEnum):
-    """How far a task is."""
+    """State of a task."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -135,15 +124,14 @@ class TaskState(enum.StrEnum):
 
 
 class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that an agent is asked to do about an image.
+    """A task for an agent.
 
     :param request: number of the request; progress reports repeat it
-    :param boots: how many boots to record
+    :param boots: number of boots to record
     :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
-    :param due_at_s: the same deadline by the wall clock, since the task may reach an agent late;
-        0: ``deadline_s`` counts from its arrival
+    :param due_at_s: the same as wall clock, because delivery may be late; 0: ``deadline_s`` counts
+        from arrival
     :param previous_images: earlier images of its family
-    :param is_public: all projects may read it
     """
 
     request: Word
@@ -161,12 +149,7 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a task.
-
-    :param done: bytes of the image, or boots
-    :param total: how many there are to be; 0: not known yet
-    :param why: why it failed
-    """
+    """Progress of a task in bytes of the image, or boots; total 0: unknown."""
 
     request: Word
     kind: TaskKind
@@ -179,7 +162,7 @@ class TaskProgress(msgspec.Struct, frozen=True, kw_only=True):
 class ImageWanted(msgspec.Struct, frozen=True):
     """A request to prepare an image now.
 
-    :param is_forced: again, even if it is prepared or failed before
+    :param is_forced: even if it is prepared, or failed before
     """
 
     image_id: str
@@ -190,12 +173,10 @@ class ImageWanted(msgspec.Struct, frozen=True):
 
 
 class ReadBytes(msgspec.Struct, frozen=True):
-    """Bytes that guests read, by where they were then.
+    """Bytes that guests read, by location of the data at that time.
 
-    :param local: in the host's own cache, or known to be zeros
-    :param boot: in the boot image, in memory
-    :param peer: on another host
-    :param source: nowhere but at the source
+    :param local: in the host's cache, or zeros
+    :param boot: in the boot image in memory
     """
 
     local: Bytes = 0
@@ -205,22 +186,21 @@ class ReadBytes(msgspec.Struct, frozen=True):
 
 
 class FetchedBytes(msgspec.Struct, frozen=True):
-    """Bytes that came to the host, ahead of guests or for them, by who gave them."""
+    """Bytes that the host fetched, by origin."""
 
     peer: Bytes = 0
     source: Bytes = 0
 
 
 class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
-    """One image on one host; what is counted is counted from the start of the agent's worker.
+    """One image on one host; counters start with the agent's worker.
 
-    :param size_bytes: its length; None if nobody has read it since then
-    :param cached_bytes: what of it lies in the cache; None as well
-    :param missing_bytes: what of it is neither there nor zeros; None as well
-    :param boot_image: what has become of its boot image there
-    :param boot_revision: revision of the boot image; 0 if there is none
-    :param fill: fill status there; None: the host does not report it
-    :param task: what was asked last, if anything
+    :param size_bytes: None if nothing was read since the start
+    :param cached_bytes: in the cache; None likewise
+    :param missing_bytes: neither cached nor zeros; None likewise
+    :param boot_image: state of its boot image there
+    :param boot_revision: revision of the boot image; 0: none
+    :param fill: None: not reported
     """
 
     size_bytes: Bytes | None = None
@@ -239,27 +219,21 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostFault(msgspec.Struct, frozen=True):
-    """A part of a host that does not work, although guests are served.
-
-    :param why: the last failure in words
-    :param since_s: wall clock
-    """
+    """A component of a host that fails while guests are served, and its last error."""
 
     why: Label
     since_s: Moment
 
 
 class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How a host does, for those who look at all of them.
+    """Health of a host.
 
-    :param version: of acstor there
-    :param waiting: requests of guests that have waited for long
-    :param longest_wait_s: of those
-    :param waits_for: what the oldest of them waits for, as far as that is known
+    :param waiting: guest requests that have waited for long
+    :param waits_for: what the oldest of them waits for, if known
     :param failed_reads: of guests, in the last hour
-    :param fallbacks: how often Nova did without acstor in the last hour, by the reason
-    :param faults: faults of the host by the part that fails
-    :param on_dead_mounts: servers, or processes, that use a mount that has ended
+    :param fallbacks: of Nova in the last hour, by reason
+    :param faults: by component
+    :param on_dead_mounts: servers, or processes, with open files on a dead mount
     """
 
     version: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -273,27 +247,21 @@ class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One collection of one host.
+    """One host's sample of one collection.
 
-    :param address: where the agent listens, as in the ring
-    :param location: where the host stands, outermost place first (``pod1/rack3``); may be empty
-    :param session: chosen at random when the agent started
-    :param started_s: wall clock when the agent started
-    :param number: of this sample in its session, from 1 on, without gaps
-    :param sent_s: wall clock when the collection ended
-    :param interval_s: how long the collection took
-    :param link_bytes_s: what the host's links carry each way, together
-    :param total: what the links carried
-    :param chunks: what of it were chunks that agents exchange or read from sources
-    :param cache_bytes: chunks in the public cache
-    :param cache_limit_bytes: upper bound of the public cache
-    :param ring_epoch: epoch of the v-node table in force there
-    :param sketch: MinHash of the chunks held (:mod:`acstor_common.util.minhash`)
-    :param peers: chunk bytes by peer
-    :param source: what came from the sources for guests who waited, here or elsewhere
-    :param images: all images that the host mirrors, by id; None: as it told last
-    :param boots: what is new of boots of instances there; a later one of an instance counts
-    :param health: None: the agent does not tell
+    :param address: of the agent, as in the ring
+    :param session: random number of the agent's run
+    :param number: of the sample in its session, from 1, without gaps
+    :param sent_s: wall clock of the collection's end
+    :param interval_s: length of the collection
+    :param link_bytes_s: capacity of the host's links in each direction
+    :param total: all traffic of the links
+    :param chunks: traffic of chunks, with agents and sources
+    :param sketch: MinHash of the cached chunks (:mod:`acstor_common.util.minhash`)
+    :param source: data from sources that a guest waited for, on this host or another
+    :param images: all mirrored images, by ID; None: unchanged
+    :param boots: new data of boots; a later timeline of an instance replaces it
+    :param health: None: not reported
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
@@ -328,14 +296,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signed(msgspec.Struct, frozen=True):
-    """A message that proves who sent it (:mod:`acstor_common.wire.signed_messages`).
+    """A signed message (:mod:`acstor_common.wire.signed_messages`).
 
-    Agents send their samples and boot traces so, with their certificate; the decision service
-    sends tasks and requests for images so, without one.
-
-    :param payload: JSON; the signature is over these very bytes
-    :param signature: Ed25519, in base64 (:mod:`acstor_common.identity.signing`)
-    :param certificate: PEM of the host that sent it; empty: the decision service
+    :param payload: JSON; the signature covers these bytes
+    :param signature: Ed25519, in base64
+    :param certificate: PEM of the sending host; empty: the decision service
     """
 
     payload: Annotated[str, msgspec.Meta(max_length=MAX_PAYLOAD)]
@@ -344,11 +309,7 @@ class Signed(msgspec.Struct, frozen=True):
 
 
 class TaskForHosts(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as the decision service signs it: a copy of it means nothing to another host.
-
-    :param hosts: whom it is for; empty: all hosts
-    :param given_s: wall clock when it was given
-    """
+    """A task as the decision service signs it; no hosts: for all hosts."""
 
     task: ImageTask
     hosts: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TARGETS)] = ()
@@ -360,11 +321,7 @@ class TaskForHosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageWantedAt(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to prepare an image as the decision service signs it.
-
-    :param request: its number, as of a task
-    :param given_s: wall clock when it was given
-    """
+    """A request to prepare an image as the decision service signs it."""
 
     wanted: ImageWanted
     request: Word
@@ -372,11 +329,7 @@ class ImageWantedAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RingTable(msgspec.Struct, frozen=True):
-    """A v-node table on its way to agents.
-
-    :param table: the table in JSON (doc/source/format/ring.rst)
-    :param signature: the decision service's over the bytes of ``table``, purpose ``table``
-    """
+    """A v-node table (JSON), signed by the decision service."""
 
     epoch: Epoch
     table: Annotated[str, msgspec.Meta(max_length=hash_ring.MAX_FILE_BYTES)]
@@ -387,7 +340,7 @@ _T = TypeVar("_T")
 
 
 def way_fault(url: str) -> str:
-    """Return what is wrong with asking the REST API at ``url``; "" if nothing is.
+    """Return why the REST API's URL is insecure; "" if it is not.
 
     >>> way_fault("https://d.example:9710"), way_fault("http://127.0.0.1:9710")
     ('', '')
@@ -407,7 +360,7 @@ def way_fault(url: str) -> str:
 
 
 def encode(payload: msgspec.Struct) -> dict[str, Any]:
-    """Return ``payload`` as what a message may carry: JSON's own types.
+    """Return ``payload`` as JSON types.
 
     >>> encode(Traffic(received=1))
     {'received': 1, 'sent': 0}
@@ -417,16 +370,14 @@ def encode(payload: msgspec.Struct) -> dict[str, Any]:
 
 
 def decode(payload: object, kind: type[_T]) -> _T:
-    """Return what a message carries, checked.
+    """Return a received message, or raise RemoteProtocolError with the claimed sender.
 
     >>> decode({"sent": 3}, Traffic)
     Traffic(received=0, sent=3)
-
-    :raises errors.RemoteProtocolError: it is not a ``kind``; names the sender as far as it says
     """
     try:
         found = msgspec.convert(payload, kind)
-        msgspec.json.encode(found)  # a lone surrogate could be neither checked nor passed on
+        msgspec.json.encode(found)  # rejects lone surrogates
     except (msgspec.ValidationError, UnicodeError, RecursionError) as e:
         raise errors.RemoteProtocolError(_sender(payload), str(e)) from e
     return found

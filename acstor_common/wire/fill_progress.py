@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fill status of an image on a host: how much of it the host's cache holds and keeps.
+"""Fill status of an image on a host.
 
-An image is fully cached when every chunk is in the local cache and pinned there.  An image whose
-use is not known counts as used, so no service takes it for unneeded too early.
+An image is fully cached when every chunk is in the local cache and pinned.  If it is unknown
+whether servers use an image, it counts as used.
 """
 
 import enum
@@ -21,33 +21,30 @@ DueIn = Annotated[float, msgspec.Meta(ge=-MAX_BYTES, le=control_wire.MAX_DEADLIN
 
 
 class FillState(enum.StrEnum):
-    """What the agent does to cache an image completely."""
+    """State of the background fill of an image."""
 
-    BOOTING = "booting"  # a guest boots from it; the fill begins after the boot
-    QUEUED = "queued"  # the agent fills other images first
+    BOOTING = "booting"  # deferred: a guest boots from it
+    QUEUED = "queued"  # behind other images
     FILLING = "filling"
     FULLY_CACHED = "fully_cached"
-    NO_SPACE = "no_space"  # the cache has no space for it beside the images pinned before it
+    NO_SPACE = "no_space"  # images pinned before leave no space
     PAUSED = "paused"  # by an operator
     FAILING = "failing"
-    EVICTABLE = "evictable"  # not pinned: no server uses it, or keep_images is none
+    EVICTABLE = "evictable"  # unused, or keep_images is none
 
 
 class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Fill status of one image on one host.
 
-    :param is_used: servers of the host use the image, or may use it
-    :param why: reason why it is not fully cached and does not progress
-    :param total_bytes: data to cache: each distinct chunk once, without zeros; 0: not known
-    :param remaining_bytes: data that is not cached yet; None: not counted yet
-    :param shortfall_bytes: space that the cache lacks for the image
-    :param rate_bytes_s: fill rate
-    :param remaining_s: time to the end at this rate; None: not known
-    :param due_in_s: time to the operator's deadline; below 0: the deadline has passed
-    :param is_late: it missed the deadline, or will miss it at this rate
-    :param is_shared: the hosts that use it keep one copy together, each a part of it
-    :param is_pinned: an operator pinned it: the cache keeps it when no server uses it
-    :param mode: fill mode that an operator chose
+    :param why: why the fill makes no progress
+    :param total_bytes: distinct non-zero chunks; 0: unknown
+    :param remaining_bytes: not cached yet; None: unknown
+    :param shortfall_bytes: missing cache space
+    :param remaining_s: estimated time to completion; None: unknown
+    :param due_in_s: time to the operator's deadline; negative if it passed
+    :param is_late: the deadline was missed, or will be at this rate
+    :param is_shared: the hosts that use it keep one copy together
+    :param is_pinned: pinned by an operator
     """
 
     state: FillState
@@ -72,12 +69,12 @@ class FillStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_fully_cached(self) -> bool:
-        """Say whether the cache holds and keeps all of the image."""
+        """Whether the cache holds and pins all of the image."""
         return self.state is FillState.FULLY_CACHED
 
 
 def cached_share(total_bytes: int, remaining_bytes: int | None) -> float | None:
-    """Return the part of an image that is cached, from 0 to 1; None if it is not known.
+    """Return the cached share of an image, from 0 to 1; None if unknown.
 
     >>> cached_share(8, 6)
     0.25

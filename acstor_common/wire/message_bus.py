@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rooms' doors to the message bus share: how one is opened, and how it begins to hear.
+"""Connections to the message bus: transports, servers and their shutdown.
 
-A broker that is away, or a message that makes no sense, ends nothing.
+A lost broker or a malformed message ends no service.
 """
 
 import functools
@@ -26,30 +26,36 @@ LOG = logging.getLogger(__name__)
 
 AGAIN_AFTER_S = 1.0
 STOP_WAIT_S = 5.0
-"""So long may letting go of the broker keep a process from its end."""
+"""Longest wait for the broker on process exit."""
 WARNINGS = 30
 WARNINGS_S = 60.0
-"""So many lines in so many seconds say that messages are of no use."""
+"""At most WARNINGS warnings of bad messages in this time."""
 REPLY_S = 1
-"""So long may an answer wait for the queue of who asked, and hold a thread: a message can name any
-queue."""
+"""Longest wait for a reply queue: a message can name any, and blocks a thread."""
 WOKEN = "woken"
-"""A message of this method means nothing; a server sends it to itself."""
+"""Method without effect, which a server sends to itself to wake up."""
 
 Heard = Callable[[Any], Any]
-"""Gets a message's payload, unchecked, in a thread, and returns what a caller is answered; what it
-raises is logged, and then it is nothing."""
+"""Handler of a message's unvalidated payload; returns the reply, runs in a thread.
+
+Errors are logged, and the reply is None."""
 
 
 def open_transport(
     conf: cfg.ConfigOpts,
     get: Callable[[cfg.ConfigOpts], Any] = oslo_messaging.get_rpc_transport,
 ) -> Any:
-    """Return the way to the broker that the configuration names; connects to nothing.
+    """Return a transport for the configured broker, without connecting.
 
+    oslo.messaging requires the global configuration.
+
+<<<<<<< ours
     :param conf: the global configuration: oslo.messaging works with no other
     :raises errors.Unusable: what it names is no broker that oslo.messaging knows, or the installed
         version has no option for REPLY_S
+=======
+    :raises errors.Unusable: oslo.messaging does not support the URL
+>>>>>>> theirs
     """
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
     _bound_replies(conf)
@@ -75,7 +81,7 @@ def _bound_replies(conf: cfg.ConfigOpts) -> None:
 
 
 def broker_of(transport: Any) -> str:
-    """Return where a transport finds its broker, as whom, and by which option: for operators."""
+    """Return a transport's hosts, user and option, for operators."""
     hosts = [
         f"{host.hostname}:{host.port}" + (f" as {host.username}" if host.username else "")
         for host in oslo_messaging.TransportURL.parse(transport.conf).hosts
@@ -85,30 +91,28 @@ def broker_of(transport: Any) -> str:
 
 
 def why_unreachable(error: Exception, transport: Any) -> str:
-    """Return in one line why a broker could not be used, and which it is."""
+    """Return a broker's error and address in one line."""
     said = str(error).partition("\n")[0] or type(error).__name__
     return f"{said} ({broker_of(transport)})"
 
 
 class BusServer:
-    """A server that hears what is sent to a target: :func:`serve` makes it."""
+    """A running RPC server; created by :func:`serve`."""
 
     def __init__(self, transport: Any, target: Any, server: Any) -> None:
         self._transport, self._target, self._server = transport, target, server
 
     def close(self) -> None:
-        """Hear no more, see to what was heard, and let go of the broker.
+        """Stop listening, finish current messages, and disconnect.  May block.
 
-        Waits for a broker that is away, so call it in a thread.
-
-        A server that hears nothing looks only every 5 s whether it is to end (oslo.messaging, with
-        RabbitMQ), and soon after each message: so it is sent one.
+        With RabbitMQ an idle server of oslo.messaging checks only every 5 s whether to stop, but
+        also after each message, so this sends one.
         """
         target = self._target(version=decision_messages.VERSION)
         client = oslo_messaging.get_rpc_client(self._transport, target, retry=0)
         try:
             client.cast({}, WOKEN)
-        except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+        except Exception as e:  # also errors of kombu
             LOG.debug("%s looks by itself whether it is to end: %s", self._target, e)
         self._server.stop()
         self._server.wait()
@@ -117,11 +121,9 @@ class BusServer:
 def serve(
     transport: Any, target: Any, endpoint: "Endpoint", stopping: threading.Event
 ) -> BusServer | None:
-    """Begin to hear what is sent to a target, once the broker is there; return the server.
+    """Start an RPC server when the broker is available; None if stopped before.
 
-    It waits for the broker, so call it in a thread.
-
-    :return: None if it was told to stop before
+    It blocks.
     """
     server = start(
         lambda: oslo_messaging.get_rpc_server(
@@ -135,13 +137,12 @@ def serve(
 
 
 class _Dispatcher(oslo_messaging.RPCDispatcher):  # type: ignore[misc]  # it has no type hints
-    """Calls methods of endpoints, whatever a message says of the time that its sender waits.
+    """Dispatcher without the sender's timeout.
 
-    For that oslo.messaging starts a thread, which never ends if there is no such method.
+    For the timeout oslo.messaging starts a thread, which never ends if the method does not exist.
     """
 
     def dispatch(self, incoming: Any) -> Any:
-        """Return what a method answers."""
         incoming.client_timeout = None
         return super().dispatch(incoming)
 
@@ -152,29 +153,22 @@ def _server(transport: Any, target: Any, dispatcher: Any, executor: str) -> Any:
 
 
 def close_in_background(work: Callable[[], None]) -> Callable[[], None]:
-    """Let go of a broker by ``work``, which may wait for it, beside the caller.
-
-    :return: what waits for the end of it, for a few seconds at most
-    """
+    """Run ``work`` in a thread; return a function that waits for STOP_WAIT_S."""
     last = supervision.start_once("bus-closer", work)
     return functools.partial(last.join, STOP_WAIT_S)
 
 
 def start(make: Callable[[], Any], topic: str, stopping: threading.Event, broker: str = "") -> Any:
-    """Make a server and start it, again and again until the broker takes it; return it.
+    """Create and start a server; retry until the broker accepts it.
 
-    It waits for the broker, so call it in a thread.  Each reason is logged once in a row.
-
-    :param topic: what is listened to, for the log
-    :param broker: see :func:`broker_of`
-    :return: None if it was told to stop before
+    It blocks, logs each error once in a row, and returns None if stopped before.
     """
     fault, where = log_once.LogOnce(LOG), f" ({broker})" if broker else ""
     while not stopping.is_set():
         try:
             server = make()
-            server.start()  # waits for the broker, and looks for it again when it goes
-        except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+            server.start()  # waits for the broker; reconnects by itself
+        except Exception as e:  # also errors of kombu
             fault.log_warning(f"cannot listen to {topic} on the message bus yet: {e}{where}")
             stopping.wait(AGAIN_AFTER_S)
         else:
@@ -183,11 +177,7 @@ def start(make: Callable[[], Any], topic: str, stopping: threading.Event, broker
 
 
 class ThrottledWarnings:
-    """Says that messages are of no use: WARNINGS lines a minute, so that nobody fills a log.
-
-    :param clock: monotonic, in seconds
-    :param level: of the lines that name a message
-    """
+    """Logs rejected messages, at most WARNINGS lines each WARNINGS_S."""
 
     def __init__(self, clock: Callable[[], float], level: int = logging.WARNING) -> None:
         self._clock, self._since_s = clock, clock()
@@ -195,12 +185,12 @@ class ThrottledWarnings:
         self._count = 0
 
     def log_line(self, text: str, *words: object) -> None:
-        """Write a line, if there is one left in this minute."""
+        """Log a line unless the limit is reached."""
         if self.take_line():
             LOG.log(self._level, text, *words)
 
     def take_line(self) -> bool:
-        """Take one of the lines of this minute; return whether there was one."""
+        """Count a line; return whether it may be logged."""
         if self._clock() - self._since_s >= WARNINGS_S:
             if self._count > WARNINGS:
                 left_out = self._count - WARNINGS
@@ -211,31 +201,27 @@ class ThrottledWarnings:
 
 
 class _Limit(logging.Filter):
-    """Bounds what oslo.messaging logs, with a trace each, of messages that nobody can read."""
+    """Limits oslo.messaging's tracebacks of malformed messages."""
 
     def __init__(self) -> None:
         super().__init__()
         self._complaints = ThrottledWarnings(time.monotonic)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is written."""
+        """Return whether to log a record."""
         return record.levelno < logging.WARNING or self._complaints.take_line()
 
 
 _LOGGERS = (
     "oslo_messaging.rpc.server",
     "oslo_messaging._drivers.amqpdriver",
-    "oslo.messaging._drivers.impl_rabbit",  # as oslo.log calls it
+    "oslo.messaging._drivers.impl_rabbit",  # its name in oslo.log
 )
 _limit = _Limit()
 
 
 class Endpoint:
-    """Methods that others may call, as oslo.messaging wants them.
-
-    :param heard: what to do with the payload, by method
-    :param clock: monotonic, in seconds
-    """
+    """Endpoint of oslo.messaging with one method for each handler."""
 
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
@@ -245,7 +231,7 @@ class Endpoint:
             setattr(self, method, self._safely(method, callback))
 
     def woken(self, _context: object) -> None:
-        """Do nothing: it is enough that a message came."""
+        """Do nothing: the message itself wakes the server."""
 
     def _safely(self, method: str, callback: Heard) -> Callable[..., Any]:
         def hear(_context: object, payload: object = None) -> Any:

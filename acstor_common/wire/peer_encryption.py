@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encryption of frames between agents: AES-256-GCM (NIST SP 800-38D).
 
-The nonce is the number of the frame in its direction, so a tag also fails where a frame was left
-out, repeated or moved.  Each direction has a key of its own, derived from the secrets that both
-sides sent each other by TLS.  TLS itself would encrypt 16 KiB at a time, and its calls cost more
-than ten times what the cipher does.
+The nonce is the frame's number in its direction, so a tag fails if frames are lost, repeated or
+reordered.  Each direction has its own key, derived from secrets that both sides exchange over TLS.
+TLS itself encrypts 16 KiB at a time, and its calls cost more than ten times the cipher.
 """
 
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ _NONCE_BYTES = 12
 
 LENGTH_BYTES = 4
 MOST_BYTES = 1 << 36
-"""Bytes encrypted with one key, plus a frame: RFC 8446 (5.5) allows TLS five times as many."""
+"""Bytes per key, plus a frame; RFC 8446 (5.5) allows TLS five times as many."""
 
 _NEXT_CONTEXT = "acstor 2026-11 peer protocol 3: the next key of a direction"
 _CLIENT_CONTEXT = "acstor 2026-11 peer protocol 3: frames of the client"
@@ -32,17 +31,15 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Encryption:
-    """Encrypts or decrypts the frames of one direction of a connection, in their order.
+    """Encrypts or decrypts the frames of one direction, in order.
 
-    A frame becomes a *record*: its length, the encrypted frame, its tag.
+    A frame becomes a *record*: its length, the encrypted frame, its tag.  After ``most_bytes`` the
+    next key is derived.
 
     >>> ours, theirs = Encryption(bytes(32)), Encryption(bytes(32))
     >>> record = ours.encrypt([b"a ", b"frame"])
     >>> len(record), bytes(theirs.decrypt(memoryview(record)))
     (27, b'a frame')
-
-    :param key: 32 bytes that only the two sides know
-    :param most_bytes: after so many the next key is derived from this one
     """
 
     def __init__(self, key: bytes, most_bytes: int = MOST_BYTES) -> None:
@@ -51,12 +48,12 @@ class Encryption:
         self._number = 0
 
     def encrypt(self, parts: Sequence[Buffer]) -> bytearray:
-        """Return the record of the frame that ``parts`` make."""
+        """Return the record of the frame that ``parts`` form."""
         length = sum(map(len, parts))
         record = bytearray(LENGTH_BYTES + length + MAC_BYTES)
         view, at = memoryview(record), LENGTH_BYTES
         record[:LENGTH_BYTES] = length.to_bytes(LENGTH_BYTES, "big")
-        nonce = self._next_nonce(length)  # first: the key may be another one then
+        nonce = self._next_nonce(length)  # may change the key
         encryptor = ciphers.Cipher(self._aes, modes.GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(view[:LENGTH_BYTES])
         for part in parts:
@@ -66,10 +63,7 @@ class Encryption:
         return record
 
     def decrypt(self, record: memoryview) -> memoryview:
-        """Decrypt a record in place; return the frame in it.
-
-        :raises ValueError: it is not the record that the other side encrypted next
-        """
+        """Decrypt a record in place; ValueError if it is not the next one."""
         frame = record[LENGTH_BYTES:-MAC_BYTES]
         nonce, tag = self._next_nonce(len(frame)), bytes(record[-MAC_BYTES:])
         decryptor = ciphers.Cipher(self._aes, modes.GCM(nonce)).decryptor()
@@ -82,7 +76,7 @@ class Encryption:
         return frame
 
     def _next_nonce(self, length: int) -> bytes:
-        """Return the nonce of the next frame; derive the next key first if it is time."""
+        """Return the next frame's nonce; derive the next key first if due."""
         if self._left_bytes <= 0:
             self._key = blake3.blake3(self._key, derive_key_context=_NEXT_CONTEXT).digest()
             self._aes, self._left_bytes = algorithms.AES(self._key), self._most_bytes

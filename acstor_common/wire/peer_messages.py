@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents can say to each other, and how each message's body is written in bytes.
+"""Messages between agents, and the encoding of their bodies.
 
-Nobody gets a message out of range.  What is sent is checked as strictly as what
-was received, by the same functions; a fault is a ValueError (or struct.error)
-here, and ``peer_wire``, which frames the bodies and cuts the stream, says whose
-fault it is.  Every byte is described in doc/source/format/peer_wire.rst.
+The same functions validate sent and received messages.  A fault is a ValueError or struct.error;
+``peer_wire``, which frames the bodies, converts it.  doc/source/format/peer_wire.rst is the
+specification.
 """
 
 import enum
@@ -33,12 +32,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class RefuseCode(enum.IntEnum):
-    """Why a request is not answered with the bytes."""
+    """Why a request is refused."""
 
-    MISSING = 1  # this host has nothing that may be asked for like this, or cannot read it
-    UNREACHABLE = 2  # a passing fault on the way to the source, or no time left
-    BUSY = 3  # too much to do: ask somebody else
-    WITHHELD = 4  # the source does not let this host read the image, which says nothing of it
+    MISSING = 1  # not here, or not readable
+    UNREACHABLE = 2  # transient fault of the source, or timeout
+    BUSY = 3  # overloaded: ask another host
+    WITHHELD = 4  # the source denies this host, not the requester
 
 
 class Hello(NamedTuple):
@@ -50,15 +49,13 @@ class Hello(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Answers a request, or a part of its run, with bytes.
+    """Answers a request, or a part of its run, with data.
 
-    :param request_id: number of the first chunk; each chunk has the number behind that of the one
-        before
-    :param data: of all chunks, one behind the other
-    :param chunk_bytes: of a run: the length of each chunk but the last, which may be shorter; 0: it
-        is one chunk
-    :param raw_bytes: the length of one chunk whose ``data`` are compressed (``peer_compression``);
-        0: they are not.  Nobody receives a message with compressed data
+    :param request_id: number of the first chunk; the others have consecutive numbers
+    :param data: of all chunks, concatenated
+    :param chunk_bytes: of a run: the length of each chunk but the last; 0: one chunk
+    :param raw_bytes: length of one chunk whose ``data`` is compressed (``peer_compression``); 0:
+        not compressed.  Receivers get decompressed data
     """
 
     request_id: int
@@ -68,16 +65,16 @@ class Chunk(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """How many chunks it has."""
+        """Number of chunks."""
         return peer_request.chunks_in(len(self[1]), self[2])
 
     @property
     def numbers(self) -> range:
-        """The numbers of the chunks."""
+        """Numbers of the chunks."""
         return range(self[0], self[0] + self.chunks)
 
     def iter_chunks(self) -> Iterator["Chunk"]:
-        """Yield its chunks, each by itself."""
+        """Yield one message per chunk."""
         number, data, size, _ = self
         if not size:
             yield self
@@ -89,7 +86,7 @@ class Chunk(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """Answers a request with a reason why not; more is only in the log of who refuses."""
+    """Refuses a request; details are in the sender's log."""
 
     request_id: int
     code: RefuseCode
@@ -108,22 +105,17 @@ class Pong(NamedTuple):
 
 
 class Advertise(NamedTuple):
-    """Tells a neighbour of chunks that the sender has.
-
-    :param chunks: of 1 to 512 segments
-    :param segment_chunks: the length of the segments
-    """
+    """Announces chunks of 1 to 512 segments to a neighbour."""
 
     chunks: tuple[segments.Chunks, ...]
     segment_chunks: int = 1
 
 
 class Refer(NamedTuple):
-    """Answers a request: ask one of these hosts, they have the chunk or will have it before you.
+    """A referral: these hosts have the chunk, or get it first.
 
-    :param hosts: 1 to 4 of them, the best first; with the variant ``ring`` one alone is the next
-        one in step, and who has only one to choose from names itself as well, last: who asked
-        comes back to it anyway
+    :param hosts: 1 to 4, the best first; with the variant ``ring`` the next host in lockstep,
+        followed by the sender if it knows no other
     """
 
     request_id: int
@@ -131,20 +123,14 @@ class Refer(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """Tells a neighbour of chunks that the sender has not got any more.
-
-    Its fields are those of Advertise.
-    """
+    """Announces that the sender no longer has chunks; fields as of Advertise."""
 
     chunks: tuple[segments.Chunks, ...]
     segment_chunks: int = 1
 
 
 class EvictionHint(NamedTuple):
-    """A home tells a holder of chunks that many others hold: let these make room first.
-
-    Its fields are those of Advertise.
-    """
+    """A home's hint to evict widely replicated chunks first; as Advertise."""
 
     chunks: tuple[segments.Chunks, ...]
     segment_chunks: int = 1
@@ -152,12 +138,12 @@ class EvictionHint(NamedTuple):
 
 SegmentNews = Advertise | Gone | EvictionHint
 News = SegmentNews | ReplicaRequest | ReplicaReport
-"""What is told to a peer without being asked for, on BULK connections only; it has no answer."""
+"""Unsolicited messages without an answer, on BULK connections only."""
 Message = Hello | Get | Chunk | Refuse | Cancel | Hurry | Ping | Pong | Refer | News
 
 
 class Type(enum.IntEnum):
-    """Type number of each message in a frame's header; never changed, never used again."""
+    """Type number in a frame's header; never changed or reused."""
 
     HELLO = 1
     GET = 2
@@ -175,12 +161,12 @@ class Type(enum.IntEnum):
     HURRY = 14
 
 
-_HELLO = struct.Struct(">BQ")  # klass, ring epoch; then the host id
+_HELLO = struct.Struct(">BQ")  # class, ring epoch; then the host ID
 _REFUSE = struct.Struct(">IB")  # request, code
-_REFER = struct.Struct(">IB")  # request, number of hosts; then of each the length and the id
+_REFER = struct.Struct(">IB")  # request, number of hosts; then length and ID of each
 _TOKEN = struct.Struct(">Q")
-_SEGMENT_BYTES = 10  # name, bitmap; before the first one the length of all
-_CHUNK_BYTES = 8  # the same where segments are chunks
+_SEGMENT_BYTES = 10  # name, bitmap; the segment length precedes the first
+_CHUNK_BYTES = 8  # name alone, for segments of one chunk
 _MAX_HOST_BYTES = 255
 
 
@@ -240,7 +226,6 @@ def _decode_refuse(body: bytes) -> Refuse:
 
 
 def _decode_segments(body: bytes) -> tuple[tuple[segments.Chunks, ...], int]:
-    """Return what a body names; a flood of them is to cost little."""
     length = body[0]
     entry_bytes = _CHUNK_BYTES if length == 1 else _SEGMENT_BYTES
     count, rest = divmod(len(body) - 1, entry_bytes)
@@ -266,7 +251,7 @@ def _decode_refer(body: bytes) -> Refer:
 
 
 class Kind(NamedTuple):
-    """How one small message (every one but Chunk) is told, and the bounds on its body."""
+    """Type, size limits and codec of one message other than Chunk."""
 
     type: Type
     min_bytes: int

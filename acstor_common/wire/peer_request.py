@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents ask each other for: chunks, many in one message, and its bytes.
+"""Requests for chunks between agents.
 
-A Get names up to MAX_BATCH chunks of one image.  Chunks that lie side by side are one request, with
-one proof.  Each chunk has a number of its own, is answered for itself (with its bytes, a refusal or
-a referral), as soon as that can be done and in any order, and can be cancelled for itself.
+A Get names up to MAX_BATCH chunks of one image.  Adjacent chunks form one request (a run) with one
+proof.  Each chunk has its own number, is answered independently (data, refusal or referral) in any
+order, and can be cancelled.
 
-A fault is a ValueError or struct.error here.
+A fault is a ValueError or struct.error.
 """
 
 import enum
@@ -23,17 +23,17 @@ from acstor_common.model import ids
 MAX_BATCH = 64
 """Chunks in one message."""
 MAX_DATA_BYTES = geometry.MAX_CHUNK_BYTES
-"""Of a request, for a chunk or for a run: so much is set aside for the answer."""
+"""Bytes of one request, for which the receiver allocates memory."""
 PROOF_BYTES = 16
 MAX_OFFSET = (1 << 63) - 1
 MAX_NUMBER = (1 << 32) - 1
 
-_HEAD = struct.Struct(">16sIBB")  # image, timeout, mode, priority; then the chunks
-_RUN = struct.Struct(">IQII16s")  # request, offset, length, length of a chunk, proof
+_HEAD = struct.Struct(">16sIBB")  # image, timeout, mode, priority; then the runs
+_RUN = struct.Struct(">IQII16s")  # request, offset, length, chunk length, proof
 _REQUEST = struct.Struct(">I")
 
 _IMAGES = 1024
-"""Images whose names are remembered in both forms: to make one of the other takes about 3 us."""
+"""Images with cached conversions of their IDs, which take about 3 us each."""
 _image_bytes = functools.lru_cache(_IMAGES)(ids.image_id_bytes)
 _image_id = functools.lru_cache(_IMAGES)(ids.image_id_from_bytes)
 
@@ -44,78 +44,76 @@ MAX_NUMBERS_BYTES = MAX_BATCH * _REQUEST.size
 
 
 class Klass(enum.IntEnum):
-    """What a connection is for: a guest waits for DEMAND, nobody waits for BULK yet."""
+    """Class of a connection: a guest waits for DEMAND, not for BULK."""
 
     DEMAND = 1
     BULK = 2
 
 
 class Priority(enum.IntEnum):
-    """Why the sender wants it, as far as that is another host's business; most urgent first."""
+    """Priority of a request, the most urgent first."""
 
     PEER = 1  # a guest of the sender waits
-    SOON = 2  # a guest of the sender is about to read it
-    LATER = 3  # nobody waits
+    SOON = 2  # a guest of the sender will read it soon
+    LATER = 3  # background
 
     @property
     def klass(self) -> Klass:
-        """The class of the connections on which it may be asked for like this."""
+        """The class of connections for this priority."""
         return Klass.DEMAND if self is Priority.PEER else Klass.BULK
 
 
 class Mode(enum.IntEnum):
-    """What a host asks of another one when it asks for a chunk.
+    """What the requester wants: HELD, HOME or RELAYED.
 
-    Three questions: give what you hold (HELD), read it through as its home (HOME), read it for me
-    who asks as a home (RELAYED).  ``ONLY`` ones are not to be answered with a referral.
+    HELD: send what you have.  HOME: read it through as its home.  RELAYED: read it from the source
+    for the requester, itself a home.  ``ONLY`` modes exclude a referral.
 
-    Who is asked in one mode waits only for what is lower in this list, so no two
-    hosts can wait for each other, whatever v-node tables they have:
+    To prevent deadlock, whatever v-node tables hosts have, a host waits only for later modes:
 
-    1. HELD waits for anything under way there, for a bounded time;
-    2. HOME waits for another home, or for the source;
-    3. RELAYED waits for the source.
+    1. HELD waits for any pending fetch there, for a bounded time; 2. HOME waits for another home,
+    or for the source; 3. RELAYED waits for the source.
 
     >>> Mode.HOME.may_refer, Mode.HOME.plain, Mode.HELD.reads_source
     (True, <Mode.HOME_ONLY: 3>, False)
     """
 
-    HELD = 0  # give it if it is here or on its way
+    HELD = 0  # cached or pending chunks
     HELD_ONLY = 1
-    HOME = 2  # you are its home: read it through if it is not here
+    HOME = 2  # read-through as home
     HOME_ONLY = 3
-    NEW_HOME = 4  # the same, and by the table before mine another host was its home
+    NEW_HOME = 4  # the same; by the requester's previous table the home was another host
     NEW_HOME_ONLY = 5
-    RELAYED = 6  # I ask as its home: ask nobody but the source
+    RELAYED = 6  # from a home: ask only the source
 
     @property
     def may_refer(self) -> bool:
-        """Say whether the answer may be to ask another host."""
+        """Whether the answer may be a referral."""
         return self in _MAY_REFER
 
     @property
     def reads_source(self) -> bool:
-        """Say whether who is asked is to bring what it has not got."""
+        """Whether the receiver must fetch missing chunks."""
         return self >= Mode.HOME
 
     @property
     def is_home(self) -> bool:
-        """Say whether who is asked is taken for the chunk's home."""
+        """Whether the requester considers the receiver the chunk's home."""
         return Mode.HOME <= self <= Mode.NEW_HOME_ONLY
 
     @property
     def is_relayed(self) -> bool:
-        """Say whether who asks does so as a home, for others."""
+        """Whether the requester is itself a home."""
         return self is Mode.RELAYED
 
     @property
     def is_moved(self) -> bool:
-        """Say whether who is asked is the home since the asker's last table only."""
+        """Whether the receiver is the home only since the requester's last table."""
         return self in _IS_MOVED
 
     @property
     def plain(self) -> "Mode":
-        """The same question that is not to be answered with a referral."""
+        """The same mode without referral."""
         return _PLAIN[self]
 
 
@@ -129,7 +127,7 @@ _PLAIN = (
 
 
 def chunks_in(length: int, chunk_bytes: int) -> int:
-    """Return how many chunks a request is for.
+    """Return the number of chunks of a request.
 
     >>> chunks_in(65536, 0), chunks_in(65537, 65536)
     (1, 2)
@@ -138,15 +136,12 @@ def chunks_in(length: int, chunk_bytes: int) -> int:
 
 
 class Request(NamedTuple):
-    """Asks for ``length`` bytes of an image from ``offset`` on: a whole chunk, or a run of them.
+    """Requests a chunk or a run of chunks of an image.
 
-    :param request_id: number of the first chunk; each chunk has the number behind that of the one
-        before
-    :param proof: shows the host that is asked, and nobody else, that the sender knows the chunks'
-        CIDs; see :func:`proof_of`
-    :param timeout_ms: how long the sender waits for the answers
-    :param chunk_bytes: of a run: the length of each chunk but the last, which may be shorter; 0: it
-        is one chunk
+    :param request_id: number of the first chunk; the others have consecutive numbers
+    :param proof: proves to the receiver alone that the requester knows the CIDs (:func:`proof_of`)
+    :param timeout_ms: how long the requester waits
+    :param chunk_bytes: of a run: the length of each chunk but the last; 0: one chunk
     """
 
     request_id: int
@@ -161,21 +156,21 @@ class Request(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """How many chunks it asks for."""
+        """Number of chunks."""
         return chunks_in(self.length, self.chunk_bytes)
 
     @property
     def numbers(self) -> range:
-        """The numbers of the chunks."""
+        """Numbers of the chunks."""
         return range(self.request_id, self.request_id + self.chunks)
 
     @property
     def offsets(self) -> range:
-        """Where the chunks begin in the image."""
+        """Offsets of the chunks in the image."""
         return range(self.offset, self.offset + self.length, self.chunk_bytes or self.length)
 
     def length_of(self, number: int, chunks: int = 1) -> int:
-        """Return the length of the chunk that has a number, or of so many from that one on."""
+        """Return the length of consecutive chunks, the first with this number."""
         if not self.chunk_bytes:
             return self.length
         before = (number - self.request_id) * self.chunk_bytes
@@ -183,7 +178,7 @@ class Request(NamedTuple):
 
     @property
     def lengths(self) -> dict[int, int]:
-        """The lengths of the chunks, by number."""
+        """Lengths of the chunks, by number."""
         if not self.chunk_bytes:
             return {self.request_id: self.length}
         found = dict.fromkeys(self.numbers, self.chunk_bytes)
@@ -192,35 +187,25 @@ class Request(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Asks for chunks of one image.
-
-    :param requests: for 1 to MAX_BATCH chunks in all, no number and no chunk twice, in one mode, of
-        one priority, with one timeout
-    """
+    """Requests of one image, mode, priority and timeout; 1 to MAX_BATCH chunks in all."""
 
     requests: tuple[Request, ...]
 
 
 class Cancel(NamedTuple):
-    """Nobody waits for these answers any more; they may come all the same.
-
-    :param request_ids: 1 to MAX_BATCH of them, none twice
-    """
+    """The sender no longer needs these chunks; they may still come."""
 
     request_ids: tuple[int, ...]
 
 
 class Hurry(NamedTuple):
-    """Guests of the sender wait for these answers now, as if they had been asked for as PEER.
-
-    :param request_ids: as in Cancel
-    """
+    """Raises the priority of these chunks to PEER."""
 
     request_ids: tuple[int, ...]
 
 
 def batches(requests: Iterable[Request]) -> Iterator[Get]:
-    """Yield messages with all of ``requests``, as few as may be.
+    """Pack requests into as few messages as possible.
 
     >>> one = Request(1, ids.ImageId("i"), 0, 1, bytes(16), Mode.HELD, Priority.PEER, 9)
     >>> asked = [one, one._replace(request_id=2, offset=1), one._replace(request_id=3)]
@@ -245,12 +230,12 @@ _PROOF_CONTEXT = "acstor 2026-11 peer protocol 3: proof that CIDs are known"
 
 
 def proof_of(cids: bytes, asker: ids.HostId, asked: ids.HostId) -> bytes:
-    """Return what shows ``asked`` that ``asker`` knows the CIDs of the chunks that it asks for.
+    """Return the proof for ``asked`` that ``asker`` knows the CIDs of a request.
 
-    BLAKE3 in its key derivation mode.  The CIDs cannot be found from it, and no other host takes
-    it: who is asked learns nothing that he could ask others with.
+    BLAKE3 in key derivation mode.  It reveals no CID, and no other host accepts it, so the receiver
+    cannot reuse it.
 
-    :param cids: those of all chunks of a request, one behind the other
+    :param cids: of all chunks of a request, concatenated
 
     >>> cid = ids.Cid(bytes(range(32)))
     >>> proof_of(cid, ids.HostId("h1"), ids.HostId("h2")).hex()
@@ -276,7 +261,7 @@ def encode_get(get: Get) -> bytes:
 
 
 def decode_get(body: bytes) -> Get:
-    """Return the Get whose body this is."""
+    """Return the Get of a body."""
     image, timeout_ms, mode_code, priority_code = _HEAD.unpack_from(body)
     if rest := (len(body) - _HEAD.size) % _RUN.size:
         raise ValueError(f"{rest} bytes of a request in a Get")
@@ -311,10 +296,7 @@ def _check(requests: tuple[Request, ...]) -> None:
 
 
 def _check_run(request: Request) -> None:
-    """Look whether a request can be one of a chunk, or of a run.
-
-    Counts nothing that it does not know to be small: the numbers are the sender's.
-    """
+    """Check a request; count only what is known to be small."""
     request_id, _, offset, length, proof, _, _, _, size = request
     is_run = size > 0
     if not 1 <= length <= MAX_DATA_BYTES or is_run != (1 < request.chunks <= MAX_BATCH):
@@ -328,13 +310,13 @@ def _check_run(request: Request) -> None:
 
 
 def encode_numbers(message: Cancel | Hurry) -> bytes:
-    """Return the body of what says something of requests."""
+    """Return the body of a Cancel or Hurry."""
     _check_ids(message.request_ids)
     return struct.pack(f">{len(message.request_ids)}I", *message.request_ids)
 
 
 def decode_numbers(body: bytes) -> tuple[int, ...]:
-    """Return the requests of which the message says something whose body this is."""
+    """Return the request numbers of a body."""
     if len(body) % _REQUEST.size:
         raise ValueError(f"{len(body)} bytes of numbers of requests")
     request_ids = struct.unpack(f">{len(body) // _REQUEST.size}I", body)

@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents say to each other: messages to bytes and back, without any I/O.
+"""Framing of messages between agents, without I/O.
 
-The one rule: every byte from the other side is checked before it is used, and
-only :class:`errors.RemoteProtocolError` comes out of a bad one.  Nothing is
-allocated before the length in a frame's header was found to be in range.
+Every received byte is validated before use, and a fault is a :class:`errors.RemoteProtocolError`.
+Memory is allocated only after the length in a frame's header was checked.
 
-The shape is that of h11 and of asyncio's BufferedProtocol: the shell receives
-into :meth:`Receiver.get_buffers` and tells how much came by
-:meth:`Receiver.bytes_received`.  A frame may carry many chunks; their bytes land in one
-buffer, one behind the other, so they are never joined or copied: what a reader asked
-for in one piece lies there in one piece, if it was answered in its order.  Each chunk
-is given out as soon as it is whole.  Where frames are encrypted (``peer_encryption``)
-nothing of one is used before its tag was found right.  The messages and their bodies are in
-``peer_messages``; every byte is described in doc/source/format/peer_wire.rst.
+The interface is that of h11 and asyncio's BufferedProtocol: the caller receives into
+:meth:`Receiver.get_buffers` and calls :meth:`Receiver.bytes_received`.  The chunks of a frame are
+    contiguous in one buffer without copies, so the data of a run stays in one piece.  Each chunk is
+    returned as soon as it is complete, or of an encrypted frame (``peer_encryption``) after its tag
+    was verified.  ``peer_messages`` encodes bodies; doc/source/format/peer_wire.rst is the
+    specification.
 """
 
 import struct
@@ -47,20 +44,20 @@ from acstor_common.wire.peer_request import Priority as Priority
 from acstor_common.wire.peer_request import Request as Request
 
 MAGIC = 0x4143
-"""``AC``; its high bit is 0, so a TLS server sees garbage at once, no SSLv2 hello."""
+"""``AC``; the high bit 0 makes a TLS server fail at once (no SSLv2 hello)."""
 MAJOR_VERSION = 3
 
 MAX_BATCH = peer_request.MAX_BATCH
 MAX_DATA_BYTES = peer_request.MAX_DATA_BYTES
 PROOF_BYTES = peer_request.PROOF_BYTES
 RUN_BYTES = 1024 * 1024
-"""Of chunks in one frame, unless it is one alone: what FUSE asks for at a time."""
+"""Bytes of chunks in a frame with several: one FUSE read."""
 ENCRYPTED_RUN_BYTES = 256 * 1024
-"""The same on slow links where frames are encrypted: no chunk is of use before the last byte."""
+"""The same for encrypted frames on slow links, as data waits for the tag."""
 SMALL_BYTES = 8192
-"""Size of the buffer for headers and small messages; all but the chunks' bytes fit."""
+"""Size of the buffer for headers and small messages."""
 
-# Who speaks the protocol needs this module alone.
+# Re-exported: users of the protocol import this module alone.
 Buffer = peer_messages.Buffer
 Message = peer_messages.Message
 RefuseCode = peer_messages.RefuseCode
@@ -78,36 +75,34 @@ FROM_CLIENT = BULK_ONLY | {Type.HELLO, Type.GET, Type.CANCEL, Type.PING, Type.PO
 FROM_SERVER = frozenset({Type.HELLO, Type.CHUNK, Type.REFUSE, Type.PING, Type.PONG, Type.REFER})
 """What the side that accepted the connection may send."""
 
-_HEADER = struct.Struct(">HBBI")  # magic, major version, type, bytes of the body
+_HEADER = struct.Struct(">HBBI")  # magic, major version, type, body length
 HEADER_BYTES = _HEADER.size
 _COUNT_BYTES = 1
-_RUN = struct.Struct(">IIII")  # request, bytes, bytes of each chunk, bytes before compression
+_RUN = struct.Struct(">IIII")  # request, length, chunk length, uncompressed length
 _MIN_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + 1
 _MAX_CHUNKS_BYTES = _COUNT_BYTES + _RUN.size + MAX_DATA_BYTES
 _KNOWN = frozenset(Type)
 _SMALL = {kind.type: kind for kind in peer_messages.KINDS.values()}
 _MAX_SMALL_BYTES = max(kind.max_bytes for kind in _SMALL.values())
 _MAX_CHUNK_HEAD_BYTES = HEADER_BYTES + max(_MAX_SMALL_BYTES, _COUNT_BYTES + MAX_BATCH * _RUN.size)
-"""Of a whole small frame, and of a frame with chunks before their bytes."""
+"""Of a small frame, and of a frame with chunks without their data."""
 
 _MAX_HELLO_BYTES = _HEADER.size + _SMALL[Type.HELLO].max_bytes
 
-_TLS_RECORDS = (0x1503, 0x1603)  # an alert, a handshake: the first bytes that a TLS side sends
+_TLS_RECORDS = (0x1503, 0x1603)  # first bytes of TLS: alert, handshake
 
 Expects = Callable[[Sequence[tuple[int, int, int]]], bool]
-"""Says whether somebody waits for all of these: first number, length, and ``chunk_bytes`` of each.
+"""Returns whether all these chunks are awaited.
 
-:raises errors.RemoteProtocolError: one of them was never asked for
-"""
+Arguments: first number, length and ``chunk_bytes`` of each chunk or run.
+
+:raises errors.RemoteProtocolError: one was never requested"""
 
 
 def encode(message: Message, encryption: peer_encryption.Encryption | None = None) -> list[Buffer]:
-    """Return the frame of ``message`` as buffers to send one after the other.
+    """Return the frame of ``message`` as buffers to send, without copies.
 
-    Data is not copied, unless it is encrypted.
-
-    :param encryption: of this direction, where frames are encrypted; they are to be sent in the
-        order in which they were encoded
+    :param encryption: of this direction; frames must be sent in the order of encoding
     :raises errors.LocalProtocolError: a field is out of range
     """
     try:
@@ -130,10 +125,9 @@ def encode_chunks(
     encryption: peer_encryption.Encryption | None = None,
     run_bytes: int = RUN_BYTES,
 ) -> list[Buffer]:
-    """Return frames with ``chunks``, as few as may be; see :func:`encode`.
+    """Return as few frames as possible with ``chunks``; see :func:`encode`.
 
-    :param run_bytes: of chunks in one frame, unless it is one alone; RUN_BYTES at most
-    :raises errors.LocalProtocolError: one is out of range
+    :param run_bytes: bytes of chunks in a frame with several, at most RUN_BYTES
     """
     buffers: list[Buffer] = []
     for run in _frames(chunks, run_bytes):
@@ -146,10 +140,10 @@ def encode_chunks(
 
 
 def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk]]:
-    """Yield what goes into each frame."""
+    """Yield the chunks of each frame."""
     frame: list[Chunk] = []
     total = 0
-    numbers: set[int] = set()  # none is twice in a frame, if a client uses one again too early
+    numbers: set[int] = set()  # unique in a frame, even if a client reuses one too early
     for part in _parts(answers, run_bytes):
         its = part.numbers
         raw_bytes = part.raw_bytes or len(part.data)
@@ -166,7 +160,7 @@ def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk
 
 
 def _parts(answers: Iterable[Chunk], run_bytes: int) -> Iterator[Chunk]:
-    """Cut runs that are longer than a frame."""
+    """Split runs that are longer than a frame."""
     for answer in answers:
         number, data, size, _ = answer
         if not size or len(data) <= run_bytes:
@@ -192,7 +186,7 @@ def _encode_chunks(chunks: Sequence[Chunk]) -> list[Buffer]:
 
 
 class _Run(NamedTuple):
-    """Chunks with consecutive numbers in the data of a frame, where they begin and end."""
+    """Chunks with consecutive numbers, and their range in the frame's data."""
 
     number: int
     begin: int
@@ -206,13 +200,13 @@ class _Run(NamedTuple):
         return range(self.number, self.number + chunks)
 
     def whole_at(self, filled: int, is_past: bool = False) -> int:
-        """Return where the chunk ends that is on its way, or where the last whole one has ended."""
+        """Return the end of the incomplete chunk, or of the last complete one."""
         size = self.chunk_bytes or self.end - self.begin
         chunks = (filled - self.begin) // size + (not is_past)
         return min(self.begin + chunks * size, self.end)
 
     def divide(self, stop: int) -> tuple["_Run", list["_Run"]]:
-        """Return the chunks before ``stop``, which is between two, and the others, if any."""
+        """Split at a chunk boundary; the second part may be empty."""
         size = self.chunk_bytes
         if stop == self.end:
             return self, []
@@ -223,16 +217,16 @@ class _Run(NamedTuple):
 
 
 class Receiver:
-    """Makes messages of the bytes of one direction of one connection.
+    """Parses the messages of one direction of one connection.
 
-    It holds at most MAX_DATA_BYTES and ``SMALL_BYTES``, whatever is sent.
+    It holds at most MAX_DATA_BYTES and SMALL_BYTES.
 
-    :param peer: the other side as far as it is known, for errors
-    :param accepts: the messages that the other side may send: FROM_CLIENT or FROM_SERVER
-    :ivar expects: is asked of a frame's chunks before there is memory for them; where some are
-        not wanted each lies for itself, else one would hold the memory of all
-    :ivar awaited_bytes: says how many bytes of chunks may come at most; an encrypted frame does not
-        show which they are before all of it came
+    :param peer: for errors
+    :param accepts: types that the peer may send: FROM_CLIENT or FROM_SERVER
+    :ivar expects: called before memory for a frame's chunks is allocated; if it returns False, each
+        chunk is copied, so that a needed one does not keep all in memory
+    :ivar awaited_bytes: returns a limit of chunk bytes for encrypted frames, which do not show
+        their chunks before they are complete
     """
 
     def __init__(self, peer: str, accepts: frozenset[Type]) -> None:
@@ -241,23 +235,23 @@ class Receiver:
         self.awaited_bytes: Callable[[], int] = lambda: MAX_DATA_BYTES
         self._accepts = accepts
         self._is_greeted = False
-        self._klass = Klass.DEMAND  # until Hello says otherwise
+        self._klass = Klass.DEMAND  # until Hello
         self._small = bytearray(SMALL_BYTES)
         self._small_view = memoryview(self._small)
-        self._start = 0  # the bytes from _start to _end came and were not used yet
+        self._start = 0  # unparsed bytes: from _start to _end
         self._end = 0
-        self._data: bytearray | None = None  # of the chunks in the frame that is on its way
+        self._data: bytearray | None = None  # of the chunks of the incomplete frame
         self._data_view = self._small_view[:0]
         self._filled = 0
-        self._runs: list[_Run] = []  # of them: which are on their way, the next one first
-        self._is_shared = True  # they are given out where they lie, as neighbours
+        self._runs: list[_Run] = []  # incomplete ones, in order
+        self._is_shared = True  # chunks are returned as views of _data
 
     least_bytes = HEADER_BYTES
-    """How many bytes tell how long the next frame is."""
+    """Bytes that determine the length of the next frame."""
 
     @property
     def wanted_bytes(self) -> int:
-        """Bytes missing until something that is on its way is whole: a message, a header."""
+        """Bytes missing to complete the pending message or header."""
         have = self._end - self._start
         if self._data is not None:
             return self._runs[0].whole_at(self._filled) - self._filled
@@ -270,13 +264,13 @@ class Receiver:
 
     @property
     def is_between_frames(self) -> bool:
-        """Say that nothing of a frame came whose rest did not."""
+        """Whether no frame is incomplete."""
         return self._data is None and self._start == self._end
 
     def get_buffers(self) -> list[memoryview]:
-        """Return where to receive next, to be filled in this order."""
+        """Return the buffers for the next bytes, in order."""
         if self._data is not None and self._filled < len(self._data):
-            return [self._data_view[self._filled :], self._small_view]  # which is empty now
+            return [self._data_view[self._filled :], self._small_view]  # empty now
         if self._start:
             rest = self._end - self._start
             self._small[:rest] = self._small[self._start : self._end]
@@ -284,7 +278,7 @@ class Receiver:
         return [self._small_view[self._end :]]
 
     def feed_bytes(self, data: bytes | bytearray) -> list[Message]:
-        """Take bytes that were received elsewhere (with the handshake): copies them."""
+        """Parse bytes received elsewhere (with the handshake), copying them."""
         messages: list[Message] = []
         view = memoryview(data)
         while view:
@@ -296,10 +290,9 @@ class Receiver:
         return messages
 
     def bytes_received(self, count: int) -> list[Message]:
-        """Return the messages that ``count`` more bytes in the buffers completed.
+        """Return the messages completed by ``count`` bytes in the buffers.
 
-        :raises errors.RemoteProtocolError: the other side broke the rules; the receiver must not
-            be used any more
+        :raises errors.RemoteProtocolError: protocol violation; do not use the receiver any more
         """
         messages: list[Message] = []
         if self._data is not None:
@@ -313,9 +306,9 @@ class Receiver:
         return messages
 
     def _step(self, messages: list[Message]) -> bool:
-        """Use what is in the small buffer for one frame; False if more must come first.
+        """Process one frame; return False if more bytes are needed.
 
-        There is a header in it, or the data of a frame is on its way.
+        A header is in the small buffer, or a frame's data is incomplete.
         """
         if self._data is not None:
             return self._give_chunks(self._data, messages)
@@ -326,7 +319,7 @@ class Receiver:
         return self._take_small(type_, have, body_bytes, messages)
 
     def _check_header(self, buffer: Buffer, start: int) -> tuple[Type, int]:
-        """Return which message a frame begins, and the length of its body."""
+        """Return a frame's type and the length of its body."""
         magic, major_version, type_, body_bytes = _HEADER.unpack_from(buffer, start)
         if magic != MAGIC:
             raise self._error(_why_no_frame(magic))
@@ -339,7 +332,7 @@ class Receiver:
         return Type(type_), body_bytes
 
     def _chunk_head_bytes(self, have: int) -> int:
-        """Return how many bytes of a frame with chunks come before theirs, or its count."""
+        """Return the bytes before the data of a frame with chunks, or up to its count."""
         counted = HEADER_BYTES + _COUNT_BYTES
         if have < counted:
             return counted
@@ -369,17 +362,17 @@ class Receiver:
         self._start = begin + self._filled
         self._data_view[: self._filled] = self._small_view[begin : self._start]
         if self._start == self._end:
-            self._start = self._end = 0  # the chunks took all there was
+            self._start = self._end = 0  # all bytes were chunk data
         return True
 
     def _check_total(self, head_bytes: int, total_bytes: int) -> None:
-        """Look whether chunks that are called in so many bytes may have so many."""
+        """Check a frame's chunk bytes against the limit for its number of chunks."""
         is_one = head_bytes == HEADER_BYTES + _COUNT_BYTES + _RUN.size
         if not 0 < total_bytes <= (MAX_DATA_BYTES if is_one else RUN_BYTES):
             raise self._error(f"a Chunk with {total_bytes} bytes of data")
 
     def _runs_in(self, head: bytes, total_bytes: int) -> list["_Run"]:
-        """Return which runs a frame carries, and where in its data each begins and ends."""
+        """Return the runs of a frame, with their ranges in its data."""
         found: list[_Run] = []
         end = chunks = 0
         heads = list(_RUN.iter_unpack(head[HEADER_BYTES + _COUNT_BYTES :]))
@@ -409,7 +402,7 @@ class Receiver:
         return found
 
     def _give_chunks(self, data: bytearray, messages: list[Message]) -> bool:
-        """Give out what is whole of a frame with chunks; False if more must come first."""
+        """Return complete chunks; False if more bytes are needed."""
         is_whole, runs = self._filled == len(data), self._runs
         while runs:
             run = runs[0]
@@ -425,7 +418,7 @@ class Receiver:
         return is_whole
 
     def _give_run(self, run: "_Run", data: memoryview, messages: list[Message]) -> None:
-        """Give out a run where it lies, or where it is not shared each chunk for itself."""
+        """Append a run as a view, or if not shared as copied chunks."""
         if run.raw_bytes:
             try:
                 raw = peer_compression.decompress(data[run.begin : run.end], run.raw_bytes)
@@ -455,7 +448,7 @@ class Receiver:
             raise self._error(f"a {type_.name} with a body of {body_bytes} bytes")
 
     def _decode(self, type_: Type, frame: bytes, messages: list[Message]) -> None:
-        """Take a whole frame of a small message."""
+        """Decode a complete small frame."""
         try:
             message = _SMALL[type_].decode(frame[HEADER_BYTES:])
         except ValueError as error:
@@ -467,7 +460,7 @@ class Receiver:
         messages.append(message)
 
     def _check_turn(self, type_: Type) -> None:
-        """Refuse a message that this side may not send, or not now."""
+        """Reject a message from the wrong side or at the wrong time."""
         if type_ not in self._accepts:
             raise self._error(f"{type_.name} comes from the wrong side")
         if (type_ == Type.HELLO) == self._is_greeted:
@@ -485,10 +478,10 @@ class Receiver:
 
 
 class EncryptedReceiver(Receiver):
-    """Makes messages of encrypted frames, each of which is a record (``peer_encryption``).
+    """Parses encrypted frames, each of which is a record (``peer_encryption``).
 
-    Nothing but the length of a record is used before its tag was checked.  The bytes of chunks stay
-    where they were decrypted.
+    Only the length of a record is used before its tag was verified.  Chunks stay where they were
+    decrypted.
     """
 
     least_bytes = peer_encryption.LENGTH_BYTES
@@ -522,7 +515,7 @@ class EncryptedReceiver(Receiver):
         return self.least_bytes + length + peer_encryption.MAC_BYTES
 
     def _step(self, messages: list[Message]) -> bool:
-        """Take a record that is whole; False if more of it must come first."""
+        """Process a complete record; return False if more bytes are needed."""
         if self._data is None:
             record_bytes, have = self._record_bytes(), self._end - self._start
             if have < record_bytes <= SMALL_BYTES:
@@ -565,7 +558,7 @@ class EncryptedReceiver(Receiver):
 def receiver(
     peer: str, accepts: frozenset[Type], encryption: peer_encryption.Encryption | None
 ) -> Receiver:
-    """Return what receives frames, which are encrypted or in clear text."""
+    """Return a receiver of clear or encrypted frames."""
     if encryption is None:
         return Receiver(peer, accepts)
     return EncryptedReceiver(peer, accepts, encryption)

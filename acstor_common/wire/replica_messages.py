@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents say to each other of images that stay whole in the cloud, and its bytes.
+"""Messages about replicas of images: leases and reports.
 
-A host on which instances use an image asks the others to keep their shares of it (Keep), for a
-while; each of them says how far its share is (Kept).
+A host whose instances use an image asks other hosts to keep their shares of it for the time of a
+lease (Keep); they report their progress (Kept).
 
-A fault is a ValueError or struct.error here.
+A fault is a ValueError or struct.error.
 """
 
 import enum
@@ -18,12 +18,12 @@ from acstor_common.model import ids
 MAX_REQUESTS = 256
 MAX_REPORTS = 128
 MAX_LEASE_S = 24 * 3600
-"""Who asks for more breaks the protocol: nobody keeps a thing for ever because of one message."""
+"""Longest lease; a longer one is a protocol violation."""
 MAX_BYTES = (1 << 63) - 1
 
 _KEEP = struct.Struct(">16sI")  # image, lease
 _EPOCH = struct.Struct(">Q")
-_KEPT = struct.Struct(">16sBQQ")  # image, state, total, left
+_KEPT = struct.Struct(">16sBQQ")  # image, state, total, remaining
 
 MAX_REQUEST_BYTES = MAX_REQUESTS * _KEEP.size
 MIN_REQUEST_BYTES = _KEEP.size
@@ -32,20 +32,19 @@ MIN_REPORT_BYTES = _EPOCH.size + _KEPT.size
 
 
 class ShareState(enum.IntEnum):
-    """What a host says of its share of an image."""
+    """State of a host's share of an image."""
 
-    KEPT = 1  # what is left of it, if anything, is being fetched
-    NO_ROOM = 2  # its cache has no room for it
-    FAILING = 3  # it cannot be had now; it is tried again
-    REFUSED = 4  # the source has no such image, or does not let this host read it
-    CROWDED = 5  # it keeps as many images for others as it may
+    KEPT = 1  # the rest is being fetched
+    NO_ROOM = 2  # no space in its cache
+    FAILING = 3  # fetching failed; it is retried
+    REFUSED = 4  # the source has no such image, or denies this host
+    CROWDED = 5  # its limit of images for other hosts is reached
 
 
 class Lease(NamedTuple):
-    """One image that instances of the sender use.
+    """An image that instances of the sender use, and for how long to keep it.
 
-    :param lease_s: for so long the receiver keeps its share, unless it is told again; 0: the image
-        is used no longer
+    0 seconds release it.
     """
 
     image_id: ids.ImageId
@@ -53,20 +52,13 @@ class Lease(NamedTuple):
 
 
 class ReplicaRequest(NamedTuple):
-    """Asks a host to keep its shares of images.
-
-    :param leases: 1 to 256 of them, no image twice
-    """
+    """Asks a host to keep its shares of 1 to 256 images."""
 
     leases: tuple[Lease, ...]
 
 
 class Share(NamedTuple):
-    """How far the sender's share of one image is.
-
-    :param total_bytes: of the contents that belong to it
-    :param left_bytes: what of them is not in its cache
-    """
+    """State of the sender's share of one image: its chunks, and those not cached."""
 
     image_id: ids.ImageId
     state: ShareState
@@ -75,10 +67,9 @@ class Share(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """Answers a Keep, and tells of what has changed since.
+    """Answers a Keep, and reports later changes: 1 to 128 shares.
 
-    :param ring_epoch: of the v-node table by which the shares were found
-    :param shares: 1 to 128 of them, no image twice
+    :param ring_epoch: of the v-node table that determined the shares
     """
 
     ring_epoch: int

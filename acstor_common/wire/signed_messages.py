@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is signed on the message bus: sealing it and opening it again.
+"""Signed messages on the message bus.
 
-The one rule: nothing of a payload is read before its signature was checked, and what
-is signed are the very bytes that were sent, never what they mean.
-
-A host's payload comes with its certificate; what the decision service signs comes
-without one, since its public keys (``signers.pem``) were handed over at enrolment.
+The signature covers the bytes of the payload, and is verified before the payload is parsed.  A
+host's message contains its certificate; the decision service's does not, because hosts receive its
+public keys (``signers.pem``) at enrolment.
 """
 
 import base64
@@ -26,11 +24,10 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 def sign_payload(
     payload: msgspec.Struct, purpose: str, key_pem: bytes, certificate_pem: bytes = b""
 ) -> decision_messages.Signed:
-    """Return ``payload`` as a message that proves who sent it.
+    """Return ``payload`` as a signed message.
 
     :param purpose: a constant of :mod:`acstor_common.identity.signing`
-    :param certificate_pem: of the host that sends it; empty: the decision service does
-    :raises errors.NotAuthenticated: the key cannot be used
+    :param certificate_pem: of the sending host; empty: the decision service
     """
     data = msgspec.json.encode(payload)
     signature = signature_of(purpose, data, key_pem)
@@ -38,18 +35,14 @@ def sign_payload(
 
 
 def signature_of(purpose: str, data: bytes, key_pem: bytes) -> str:
-    """Return the signature of ``data`` as messages carry it, in base64."""
+    """Return the signature of ``data`` in base64."""
     return base64.b64encode(signing.sign(key_pem, purpose, data)).decode()
 
 
 def check_signature(
     signers: Iterable[signing.PublicKey], purpose: str, data: bytes, signature: str
 ) -> None:
-    """Return if one of the signers signed ``data`` for this purpose.
-
-    :param signature: in base64
-    :raises errors.NotAuthenticated: none of them did
-    """
+    """Verify a base64 signature of ``data``, or raise NotAuthenticated."""
     try:
         raw = base64.b64decode(signature, validate=True)
     except (binascii.Error, ValueError) as e:
@@ -63,11 +56,10 @@ def verify_from_service(
     signers: Iterable[signing.PublicKey],
     kind: type[_T],
 ) -> _T:
-    """Return what the decision service sealed.
+    """Verify and return a payload of the decision service.
 
-    :param signers: its public keys (:func:`signing.read_public_keys`)
-    :raises errors.NotAuthenticated: it did not sign this, or not for this purpose
-    :raises errors.RemoteProtocolError: it signed what is no ``kind``
+    :raises errors.NotAuthenticated: not signed by it for this purpose
+    :raises errors.RemoteProtocolError: the payload is no ``kind``
     """
     data = message.payload.encode()
     check_signature(signers, purpose, data, message.signature)
@@ -77,14 +69,12 @@ def verify_from_service(
 def verify_from_host(
     message: decision_messages.Signed, purpose: str, ca_pem: bytes, kind: type[_T]
 ) -> tuple[certificates.HostCertificate, _T]:
-    """Return what a host sealed, and the certificate that says which host it is.
+    """Verify a host's message; return its certificate and payload.
 
-    Whether that certificate is too old or revoked, and whether the payload speaks of this host, is
-    for the caller to look at.
+    The caller checks expiry and revocation, and that the payload names this host.
 
-    :param ca_pem: the authorities that are trusted
-    :raises errors.NotAuthenticated: no host of theirs signed this, or not for this purpose
-    :raises errors.RemoteProtocolError: it signed what is no ``kind``
+    :raises errors.NotAuthenticated: not signed by a host of these authorities for this purpose
+    :raises errors.RemoteProtocolError: the payload is no ``kind``
     """
     certificate = certificates.read_host_certificate(message.certificate.encode(), ca_pem)
     data = message.payload.encode()

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot trace of one real boot, on its way from an agent to those who prepare images.
+"""Message with a boot trace, from an agent to listeners that prepare images.
 
-Only numbers of chunks travel, no byte of anybody's image, and none is used before
-its host's signature was checked, and :class:`BootTrace` has looked at it.  Names here
-are never changed; a new field has a default.
+It contains chunk numbers only, no image data.  Names are stable; a new field needs a default.
 """
 
 from typing import Annotated
@@ -17,19 +15,16 @@ from acstor_common.model import ids
 TOPIC = "acstor-glance"
 BOOT_TRACED = "boot_traced"
 MAX_CHUNKS = 16384
-"""Chunks in one message: 1 GiB of 64 KiB chunks; who reads more does not boot."""
+"""Chunks in one message: 1 GiB of 64 KiB chunks."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class BootTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What one guest read while it booted.
+    """Chunks that one guest read while it booted, in order of first touch.
 
-    :param host: where it booted; its certificate has to say so, too
-    :param size_bytes: length of the image
-    :param chunk_bytes: its chunk size
-    :param trace: chunk numbers in the order of first touch
-    :param recorded_s: wall clock when the recording ended
+    :param host: must match the certificate
+    :param recorded_s: wall clock of the recording's end
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]
