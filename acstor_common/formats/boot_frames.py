@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frames of a boot image: checked, decompressed, and cut into the chunks that they hold.
+"""Frames of a boot image: verification, decompression, split into chunks.
 
-A frame's bytes are its own by the CID in the table before they are decompressed, and
-its chunks are the image's by their CIDs in the chunk map.
+A frame is verified by the CID in the table before decompression, its chunks by the CIDs in the
+chunk map.
 """
 
 from collections.abc import Iterable
@@ -24,12 +24,11 @@ def unpack_frame(
     what: str,
     keys: chunk_map.ScopeKeys = (),
 ) -> list[tuple[int, memoryview]]:
-    """Return the chunks of a frame, ``(chunk_no, bytes)`` in the order of first touch.
+    """Return the chunks of a frame, ``(chunk_no, bytes)``, in order of first touch.
 
-    It takes about 1 ms for each MiB.  The chunks are what the frame says; only the image's chunk
-    map can tell that they are right.
+    It takes about 1 ms per MiB.  It does not verify the chunks against the image's chunk map.
 
-    :param keys: of the scopes of the image's chunk map
+    :param keys: scope keys of the image's chunk map
     :raises errors.BootImageFormatError: the bytes are not the frame's
     """
     if len(stored) != frame.stored_bytes or not ids.Content(frame.cid, keys).matches_data(stored):
@@ -64,7 +63,7 @@ def _cut(
 def unpack_checked(
     image_map: chunk_map.ChunkMap, frame: boot_image.Frame, stored: boot_image.Buffer, what: str
 ) -> dict[ids.Cid, memoryview]:
-    """Return the chunks of a frame by CID; each is what the image's chunk map says.
+    """Return the chunks of a frame by CID, verified against the chunk map.
 
     :raises errors.BootImageFormatError: the bytes are not the frame's, or not the image's
     """
@@ -81,10 +80,10 @@ def unpack_checked(
 def check_boot_image(
     parts: Iterable[boot_image.Buffer], what: str, keys: chunk_map.ScopeKeys = ()
 ) -> boot_image.Head:
-    """Check a whole boot image that comes in pieces of any length; return its head.
+    """Verify a complete boot image in parts of any length; return its head.
 
-    :param keys: of the scopes of the image's chunk map
-    :raises errors.BootImageFormatError: something of it is not right
+    :param keys: scope keys of the image's chunk map
+    :raises errors.BootImageFormatError: malformed or damaged
     """
     buffer = b"".join(parts)
     head = boot_image.parse_head(buffer, what)

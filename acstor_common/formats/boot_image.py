@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot image: the chunks that an image reads while it boots, contiguous in that order.
+"""Boot images: the chunks that an image reads while it boots, in that order.
 
-It is a header, a table, and frames (S2: Nguyen 2019, "YOLO", section IV); the bytes
-are described in ``doc/source/format/boot_image.rst``.  Nothing of it is believed.
-The table proves itself by its checksum, a frame by its CID in the table before it
-is decompressed, and its chunks, by the caller, by their CIDs in the chunk map.
+A boot image is a header, a table, and frames (Nguyen 2019, "YOLO", section IV);
+``doc/source/format/boot_image.rst`` is the specification.  The table has a checksum, and a frame is
+verified by its CID in the table before decompression.  Callers verify the chunks by the chunk map.
 
-A reader needs the head (header and table, some KiB) first and then any frame in
-any order, so the bytes may come from a file, a source or the exchange.  Needs the
-library zstandard, which the roles that use boot images bring.
+A reader needs the head (header and table, some KiB) first, then frames in any order.
 """
 
 import struct
@@ -29,23 +26,23 @@ MAGIC = b"\x89aboot\r\n"
 VERSION = 2
 COMPRESSION_ZSTD = 1
 MAX_CHUNKS = 1 << 18
-"""Chunks that a boot image may hold: 16 GiB of 64 KiB chunks, far beyond any boot."""
+"""Limit of chunks: 16 GiB of 64 KiB chunks."""
 MAX_FRAME_BYTES = geometry.MAX_CHUNK_BYTES
-"""Bytes that a frame may decompress to; also what a peer may send and a cache slot may hold."""
+"""Limit of a decompressed frame, as of peer messages and cache slots."""
 FRAME_BYTES = 256 * geometry.KIB
-"""What a new boot image's frames decompress to, unless a chunk is longer."""
+"""Uncompressed size of new frames, unless a chunk is larger."""
 LEVEL = 12
 MAX_REVISION = (1 << 32) - 1
 
-# Magic, version, compression, chunk bytes, image bytes, chunks in the trace, chunks a frame, image
-# id, name and value of the image's hash, length of that value, revision; the rest is reserved.
+# Magic, version, compression, chunk bytes, image bytes, chunks in the trace, chunks per frame,
+# image ID, hash algorithm and value, length of the value, revision; the rest is reserved.
 _HEADER = struct.Struct("<8sHHIQIH2x16s16s64sH2xI24x")
 _FRAME = struct.Struct("<I32s")
 _CHUNK_NO = struct.Struct("<I")
 _DIGEST_BYTES = 32
 HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
 
-# Where the header's fields begin, for messages.
+# Offsets of the header's fields, for errors.
 _AT_VERSION, _AT_COMPRESSION, _AT_CHUNK_BYTES, _AT_SIZE_BYTES = 8, 10, 12, 16
 _AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH, _AT_REVISION = 24, 28, 32, 48, 132
 
@@ -53,7 +50,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Binding(NamedTuple):
-    """The image that a boot image is of."""
+    """The image that a boot image belongs to."""
 
     image_id: ids.ImageId
     cut: geometry.Geometry
@@ -61,17 +58,17 @@ class Binding(NamedTuple):
 
     @classmethod
     def from_map(cls, image_map: chunk_map.ChunkMap) -> "Binding":
-        """Return the image that a chunk map is of."""
+        """Return the binding to the image of a chunk map."""
         os_hash = chunk_map.OsHash(image_map.os_hash_algo, image_map.os_hash_value)
         return cls(image_map.image_id, image_map.geometry, os_hash)
 
 
 class Header(NamedTuple):
-    """What the first bytes of a boot image say.
+    """The header.
 
-    :param revision: grows when a better boot image of the same image takes its place
+    :param revision: increases when a better boot image replaces it
     :param chunk_count: chunks in the boot trace
-    :param frame_chunks: chunks in each frame; the last one may have fewer
+    :param frame_chunks: chunks per frame; the last one may have fewer
     """
 
     binding: Binding
@@ -86,16 +83,16 @@ class Header(NamedTuple):
 
     @property
     def head_bytes(self) -> int:
-        """Length of header and table: what must be read before any frame."""
+        """Length of header and table."""
         table = self.chunk_count * _CHUNK_NO.size + self.frame_count * _FRAME.size
         return HEADER_BYTES + table + _DIGEST_BYTES
 
 
 class Frame(NamedTuple):
-    """One frame: where it lies in the boot image and what it holds.
+    """Table entry of a frame.
 
     :param cid: CID of the stored bytes
-    :param raw_bytes: what they decompress to; equal to ``stored_bytes`` if they are not compressed
+    :param raw_bytes: uncompressed size; equal to ``stored_bytes`` if not compressed
     """
 
     number: int
@@ -107,24 +104,24 @@ class Frame(NamedTuple):
 
 
 class Head(NamedTuple):
-    """Header and table of a boot image, checked."""
+    """Validated header and table."""
 
     header: Header
     frames: tuple[Frame, ...]
 
     @property
     def trace(self) -> Iterator[int]:
-        """The boot trace: numbers of the chunks, in the order of first touch."""
+        """The boot trace: chunk numbers in order of first touch."""
         return (chunk_no for frame in self.frames for chunk_no in frame.chunk_nos)
 
     @property
     def size_bytes(self) -> int:
-        """Length of the whole boot image."""
+        """Length of the boot image."""
         return self.header.head_bytes + sum(frame.stored_bytes for frame in self.frames)
 
     @property
     def raw_bytes(self) -> int:
-        """What all frames decompress to."""
+        """Uncompressed size of all frames."""
         return sum(frame.raw_bytes for frame in self.frames)
 
 
@@ -132,17 +129,17 @@ class Head(NamedTuple):
 
 
 class Writer:
-    """Makes a boot image out of chunks in the order of first touch.
+    """Creates a boot image from chunks in order of first touch.
 
-    Zero chunks, and chunks with a content that came before, are left out: they cost nothing.
+    Zero chunks and duplicates are omitted.
 
-    :param key: of the image's own scope, if its chunk map has one: frames are named in it
+    :param key: of the image's scope, if its chunk map has one: frames' CIDs are keyed with it
 
     >>> cut = geometry.Geometry(size_bytes=65536, chunk_bytes=65536)
     >>> of = Binding(ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"), cut)
     >>> writer = Writer(of, revision=1)
     >>> writer.add(0, bytes(range(256)) * 256)
-    >>> raw = b"".join(writer.parts())
+    >>> raw = b"".join(writer.iter_parts())
     >>> list(parse_head(raw, "example").trace)
     [0]
     """
@@ -167,13 +164,13 @@ class Writer:
 
     @property
     def chunk_count(self) -> int:
-        """Chunks that are in the boot image so far."""
+        """Chunks in the boot image so far."""
         return len(self._chunk_nos)
 
     def add(self, chunk_no: int, data: Buffer) -> None:
         """Add the next chunk.
 
-        :raises ValueError: it is no chunk of the image, has another length, or there are too many
+        :raises ValueError: not a chunk of the image, of wrong length, or too many
         """
         cut = self._of.cut
         if not 0 <= chunk_no < cut.chunk_count or len(data) != cut.chunk_length(chunk_no):
@@ -196,7 +193,7 @@ class Writer:
         self._frames.append(stored if len(stored) < len(raw) else raw)
 
     def iter_parts(self) -> Iterator[bytes]:
-        """End the boot image and yield its bytes, in pieces."""
+        """Finish the boot image; yield its bytes in parts."""
         if self._waiting:
             self._end_frame()
         yield self._head()
@@ -229,10 +226,10 @@ class Writer:
 
 
 def parse_header(buffer: Buffer, what: str) -> Header:
-    """Check the header in the first bytes of ``buffer`` and return it.
+    """Parse the header at the beginning of ``buffer``.
 
-    :param what: the boot image as its owner knows it (a path, an image id), for errors
-    :raises errors.BootImageFormatError: it is no boot image, or a damaged one
+    :param what: name of the boot image (a path, an image ID), for errors
+    :raises errors.BootImageFormatError: malformed or damaged
     """
     with memoryview(buffer) as view:
         return _parse_header(view, what)
@@ -255,7 +252,7 @@ def _parse_header(view: memoryview, what: str) -> Header:
 
 
 def _unpack_header(view: memoryview, what: str) -> tuple[Any, ...]:
-    """Return the fields of a header that is whole and of a known version."""
+    """Return the fields of a complete header of a known version."""
     if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
         raise _fault(what, 0, "not a boot image")
     if view.nbytes < HEADER_BYTES:
@@ -281,10 +278,9 @@ def _parse_os_hash(fields: Sequence[Any], what: str) -> chunk_map.OsHash:
 
 
 def check_binding(header: Header, expected: Binding, what: str) -> None:
-    """Refuse the boot image of another image, or of other bytes.
+    """Raise BootImageFormatError unless a boot image belongs to ``expected``.
 
-    :raises errors.BootImageFormatError: it is not of ``expected``; a hash that either side does
-        not know is not compared
+    Hashes are compared if both are known.
     """
     of = header.binding
     if of.image_id != expected.image_id:
@@ -297,9 +293,9 @@ def check_binding(header: Header, expected: Binding, what: str) -> None:
 
 
 def parse_head(buffer: Buffer, what: str) -> Head:
-    """Check header and table, which ``buffer`` begins with, and return them.
+    """Parse header and table at the beginning of ``buffer``.
 
-    :raises errors.BootImageFormatError: they are damaged or contradict themselves
+    :raises errors.BootImageFormatError: damaged or inconsistent
     """
     with memoryview(buffer) as view:
         header = _parse_header(view, what)

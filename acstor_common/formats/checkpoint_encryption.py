@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How chunks and manifests of a checkpoint are sealed, before they leave the host.
+"""Encryption of checkpoints' chunks and manifests before they leave the host.
 
-Whoever keeps them can neither read nor change them, and learns no more than how many
-there are and how long.  All follows from the 32 random bytes that a disk's key is:
-``doc/source/format/checkpoint.rst`` has every byte.
+Holders can neither read nor change them; they learn their number and lengths.  All keys are derived
+from the disk's key of 32 random bytes; ``doc/source/format/checkpoint.rst`` is the specification.
 
-The one rule: no nonce stands for two plaintexts.  So it is not made of a chunk's name but of
-the very bytes that are encrypted (a synthetic nonce, as in RFC 8452): the same chunk may
-be compressed to other bytes by another version of zstd, and AES-GCM that encrypts two
-plaintexts with one nonce gives away what they differ in, and the key of its tags.
+AES-GCM must not encrypt two plaintexts with one nonce, and another version of zstd may compress a
+chunk to other bytes.  So the nonce is derived from the compressed bytes (a synthetic nonce, as in
+RFC 8452), not from the chunk's name.
 
-A name is a keyed CID (:mod:`acstor_common.model.ids`) of a scope that the disk has for itself: the
-same bytes of one disk travel once, and nobody without the key can tell what a name stands for.
+A name is a CID (:mod:`acstor_common.model.ids`) keyed for the disk: equal chunks of a disk are sent
+once, and the name reveals nothing without the key.
 """
 
 import hmac
@@ -37,14 +35,14 @@ KEY_BYTES: Final = 32
 VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BB2x12s")  # version, codec, reserved, nonce
 _ALTERED: Final = "it was altered, or is another one's"
-_SAID_BYTES: Final = 4  # of the head, which the tag covers beside the name; so does the nonce
+_SAID_BYTES: Final = 4  # of the head, authenticated with the name
 _TAG_BYTES: Final = 16
 SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES
-"""What a sealed thing is longer than what is in it."""
+"""Overhead of sealing."""
 MAX_SEALED_BYTES: Final = geometry.MAX_CHUNK_BYTES + SEAL_BYTES
-"""Of a chunk: one that zstd would make longer is sealed as it is."""
+"""Of a chunk: incompressible chunks are stored uncompressed."""
 LEVEL: Final = 1
-"""Of zstd: higher ones give 5 % for twice the time, of which a guest's host has little."""
+"""Of zstd: higher levels save 5 % for twice the CPU time."""
 
 _CONTEXT: Final = "acstor 2026-11 checkpoint: "
 _MANIFEST: Final = b"manifest"
@@ -55,7 +53,7 @@ Data = bytes | bytearray | memoryview
 
 
 class _OfThread(threading.local):
-    """A compressor for each thread: making one takes longer than a chunk."""
+    """A compressor per thread: creating one takes longer than compressing a chunk."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdCompressor(level=LEVEL)
@@ -65,35 +63,34 @@ _of_thread = _OfThread()
 
 
 class Seal:
-    """Seals and opens what is kept of one disk; may be used by many threads.
+    """Encrypts and decrypts checkpoint data of one disk; thread-safe.
 
     >>> seal = Seal(bytes(range(32)))
-    >>> name = seal.name(b"bytes of a disk")
+    >>> name = seal.chunk_name(b"bytes of a disk")
     >>> seal.open(name, seal.close(name, b"bytes of a disk"), 15, "a holder")
     b'bytes of a disk'
 
-    :param key: of the disk, KEY_BYTES random bytes
-    :raises ValueError: it is none
+    :param key: of the disk; ValueError unless KEY_BYTES bytes
     """
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES or not any(key):
             raise ValueError(f"a disk's key of {KEY_BYTES} random bytes is needed")
         self.scope_key = ids.ScopeKey(_derived(key, "names of chunks"))
-        """What names are keyed with, for a chunk map that has them."""
+        """Key of chunk names, for chunk maps."""
         self._chunks = _Cipher(_derived(key, "chunks"), _derived(key, "nonces of chunks"))
         self._manifests = _Cipher(_derived(key, "manifests"), _derived(key, "nonces of manifests"))
 
     def chunk_name(self, plain: Data) -> ids.Cid:
-        """Return the name of a chunk; ``ids.ZERO_CID``, which is never sealed, if it is zeros."""
+        """Return the name of a chunk; ``ids.ZERO_CID``, which is never sealed, for zeros."""
         if _ZEROS.startswith(plain):
             return ids.ZERO_CID
         return ids.cid_of(plain, self.scope_key)
 
     def close(self, name: ids.Cid, plain: Data) -> bytes:
-        """Return a chunk as others may keep it.
+        """Compress and encrypt a chunk.
 
-        :param name: what :meth:`chunk_name` returned for these bytes, which are not all zeros
+        :param name: :meth:`chunk_name` of the chunk, not ZERO_CID
         :param plain: at most 4 MiB
         """
         packed = _of_thread.zstd.compress(plain)
@@ -102,11 +99,11 @@ class Seal:
         return self._chunks.close(layout.Codec.STORED, name, plain)
 
     def open(self, name: ids.Cid, sealed: Data, length: int, where: str) -> bytes:
-        """Return the bytes of a chunk.
+        """Decrypt and decompress a chunk.
 
-        :param length: that it has on the disk
-        :param where: who kept it, for the error
-        :raises errors.ChunkInvalid: it was altered or cut, or it is another chunk
+        :param length: of the chunk on the disk
+        :param where: the holder, for errors
+        :raises errors.ChunkInvalid: altered, cut, or another chunk
         """
         what = f"chunk {name.hex()}"
         try:
@@ -119,6 +116,7 @@ class Seal:
         return bytes(plain)
 
     def close_manifest(self, plain: Data) -> bytearray:
+<<<<<<< ours
         """Return a manifest as others may keep it; see :meth:`close_manifest_in_place`."""
         return self.close_manifest_in_place(bytearray(plain))
 
@@ -126,19 +124,24 @@ class Seal:
         """Return a manifest as others may keep it, which takes its place: one may have 80 MiB.
 
         :func:`manifest_name` has its name.
+=======
+        """Encrypt a manifest; see :func:`manifest_name`.
+
+        :param plain: a bytearray is encrypted in place, as it may have 80 MiB
+>>>>>>> theirs
         """
         self._manifests.close_in_place(layout.Codec.STORED, _MANIFEST, data)
         return data
 
     def open_manifest(self, sealed: Data, max_bytes: int) -> bytearray:
-        """Return what was sealed as a manifest; see :meth:`open_manifest_in_place`."""
+        """Decrypt a manifest; see :meth:`open_manifest_in_place`."""
         return self.open_manifest_in_place(bytearray(sealed), max_bytes)
 
     def open_manifest_in_place(self, data: bytearray, max_bytes: int) -> bytearray:
-        """Return what was sealed as a manifest, which takes its place: one may have 80 MiB.
+        """Decrypt a manifest in place, as it may have 80 MiB.
 
-        :param max_bytes: that it may have
-        :raises errors.NotAuthenticated: it was altered or cut, or is of another disk
+        :param max_bytes: limit of its length
+        :raises errors.NotAuthenticated: altered, cut, or of another disk
         """
         try:
             codec = self._manifests.open_in_place(_MANIFEST, data, max_bytes)
@@ -150,7 +153,7 @@ class Seal:
 
 
 def manifest_name(sealed: Data) -> bytes:
-    """Return what a sealed manifest is called: BLAKE3 of its bytes, which everybody can check."""
+    """Return the name of a sealed manifest: BLAKE3 of its bytes."""
     return blake3.blake3(sealed, max_threads=1).digest()
 
 
@@ -166,7 +169,6 @@ class _Cipher:
         return head + self._aead.encrypt(nonce, stored, head[:_SAID_BYTES] + name)
 
     def close_in_place(self, codec: layout.Codec, name: bytes, data: bytearray) -> None:
-        """Seal bytes where they lie."""
         head, nonce = self._head(codec, name, data)
         cipher = ciphers.Cipher(self._aes, modes.GCM(nonce)).encryptor()
         cipher.authenticate_additional_data(head[:_SAID_BYTES] + name)
@@ -181,10 +183,7 @@ class _Cipher:
         return _HEAD.pack(VERSION, codec, nonce), nonce
 
     def open(self, name: bytes, sealed: Data, max_bytes: int) -> tuple[layout.Codec, bytes]:
-        """Return what was sealed under ``name``, and its codec.
-
-        :raises ValueError: it is not to be believed, or longer than ``max_bytes``
-        """
+        """Return codec and plaintext; ValueError if altered or longer than ``max_bytes``."""
         codec, nonce = _opened_head(sealed, max_bytes)
         said = bytes(sealed[:_SAID_BYTES]) + name
         try:
@@ -194,10 +193,7 @@ class _Cipher:
         return layout.Codec(codec), stored
 
     def open_in_place(self, name: bytes, data: bytearray, max_bytes: int) -> layout.Codec:
-        """Open bytes where they lie; return their codec.
-
-        :raises ValueError: as of :meth:`open`; the bytes are of no use then
-        """
+        """Decrypt in place; as :meth:`open`.  On error the bytes are garbage."""
         codec, nonce = _opened_head(data, max_bytes)
         said, tag = bytes(data[:_SAID_BYTES]) + name, bytes(data[-_TAG_BYTES:])
         cipher = ciphers.Cipher(self._aes, modes.GCM(nonce, tag)).decryptor()
@@ -212,10 +208,7 @@ class _Cipher:
 
 
 def _opened_head(sealed: Data, max_bytes: int) -> tuple[int, bytes]:
-    """Return codec and nonce.
-
-    :raises ValueError: it has another length or version
-    """
+    """Return codec and nonce; ValueError for a wrong length or version."""
     if not SEAL_BYTES <= len(sealed) <= max_bytes + SEAL_BYTES:
         raise ValueError(f"{len(sealed)} bytes are not its length")
     version, codec, nonce = _HEAD.unpack_from(sealed)

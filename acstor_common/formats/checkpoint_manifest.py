@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a checkpoint: which chunks of a disk differ from its base image.
+"""Checkpoint manifests: the chunks of a disk that differ from its base image.
 
-A manifest is complete: what it does not name is the base image's, and zeros behind the
-base's end, so no manifest needs another one.  ``doc/source/format/checkpoint.rst`` has
-every byte.  It is sealed (:mod:`acstor_common.formats.checkpoint_encryption`) wherever it is not
-in the memory of a host that has the disk's key, so nobody else can have written what is opened;
-bounds are checked nevertheless, since the host that wrote it may not be what it was.
+A manifest is complete: other chunks are the base image's, or zeros past its end.
+``doc/source/format/checkpoint.rst`` is the specification.  Outside of hosts with the disk's key a
+manifest is sealed (:mod:`acstor_common.formats.checkpoint_encryption`).  Fields are checked
+nevertheless, because the host that wrote it may be compromised.
 
-It is never unpacked.  One of MAX_ENTRIES entries is 80 MiB long, and who goes
-through them takes them one by one.
+A manifest of MAX_ENTRIES has 80 MiB, so it is read in place.
 """
 
 import bisect
@@ -27,44 +25,44 @@ from acstor_common.model import ids
 MAGIC: Final = b"\x89ackpt\r\n"
 VERSION: Final = 1
 MAX_ENTRIES: Final = 1 << 21
-"""128 GiB that a disk differs from its image, in chunks of 64 KiB."""
+"""128 GiB of differences in chunks of 64 KiB."""
 _NAMES_AT_ONCE: Final = 1 << 18
 """40 MiB in memory."""
 MAX_CHUNKS: Final = 1 << 30
 """Of a disk: 64 TiB in chunks of 64 KiB."""
 MAX_PROJECT_BYTES: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
-"""Also of moments: what databases and JSON of other languages can say."""
+"""Limit of integers in databases and other languages' JSON; also of times."""
 
-# Magic, version, consistency, reserved, chunk bytes, disk's bytes, moment, number, entries; disk,
-# instance, base image; its hash: name, value, length of the value; length of project, project.
+# Magic, version, consistency, reserved, chunk bytes, disk size, time, number, entries; disk,
+# instance, base image; hash algorithm, value and its length; length of project ID, project ID.
 _HEADER: Final = struct.Struct("<8sHBxIQQQQ16s16s16s16s64sHH64s12x")
 HEADER_BYTES: Final = _HEADER.size
 _ENTRY: Final = struct.Struct(f"<Q{ids.CID_BYTES}s")
 ENTRY_BYTES: Final = _ENTRY.size
 MAX_BYTES: Final = HEADER_BYTES + MAX_ENTRIES * ENTRY_BYTES
-"""Of a manifest before it is sealed."""
+"""Of a manifest before sealing."""
 _AT_VERSION, _AT_CONSISTENCY, _AT_CHUNK_BYTES, _AT_ENTRIES = 8, 10, 12, 40
 
 
 class Consistency(enum.IntEnum):
-    """What a guest finds on the disk."""
+    """Consistency of a checkpoint."""
 
-    CRASH = 1  # what a power failure would have left
-    FILESYSTEM = 2  # the guest agent held its file systems still
+    CRASH = 1  # as after a power failure
+    FILESYSTEM = 2  # the guest agent froze the file systems
 
 
 class Subject(NamedTuple):
     """What a checkpoint is of, and when it was taken.
 
-    :param disk: a UUID that the disk's key was made for; another one after each new full start
-    :param instance: Nova's id of the server
-    :param project: whose it is, Keystone's id
-    :param base: the image that the disk began as
-    :param os_hash: Glance's hash of it, as the host knew it
+    :param disk: a UUID for the disk's key; new for each full checkpoint
+    :param instance: Nova's server ID
+    :param project: Keystone's project ID
+    :param base: base image of the disk
+    :param os_hash: Glance's hash of the base
     :param cut: size of the disk, and the chunk size of the base's map
     :param taken_ms: since 1970, wall clock of the host
-    :param number: counts the checkpoints of the disk, from 1 on
+    :param number: of the checkpoint of the disk, from 1
     """
 
     disk: ids.ImageId
@@ -79,9 +77,9 @@ class Subject(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A chunk that differs from the base.
+    """A chunk that differs from the base: its number and name.
 
-    :param cid: its name (``Seal.chunk_name``), keyed with ``Seal.scope_key``; ZERO_CID: it is zeros
+    :param cid: ``Seal.chunk_name``; ZERO_CID: zeros
     """
 
     chunk_no: int
@@ -110,10 +108,10 @@ class _Header(NamedTuple):
 
 
 def build(subject: Subject, entries: Iterable[Entry]) -> bytearray:
-    """Return a manifest, to be sealed.
+    """Return a manifest before sealing.
 
-    :param entries: in the order of the disk, no chunk twice
-    :raises ValueError: a field is out of range, or the entries are not in order or too many
+    :param entries: ascending, without duplicates
+    :raises ValueError: a field is out of range, or the entries are unordered or too many
     """
     made = bytearray(HEADER_BYTES)
     for chunk_no, cid in entries:
@@ -150,17 +148,17 @@ def _header_bytes(subject: Subject, entries: int) -> bytes:
 
 
 class Manifest:
-    """A checked manifest, read in place."""
+    """A validated manifest, read in place."""
 
     def __init__(self, buffer: bytes | bytearray, subject: Subject) -> None:
         self._buffer, self.subject = buffer, subject
 
     @classmethod
     def parse(cls, buffer: bytes | bytearray, what: str) -> "Manifest":
-        """Check ``buffer`` and return it as a manifest; takes 0.05 s for each million entries.
+        """Validate ``buffer`` and return it as a manifest; 0.05 s per million entries.
 
-        :param what: the manifest as its owner knows it, for errors
-        :raises errors.CheckpointFormatError: it is none, or its fields cannot be
+        :param what: name of the manifest, for errors
+        :raises errors.CheckpointFormatError: malformed
         """
         header = _unpacked(buffer, what)
         subject = _subject(header, what)
@@ -177,16 +175,16 @@ class Manifest:
         return (len(self._buffer) - HEADER_BYTES) // ENTRY_BYTES
 
     def __bool__(self) -> bool:
-        """A manifest without entries is one, too."""
+        """Return True, also for a manifest without entries."""
         return True
 
     def __iter__(self) -> Iterator[Entry]:
-        """Yield the chunks that differ from the base, in the order of the disk."""
+        """Yield the chunks that differ from the base, in order."""
         with memoryview(self._buffer) as view:
             yield from map(Entry._make, _ENTRY.iter_unpack(view[HEADER_BYTES:]))
 
     def find(self, chunk_no: int) -> ids.Cid | None:
-        """Return the name of a chunk; None if it is the base's.  Takes some 10 us."""
+        """Return a chunk's name; None if it equals the base's.  Takes some 10 us."""
         at = bisect.bisect_left(range(len(self)), chunk_no, key=lambda n: self._entry(n)[0])
         if at == len(self):
             return None
@@ -197,15 +195,15 @@ class Manifest:
         return Entry(*_ENTRY.unpack_from(self._buffer, HEADER_BYTES + number * ENTRY_BYTES))
 
     def iter_names(self) -> Iterator[ids.Cid]:
-        """Yield the names of the chunks that holders must have, each once, in ascending order.
+        """Yield the distinct names that holders must store, ascending.
 
-        Goes through the manifest once for each of ``name_ranges``, so few are in memory.
+        It scans the manifest once for each of ``name_ranges`` to bound memory.
         """
         for within in name_ranges(len(self)):
             yield from sorted(self.names_within(within))
 
     def names_within(self, within: range) -> set[ids.Cid]:
-        """Return the names of chunks whose first byte is in a range; takes 0.3 us an entry."""
+        """Return names whose first byte is in a range; 0.3 us per entry."""
         first, stop = within.start, within.stop
         with memoryview(self._buffer) as view:
             entries = _ENTRY.iter_unpack(view[HEADER_BYTES:])
@@ -215,7 +213,7 @@ class Manifest:
 
 
 def name_ranges(count: int) -> Iterator[range]:
-    """Yield ranges of first bytes, each of which some _NAMES_AT_ONCE of so many names are in."""
+    """Yield ranges of first bytes, each with about _NAMES_AT_ONCE of the names."""
     passes = min(256, 1 << (max(0, count - 1) // _NAMES_AT_ONCE).bit_length())
     for first in range(0, 256, 256 // passes):
         yield range(first, first + 256 // passes)
@@ -263,7 +261,7 @@ def _os_hash(header: _Header) -> chunk_map.OsHash:
 
 
 def _fault_of_subject(subject: Subject) -> str:
-    """Say what of a subject cannot be; empty if it can."""
+    """Return what is invalid in a subject; "" if nothing."""
     cut = subject.cut
     if not 0 < cut.chunk_count <= MAX_CHUNKS:
         return f"a disk of {cut.size_bytes} bytes has no checkpoints"
@@ -276,7 +274,7 @@ def _fault_of_subject(subject: Subject) -> str:
 
 
 def _fault_of_entries(table: memoryview, cut: geometry.Geometry) -> str:
-    """Say what is wrong with the entries; empty if they are in order and of the disk."""
+    """Return what is invalid in the entries; "" if nothing."""
     before = -1
     for chunk_no, cid in _ENTRY.iter_unpack(table):
         if chunk_no <= before:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chunk map: which content (CID) each chunk of one image has.
+"""Chunk maps: the CID of each chunk of one image.
 
-A map is a header, a directory of pages, blocks of CIDs, an index of the contents, the
-layout of an image that is not raw (layout.py), and a trailer that hashes all of it;
-``doc/source/format/chunk_map.rst`` describes the bytes.  Pages with equal CIDs share a
-block, so a map of 2 TiB of zeros takes 520 KiB.  A map is believed only after
-:meth:`ChunkMap.parse` has checked it, and it is never unpacked: a dense map of 1 TiB is
-640 MiB long, so it stays the buffer that it came in (bytes, or a mapped file) and a
-CID or an extent is cut out when it is asked for.  chunk_map_writer.py writes maps.
+A map is a header, a directory of pages, blocks of CIDs, an index of contents, the layout of an
+image that is not raw (layout.py), and a trailer with the hash of all;
+``doc/source/format/chunk_map.rst`` is the specification.  Pages with equal CIDs share a block, so a
+map of 2 TiB of zeros takes 520 KiB.  A dense map of 1 TiB has 640 MiB, so maps are read in place
+(bytes, or a mapped file).  :meth:`ChunkMap.parse` validates; chunk_map_writer.py writes maps.
 
-A map with scope keys is a secret: who has it can find out who else in the scope has
-which chunks (:mod:`acstor_common.model.ids`).
+A map with scope keys is secret: it allows to test who else in the scope has a chunk
+(:mod:`acstor_common.model.ids`).
 """
 
 import array
@@ -34,9 +32,9 @@ ALGORITHM_BLAKE3_256 = 1
 MAX_OS_HASH_VALUE_BYTES = 64
 MAX_SCOPE_KEYS = 8
 
-# Magic, version, CID algorithm, chunk bytes, image bytes, chunks, image id, name and value of the
-# image's hash, length of that value, number of scope keys; disk format and length of the stored
-# file, entries of its layout; blocks and contents; the keys.
+# Magic, version, CID algorithm, chunk bytes, image bytes, chunks, image ID, hash algorithm and
+# value, length of the value, number of scope keys; disk format and length of the stored file,
+# entries of its layout; blocks and contents; the keys.
 _KEYS_BYTES = MAX_SCOPE_KEYS * ids.SCOPE_KEY_BYTES
 _HEADER = struct.Struct(f"<8sHHIQQ16s16s64sHHH2xQQII{_KEYS_BYTES}s")
 _DIGEST_BYTES = 32
@@ -44,20 +42,20 @@ HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
 TRAILER_BYTES = _DIGEST_BYTES
 
 PAGE_CHUNKS = layout.PAGE_CHUNKS
-"""Chunks whose CIDs are one block, which is never short: zeros follow the last chunk."""
+"""Chunks per page and CIDs per block; the last block is padded with zeros."""
 BLOCK_BYTES = PAGE_CHUNKS * ids.CID_BYTES
 NUMBER_BYTES = 4
 """Length of an entry of the directory and of each column of the index."""
 MAX_CHUNKS = (1 << 32) - 1
 
-# Where the header's fields begin, for messages.
+# Offsets of the header's fields, for errors.
 _AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES = 8, 10, 12
 _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
 _AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES = 130, 132, 136
 _AT_BLOCKS, _AT_CONTENTS, _AT_KEYS = 152, 156, 160
 
 _PIECE_BYTES, _BLOCKS_IN_A_ROW = 1 << 16, 8
-"""What is looked at between two pauses."""
+"""Work between two pauses."""
 
 _OS_HASH_ALGO = re.compile(r"[A-Za-z0-9_-]{0,16}")
 
@@ -69,11 +67,11 @@ _read_number = struct.Struct("<I").unpack_from
 
 _Fault = errors.ChunkMapFormatError
 Buffer = bytes | memoryview
-"""What a map is read from; a mapped file is given as a memoryview of it."""
+"""A mapped file is passed as a memoryview."""
 
 
 class OsHash(NamedTuple):
-    """Glance's hash of a whole image: ``os_hash_algo`` and ``os_hash_value`` (raw bytes)."""
+    """Glance's hash of an image: ``os_hash_algo`` and ``os_hash_value`` (raw bytes)."""
 
     algo: str
     value: bytes
@@ -82,12 +80,11 @@ class OsHash(NamedTuple):
 UNKNOWN_OS_HASH = OsHash("", b"")
 
 ScopeKeys = tuple[ids.ScopeKey, ...]
-"""The scopes that a map's keyed CIDs are of: the image's own first, then those of what it was made
-from.  Empty: all its CIDs are plain."""
+"""Keys of a map's keyed CIDs: the image's own first, then those of its bases."""
 
 
 class Subject(NamedTuple):
-    """Which image a map is of, and how it is stored."""
+    """The image of a map, and how it is stored."""
 
     image_id: ids.ImageId
     geometry: geometry.Geometry
@@ -97,10 +94,10 @@ class Subject(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """How long the tables of a map are.
+    """Lengths of a map's tables.
 
-    :param blocks: distinct blocks of CIDs; at most one a page
-    :param contents: distinct CIDs, but for that of zeros: the entries of the index
+    :param blocks: distinct blocks of CIDs; at most one per page
+    :param contents: distinct CIDs without ZERO_CID: entries of the index
     """
 
     blocks: int
@@ -130,13 +127,13 @@ class _Header(NamedTuple):
 
 
 class Sections(NamedTuple):
-    """Where the parts of a map begin; the directory follows the header.
+    """Offsets of a map's sections; the directory follows the header.
 
-    :param blocks_at: the blocks of CIDs
-    :param index_at: the index of the contents: the heads of their CIDs, in ascending order
-    :param firsts_at: its other column: the first chunk of each
-    :param entries_at: the entries of the layout
-    :param stop: the length of the map
+    :param blocks_at: blocks of CIDs
+    :param index_at: first column of the index: heads of the contents' CIDs, ascending
+    :param firsts_at: second column: the first chunk of each content
+    :param entries_at: entries of the layout
+    :param stop: length of the map
     """
 
     blocks_at: int
@@ -147,7 +144,7 @@ class Sections(NamedTuple):
 
 
 def head_of(oid: ids.Oid) -> int:
-    """Return what the index is searched for: the first 4 bytes of a CID.
+    """Return the key of the index: the first 4 bytes of a CID.
 
     >>> hex(head_of(ids.oid_of(ids.Cid(bytes([1, 2, 3, 4, 5]) + bytes(27)))))
     '0x1020304'
@@ -156,7 +153,7 @@ def head_of(oid: ids.Oid) -> int:
 
 
 def sections(cut: geometry.Geometry, stored: layout.Stored, tables: Tables) -> Sections:
-    """Return where the parts of the map of an image that is cut and stored like this begin.
+    """Return the offsets of a map's sections.
 
     >>> cut = geometry.Geometry(1 << 40, 65536)
     >>> sections(cut, layout.raw(1 << 40), Tables(1 << 16, 1 << 24)).stop >> 20
@@ -171,10 +168,7 @@ def sections(cut: geometry.Geometry, stored: layout.Stored, tables: Tables) -> S
 
 
 def header_bytes(subject: Subject, tables: Tables) -> bytes:
-    """Return the header of a map.
-
-    :raises ValueError: a field does not fit into a header
-    """
+    """Return the header of a map; ValueError if a field is out of range."""
     image_id, cut, os_hash, scope_keys, stored = subject
     why = fault_of_os_hash(os_hash) or _fault_of_keys(scope_keys) or _fault_of_stored(stored, cut)
     why = why or _fault_of_count(cut.chunk_count)
@@ -200,12 +194,9 @@ def header_bytes(subject: Subject, tables: Tables) -> bytes:
 
 
 class ChunkMap:
-    """One image's CIDs, read in place from the bytes of its map.
+    """The CIDs of one image, read in place from the bytes of its map.
 
-    ``image_id``, ``geometry``, ``os_hash_algo`` and ``os_hash_value`` say which image it is of,
-    ``scope_keys`` what its keyed CIDs are checked with, ``layout`` where its bytes are,
-    ``tables`` how many blocks and contents it has.
-    The buffer must stay as it is, and open, while the map is used.
+    The buffer must stay unchanged and open while the map is used.
     """
 
     __slots__ = (
@@ -242,15 +233,13 @@ class ChunkMap:
         check_trailer: bool = True,
         pause: layout.Pause = layout.no_pause,
     ) -> "ChunkMap":
-        """Check ``buffer`` (bytes, mmap, memoryview of bytes) and return it as a map.
+        """Validate ``buffer`` and return it as a map.
 
-        :param what: the map as its owner knows it (a path, an image id), for errors
-        :param check_trailer: hash the whole buffer (1 ms for each 5 MiB), look at each CID and
-            each entry of the layout; leave it out only for bytes that this host has checked before
-        :param pause: called after each 0.5 ms of work or so; a thread sleeps in it, so that it
-            leaves the interpreter to others
-        :raises errors.ChunkMapFormatError: it is not a chunk map, it is damaged, or it is the map
-            of another image than expected
+        :param what: name of the map (a path, an image ID), for errors
+        :param check_trailer: hash the buffer (1 ms per 5 MiB), and check each CID and entry of the
+            layout; omit it only if this host did so before
+        :param pause: called after each 0.5 ms of work or so; sleeps to release the interpreter
+        :raises errors.ChunkMapFormatError: malformed, damaged, or of another image than expected
         """
         with memoryview(buffer) as view:
             subject, tables = _parse_header(view, what)
@@ -270,10 +259,7 @@ class ChunkMap:
         return self._count
 
     def cid_of(self, chunk_no: int) -> ids.Cid:
-        """Return the CID of a chunk.
-
-        :raises IndexError: the image has no such chunk
-        """
+        """Return the CID of a chunk; IndexError if the image has no such chunk."""
         if not 0 <= chunk_no < self._count:
             raise IndexError(f"image {self.image_id} has no chunk {chunk_no}")
         page, number = divmod(chunk_no, PAGE_CHUNKS)
@@ -283,10 +269,7 @@ class ChunkMap:
         return cid
 
     def cids_between(self, first: int, stop: int) -> list[ids.Cid]:
-        """Return the CIDs of the chunks from ``first`` up to ``stop``, without that one.
-
-        :raises IndexError: the image does not have all of them
-        """
+        """Return the CIDs of chunks ``first`` to ``stop`` (exclusive), or IndexError."""
         if not 0 <= first <= stop <= self._count:
             raise IndexError(f"image {self.image_id} has no chunks {first} to {stop}")
         found: list[ids.Cid] = []
@@ -301,19 +284,19 @@ class ChunkMap:
         return found
 
     def sorted_heads(self) -> memoryview:
-        """Return the heads of the contents' CIDs (:func:`head_of`), in ascending order.
+        """Return the heads of the contents' CIDs (:func:`head_of`), ascending.
 
-        A view of the map, which stays open while it is used.
+        It is a view of the map, which must stay open.
         """
         with memoryview(self._buffer) as view:
             return view[self._index_at : self._firsts_at].cast("I")
 
     def first_chunk(self, content_no: int) -> int:
-        """Return a chunk that has a content: the first one, if the index is right.
+        """Return a chunk with a content: the first one, if the index is right.
 
-        :param content_no: below ``tables.contents``; contents are in the order of their CIDs
+        The index is a hint: callers compare CIDs.
 
-        The index is a hint: who looks a CID up compares it with that of the chunk.
+        :param content_no: below ``tables.contents``; contents are ordered by CID
         """
         at = self._firsts_at + content_no * NUMBER_BYTES
         chunk_no: int = _read_number(self._buffer, at)[0]
@@ -325,7 +308,7 @@ class ChunkMap:
         return array.array("I", bytes(self._buffer[at : at + (stop - content_no) * NUMBER_BYTES]))
 
     def content_behind(self, oid: ids.Oid, content_no: int = 0) -> int:
-        """Return the first content, from one on, whose OID is behind ``oid``."""
+        """Return the first content, from ``content_no``, with an OID above ``oid``."""
         with self.sorted_heads() as heads:
             at = bisect.bisect_left(heads, head_of(oid), content_no)
             end = bisect.bisect_right(heads, head_of(oid), at)
@@ -335,31 +318,28 @@ class ChunkMap:
 
     @property
     def size_bytes(self) -> int:
-        """The length of the map."""
+        """Length of the map."""
         return sections(self.geometry, self.subject.stored, self.tables).stop
 
     @property
     def checksum(self) -> bytes:
-        """The map's trailer: 32 bytes that no other map has."""
+        """The trailer: a hash of the map, 32 bytes."""
         return bytes(self._buffer[-TRAILER_BYTES:])
 
     def content_of(self, chunk_no: int) -> ids.Content:
-        """Return what the bytes of a chunk must be.
-
-        :raises IndexError: the image has no such chunk
-        """
+        """Return the expected content of a chunk, or IndexError."""
         return ids.Content(self.cid_of(chunk_no), self.scope_keys)
 
     def is_zero(self, chunk_no: int) -> bool:
-        """Say whether the chunk has only zeros: it is never stored, sent or asked for."""
+        """Return whether the chunk is all zeros."""
         return self.cid_of(chunk_no) == ids.ZERO_CID
 
     def iter_blocks(
         self, pause: layout.Pause = layout.no_pause
     ) -> Iterator[tuple[list[ids.Cid], int]]:
-        """Yield the CIDs of each distinct block, and how many pages have it.
+        """Yield the CIDs of each distinct block, and its number of pages.
 
-        A short last page ends with CIDs of zeros that no chunk has.
+        A short last page is padded with ZERO_CID.
 
         :param pause: as of :meth:`parse`
         """
@@ -375,9 +355,9 @@ class ChunkMap:
                 pause()
 
     def zero_bitmap(self) -> bytes:
-        """Return a bit for each chunk, set if it has only zeros; a byte's lowest bit is first.
+        """Return a bit per chunk, set if it is zeros; lowest bit first.
 
-        Takes about 1 ms for each 10,000 chunks in distinct blocks.
+        Takes about 1 ms per 10,000 chunks in distinct blocks.
         """
         of_block: dict[int, bytes] = {}
         bits = bytearray()
@@ -386,7 +366,7 @@ class ChunkMap:
                 of_block[block] = self._zeros_of(block)
             bits += of_block[block]
         del bits[-(-self._count // 8) :]
-        if self._count % 8:  # what follows the last chunk in its block is none
+        if self._count % 8:  # padding of the last block
             bits[-1] &= (1 << self._count % 8) - 1
         return bytes(bits)
 
@@ -402,9 +382,9 @@ class ChunkMap:
 
 
 def parse_head(head: Buffer, what: str, expected_image_id: ids.ImageId) -> tuple[Subject, Tables]:
-    """Check the header in the first HEADER_BYTES of a map; return its image and its tables.
+    """Parse the header in the first HEADER_BYTES of a map.
 
-    :raises errors.ChunkMapFormatError: it is not a chunk map's, or that of another image
+    :raises errors.ChunkMapFormatError: malformed, or of another image
     """
     with memoryview(head) as view:
         subject, tables = _parse_header(view, what)
@@ -413,15 +393,12 @@ def parse_head(head: Buffer, what: str, expected_image_id: ids.ImageId) -> tuple
 
 
 def subject_of(head: Buffer, what: str, expected_image_id: ids.ImageId) -> Subject:
-    """Check the header in the first HEADER_BYTES of a map, and say which image it is of.
-
-    :raises errors.ChunkMapFormatError: it is not a chunk map's, or that of another image
-    """
+    """Return the image of a map; as :func:`parse_head`."""
     return parse_head(head, what, expected_image_id)[0]
 
 
 def _parse_header(view: memoryview, what: str) -> tuple[Subject, Tables]:
-    """Check the header by itself: what it is first, then its checksum, then each field."""
+    """Validate the header: format, then checksum, then each field."""
     header = _unpack_header(view, what)
     if header.algorithm != ALGORITHM_BLAKE3_256:
         raise _Fault(what, _AT_ALGORITHM, f"CID algorithm {header.algorithm} is not known")
@@ -440,7 +417,7 @@ def _parse_header(view: memoryview, what: str) -> tuple[Subject, Tables]:
 
 
 def _unpack_header(view: memoryview, what: str) -> _Header:
-    """Return the fields of a header that is whole and of a known version."""
+    """Return the fields of a complete header of a known version."""
     if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
         raise _Fault(what, 0, "not a chunk map")
     if view.nbytes < HEADER_BYTES:
@@ -502,12 +479,11 @@ def _parse_tables(header: _Header, cut: geometry.Geometry, what: str) -> Tables:
 
 
 def _fault_of_count(chunk_count: int) -> str:
-    """Say why an image cannot have so many chunks; empty if it can."""
     return f"{chunk_count} chunks are too many" if chunk_count > MAX_CHUNKS else ""
 
 
 def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
-    """Say why an image cannot be stored like this; empty if it can."""
+    """Return why the stored file is invalid; "" if it is valid."""
     if stored.is_identity and stored != layout.raw(cut.size_bytes):
         return f"{stored.size_bytes} bytes and {stored.entries} extents are no raw image"
     if not 0 <= stored.size_bytes <= layout.MAX_STORED_BYTES:
@@ -516,7 +492,7 @@ def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
 
 
 def _fault_of_keys(keys: ScopeKeys) -> str:
-    """Say why ``keys`` cannot stand in the header of a map; empty if they can."""
+    """Return why the scope keys are invalid; "" if they are valid."""
     if len(keys) > MAX_SCOPE_KEYS:
         return f"{len(keys)} scope keys are too many"
     if any(len(key) != ids.SCOPE_KEY_BYTES or not any(key) for key in keys):
@@ -525,7 +501,7 @@ def _fault_of_keys(keys: ScopeKeys) -> str:
 
 
 def fault_of_os_hash(os_hash: OsHash) -> str:
-    """Say why ``os_hash`` cannot stand in the header of a map; empty if it can."""
+    """Return why ``os_hash`` does not fit into a header; "" if it does."""
     algo, value = os_hash
     if not _OS_HASH_ALGO.fullmatch(algo):
         return f"not the name of a hash algorithm: {algo!r}"
@@ -568,7 +544,7 @@ def _check_trailer(view: memoryview, what: str) -> None:
 def _check_numbers(
     view: memoryview, subject: Subject, tables: Tables, what: str, pause: layout.Pause
 ) -> None:
-    """Refuse a directory or an index that leads out of the map: 10 ms for 2 TiB of zeros."""
+    """Reject a directory or index out of range; 10 ms for 2 TiB of zeros."""
     of = sections(subject.geometry, subject.stored, tables)
     for start, stop, limit, name in (
         (HEADER_BYTES, of.blocks_at, tables.blocks, "block"),
@@ -585,7 +561,7 @@ def _check_numbers(
 def _check_cids(
     view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
-    """Refuse keyed CIDs in a map without keys: nobody could ever check their chunks."""
+    """Reject keyed CIDs in a map without keys."""
     if subject.scope_keys:
         return
     for at, piece in _pieces(view, of.blocks_at, of.index_at, pause):
@@ -598,7 +574,7 @@ def _check_cids(
 def _pieces(
     view: memoryview, start: int, stop: int, pause: layout.Pause
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield a part of a map in pieces, and where each begins; pause between two of them."""
+    """Yield offset and bytes of pieces of a map; pause between two."""
     for at in range(start, stop, _PIECE_BYTES):
         if at > start:
             pause()
@@ -608,7 +584,7 @@ def _pieces(
 def _check_layout(
     view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
-    """Refuse extents that no image has."""
+    """Reject invalid extents."""
     cut, stored = subject.geometry, subject.stored
     if stored.is_identity:
         return

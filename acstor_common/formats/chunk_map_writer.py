@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes chunk maps (chunk_map.py), as streams and in bounded memory.
+"""Writes chunk maps (chunk_map.py) as streams, in bounded memory.
 
-The directory and the header say how many blocks and contents follow, so these wait in temporary
-files until all CIDs have come.  The index is made by an external merge sort: it takes some 30 MiB
-of memory, whatever an image holds and in whatever order.  A distinct block takes 150 bytes more.
+Header and directory contain lengths of what follows, so blocks and index go to temporary files
+first.  The index is built by an external merge sort in some 30 MiB of memory.  A distinct block
+takes 150 bytes more.
 """
 
 import array
@@ -31,9 +31,9 @@ from acstor_common.model import ids
 _COPY_BYTES = 1 * geometry.MIB
 _IN_MEMORY_BYTES = 4 * geometry.MIB
 _RUN_CONTENTS = 1 << 17
-"""Contents that are sorted in memory: those of 8 GiB."""
+"""Contents sorted in memory: those of 8 GiB."""
 _NUMBER = struct.Struct("<I")
-_CHUNK_NO = struct.Struct(">I")  # behind a CID, records sort by CID first, then by chunk
+_CHUNK_NO = struct.Struct(">I")  # big-endian, so that records sort by CID and chunk
 _RECORD_BYTES = ids.CID_BYTES + _CHUNK_NO.size
 _RECORD_WORDS = _RECORD_BYTES // chunk_map.NUMBER_BYTES
 _CIDS = struct.Struct(f"{ids.CID_BYTES}s" * chunk_map.PAGE_CHUNKS)
@@ -57,17 +57,15 @@ def write_map(
     >>> chunk_map.ChunkMap.parse(made, "example").is_zero(0)
     True
 
-    :param cids: of all chunks, in their order; a piece may hold any number
-    :param entries: of the layout, as :func:`layout.pack` makes them of
-        :func:`layout.merge_adjacent`; a piece may hold any number; they are taken when all CIDs
-            have come
+    :param cids: of all chunks in order, in pieces of any length
+    :param entries: of the layout in pieces of any length: :func:`layout.pack` of
+        :func:`layout.merge_adjacent`; consumed after all CIDs
     :param folder: for temporary files
     :raises ValueError: a field does not fit into a header
-    :raises errors.LocalProtocolError: not exactly one CID a chunk came, or other entries than
-        ``subject`` says
+    :raises errors.LocalProtocolError: wrong number of CIDs or entries
     """
     cut, stored = subject.geometry, subject.stored
-    chunk_map.header_bytes(subject, chunk_map.Tables(0, 0))  # refused before anything is read
+    chunk_map.header_bytes(subject, chunk_map.Tables(0, 0))  # fails before anything is read
     with _Tables(folder) as tables:
         for piece in cids:
             tables.feed(piece)
@@ -100,10 +98,7 @@ def _check_missing(what: str, missing: int) -> None:
 
 
 class _Tables:
-    """The directory, the blocks and the index of a map, made from its CIDs.
-
-    ``fed_bytes`` is the length of the CIDs that came.
-    """
+    """Directory, blocks and index of a map, built from its CIDs."""
 
     def __init__(self, folder: pathlib.Path | None) -> None:
         self.fed_bytes = 0
@@ -113,7 +108,7 @@ class _Tables:
         self._contents = _Contents(self._temporary(folder))
         self._content_count = 0
         self._pending = bytearray()
-        self._numbers: dict[bytes, int] = {}  # of blocks, by their hash
+        self._numbers: dict[bytes, int] = {}  # block numbers by hash
         self._directory = bytearray()
 
     def _temporary(self, folder: pathlib.Path | None) -> IO[bytes]:
@@ -132,7 +127,7 @@ class _Tables:
         return chunk_map.Tables(len(self._numbers), self._content_count)
 
     def feed(self, cids: bytes) -> None:
-        """Take the CIDs of the next chunks."""
+        """Add the CIDs of the next chunks."""
         self.fed_bytes += len(cids)
         self._pending += cids
         stop = len(self._pending) // chunk_map.BLOCK_BYTES * chunk_map.BLOCK_BYTES
@@ -141,7 +136,7 @@ class _Tables:
         del self._pending[:stop]
 
     def end(self) -> None:
-        """Take the last page, and sort the contents."""
+        """Add the last page, and sort the contents."""
         if self._pending:
             self._take(bytes(self._pending.ljust(chunk_map.BLOCK_BYTES, b"\0")))
         for records in self._contents.sorted():
@@ -171,18 +166,20 @@ class _Tables:
 
 
 class _Contents:
-    """Sorts contents by CID, each with its first chunk (external merge sort: Knuth, vol. 3, 5.4).
+    """Sorts contents by CID with their first chunk (external merge sort).
 
-    :param file: keeps sorted runs of what does not fit into memory
+    Knuth, The Art of Computer Programming, vol. 3, 5.4.
+
+    :param file: for sorted runs
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._run: dict[bytes, int] = {ids.ZERO_CID: 0}  # which is no content
+        self._run: dict[bytes, int] = {ids.ZERO_CID: 0}  # excluded from the index
         self._stops: list[int] = []
 
     def add(self, block: bytes, first_chunk: int) -> None:
-        """Note the contents of a block; blocks come in the order of their chunks."""
+        """Add the contents of a block; blocks come in order of their chunks."""
         noted = map(self._run.setdefault, _CIDS.unpack(block), itertools.count(first_chunk))
         collections.deque(noted, maxlen=0)
         if len(self._run) > _RUN_CONTENTS:
@@ -191,10 +188,7 @@ class _Contents:
             self._run = {ids.ZERO_CID: 0}
 
     def sorted(self) -> Iterator[list[bytes]]:
-        """Yield the records of all contents, in the order of the CIDs, each with its first chunk.
-
-        A record is a CID and the number of a chunk.
-        """
+        """Yield records (CID and first chunk) of all contents, ordered by CID."""
         if not self._stops:
             yield self._sorted_run()
             return
@@ -210,7 +204,7 @@ class _Contents:
 
     def _read(self, start: int, stop: int) -> Iterator[bytes]:
         for at in range(start, stop, _READ_RECORDS * _RECORD_BYTES):
-            self._file.seek(at)  # others read of the same file
+            self._file.seek(at)  # other runs move the position
             piece = self._file.read(min(_READ_RECORDS * _RECORD_BYTES, stop - at))
             for record in range(0, len(piece), _RECORD_BYTES):
                 yield piece[record : record + _RECORD_BYTES]
@@ -219,9 +213,9 @@ class _Contents:
 def with_os_hash(
     found: chunk_map.ChunkMap, buffer: memoryview, os_hash: chunk_map.OsHash
 ) -> Iterator[bytes]:
-    """Yield the same map, but for the image's hash in its header.
+    """Yield the map with another image hash in its header.
 
-    :param buffer: what ``found`` was read from
+    :param buffer: the bytes of ``found``
     """
     header = chunk_map.header_bytes(found.subject._replace(os_hash=os_hash), found.tables)
     hasher = blake3.blake3(header)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster cache: the compressed clusters that guests read last, decoded.
+"""Cache of decompressed clusters.
 
-Its key is the stored extent, wherever it is in the disk: entries of a qcow2 file may name one
-extent any number of times.
+Keys are stored extents, because entries of a qcow2 file may share one.
 """
 
 import collections
@@ -16,9 +15,9 @@ _Key = tuple[object, ...]
 
 
 class ClusterCache:
-    """Decoded clusters, the last used ones; any number of threads may use it.
+    """LRU cache of decompressed clusters; thread-safe.
 
-    Where there are too many, the image that has most loses its oldest.
+    If it is full, the image with the most bytes loses its least recently used.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -27,7 +26,7 @@ class ClusterCache:
         self._bytes: collections.Counter[Hashable] = collections.Counter()
 
     def get(self, extent: layout.Extent, image: Hashable = None) -> codecs.Buffer | None:
-        """Return the cluster that an extent stands for, wherever it is in the disk."""
+        """Return the cluster of an extent; None if it is not cached."""
         key = extent[1:]
         with self._lock:
             kept = self._of.get(image)
@@ -37,7 +36,7 @@ class ClusterCache:
             return kept[key]
 
     def put(self, extent: layout.Extent, data: codecs.Buffer, image: Hashable = None) -> None:
-        """Keep a cluster that was decoded."""
+        """Cache a decompressed cluster."""
         key = extent[1:]
         with self._lock:
             self._drop(image, key)
@@ -48,7 +47,7 @@ class ClusterCache:
                 self._drop(most, next(iter(self._of[most])))
 
     def forget(self, extent: layout.Extent, image: Hashable = None) -> None:
-        """Keep a cluster no more."""
+        """Remove a cluster."""
         with self._lock:
             self._drop(image, extent[1:])
 

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Undoes the codecs of a layout: from the stored bytes of an extent to what the guest reads.
+"""Decompression of extents of an image layout.
 
-Never more than ``length`` bytes come out, whatever the stored bytes say of themselves, and what is
-held meanwhile is bounded as well.  The time is not: a stream may be long and make little, so
-:func:`decode_steps` lets others have their turn.  :func:`decode` is for threads that have a budget:
-steps cost it some per cent.
-
-Both libraries let go of the interpreter's lock, so threads decode side by side.
+Output and memory are bounded, whatever the stored bytes declare.  Time is not: a long stream may
+produce little, so :func:`decode_steps` yields between steps.  :func:`decode` is a few per cent
+faster, for threads with a time budget.  Both libraries release the GIL.
 """
 
 import threading
@@ -19,29 +16,29 @@ from acstor_common.formats import layout
 from acstor_common.model import geometry
 
 MAX_WINDOW_BYTES = 8 * geometry.MIB
-"""What a zstd frame may ask to be held: what RFC 8878 advises, four times the largest cluster."""
+"""Window limit of a zstd frame: RFC 8878's advice, four times the largest cluster."""
 
 STEP_STORED_BYTES = 32 * geometry.KIB
 STEP_BYTES = 256 * geometry.KIB
-"""What a step takes in and makes at most, in a few milliseconds of the slowest stream."""
+"""Limits of a step's input and output: a few milliseconds in the worst case."""
 ZSTD_BLOCK_BYTES = 128 * geometry.KIB
-"""What a block of a zstd frame makes at most."""
+"""Largest output of a block of a zstd frame."""
 _ZSTD_STEP_BYTES = geometry.MIB
-"""What a step may make at the least: blocks may be short. What is too much is dropped."""
+"""Least output budget of a step, because blocks may be short; surplus is dropped."""
 _ZSTD_FEW_BLOCKS = 16
 _ZSTD_RUN, _ZSTD_COMPRESSED = 1, 2
 _FAULTS = (zlib.error, zstandard.ZstdError)
-_WIDEST_WINDOW = -15  # raw; wider than QEMU writes, since QEMU reads such streams too
+_WIDEST_WINDOW = -15  # raw; wider than QEMU writes, as QEMU reads such streams
 
 Buffer = bytes | bytearray | memoryview
 
 
 class CodecError(Exception):
-    """The stored bytes are not the codec's, or stand for fewer guest bytes than are wanted."""
+    """The stored bytes are malformed, or decompress to too few bytes."""
 
 
 class _OfThread(threading.local):
-    """A decompressor for each thread: making one takes as long as a small cluster."""
+    """A decompressor per thread: creating one takes as long as a small cluster."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
@@ -51,12 +48,12 @@ _of_thread = _OfThread()
 
 
 def decode(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
-    """Return the first ``length`` bytes that ``stored`` stands for; what follows is not looked at.
+    """Return the first ``length`` decompressed bytes; ignore the rest.
 
-    :raises CodecError: there are not so many, or the bytes are not the codec's
+    :raises CodecError: malformed or too short
     """
     try:
-        if codec is layout.Codec.STORED or not length:  # to zlib 0 means without a limit
+        if codec is layout.Codec.STORED or not length:  # for zlib 0 means no limit
             decoded: Buffer = stored[:length]
         elif codec is layout.Codec.DEFLATE:
             decoded = _inflated(stored, length)
@@ -68,11 +65,10 @@ def decode(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
 
 
 def decode_steps(codec: layout.Codec, stored: Buffer, length: int) -> Generator[int, None, Buffer]:
-    """Do the same in steps of some milliseconds at most, whatever the bytes are.
+    """Decompress in steps of some milliseconds; each may run in another thread.
 
-    It may go on in another thread after each step.
+    It yields the bytes produced by each step, and returns as :func:`decode`.
 
-    :return: the bytes; what is yielded is how many each step made
     :raises CodecError: as :func:`decode`
     """
     try:
@@ -95,7 +91,7 @@ def _checked(decoded: Buffer, length: int) -> Buffer:
 
 
 def _is_one_step(codec: layout.Codec, stored: Buffer, length: int) -> bool:
-    """Say whether all of it takes no longer than a step."""
+    """Return whether decompression takes no longer than a step."""
     if codec is layout.Codec.STORED:
         return True
     is_short = len(stored) <= STEP_STORED_BYTES or (
@@ -123,7 +119,7 @@ def _inflate_steps(stored: memoryview, length: int) -> Generator[int, None, byte
         part = inflater.decompress(piece, limit)
         parts.append(part)
         left -= len(part)
-        is_full = len(part) == limit  # there may be more of what it has taken in
+        is_full = len(part) == limit  # zlib may hold more output
         yield len(part)
     return b"".join(parts)
 
@@ -138,7 +134,7 @@ def _unzstd(stored: Buffer, length: int) -> Buffer:
 
 
 def _is_short(stored: Buffer) -> bool:
-    """Say whether a frame has few blocks, as any has that was not made to be slow."""
+    """Return whether a frame has few blocks, as ordinary frames have."""
     at = zstandard.frame_header_size(stored)
     for _ in range(_ZSTD_FEW_BLOCKS):
         is_last, stored_bytes, _ = _block(stored, at)
@@ -149,7 +145,7 @@ def _is_short(stored: Buffer) -> bool:
 
 
 def _block(stored: Buffer, at: int) -> tuple[bool, int, int]:
-    """Return whether a block of a frame is the last, its length, and how much it makes at most."""
+    """Return whether a block is the last, its stored length, its largest output."""
     header = int.from_bytes(stored[at : at + 3], "little")
     kind, size = header >> 1 & 3, header >> 3
     stored_bytes = 3 + (1 if kind == _ZSTD_RUN else size)
@@ -158,7 +154,7 @@ def _block(stored: Buffer, at: int) -> tuple[bool, int, int]:
 
 
 def _unzstd_steps(stored: memoryview, length: int) -> Generator[int, None, Buffer]:
-    """Decode a frame, at a time as many of its blocks as may make what is left."""
+    """Decompress a frame in steps of as many blocks as the rest may need."""
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
     parts: list[bytes] = []
     start, left = 0, length
@@ -172,7 +168,7 @@ def _unzstd_steps(stored: memoryview, length: int) -> Generator[int, None, Buffe
             if stop >= len(stored):
                 break
         if is_last:
-            stop += 4  # a checksum, if there is one
+            stop += 4  # optional checksum
         part = decompressor.decompress(stored[start:stop])
         start = stop
         parts.append(part)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes: what a disk has that its base has not, as a stream of a length known before it begins.
+"""Disk deltas: a disk's differences from its base, as a stream of known length.
 
-They are a header, a table of changes in the order of the disk, the bytes of those that have any,
-and a trailer; the bytes are described in ``doc/source/format/changes.rst``.  What no change covers
-is the base's, and behind the base's end it is zeros.
+A delta is a header, a table of extents in order, the data of those that have some, and a trailer;
+``doc/source/format/changes.rst`` is the specification.  Outside of extents the disk reads as the
+base, or zeros past its end.
 
-All is checked before it is used, but for the bytes themselves.  Those are
-proven by the trailer, which comes last: what is made of changes counts only after
-:meth:`Reader.end`, so a stream that was cut or altered never becomes a disk.
+Header and table are validated at once, the data only by the trailer at the end: discard everything
+if :meth:`Reader.end` fails.
 
-Nothing here reads or sends.  Who sends asks a :class:`Writer` for the front, then feeds it the
-bytes while they go out; who gets them gives each part to a :class:`Reader`.
+There is no I/O: a sender gets the front from a :class:`Writer` and feeds it the data it sends; a
+receiver feeds each part to a :class:`Reader`.
 """
 
 import enum
@@ -29,23 +28,22 @@ from acstor_common.model import ids
 MAGIC = b"\x89achgs\r\n"
 VERSION = 1
 SECTOR_BYTES = 512
-"""What disks and changes are whole multiples of."""
+"""Unit of disk sizes and extents."""
 MAX_EXTENT_BYTES = 1024 * geometry.MIB
-"""Of one change; a longer run is several."""
+"""Limit of one extent; longer runs are split."""
 MAX_EXTENTS = 1 << 21
-"""In a table, which then is 32 MiB long: enough for a disk of 256 GiB with every second cluster
-of 64 KiB changed."""
+"""A table of 32 MiB, for 256 GiB with every second 64 KiB cluster changed."""
 MAX_VIRTUAL_BYTES = 64 << 40
 
-# Magic, version, length of the hash's value, changes, bytes of the disk, bytes that follow the
-# table, image id of the base, name and value of its hash.
+# Magic, version, length of the hash value, extents, disk size, bytes of data, image ID of the
+# base, its hash algorithm and value.
 _HEADER = struct.Struct("<8sHHIQQ16s16s64s")
-_EXTENT = struct.Struct("<QII")  # at, length, kind
+_EXTENT = struct.Struct("<QII")  # offset, length, kind
 HEADER_BYTES = _HEADER.size
 EXTENT_BYTES = _EXTENT.size
 TRAILER_BYTES = 32
 
-# Where the header's fields begin, for messages.
+# Offsets of the header's fields, for errors.
 _AT_VERSION, _AT_OS_HASH_LENGTH, _AT_COUNT, _AT_SIZE, _AT_DATA = 8, 10, 12, 16, 24
 _AT_OS_HASH = 48
 
@@ -54,21 +52,17 @@ _Fault = errors.DiskDeltaFormatError
 
 
 class Kind(enum.IntEnum):
-    """What a change has: bytes of its own, or zeros."""
+    """Content of an extent: data in the stream, or zeros."""
 
     DATA = 1
     ZERO = 2
 
 
-_KINDS = {kind.value: kind for kind in Kind}  # a lookup costs a tenth of Kind(kind)
+_KINDS = {kind.value: kind for kind in Kind}  # ten times faster than Kind(kind)
 
 
 class Extent(NamedTuple):
-    """A range of the disk that is not as the base's; both numbers are whole sectors.
-
-    :param at: offset on the disk
-    :param length: bytes of the disk
-    """
+    """A range of the disk that differs from the base, in whole sectors."""
 
     at: int
     length: int
@@ -76,18 +70,18 @@ class Extent(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Offset of what follows it on the disk."""
+        """Offset of its end on the disk."""
         return self.at + self.length
 
 
 class Head(NamedTuple):
-    """What the header says.
+    """The header.
 
-    :param virtual_size: bytes of the disk that changed
-    :param base: the image that it was made from
-    :param os_hash: of that image, as the sender knows it; it may be unknown
-    :param change_count: of the table
-    :param data_bytes: of all changes that have bytes
+    :param virtual_size: size of the disk
+    :param base: image ID
+    :param os_hash: of the base; may be unknown
+    :param change_count: extents
+    :param data_bytes: data of all extents
     """
 
     virtual_size: int
@@ -103,16 +97,16 @@ class Head(NamedTuple):
 
     @property
     def stream_bytes(self) -> int:
-        """Length of all: header, table, bytes, trailer."""
+        """Length of the stream: header, table, data, trailer."""
         return HEADER_BYTES + self.table_bytes + self.data_bytes + TRAILER_BYTES
 
 
 class TooManyExtents(ValueError):
-    """A disk has more changes than a table may have: send it in another way."""
+    """A disk has more extents than a table may have: use another way."""
 
 
 class Table:
-    """Changes in the order of the disk, 16 bytes each; checked."""
+    """Validated extents in order, 16 bytes each."""
 
     __slots__ = ("_raw",)
 
@@ -121,10 +115,10 @@ class Table:
 
     @classmethod
     def from_runs(cls, changes: Iterable[Extent], virtual_size: int) -> "Table":
-        """Return the table of changes of a disk; runs are joined.
+        """Return the table of a disk's extents, merged.
 
-        :raises TooManyExtents: there are more than MAX_EXTENTS
-        :raises ValueError: one is none of this disk, or not behind the one before it
+        :raises TooManyExtents: more than MAX_EXTENTS
+        :raises ValueError: an extent is outside of the disk or out of order
         """
         raw, before = bytearray(), 0
         for change in merge_adjacent(changes):
@@ -137,7 +131,7 @@ class Table:
         return cls(bytes(raw))
 
     def __len__(self) -> int:
-        """Return how many changes there are."""
+        """Return the number of extents."""
         return len(self._raw) // EXTENT_BYTES
 
     def __iter__(self) -> Iterator[Extent]:
@@ -145,23 +139,21 @@ class Table:
             yield Extent(at, length, _KINDS[kind])
 
     def __bytes__(self) -> bytes:
-        """Return the table as it stands in the stream."""
+        """Return the table as in the stream."""
         return self._raw
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all changes that have any."""
+        """Bytes of data of all extents."""
         return sum(change.length for change in self if change.kind is Kind.DATA)
 
 
 def merge_adjacent(changes: Iterable[Extent]) -> Iterator[Extent]:
-    """Yield changes with neighbours of one kind joined, and none longer than MAX_EXTENT_BYTES.
+    """Merge adjacent extents of one kind, up to MAX_EXTENT_BYTES each.
 
     >>> parts = [Extent(0, 512, Kind.DATA), Extent(512, 512, Kind.DATA)]
     >>> list(merge_adjacent(parts)) == [Extent(0, 1024, Kind.DATA)]
     True
-
-    :param changes: in the order of the disk
     """
     run: Extent | None = None
     for change in changes:
@@ -177,20 +169,18 @@ def merge_adjacent(changes: Iterable[Extent]) -> Iterator[Extent]:
 
 def _cut(run: Extent) -> Iterator[Extent]:
     if not run.length:
-        yield run  # for who checks it
+        yield run  # rejected by the caller's check
     for at in range(run.at, run.stop, MAX_EXTENT_BYTES):
         yield Extent(at, min(MAX_EXTENT_BYTES, run.stop - at), run.kind)
 
 
 def overlay(upper: Iterable[Extent], lower: Iterable[Extent]) -> Iterator[Extent]:
-    """Yield the changes of ``upper``, and between them what they leave of ``lower``.
+    """Overlay ordered extents ``upper`` on ``lower``.
 
     >>> zeros = [Extent(0, 4096, Kind.ZERO)]
     >>> list(overlay([Extent(512, 512, Kind.DATA)], zeros)) == [
     ...     Extent(0, 512, Kind.ZERO), Extent(512, 512, Kind.DATA), Extent(1024, 3072, Kind.ZERO)]
     True
-
-    :param upper: in the order of the disk; so is ``lower``
     """
     rest = iter(lower)
     below = next(rest, None)
@@ -207,7 +197,7 @@ def overlay(upper: Iterable[Extent], lower: Iterable[Extent]) -> Iterator[Extent
 
 
 def _behind(change: Extent, offset: int) -> Extent | None:
-    """Return what a change has from ``offset`` on, which lies behind its beginning."""
+    """Return the part of an extent from ``offset`` on; None if there is none."""
     return Extent(offset, change.stop - offset, change.kind) if change.stop > offset else None
 
 
@@ -215,7 +205,7 @@ def _behind(change: Extent, offset: int) -> Extent | None:
 
 
 class Writer:
-    """Makes the stream: first :attr:`front`, then what is fed, then :meth:`end`.
+    """Creates the stream: :attr:`front`, then the data, then :meth:`end`.
 
     >>> base = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> table = Table.from_runs([Extent(512, 512, Kind.DATA)], virtual_size=4096)
@@ -224,9 +214,7 @@ class Writer:
     >>> len(writer.front + bytes(512) + writer.end()) == writer.head.stream_bytes
     True
 
-    :param virtual_size: bytes of the disk
-    :param base: the image that it was made from
-    :param os_hash: of that image, if it is known
+    :param os_hash: of the base, if known
     :raises ValueError: a field does not fit into a header
     """
 
@@ -241,20 +229,14 @@ class Writer:
         self._left_bytes = self.head.data_bytes
 
     def feed(self, data: Buffer) -> None:
-        """Take the next bytes of the changes that have any, in their order, of any length.
-
-        :raises ValueError: they are more than the table says
-        """
+        """Hash the next data; ValueError if it is more than the table's."""
         self._left_bytes -= len(data)
         if self._left_bytes < 0:
             raise ValueError(f"{-self._left_bytes} bytes more than the table says")
         self._hash.update(data)
 
     def end(self) -> bytes:
-        """Return the trailer.
-
-        :raises ValueError: bytes are missing
-        """
+        """Return the trailer; ValueError if data is missing."""
         if self._left_bytes:
             raise ValueError(f"{self._left_bytes} bytes less than the table says")
         return self._hash.digest()
@@ -280,10 +262,10 @@ def _header_bytes(head: Head) -> bytes:
 
 
 class Reader:
-    """Checks the stream part by part, in its order: head, table, bytes, end.
+    """Validates the stream in order: head, table, data, end.
 
-    :param what: the stream as its owner knows it (an image id), for errors
-    :param max_virtual_bytes: larger disks are refused
+    :param what: name of the stream (an image ID), for errors
+    :param max_virtual_bytes: largest disk
     """
 
     def __init__(self, what: str, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> None:
@@ -293,18 +275,18 @@ class Reader:
         self._done_bytes = 0
 
     def read_head(self, raw: Buffer) -> Head:
-        """Check the first HEADER_BYTES and return what they say.
+        """Parse the first HEADER_BYTES.
 
-        :raises errors.DiskDeltaFormatError: they are no header, or one that is not taken
+        :raises errors.DiskDeltaFormatError: malformed or unsupported
         """
         self._head = _parse_head(raw, self._max_virtual_bytes, self._what)
         self._hash.update(raw)
         return self._head
 
     def read_table(self, raw: Buffer) -> Table:
-        """Check the ``table_bytes`` of the head that follow it and return them.
+        """Parse the table, ``table_bytes`` of the head.
 
-        :raises errors.DiskDeltaFormatError: a change makes no sense
+        :raises errors.DiskDeltaFormatError: an extent is invalid
         """
         head, before, data_bytes = self._head, 0, 0
         if len(raw) != head.table_bytes:
@@ -321,9 +303,9 @@ class Reader:
         return Table(bytes(raw))
 
     def feed(self, data: Buffer) -> None:
-        """Take the next bytes that follow the table.
+        """Hash the next data.
 
-        :raises errors.DiskDeltaFormatError: they are more than the table says
+        :raises errors.DiskDeltaFormatError: more than the table's
         """
         self._done_bytes += len(data)
         if self._done_bytes > self._head.data_bytes:
@@ -331,9 +313,9 @@ class Reader:
         self._hash.update(data)
 
     def end(self, raw: Buffer) -> None:
-        """Check the trailer, the last TRAILER_BYTES: from here on all that was read counts.
+        """Verify the trailer, the last TRAILER_BYTES; then the delta is valid.
 
-        :raises errors.DiskDeltaFormatError: bytes are missing or were altered
+        :raises errors.DiskDeltaFormatError: data is missing or was altered
         """
         if self._done_bytes != self._head.data_bytes:
             raise _Fault(self._what, self._at, "truncated in the bytes of the changes")
@@ -384,7 +366,7 @@ def _fault_of_size(virtual_size: int, max_virtual_bytes: int = MAX_VIRTUAL_BYTES
 
 
 def _fault_of(change: tuple[int, int, int], before: int, virtual_size: int) -> str:
-    """Return what is wrong with a change that follows one that ends at ``before``, or nothing."""
+    """Return why an extent after offset ``before`` is invalid; "" if it is valid."""
     at, length, kind = change
     if kind not in (Kind.DATA, Kind.ZERO):
         return f"a change of the kind {kind}"

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of an image: where in the stored file the bytes are that a guest reads.
+"""Image layouts: where the stored file contains the bytes that a guest reads.
 
-The stored file is what Glance has.  Of a raw image it is what the guest reads, and there
-is no table (identity).  Of a qcow2 image a table of extents says for each run of guest bytes
-where it lies, and whether it is compressed; what no extent covers is zeros.  The table is part of
-the chunk map (``doc/source/format/chunk_map.rst``), and is read where it lies.
+The stored file is Glance's.  A raw image needs no table (identity).  For a qcow2 image a table maps
+guest bytes to extents, which may be compressed; the rest is zeros.  The table is part of the chunk
+map (``doc/source/format/chunk_map.rst``), and is read in place.
 
-An extent is only a hint.  What is read by it counts when it hashes to the CID in the map, so a
-table that is wrong costs time and gives nothing wrong; but no extent leads out of the stored
-file or the image, or to more bytes than the limits here.
+An extent is a hint: data is verified by the CIDs, so a wrong table cannot give wrong data.  Extents
+never exceed the stored file, the image or the limits here.
 
-Extents never cross the border of a page of PAGE_CHUNKS chunks.  An index says with which entry
-each page begins, so a host that has not got the map finds a page's extents with two reads.
+Extents do not cross pages of PAGE_CHUNKS chunks.  An index has the first entry of each page, so a
+host without the map finds a page's extents with two reads.
 """
 
 import bisect
@@ -26,15 +24,15 @@ from typing import NamedTuple
 from acstor_common.model import geometry
 
 PAGE_CHUNKS = 256
-"""16 MiB of chunks of 64 KiB, and never less than 4 MiB: compressed clusters lie in one page."""
+"""16 MiB in 64 KiB chunks, at least 4 MiB: a compressed cluster is in one page."""
 MAX_CLUSTER_BYTES = 2 * geometry.MIB
-"""Guest bytes of a compressed extent; qcow2 has no larger clusters."""
+"""Guest bytes of a compressed extent: qcow2's largest cluster."""
 MAX_COMPRESSED_BYTES = 2 * MAX_CLUSTER_BYTES
-"""Stored bytes of a compressed extent; what qcow2 can say of one at the most."""
+"""Stored bytes of a compressed extent: the limit of qcow2."""
 _OFFSET_BITS = 56
 MAX_STORED_BYTES = 1 << _OFFSET_BITS
 
-_ENTRY = struct.Struct("<QQII")  # at, codec and offset, length, stored bytes
+_ENTRY = struct.Struct("<QQII")  # guest offset, codec and offset, length, stored bytes
 _SLOT = struct.Struct("<Q")
 _read_at = struct.Struct("<Q").unpack_from
 ENTRY_BYTES, SLOT_BYTES = _ENTRY.size, _SLOT.size
@@ -45,22 +43,22 @@ Buffer = bytes | memoryview
 
 
 Pause = Callable[[], None]
-"""What long work in a thread calls again and again, so that others get the interpreter."""
+"""Called regularly by long work in a thread, to release the interpreter."""
 
 
 def no_pause() -> None:
-    """Go on at once."""
+    """Do nothing."""
 
 
 class DiskFormat(enum.IntEnum):
-    """What the stored file is, as the chunk map says it; ``glance_name`` is Glance's word."""
+    """Format of the stored file."""
 
     RAW = 1
     QCOW2 = 2
 
     @property
     def glance_name(self) -> str:
-        """What stands in ``disk_format`` of the image's record.
+        """Value of ``disk_format`` in Glance.
 
         >>> DiskFormat.QCOW2.glance_name
         'qcow2'
@@ -69,21 +67,21 @@ class DiskFormat(enum.IntEnum):
 
 
 class Codec(enum.IntEnum):
-    """How the bytes of an extent are stored."""
+    """Encoding of an extent's bytes."""
 
     STORED = 0  # as they are
-    DEFLATE = 1  # a raw deflate stream, window of at most 2**12 bytes
+    DEFLATE = 1  # raw deflate, window of at most 2**12 bytes
     ZSTD = 2
 
 
 class Extent(NamedTuple):
-    """A run of guest bytes that lies in one place of the stored file.
+    """A run of guest bytes that is contiguous in the stored file.
 
-    :param at: offset in what the guest reads
+    :param at: guest offset
     :param length: guest bytes
     :param offset: in the stored file
-    :param stored_bytes: there; ``length`` if it is not compressed.  A compressed stream may end
-        before, and costs least where it ends just there: then neighbours are one read of the place
+    :param stored_bytes: ``length`` if not compressed.  A compressed stream may end before; if this
+        is its exact end, adjacent extents need one read
     """
 
     at: int
@@ -94,7 +92,7 @@ class Extent(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The stored file: what it is, how long it is, and how many entries its layout has."""
+    """The stored file: format, length, and entries of its layout."""
 
     disk_format: DiskFormat
     size_bytes: int
@@ -102,22 +100,22 @@ class Stored(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
-        """Say whether it is byte for byte what the guest reads."""
+        """Whether the stored file equals what the guest reads."""
         return self.disk_format is DiskFormat.RAW
 
 
 def raw(size_bytes: int) -> Stored:
-    """Return how a raw image is stored: as the guest reads it."""
+    """Return the layout of a raw image."""
     return Stored(DiskFormat.RAW, size_bytes)
 
 
 def page_bytes(cut: geometry.Geometry) -> int:
-    """Return how many bytes of the image a page is."""
+    """Return the length of a page in the image."""
     return PAGE_CHUNKS * cut.chunk_bytes
 
 
 def page_count(cut: geometry.Geometry) -> int:
-    """Return how many pages an image has; the last one may be short."""
+    """Return the number of pages; the last one may be short."""
     return -(-cut.chunk_count // PAGE_CHUNKS)
 
 
@@ -133,19 +131,13 @@ def table_bytes(cut: geometry.Geometry, stored: Stored) -> int:
 
 
 def merge_adjacent(extents: Iterable[Extent], cut: geometry.Geometry) -> Iterator[Extent]:
-    """Yield extents as a table has them: runs joined, and cut where pages end.
-
-    :param extents: in the order of the guest
-    """
+    """Merge ordered extents into runs, and split them at pages."""
     for run in runs(extents):
         yield from _in_pages(run, cut)
 
 
 def runs(extents: Iterable[Extent]) -> Iterator[Extent]:
-    """Yield extents, those that are stored as they are and follow each other joined.
-
-    :param extents: in the order of the guest
-    """
+    """Merge adjacent uncompressed extents."""
     run: Extent | None = None
     for extent in extents:
         if run is not None and _follows(run, extent):
@@ -180,10 +172,7 @@ def _in_pages(run: Extent, cut: geometry.Geometry) -> Iterator[Extent]:
 
 
 def pack(extent: Extent) -> bytes:
-    """Return an extent as an entry of the table.
-
-    :raises ValueError: it does not fit into one
-    """
+    """Return an extent as a table entry, or raise ValueError."""
     at, length, codec, offset, stored_bytes = extent
     if not 0 <= offset <= _OFFSET_MASK:
         raise ValueError(f"no entry has the offset {offset}")
@@ -194,11 +183,11 @@ def pack(extent: Extent) -> bytes:
 
 
 class Index:
-    """Makes the index of a table while its entries go by.
+    """Builds the index of a table from its entries.
 
     >>> index = Index(geometry.Geometry(1 << 25, 65536))
     >>> index.feed(pack(Extent(1 << 24, 512, Codec.STORED, 0, 512)))
-    >>> [int.from_bytes(index.slots()[n : n + 8], "little") for n in (0, 8, 16)]
+    >>> [int.from_bytes(index.index_slots()[n : n + 8], "little") for n in (0, 8, 16)]
     [0, 0, 1]
     """
 
@@ -208,13 +197,13 @@ class Index:
         self._count = 0
 
     def feed(self, entries: Buffer) -> None:
-        """Take the next entries."""
+        """Add the next entries."""
         for at, _, _, _ in _ENTRY.iter_unpack(entries):
             self._begin_pages(at // self._page_bytes)
             self._count += 1
 
     def index_slots(self) -> bytes:
-        """Return the index, when all entries have gone by."""
+        """Return the index after all entries."""
         self._begin_pages(self._pages)
         return bytes(self._slots)
 
@@ -225,14 +214,14 @@ class Index:
 
 
 def ends_of(slots: Buffer) -> tuple[int, int]:
-    """Return the first and the last number of a part of an index, which it has at least."""
+    """Return the first and the last number of a part of an index."""
     return _read_at(slots)[0], _read_at(slots, len(slots) - SLOT_BYTES)[0]
 
 
 class Table:
-    """Extents in the order of the guest, read in place.
+    """Ordered extents, read in place from ``offset`` of a buffer.
 
-    :param buffer: entries, from ``offset`` on; stays as it is, and open, while this is used
+    The buffer must stay unchanged and open.
     """
 
     __slots__ = ("_buffer", "_offset", "count")
@@ -241,10 +230,10 @@ class Table:
         self._buffer, self._offset, self.count = buffer, offset, count
 
     def extents_between(self, start: int, stop: int, low: int, high: int) -> list[Extent]:
-        """Return the extents that have bytes from ``start`` to ``stop``, whole.
+        """Return the extents that overlap a guest range, not clipped.
 
-        :param low: the first entry that may be among them
-        :param high: the first one behind that may not
+        :param low: first candidate entry
+        :param high: end of the candidates
         """
         numbers = range(self.count)
         first = bisect.bisect_right(numbers, start, low, high, key=self._at)
@@ -264,12 +253,9 @@ class Table:
 
 
 class Layout:
-    """Where the bytes of one image are.
+    """The layout of one image, read from its chunk map.
 
-    :param buffer: the chunk map
-    :param entries_at: where the entries begin in it; the index follows them
-
-    ``stored`` is the stored file, ``size_bytes`` the length of what the guest reads.
+    :param entries_at: offset of the entries; the index follows
     """
 
     __slots__ = ("_buffer", "_index_at", "_page_bytes", "_pages", "_table", "size_bytes", "stored")
@@ -284,9 +270,9 @@ class Layout:
         self._index_at = entries_at + stored.entries * ENTRY_BYTES
 
     def find(self, start: int, stop: int) -> list[Extent]:
-        """Return the extents that have guest bytes from ``start`` to ``stop``, whole, in order.
+        """Return the extents that overlap a guest range, in order, not clipped.
 
-        What none of them has is zeros.  Takes some microseconds, whatever the image's size.
+        The rest is zeros.  Takes some microseconds for any image.
         """
         if self.stored.is_identity:
             return [Extent(start, stop - start, Codec.STORED, start, stop - start)]
@@ -308,12 +294,12 @@ def why_invalid(
     first_page: int = 0,
     pause: Pause = no_pause,
 ) -> tuple[int, str] | None:
-    """Say what is wrong with the entries of some pages, and at which of their bytes; None: nothing.
+    """Return offset and fault of the first invalid entry of some pages, or None.
 
-    Takes 0.6 s for a million entries, so 10 s for 1 TiB of clusters of 64 KiB.
+    Takes 0.6 s per million entries: 10 s for 1 TiB of 64 KiB clusters.
 
-    :param slots: the index, of the pages from ``first_page`` on, and one more
-    :param pause: called after every 1,000 entries or so
+    :param slots: the index from ``first_page``, and one slot more
+    :param pause: called after about 1,000 entries
     """
     bad_index = len(entries), "the index of the layout does not fit its entries"
     base, last = ends_of(slots)
@@ -339,7 +325,7 @@ def why_invalid(
 
 
 def _fault_of(fields: tuple[int, int, int, int], floor: int, stop: int, stored_stop: int) -> str:
-    """Say why there cannot be an extent like this between two places; empty if there can."""
+    """Return why an entry between two guest offsets is invalid; "" if it is valid."""
     at, word, length, stored_bytes = fields
     if not floor <= at < at + length <= stop:
         return f"an extent of bytes {at} to {at + length} is not between {floor} and {stop}"

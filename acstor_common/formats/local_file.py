@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file of this host, read by ranges; and what a qcow2 file of this host lies on.
-
-All that was asked for, or an error.
-"""
+"""Local files read by ranges, and backing files of local qcow2 files."""
 
 import errno
 import os
@@ -12,12 +9,12 @@ import struct
 from acstor_common import errors
 from acstor_common.formats import qcow2_header
 
-_HEADER = struct.Struct(">4sIQI")  # magic, version, where the backing file's name is, its length
+_HEADER = struct.Struct(">4sIQI")  # magic, version, offset and length of the backing file's name
 _MAX_NAME_BYTES = 1023
 
 
 class LocalFile:
-    """An open file, as :class:`acstor_common.formats.qcow2_header.Source` wants it; it may grow.
+    """An open file as :class:`acstor_common.formats.qcow2_header.Source`; it may grow.
 
     :param descriptor: stays open while this is used
     :param name: for errors
@@ -28,14 +25,11 @@ class LocalFile:
 
     @property
     def size_bytes(self) -> int:
-        """Its length now."""
+        """Current length."""
         return os.fstat(self._descriptor).st_size
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill ``view`` from ``offset`` on.
-
-        :raises errors.Unusable: the file ends before, or cannot be read
-        """
+        """Fill ``view`` from ``offset``; raise Unusable on EOF or error."""
         try:
             count = read_into(self._descriptor, view, offset)
         except OSError as e:
@@ -45,10 +39,7 @@ class LocalFile:
 
 
 def read_into(descriptor: int, view: memoryview, offset: int) -> int:
-    """Fill ``view`` from ``offset`` on; return how much there was.
-
-    :raises OSError: the file cannot be read
-    """
+    """Fill ``view`` from ``offset``; return the number of bytes before EOF."""
     done = 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)
@@ -59,11 +50,11 @@ def read_into(descriptor: int, view: memoryview, offset: int) -> int:
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Return a descriptor of a regular file; a link in its place is not followed.
+    """Open a regular file without following a symbolic link.
 
-    For folders in which others may put what they like.
+    For folders that others may write to.
 
-    :raises OSError: it cannot be opened; ELOOP: it is a link; EINVAL: it is something else
+    :raises OSError: ELOOP: a link; EINVAL: not a regular file; or as ``os.open``
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -73,14 +64,14 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
 
 
 def path_of(descriptor: int) -> str:
-    """Return a path that means an open file, in this process and in who inherits it."""
+    """Return a path of an open file, valid here and in children that inherit it."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def backing_of(path: str) -> str | None:
-    """Return the path that a qcow2 file names as what it lies on.
+    """Return the backing file's path of a qcow2 file.
 
-    None if it lies on nothing, is no qcow2 file, or cannot be read.
+    None if it has none, is not qcow2, or cannot be read.
     """
     try:
         with open(path, "rb") as file:

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk in a qcow2 file: where its bytes lie, and what a guest reads.
+"""Reader of qcow2 files.
 
-The one rule: a guest's bytes come out as QEMU would read them, or not at all.  (One thing is
-taken that QEMU takes for damaged: a zstd frame longer than its cluster, whose rest is not read.)
+It reads what QEMU would read, or fails.  (One exception: it accepts a zstd frame longer than its
+cluster, and ignores the rest.)
 
-The header leads to the L1 table, an entry of that to an L2 table, an entry of that to a
-cluster of the disk: its place in the file, its place and that it is compressed, that it is
-zeros, or nothing: then it is the backing file's, or zeros if there is none.  With subclusters
-an entry has a bitmap too, which says so of each 32nd part.
+The L1 table points to L2 tables, whose entries describe clusters: offset, compressed, zeros or
+unallocated, which reads from the backing file or as zeros.  With subclusters an entry has a bitmap
+for each 32nd part.
 
-Tables are read for the range that is asked for, a part of one L2 table at a time, and are
-not kept, so memory does not grow with the disk, and any number of threads may read.  The cluster
-that was decoded last is kept, because many entries may name it.
+Tables are read on demand in parts and not cached, so memory does not grow with the disk.  Reading
+is thread-safe.
 """
 
 import array
@@ -37,23 +35,20 @@ _IS_COMPRESSED = 1 << 62
 _SECTOR = qcow2_header.SECTOR_BYTES
 _SUBCLUSTERS = qcow2_header.SUBCLUSTERS
 _L1_PIECE_BYTES = 1 << 18
-"""How much of the L1 table is looked at, or sorted, at a time."""
+"""Part of the L1 table that is read, or sorted, at a time."""
 _TABLE_PIECE_BYTES = 1 << 16
 
 _ZEROS = memoryview(bytes(1 << 20))
 
 
 class Qcow2:
-    """An open qcow2 file, ``source``, whose header and L1 table have been checked.
-
-    ``virtual_size`` is the length of the disk, ``cluster_bytes`` that of a cluster, ``codec`` what
-    compressed clusters are compressed with.
+    """An open qcow2 file with validated header and L1 table.
 
     :param source: the file; stays open while this is used
-    :param max_virtual_bytes: larger disks are refused
-    :param may_have_backing: take an overlay: of it, what its backing file has reads as zeros
-    :raises Refused: the file is not served, and why
-    :raises errors.Unusable: it cannot be read
+    :param max_virtual_bytes: largest disk
+    :param may_have_backing: accept an overlay; unallocated clusters read as zeros
+    :raises Refused: unsupported or malformed
+    :raises errors.Unusable: unreadable
     """
 
     def __init__(
@@ -73,15 +68,13 @@ class Qcow2:
         self._check_l2_places()
 
     def iter_extents(self, start: int = 0, stop: int | None = None) -> Iterator[layout.Extent]:
-        """Yield where the disk's bytes from ``start`` to ``stop`` lie, in order; the rest is zeros.
+        """Yield the stored extents of a disk range in order; the rest is zeros.
 
-        One for each cluster or subcluster, cut at ``stop``.  What a file that ends within a cluster
-        has not got of it is zeros as well.
+        One per cluster or subcluster, clipped to ``stop`` and to the end of the file.
 
-        :param start: the beginning of a cluster
-        :raises ValueError: it is none
-        :raises Refused: a table is not as it must be
-        :raises errors.Unusable: the file cannot be read
+        :param start: must be the beginning of a cluster (ValueError)
+        :raises Refused: a table is malformed
+        :raises errors.Unusable: the file is unreadable
         """
         if start % self.cluster_bytes:
             raise ValueError(f"no cluster begins at {start}")
@@ -89,12 +82,12 @@ class Qcow2:
         return _apart(self._in_file(start, stop))
 
     def iter_changes(self) -> Iterator[disk_delta.Extent]:
-        """Yield what the file says of the disk, in order; the rest is the backing file's.
+        """Yield the disk's delta to its backing file, in order.
 
-        If there is none, all is said: the rest is zeros.
+        Without a backing file it covers the whole disk.
 
-        :raises Refused: a table is not as it must be
-        :raises errors.Unusable: the file cannot be read
+        :raises Refused: a table is malformed
+        :raises errors.Unusable: the file is unreadable
         """
         found = (
             disk_delta.Extent(
@@ -110,10 +103,10 @@ class Qcow2:
         )
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill ``view`` with the disk's bytes from ``at`` on, wherever that is.
+        """Fill ``view`` with the disk's bytes from ``at``.
 
-        :raises Refused: a table or a compressed cluster cannot be read
-        :raises errors.Unusable: the file cannot be read
+        :raises Refused: a table or compressed cluster is malformed
+        :raises errors.Unusable: the file is unreadable
         """
         start = at - at % self.cluster_bytes
         uncut = geometry.Geometry(self.virtual_size, geometry.MAX_CHUNK_BYTES)
@@ -121,15 +114,15 @@ class Qcow2:
             _clear(view)
 
     def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "Part":
-        """Return what reads the disk from ``start`` to ``stop``; as :meth:`iter_extents`.
+        """Return a reader of a part of the disk; errors as of :meth:`iter_extents`.
 
-        :param cut: of the chunk map: ``extents`` of the part are those of its layout
+        :param cut: of the chunk map, for the ``extents`` of the part
         """
         extents = list(layout.merge_adjacent(self.iter_extents(start, stop), cut))
         return Part(self.source, self.cluster_bytes, extents, self._last)
 
     def _in_file(self, start: int, stop: int) -> Iterator[layout.Extent]:
-        """Yield the extents that are stored, without what lies behind the end of the file."""
+        """Yield stored extents, clipped to the end of the file."""
         file_bytes = self.source.size_bytes
         for extent in self._clipped(start, stop):
             at, length, codec, offset, stored_bytes = extent
@@ -142,9 +135,9 @@ class Qcow2:
             yield layout.Extent(at, length, codec, offset, stored_bytes)
 
     def _clipped(self, start: int, stop: int) -> Iterator[layout.Extent]:
-        """Yield extents as the tables have them, none behind the end of the disk or the range.
+        """Yield extents of the tables, clipped to disk and range.
 
-        Those that are stored begin in the file; those that are zeros have no stored bytes.
+        Zeros have no stored bytes; stored extents begin within the file.
         """
         for extent in self._mapped(start, stop):
             if extent.at >= stop:
@@ -171,7 +164,7 @@ class Qcow2:
                 yield from read(words, at)
 
     def _l2_tables(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the L2 tables of a range: where on the disk their clusters begin, their offset."""
+        """Yield the L2 tables of a range: disk offset and file offset."""
         l2_guest_bytes = self._header.l2_guest_bytes
         first, last = start // l2_guest_bytes, -(-stop // l2_guest_bytes)
         for number, entries in self._l1_pieces(first, last):
@@ -181,14 +174,14 @@ class Qcow2:
                         yield index * l2_guest_bytes, offset
 
     def _l1_pieces(self, first: int, last: int) -> Iterator[tuple[int, "array.array[int]"]]:
-        """Yield entries of the L1 table, and the number of the first, some at a time."""
+        """Yield parts of the L1 table, each with the index of its first entry."""
         step = _L1_PIECE_BYTES // 8
         for number in range(first, last, step):
             count = min(step, last - number)
             yield number, self._words(self._header.l1_offset + number * 8, count * 8)
 
     def _clusters(self, words: "array.array[int]", at: int) -> Iterator[layout.Extent]:
-        """Yield the extents that entries of an L2 table stand for, of ``at`` and after."""
+        """Yield the extents of L2 entries, the first at disk offset ``at``."""
         if not any(words):
             return
         cluster_bytes, stored = self.cluster_bytes, layout.Codec.STORED
@@ -207,7 +200,7 @@ class Qcow2:
             at += cluster_bytes
 
     def _subclusters(self, words: "array.array[int]", at: int) -> Iterator[layout.Extent]:
-        """Do as :meth:`_clusters` with pairs of an entry and its bitmap."""
+        """As :meth:`_clusters`, for pairs of entry and bitmap."""
         if not any(words):
             return
         for word, bitmap in zip(words[::2], words[1::2], strict=True):
@@ -218,7 +211,7 @@ class Qcow2:
             at += self.cluster_bytes
 
     def _stored_parts(self, offset: int, bitmap: int, at: int) -> Iterator[layout.Extent]:
-        """Yield the subclusters that are stored or zeros, as the halves of the bitmap say."""
+        """Yield the stored or zero subclusters of a bitmap."""
         is_stored, is_zero = bitmap & 0xFFFFFFFF, bitmap >> 32
         if is_stored & is_zero or (is_stored and not offset):
             why = f"the bitmap {bitmap:#x} of the cluster at {at} of the disk"
@@ -234,7 +227,7 @@ class Qcow2:
             is_stored, is_zero = is_stored >> 1, is_zero >> 1
 
     def _compressed(self, word: int, at: int) -> layout.Extent:
-        """Return the extent of a compressed cluster: it ends with a sector, or before."""
+        """Return the extent of a compressed cluster: it ends at or before a sector end."""
         count_at = 62 - (self._header.cluster_bits - 8)
         offset = word & (1 << count_at) - 1
         more_sectors = (word & _IS_COMPRESSED - 1) >> count_at
@@ -258,10 +251,10 @@ class Qcow2:
         return words
 
     def _check_l2_places(self) -> None:
-        """Refuse L2 tables that lie outside of the file, or in each other, or in other tables.
+        """Reject L2 tables outside of the file, or overlapping other tables.
 
-        That two entries lead to one table harms nobody who reads it, and would let a small file
-        have any number of bytes.  Takes up to 3 s (an L1 table of 32 MiB).
+        Shared L2 tables are harmless to readers, but would let a small file expand without limit.
+        Takes up to 3 s (L1 table of 32 MiB).
         """
         before, cluster_bytes = 0, self.cluster_bytes
         for offset in self._l2_offsets():
@@ -280,7 +273,7 @@ class Qcow2:
             before = offset
 
     def _l2_offsets(self) -> Iterable[int]:
-        """Return the offsets of all L2 tables, sorted, without a list of all."""
+        """Return the sorted offsets of all L2 tables, sorted in parts."""
         pieces = []
         for _, entries in self._l1_pieces(0, self._header.l1_entries):
             if any(entries):
@@ -290,19 +283,18 @@ class Qcow2:
 
 
 class _Last:
-    """The compressed cluster of a disk that was decoded last, and where it is stored.
+    """The compressed cluster that was decoded last; threads may race.
 
-    One, so that the next is decoded into memory that is still in the processor's cache: eight made
-    pre-hashing 3 % slower.  Any number of threads may replace ``cluster``.
+    Only one, because its memory stays in the CPU's cache: with eight, pre-hashing was 3 % slower.
     """
 
     cluster: tuple[tuple[object, ...], codecs.Buffer] = (), b""
 
 
 class Part:
-    """A part of a disk, whose tables have been read; one thread at a time may use it.
+    """A part of a disk whose tables have been read; not thread-safe.
 
-    :param last: the cluster of the disk that was decoded before
+    :param last: shared by all parts of the disk
     """
 
     def __init__(
@@ -317,15 +309,15 @@ class Part:
 
     @property
     def is_hole(self) -> bool:
-        """Whether all of it is zeros and the tables say so."""
+        """Whether the tables declare all of it zeros."""
         return not self.extents
 
     def fill_buffer(self, view: memoryview, start: int) -> int:
-        """Fill ``view`` with the disk's bytes from ``start`` on, all in this part.
+        """Fill ``view`` with the disk's bytes from ``start``, all in this part.
 
-        :return: how many bytes are stored; if none is, it is all zeros, and ``view`` is as it was
-        :raises Refused: a compressed cluster cannot be read
-        :raises errors.Unusable: the file cannot be read
+        :return: number of stored bytes; if 0, all are zeros and ``view`` is unchanged
+        :raises Refused: a compressed cluster is malformed
+        :raises errors.Unusable: the file is unreadable
         """
         stop, done, count = start + len(view), start, 0
         first = bisect.bisect_right(self.extents, start, key=_end_of)
@@ -342,7 +334,7 @@ class Part:
         return count
 
     def _read(self, view: memoryview, extent: layout.Extent, skip: int) -> None:
-        """Fill ``view`` with what comes behind the first ``skip`` bytes of an extent."""
+        """Fill ``view`` from byte ``skip`` of an extent."""
         if extent.codec is layout.Codec.STORED:
             self._source.read_into(view, extent.offset + skip)
             return
@@ -351,7 +343,7 @@ class Part:
         view[:] = decoded if is_whole else memoryview(decoded)[skip : skip + len(view)]
 
     def _decoded(self, extent: layout.Extent) -> codecs.Buffer:
-        """Return a compressed cluster; one that many entries name is decoded once."""
+        """Return a decompressed cluster, from ``_last`` if possible."""
         place = extent[2:]
         last, decoded = self._last.cluster
         if last != place:
@@ -365,7 +357,7 @@ class Part:
         stored = memoryview(self._buffer)[: extent.stored_bytes]
         self._source.read_into(stored, extent.offset)
         try:
-            # All of the cluster, as QEMU does: one that is too short is damaged.
+            # A short cluster is an error, as for QEMU.
             return codecs.decode(extent.codec, stored, self._cluster_bytes)
         except codecs.CodecError as exc:
             why = f"the cluster at {extent.at} of the disk: {exc}"
@@ -373,7 +365,7 @@ class Part:
 
 
 def _is_zeros(extent: layout.Extent) -> bool:
-    """Say whether a table has zeros there; a stored extent has at least a byte."""
+    """Return whether an extent is zeros."""
     return not extent.stored_bytes
 
 
@@ -382,7 +374,7 @@ def _end_of(extent: layout.Extent) -> int:
 
 
 def _apart(extents: Iterable[layout.Extent]) -> Iterator[layout.Extent]:
-    """Yield extents, a compressed one only up to where the next one begins."""
+    """Clip the stored bytes of compressed extents to the next extent."""
     for extent, after in itertools.pairwise(itertools.chain(extents, [None])):
         assert extent is not None
         if after is not None and extent.codec is not layout.Codec.STORED:

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The header of a qcow2 file: what it says of the disk, and why the disk is refused.
+"""Validation of qcow2 headers, versions 2 and 3 (QEMU, docs/interop/qcow2.txt).
 
-The one rule: a header is taken only if all that it asks for is known here and lies in
-the file; whatever else it asks for is refused by name.  QEMU's own checks are the
-measure: what QEMU does not open is not taken, and of what it opens, nothing that leads
-to other files, needs a key, or is known to be damaged.  A backing file is taken only from
-a caller that knows it: its name is never followed.
-
-Described in QEMU's ``docs/interop/qcow2.txt``, versions 2 and 3.
+A header is accepted only if all its features are supported and its tables lie in the file.  What
+QEMU rejects is rejected, and also files with external data, encryption or known corruption.  A
+backing file's name is never followed.
 """
 
 import enum
@@ -23,9 +19,9 @@ MAGIC = b"QFI\xfb"
 SECTOR_BYTES = 512
 MIN_CLUSTER_BITS, MAX_CLUSTER_BITS = 9, 21
 SUBCLUSTERS = 32
-"""Of a cluster, where a file has them (extended L2 entries)."""
+"""Per cluster (extended L2 entries)."""
 MAX_VIRTUAL_BYTES = 16 << 40
-"""Of a disk; the chunk map of one of 16 TiB is 8 GiB long, however small its file is."""
+"""Of a disk; the chunk map of 16 TiB has 8 GiB."""
 MAX_L1_BYTES = 32 * geometry.MIB
 
 _MAX_REFCOUNT_TABLE_BYTES = 8 * geometry.MIB
@@ -39,21 +35,21 @@ _MIN_EXTENDED_CLUSTER_BITS = 14
 # encryption, entries and offset of the L1 table, offset and clusters of the refcount table, number
 # and offset of snapshots.
 _FIELDS_2 = struct.Struct(">4sIQIIQIIQQIIQ")
-# Incompatible, compatible and autoclear features, refcount order, length of the header.
+# Incompatible, compatible and autoclear features, refcount order, header length.
 _FIELDS_3 = struct.Struct(">QQQII")
 _FIELDS_3_END = _FIELDS_2.size + _FIELDS_3.size
 _EXTENSION = struct.Struct(">II")
 _EXTERNAL_IS_RAW = 2
-"""An autoclear feature, of files with external data."""
+"""An autoclear feature of files with external data."""
 _EXTERNAL_DATA_NAME = 0x44415441
 _CRYPT_HEADER = 0x0537BE77
 
 
 class Feature(enum.IntFlag):
-    """Incompatible features: who does not know one of them cannot read the disk."""
+    """Incompatible features: unknown ones make the disk unreadable."""
 
     DIRTY = 1
-    """Refcounts may be stale.  They say what is free, and nothing of what a guest reads."""
+    """Refcounts may be stale; they do not matter to readers."""
     CORRUPT = 2
     EXTERNAL_DATA = 4
     COMPRESSION = 8
@@ -64,7 +60,7 @@ _KNOWN = Feature.DIRTY | Feature.COMPRESSION | Feature.EXTENDED_L2
 
 
 class Reason(enum.StrEnum):
-    """Why a qcow2 file is refused, in words for operators."""
+    """Why a qcow2 file is rejected."""
 
     FORMAT = "its format is not what Glance says"
     TRUNCATED = "its file is too short for what its header says"
@@ -86,43 +82,43 @@ REMEDY = "Upload it converted (qemu-img convert), with all it needs in one file"
 
 
 class Refused(errors.NotRaw):
-    """A qcow2 file that is never served; ``reason`` is for counting."""
+    """A qcow2 file is rejected permanently."""
 
     def __init__(self, what: str, reason: Reason, detail: str = "") -> None:
         super().__init__(what, f"{reason}: {detail}" if detail else reason.value, REMEDY)
-        self.args = (what, reason, detail)  # what a copy is made of
+        self.args = (what, reason, detail)  # for copy and pickle
         self.reason = reason
 
 
 class Source(Protocol):
-    """A file that is read by ranges, by several threads at once."""
+    """A file for reads by ranges from several threads."""
 
     name: str
 
     @property
     def size_bytes(self) -> int:
-        """Its length; that of a file that others write to may grow."""
+        """Current length; it may grow."""
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill ``view`` from ``offset`` on; the range lies in the file."""
+        """Fill ``view`` from ``offset``; the range lies in the file."""
 
 
 class Span(NamedTuple):
-    """A range of the file that has one purpose; ``what`` names it."""
+    """A named range of the file."""
 
     start: int
     stop: int
     what: str
 
     def overlaps(self, other: "Span") -> bool:
-        """Say whether both have a byte in common."""
+        """Return whether two ranges overlap."""
         return self.start < other.stop and other.start < self.stop
 
 
 class Header(NamedTuple):
-    """What is needed to read the disk, and where the tables are that it is read by.
+    """Fields needed to read the disk.
 
-    ``tables`` are the header itself and what it points to; none of them overlap.
+    ``tables`` are the header itself and the tables it points to, without overlap.
     """
 
     version: int
@@ -136,27 +132,27 @@ class Header(NamedTuple):
 
     @property
     def cluster_bytes(self) -> int:
-        """Bytes of a cluster, in the file and of the disk."""
+        """Length of a cluster."""
         return 1 << self.cluster_bits
 
     @property
     def entry_bytes(self) -> int:
-        """Length of an entry of an L2 table."""
+        """Length of an L2 entry."""
         return 16 if self.has_subclusters else 8
 
     @property
     def l2_guest_bytes(self) -> int:
-        """Bytes of the disk that one L2 table is for."""
+        """Guest bytes that one L2 table maps."""
         return self.cluster_bytes // self.entry_bytes << self.cluster_bits
 
     @property
     def l1_entries(self) -> int:
-        """Entries of the L1 table that the disk needs; what follows is a snapshot's."""
+        """L1 entries of the disk; further ones are a snapshot's."""
         return -(-self.virtual_size // self.l2_guest_bytes)
 
 
 class _Fields(NamedTuple):
-    """The fields of both structs, and the compression type; those of version 3 are 0 in a 2."""
+    """Fields of both structs and the compression type; version 3's are 0 in version 2."""
 
     magic: bytes
     version: int
@@ -182,12 +178,12 @@ class _Fields(NamedTuple):
 def parse(
     source: Source, max_virtual_bytes: int = MAX_VIRTUAL_BYTES, *, may_have_backing: bool = False
 ) -> Header:
-    """Read and check the header of a qcow2 file.
+    """Read and validate the header of a qcow2 file.
 
-    :param max_virtual_bytes: larger disks are refused
-    :param may_have_backing: take a file that has only what differs from its backing file
-    :raises Refused: it is one that is not served, and why
-    :raises errors.Unusable: the file cannot be read
+    :param max_virtual_bytes: largest disk
+    :param may_have_backing: accept an overlay
+    :raises Refused: unsupported or malformed
+    :raises errors.Unusable: unreadable
     """
     fields = _read_fields(source)
     if fields.backing_offset and not may_have_backing:
@@ -231,7 +227,7 @@ def _read_fields(source: Source) -> _Fields:
 
 
 def _check_kind(fields: _Fields, name: str) -> None:
-    """Refuse what leads to other data, cannot be read without a key, or is damaged."""
+    """Reject external data, encryption and corruption."""
     if fields.incompatible & Feature.EXTERNAL_DATA or fields.autoclear & _EXTERNAL_IS_RAW:
         raise Refused(name, Reason.EXTERNAL_DATA)
     if fields.crypt_method:
@@ -278,10 +274,10 @@ def _codec(fields: _Fields, name: str) -> layout.Codec:
 
 
 def _check_extensions(fields: _Fields, source: Source) -> None:
-    """Look for extensions that change where the disk's bytes are; others are of no matter."""
+    """Reject extensions that change where data is; ignore others."""
     if fields.header_length > source.size_bytes:
         raise Refused(source.name, Reason.TRUNCATED)
-    # The name of a backing file follows them.
+    # The backing file's name follows the extensions.
     end = min(fields.backing_offset or 1 << fields.cluster_bits, source.size_bytes)
     area = bytearray(max(0, end - fields.header_length))
     source.read_into(memoryview(area), fields.header_length)
@@ -300,7 +296,7 @@ def _check_extensions(fields: _Fields, source: Source) -> None:
 
 
 def _tables(fields: _Fields, source: Source) -> tuple[Span, ...]:
-    """Return the header and what it points to, if each lies in the file, apart from the others."""
+    """Return header and tables if they lie in the file and do not overlap."""
     cluster_bytes, name = 1 << fields.cluster_bits, source.name
     if not fields.refcount_clusters:
         raise Refused(name, Reason.TABLES, "it has no refcount table")

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A qcow2 file as a stream: its length is known before its first byte, and nothing is kept of it.
+"""Streaming writer of qcow2 files, with a length known in advance.
 
-The runs of a disk are looked at four times: to count them, for the refcounts, for the L2 tables,
-and for their bytes, in the order of the disk.  What no run covers is the backing file's, or zeros
-where there is none.
-A file has a header, the refcount table and its blocks, the L1 table, L2 tables where there is
-anything, and the data: clusters as they are, and compressed ones, which are carried as they were
-stored elsewhere, one right behind the other.
+The runs of a disk are iterated four times: to count them, for refcounts, for L2 tables, and for
+data.  A file consists of header, refcount table and blocks, L1 table, L2 tables, and data in the
+order of the disk.  Compressed clusters are copied as stored elsewhere, packed without gaps.
 
-The file is what QEMU would have written, version 3 with refcounts that are right, so
-``qemu-img check`` finds no error and no leak.  What is kept is the L1 table, 1 MiB for a
-disk of 64 TiB with clusters of 64 KiB, and never more than 32 MiB.
+Files have version 3 and exact refcounts, so ``qemu-img check`` finds no errors or leaks.  Only the
+L1 table is kept in memory: 1 MiB for 64 TiB with clusters of 64 KiB, at most 32 MiB.
 """
 
 import array
@@ -28,26 +24,26 @@ from acstor_common.formats import qcow2_header
 _COPIED, _COMPRESSED, _ZERO = 1 << 63, 1 << 62, 1
 _SECTOR = qcow2_header.SECTOR_BYTES
 _ENTRY_BYTES = 8
-_REFCOUNT_BYTES, _REFCOUNT_ORDER = 2, 4  # log2 of its bits
+_REFCOUNT_BYTES, _REFCOUNT_ORDER = 2, 4  # log2 of bits
 _MIN_PACKED_BYTES = 64
-"""Room for a compressed cluster: so no more than 32769 share one of 2 MiB, which can be counted."""
+"""Least space of a compressed cluster, so that refcounts do not overflow."""
 _PIECE_BYTES = 1 << 20
 _HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQIIB7x")
-_EXTENSION = struct.Struct(">II")  # what it is, its length
+_EXTENSION = struct.Struct(">II")  # type, length
 _BACKING_FORMAT, _RAW = 0xE2792ACA, b"raw"
-_TOLD_BYTES = 24  # of its format and of the end of what is told so
+_TOLD_BYTES = 24  # of the extension and the end marker
 MAX_BACKING_BYTES = 1023
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Run(NamedTuple):
-    """A run of clusters of the disk: as they are, zeros, or one that is compressed.
+    """A run of clusters of the disk: data, zeros, or one compressed cluster.
 
-    :param at: where it begins on the disk
-    :param length: of all clusters; the last one may lie behind the end of the disk in part
-    :param packed_bytes: of the one cluster as it is stored; 0 if it is not compressed
-    :param is_zero: it has no bytes in the file, and hides those of the backing file
+    :param at: disk offset
+    :param length: whole clusters; the last one may exceed the disk
+    :param packed_bytes: stored length of a compressed cluster; 0: not compressed
+    :param is_zero: zeros without stored bytes, which hide the backing file
     """
 
     at: int
@@ -57,7 +53,7 @@ class Run(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """A run and where it lies, counted from the first cluster of the data."""
+    """A run and its range, relative to the beginning of the data."""
 
     run: Run
     offset: int
@@ -65,16 +61,15 @@ class _Placed(NamedTuple):
 
 
 class Plan:
-    """Where everything of a file will be.  Any number of files can be written of one plan.
+    """Offsets of all parts of a file; reusable for several files.
 
-    :param virtual_size: bytes of the disk, whole sectors
-    :param cluster_bytes: of disk and file: a power of two from 512 to 2 MiB
-    :param codec: of the runs that are compressed; STORED if there are none
-    :param runs: returns the runs in the order of the disk, and each time the same
-    :param backing: path of a raw file that has what no run covers; empty for none
-    :raises ValueError: no such file can be written: its L1 table would be larger than QEMU reads
-        (a disk beyond 128 GiB with clusters of 512 bytes, 8 TiB of 4 KiB), a run is none, or the
-        backing file cannot be named
+    :param virtual_size: whole sectors
+    :param cluster_bytes: a power of two from 512 to 2 MiB
+    :param codec: of compressed runs; STORED if there are none
+    :param runs: returns the same ordered runs each time
+    :param backing: path of a raw backing file; empty: none
+    :raises ValueError: the L1 table exceeds QEMU's limit (128 GiB with clusters of 512 bytes, 8 TiB
+        with 4 KiB), a run is invalid, or the path is too long
     """
 
     def __init__(
@@ -96,16 +91,15 @@ class Plan:
         self._table_clusters, self._block_clusters = self._refcount_clusters()
         self._l2_at = self._l1_at + self._l1_clusters * cluster_bytes
         self.data_at = self._l2_at + self._l2_tables * cluster_bytes
-        """Where the bytes of the runs begin, in their order: whole clusters."""
+        """Offset of the data of the runs: whole clusters."""
         self.file_bytes = self.data_at + self._data_clusters * cluster_bytes
         """Length of the file: whole clusters."""
 
     def iter_parts(self, read: Callable[[Run], Iterable[Buffer]]) -> Iterator[Buffer]:
-        """Yield the bytes of the file, in parts of at most 2 MiB or what ``read`` returns.
+        """Yield the file in parts of at most 2 MiB or as ``read`` returns them.
 
-        :param read: returns the bytes of the next run in order: all of its length, or the
-            ``packed_bytes`` of a compressed one
-        :raises ValueError: it returned more or less
+        :param read: returns the data of the next run: its length, or the ``packed_bytes``;
+            ValueError if it returns more or less
         """
         yield from self.iter_tables()
         done = 0
@@ -136,7 +130,7 @@ class Plan:
             raise ValueError(f"the name of a backing file has {len(self._backing)} bytes")
 
     def _count(self) -> tuple[int, int]:
-        """Return how many L2 tables and clusters of data there are, and number those in the L1."""
+        """Return numbers of L2 tables and data clusters; number the tables in the L1."""
         tables = end = 0
         for run, _, stop in self._placed():
             end = stop
@@ -147,7 +141,7 @@ class Plan:
         return tables, self._clusters(end)
 
     def _refcount_clusters(self) -> tuple[int, int]:
-        """Return how many clusters the refcount table and its blocks, which count too, take."""
+        """Return clusters of refcount table and blocks, counting themselves."""
         others = 1 + self._l1_clusters + self._l2_tables + self._data_clusters
         table = blocks = 1
         while True:
@@ -164,7 +158,7 @@ class Plan:
         return -(-length // self._cluster_bytes)
 
     def _placed(self) -> Iterator[_Placed]:
-        """Yield the runs and where they lie."""
+        """Yield the runs with their ranges."""
         before = end = 0
         for run in self._runs():
             self._check_run(run, before)
@@ -176,7 +170,7 @@ class Plan:
             else:
                 offset = self._clusters(end) * self._cluster_bytes
                 end = offset + run.length
-            # Readers take whole sectors of what is compressed.
+            # Readers read whole sectors of compressed clusters.
             yield _Placed(run, offset, -(-end // _SECTOR) * _SECTOR)
 
     def _check_run(self, run: Run, before: int) -> None:
@@ -195,7 +189,7 @@ class Plan:
             raise ValueError(f"{run} is not a compressed cluster")
 
     def iter_tables(self) -> Iterator[bytes]:
-        """Yield what comes before ``data_at``, in parts of at most 2 MiB."""
+        """Yield what precedes ``data_at``, in parts of at most 2 MiB."""
         yield self._extended().ljust(self._cluster_bytes, b"\0")
         first_block = (1 + self._table_clusters) * self._cluster_bytes
         blocks = range(first_block, self._l1_at, self._cluster_bytes)
@@ -209,7 +203,7 @@ class Plan:
         yield from _pieces(self._l2_words(), "Q", self._l2_tables * self._cluster_bytes)
 
     def _extended(self) -> bytes:
-        """Return the header, and what the backing file is and how it is called."""
+        """Return the header, its extensions and the backing file's name."""
         told = b""
         if self._backing:
             told = _EXTENSION.pack(_BACKING_FORMAT, len(_RAW)) + _RAW.ljust(8, b"\0")
@@ -228,9 +222,9 @@ class Plan:
         )
 
     def _refcounts(self) -> Iterator[int]:
-        """Yield how often each cluster of the file is in use."""
+        """Yield the refcount of each cluster of the file."""
         yield from itertools.repeat(1, self.data_at // self._cluster_bytes)
-        shared = count = 0  # a cluster that compressed ones lie in, and how many until now
+        shared = count = 0  # cluster with compressed ones, and their number so far
         for run, offset, stop in self._placed():
             if run.is_zero:
                 continue
@@ -250,7 +244,7 @@ class Plan:
 
     def _l2_words(self) -> Iterator[int]:
         """Yield the entries of all L2 tables."""
-        at = 0  # on the disk, of the next entry
+        at = 0  # disk offset of the next entry
         for run, offset, stop in self._placed():
             table_at = run.at - run.at % self._l2_guest_bytes
             if table_at > at:
@@ -269,7 +263,7 @@ class Plan:
 
 
 def _pieces(words: Iterator[int], code: str, length: int) -> Iterator[bytes]:
-    """Yield words as they stand in a table, and zeros behind them up to ``length``."""
+    """Yield words in big-endian, padded with zeros to ``length``."""
     while piece := array.array(code, itertools.islice(words, _PIECE_BYTES // 8)):
         if sys.byteorder == "little":
             piece.byteswap()
@@ -279,6 +273,6 @@ def _pieces(words: Iterator[int], code: str, length: int) -> Iterator[bytes]:
 
 
 def zeros(length: int) -> Iterator[bytes]:
-    """Yield so many zeros, up to a MiB at a time."""
+    """Yield zeros in pieces of up to a MiB."""
     for start in range(0, length, _PIECE_BYTES):
         yield bytes(min(_PIECE_BYTES, length - start))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file beside a server's disk that says that it may lack what its checkpoint has.
+"""Marker beside a server's disk that it may lack data of its checkpoint.
 
-QEMU changes what a disk lies on as soon as it has copied the last cluster, and writes the tables
-that lead to such clusters later, at the latest when the guest flushes.  Who kills it in between
-leaves a disk that lies on the image's mirror and has not all that the checkpoint had.  So the mark
-is there before QEMU begins to copy, and goes when the file has all of it.
+During recovery QEMU copies clusters from the checkpoint's disk, then changes the disk's backing
+file to the image.  It writes L2 tables later, at the latest on a guest flush; if QEMU is killed
+before, the disk lacks clusters.  So the marker is written before the copy, and removed when the
+file is complete.
 
-As long as it is there the checkpoint's disk stays, the server starts on that, and
-no checkpoint is made of what the tables say.  It goes with the server's folder.
+While the marker exists, the checkpoint's disk is kept, the server starts with it, and no checkpoint
+of the disk is taken.  It is deleted with the server's folder.
 """
 
 import pathlib
@@ -21,10 +21,10 @@ _MAX_BYTES = 64
 
 
 def read(disk: str) -> ids.ImageId | None:
-    """Return the checkpoint that a disk may lack something of; None if it lacks nothing.
+    """Return the checkpoint that a disk may lack data of; None without marker.
 
-    :raises OSError: nobody can tell, or it is a link
-    :raises ValueError: the mark is damaged
+    :raises OSError: unreadable, or a link
+    :raises ValueError: the marker is damaged
     """
     try:
         fd = local_file.open_regular(_path(disk))
@@ -35,19 +35,13 @@ def read(disk: str) -> ids.ImageId | None:
 
 
 def write(disk: str, checkpoint_id: ids.ImageId) -> None:
-    """Put it beside a disk, safe.
-
-    :raises OSError: it cannot be
-    """
+    """Write the marker durably, or raise OSError."""
     with atomic_file.atomic_write(_path(disk)) as file:
         file.write(checkpoint_id.encode("ascii"))
 
 
 def remove(disk: str) -> None:
-    """Take it away: the disk has all.
-
-    :raises OSError: it cannot be
-    """
+    """Remove the marker, or raise OSError."""
     _path(disk).unlink(missing_ok=True)
 
 
