@@ -364,7 +364,7 @@ def _span(seconds: float) -> str:
 
 
 def refused_before(revoked_s: float) -> int:
-    """Return the limit of ``not_before`` below which a revocation applies.
+    """Return the limit of the start of validity below which a revocation applies.
 
     It covers certificates issued up to ``revoked_s`` (wall clock).
     """

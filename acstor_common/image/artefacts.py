@@ -210,7 +210,7 @@ def is_left_alone(record: image_record.Record, project_id: str) -> bool:
     """Return whether acstor excludes an image: an artefact of any service project.
 
     The service project may have changed, or a second acstor uses the same Glance.  A tenant who
-    sets these properties excludes only his own image.
+    sets these properties excludes only their own image.
     """
     is_anothers = KIND in record and record.get("os_hidden") is True
     return is_anothers or is_artefact(record, project_id)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deduplication scopes: the images whose equal chunks have equal CIDs.
 
-With plain CIDs a tenant can test whether some image contains guessed bytes: his own image with them
+With plain CIDs a tenant can test whether some image contains guessed bytes: an own image with them
 is served from a cache (Harnik et al. 2010, "Side channels in cloud services: deduplication in cloud
 storage").  So CIDs of images that not everybody may read are keyed with their project's key, as in
 convergent encryption with a salt per tenant (Storer et al. 2008, "Secure data deduplication").

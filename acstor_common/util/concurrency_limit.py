@@ -37,8 +37,8 @@ class LimitReached(errors.AcstorError):
 class _Call:
     """A call that waits for a slot, or holds one since ``began_s``."""
 
-    def __init__(self, who: str, number: int) -> None:
-        self.who, self.number, self.began_s = who, number, 0.0
+    def __init__(self, caller: str, number: int) -> None:
+        self.caller, self.number, self.began_s = caller, number, 0.0
 
 
 class ConcurrencyLimit:
@@ -68,13 +68,13 @@ class ConcurrencyLimit:
         self._asked_s: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def hold_place(self, who: str = "") -> Iterator[None]:
-        """Hold a slot for caller ``who``; do not wait if all running calls are late.
+    def hold_place(self, caller: str = "") -> Iterator[None]:
+        """Hold a slot for ``caller``; do not wait if all running calls are late.
 
         :raises LimitReached: no slot became free
         """
         with self._changed:
-            call = _Call(who, next(self._numbers))
+            call = _Call(caller, next(self._numbers))
             self._waiting.append(call)
             try:
                 self._wait(call)
@@ -107,13 +107,13 @@ class ConcurrencyLimit:
         return is_free and call in self._waiting and call is min(self._waiting, key=self._rank)
 
     def _rank(self, call: _Call) -> tuple[int, float, int]:
-        held = sum(one.who == call.who for one in self._calls)
-        return held, self._asked_s.get(call.who, -math.inf), call.number
+        held = sum(one.caller == call.caller for one in self._calls)
+        return held, self._asked_s.get(call.caller, -math.inf), call.number
 
     def _end_wait(self, call: _Call) -> None:
         if call in self._waiting:
             self._waiting.remove(call)
         now_s = self._clock()
-        recent = {who: at_s for who, at_s in self._asked_s.items() if now_s < at_s + _REMEMBERED_S}
-        self._asked_s = {**recent, call.who: now_s}
+        recent = {one: at_s for one, at_s in self._asked_s.items() if now_s < at_s + _REMEMBERED_S}
+        self._asked_s = {**recent, call.caller: now_s}
         self._changed.notify_all()

@@ -41,23 +41,23 @@ class TokenBuckets(Generic[Key]):
     def __len__(self) -> int:
         return len(self._levels)
 
-    def tokens_left(self, who: Key, now: float) -> float:
+    def tokens_left(self, key: Key, now: float) -> float:
         """Return the tokens of a key; negative after a penalty."""
-        level, since = self._levels.get(who, (self._rate.burst, now))
+        level, since = self._levels.get(key, (self._rate.burst, now))
         return min(self._rate.burst, level + max(0.0, now - since) * self._rate.per_s)
 
-    def charge_tokens(self, who: Key, amount: float, now: float) -> None:
+    def charge_tokens(self, key: Key, amount: float, now: float) -> None:
         """Take tokens, or a penalty, from a key; at most ``burst`` is owed."""
-        level = max(self.tokens_left(who, now) - amount, -self._rate.burst)
-        _, since = self._levels.get(who, (0.0, now))
-        self._levels[who] = level, max(now, since)
-        self._levels.move_to_end(who)
+        level = max(self.tokens_left(key, now) - amount, -self._rate.burst)
+        _, since = self._levels.get(key, (0.0, now))
+        self._levels[key] = level, max(now, since)
+        self._levels.move_to_end(key)
         if len(self._levels) > self._limit:
             self._levels.popitem(last=False)
 
-    def try_take(self, who: Key, amount: float, now: float) -> bool:
+    def try_take(self, key: Key, amount: float, now: float) -> bool:
         """Take tokens if there are enough; return whether there were."""
-        may = self.tokens_left(who, now) >= amount
-        if may:
-            self.charge_tokens(who, amount, now)
-        return may
+        has_enough = self.tokens_left(key, now) >= amount
+        if has_enough:
+            self.charge_tokens(key, amount, now)
+        return has_enough
