@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent of this host has written down: v-node table, and chunk maps of its images.
+"""Reader of the agent's files: v-node table, and headers of chunk maps.
 
-The agent has checked them, with signatures and hashes, and nobody else can write
-there; here only what is needed of them is read.
+The agent has verified them, and other users cannot write them.
 """
 
 import pathlib
@@ -23,13 +22,14 @@ _MAX_TABLE_BYTES: Final = 2 * hash_ring.MAX_FILE_BYTES + 1024
 class AgentFiles:
     """The agent's state folder.
 
-    :param ring_file: the operator's own table, if the agents have one; None: the one it was sent
+    :param ring_file: the operator's static table; None: the decision service's
     """
 
     def __init__(self, state_dir: pathlib.Path, ring_file: pathlib.Path | None) -> None:
         self.state_dir, self._ring_file = state_dir, ring_file
 
     @classmethod
+<<<<<<< ours
     def from_options(cls, agent: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
         """Return the files of the agent with these options."""
         ring_file = pathlib.Path(agent.ring_file) if agent.ring_file else None
@@ -41,6 +41,16 @@ class AgentFiles:
         :raises errors.Unusable: there is none, or it cannot be read
         """
         path = self._ring_file or self.state_dir / "ring.json"
+=======
+    def from_options(cls, own: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
+        """Return the files named by the options of [acstor_checkpoint]."""
+        ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
+        return cls(pathlib.Path(own.agent_state_dir), ring_file)
+
+    def read_ring(self) -> hash_ring.Ring:
+        """Return the v-node table; Unusable if missing or malformed."""
+        path = self._ring_file or self._state_dir / "ring.json"
+>>>>>>> theirs
         try:
             with path.open("rb") as file:
                 raw = file.read(_MAX_TABLE_BYTES)
@@ -51,11 +61,16 @@ class AgentFiles:
             raise errors.Unusable(str(path), f"there is no v-node table: {e}") from e
 
     def read_image(self, image_id: ids.ImageId) -> chunk_map.Subject:
+<<<<<<< ours
         """Return how an image is cut, and the hash that Glance had of it.
 
         :raises errors.Unusable: the agent does not have its chunk map
         """
         path = self.state_dir / "maps" / f"{image_id}.acmap"
+=======
+        """Return an image's geometry and hash; Unusable without its chunk map."""
+        path = self._state_dir / "maps" / f"{image_id}.acmap"
+>>>>>>> theirs
         try:
             with path.open("rb") as file:
                 return chunk_map.subject_of(file.read(chunk_map.HEADER_BYTES), str(path), image_id)

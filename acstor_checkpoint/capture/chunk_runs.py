@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which chunks of a disk are to be read for a checkpoint, as runs of their numbers.
+"""Runs of chunk numbers to read for a checkpoint.
 
-Too many is slow, too few is wrong.  So a chunk is read if anything at all says
-that the last manifest may not have it as it is.
+A chunk is read if any source indicates that the last manifest may be outdated for it.
 """
 
 import heapq
@@ -17,19 +16,17 @@ from acstor_common.model import ids
 
 
 class Run(NamedTuple):
-    """Chunks from ``first`` to the one before ``stop``."""
+    """Chunks from ``first`` to ``stop``, exclusive."""
 
     first: int
     stop: int
 
 
 def chunks_of(ranges: Iterable[tuple[int, int]], cut: geometry.Geometry) -> Iterator[Run]:
-    """Yield the chunks that ranges of bytes lie in.
+    """Yield the chunks that overlap ordered byte ranges (offset, length).
 
     >>> list(chunks_of([(0, 1), (65535, 2), (400000, 9)], geometry.Geometry(400001, 65536)))
     [Run(first=0, stop=2), Run(first=6, stop=7)]
-
-    :param ranges: offset and length, in the order of the disk; what is behind its end is left out
     """
     return merge_runs(
         Run(at // cut.chunk_bytes, min(-(-(at + length) // cut.chunk_bytes), cut.chunk_count))
@@ -39,7 +36,7 @@ def chunks_of(ranges: Iterable[tuple[int, int]], cut: geometry.Geometry) -> Iter
 
 
 def merge_runs(*runs: Iterable[Run]) -> Iterator[Run]:
-    """Yield the chunks that any of several lists has, each of which is in the order of the disk.
+    """Yield the union of several ordered lists of runs.
 
     >>> list(merge_runs([Run(0, 2), Run(7, 8)], [Run(1, 3), Run(3, 4)]))
     [Run(first=0, stop=4), Run(first=7, stop=8)]
@@ -56,7 +53,7 @@ def merge_runs(*runs: Iterable[Run]) -> Iterator[Run]:
 
 
 def added_chunks(runs: Iterable[Run], before: Iterable[checkpoint_manifest.Entry]) -> Iterator[Run]:
-    """Yield of ``runs`` what the last manifest does not name.
+    """Yield the chunks of ``runs`` that the last manifest lacks.
 
     >>> named = [checkpoint_manifest.Entry(chunk_no, ids.ZERO_CID) for chunk_no in (1, 3)]
     >>> list(added_chunks([Run(0, 3), Run(3, 5)], named))
@@ -78,12 +75,12 @@ def added_chunks(runs: Iterable[Run], before: Iterable[checkpoint_manifest.Entry
 def chunks_named(
     names: Container[ids.Cid], before: Iterable[checkpoint_manifest.Entry]
 ) -> Iterator[Run]:
-    """Yield the chunks to which the last manifest gives one of ``names``."""
+    """Yield the chunks that have one of ``names`` in the last manifest."""
     return merge_runs(Run(no, no + 1) for no, cid in before if cid in names)
 
 
 def resized_chunks(before: geometry.Geometry, now: geometry.Geometry) -> Iterator[Run]:
-    """Yield the chunks whose length a new size of the disk changes.
+    """Yield the chunks whose length changes with the disk's size.
 
     >>> list(resized_chunks(geometry.Geometry(100000, 65536), geometry.Geometry(200000, 65536)))
     [Run(first=1, stop=2)]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a disk that stands still to the manifest of a checkpoint, whose chunks others have.
+"""Reads a snapshot's changed chunks, stores them at holders, builds entries.
 
-A disk is looked at in three ways, and what any of them shows is read:
+A chunk is read if
 
-* what a bitmap marks: written since the last checkpoint;
-* what the overlay's tables have and the last manifest does not name.  The first time, that
-  is all.  Tables may lack what the guest wrote and never flushed, which nobody promised to
-  keep; when they have it at last, it is read, whatever the bitmap says;
-* what a holder lacks.
+* the dirty bitmap marks it: it was written since the last checkpoint;
+* the overlay's tables have it and the last manifest does not (the first time, that is all).  Tables
+  may lack writes that were never flushed; such chunks are read when the tables have them, whatever
+  the bitmap says;
+* a holder lacks it.
 
-The one rule: an entry is given only when all holders acknowledged its chunk.
+An entry is yielded only after all holders acknowledged its chunk.
 """
 
 import functools
@@ -35,12 +35,12 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 
 BATCH_BYTES: Final = 4 * geometry.MIB
-"""Of the disk: what is sealed and sent at a time, and held in memory."""
+"""Bytes of the disk that are sealed and sent at a time, and held in memory."""
 _NOT_READ: Final = ids.Cid(b"")
 
 
 class DiskTooLarge(errors.Unusable):
-    """A disk differs from its image by more than a manifest can say."""
+    """The differences of a disk exceed a manifest."""
 
     def __init__(self, chunk_bytes: int) -> None:
         most = checkpoint_manifest.MAX_ENTRIES * chunk_bytes
@@ -49,53 +49,50 @@ class DiskTooLarge(errors.Unusable):
 
 
 class Disk(Protocol):
-    """A disk at one moment."""
+    """A snapshot of a disk."""
 
     size_bytes: int
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill ``view``, of at most ``nbd_client.MAX_READ_BYTES``, with its bytes from ``at``
-        on.
-        """
+        """Fill ``view``, of at most ``nbd_client.MAX_READ_BYTES``."""
 
 
 class HolderGroup(Protocol):
     """All holders of one disk's checkpoints."""
 
     def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
-        """Return those of ``names``, in ascending order, that any holder has not, or more.
+        """Return those ``names`` (ascending) that any holder lacks, or a superset.
 
-        :raises errors.AcstorError: one of them does not answer
+        :raises errors.AcstorError: a holder does not answer
         """
 
     def put(
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
     ) -> int:
-        """Have every holder keep chunks; returns, when all acknowledged, how many bytes were sent.
+        """Store chunks at every holder; return the bytes sent after all acknowledged.
 
-        :param names: in ascending order
-        :param sealed: returns one of them; is asked for those that a holder has not, by any thread
-        :param plain_bytes: that were read of the disk for them
-        :raises errors.AcstorError: a holder did not
+        :param names: ascending
+        :param sealed: returns a chunk that a holder lacks; called by any thread
+        :param plain_bytes: bytes read of the disk for them
+        :raises errors.AcstorError: a holder failed
         """
 
 
 class RateLimit(Protocol):
-    """Bounds how fast a disk is read."""
+    """Limits the rate of reading a disk."""
 
     def spend_bytes(self, count_bytes: int) -> None:
-        """Wait until as much may be read."""
+        """Wait until the bytes may be read."""
 
 
 class ChangedRanges(NamedTuple):
-    """What shows which chunks are to be read.
+    """Sources of the chunks to read: ordered ranges (offset, length).
 
-    Ranges are offset and length, in the order of the disk.  They may be more than fit into memory,
-    so they are asked for when they are needed, and may be more then.
+    They may exceed memory, so they are produced on demand, and may have grown on a second call.
 
-    :param before: the last manifest; None: all that the overlay has is read
-    :param written: yields what a bitmap marks since ``before``
-    :param said: yields what the overlay's tables have
+    :param before: the last manifest; None: read all that the overlay has
+    :param written: yields ranges of the dirty bitmap since ``before``
+    :param said: yields ranges of the overlay's tables
     """
 
     before: checkpoint_manifest.Manifest | None
@@ -104,13 +101,13 @@ class ChangedRanges(NamedTuple):
 
 
 class DiskCapture:
-    """Reads, seals and sends what is to be in one checkpoint; counts what it did.
+    """Captures one checkpoint, and counts bytes.
 
-    After it, ``left_bytes`` says how much was not read.  What was is in the entries, and what was
-    not is in none of them, also if the last manifest has it; so the next one reads it.
+    Afterwards ``left_bytes`` is what was not read.  Such chunks are in no entry, even if the last
+    manifest has them, so the next capture reads them.
 
     :param chunk_bytes: of the base's chunk map
-    :param is_late: says, again and again, whether nothing more is to be read
+    :param is_late: returns whether to stop reading
     """
 
     def __init__(
@@ -128,10 +125,10 @@ class DiskCapture:
         self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
     def iter_entries(self, seen: ChangedRanges) -> Iterator[checkpoint_manifest.Entry]:
-        """Yield what differs from the base, in the order of the disk, as soon as it is kept.
+        """Yield ordered differences from the base as soon as they are stored.
 
-        :raises DiskTooLarge: there are too many; nothing was sent
-        :raises errors.AcstorError: the disk could not be read, or a holder did not keep it all
+        :raises DiskTooLarge: too many; nothing was sent
+        :raises errors.AcstorError: the disk is unreadable, or a holder failed
         """
         self._check_count(seen)
         fresh = self._fresh(self._runs(seen))
@@ -140,14 +137,14 @@ class DiskCapture:
         )
         before = -1
         for entry in heapq.merge(fresh, named, key=operator.attrgetter("chunk_no")):
-            # Of two, the first is what was just read, or was to be.
+            # The first of two equal numbers is the new one.
             if entry.chunk_no != before and entry.cid != _NOT_READ:
                 self.changed_bytes += self.cut.chunk_length(entry.chunk_no)
                 yield entry
             before = entry.chunk_no
 
     def _check_count(self, seen: ChangedRanges) -> None:
-        """Refuse what has no manifest before anything of it is read or sent."""
+        """Raise DiskTooLarge before anything is read or sent."""
         limit = checkpoint_manifest.MAX_ENTRIES
         if self.cut.chunk_count <= limit:
             return
@@ -176,7 +173,7 @@ class DiskCapture:
         )
 
     def _inside(self, runs: Iterable[chunk_runs.Run]) -> Iterator[chunk_runs.Run]:
-        """Yield runs without what a smaller disk has no more."""
+        """Clip runs to the end of the disk, which may have shrunk."""
         for first, stop in runs:
             if first < self.cut.chunk_count:
                 yield chunk_runs.Run(first, min(stop, self.cut.chunk_count))
@@ -201,7 +198,7 @@ class DiskCapture:
             yield checkpoint_manifest.Entry(chunk_no, _NOT_READ)
 
     def _read(self, batch: Sequence[int], buffer: memoryview) -> list[tuple[int, memoryview]]:
-        """Read chunks into a buffer, those in a row at once; return each with its number."""
+        """Read chunks into a buffer, adjacent ones at once; return (number, bytes)."""
         chunks = []
         for _, row in itertools.groupby(enumerate(batch), lambda item: item[1] - item[0]):
             numbers = [chunk_no for _, chunk_no in row]
@@ -221,7 +218,7 @@ class DiskCapture:
             self.read_bytes += len(part)
 
     def _keep(self, chunks: dict[ids.Cid, memoryview], plain_bytes: int) -> None:
-        """Have chunks kept by all holders; ``plain_bytes`` were read of the disk for them."""
+        """Store chunks at all holders; ``plain_bytes`` were read for them."""
         chunks.pop(ids.ZERO_CID, None)
         if chunks:
             sealed = _once(lambda name: self._seal.close(name, chunks[name]))
@@ -229,11 +226,11 @@ class DiskCapture:
 
 
 def _once(seal: Callable[[ids.Cid], bytes]) -> Callable[[ids.Cid], bytes]:
-    """Return what seals each chunk once, for the threads of all holders."""
+    """Cache ``seal``, so that the threads of all holders seal each chunk once."""
     known, lock = functools.cache(seal), threading.Lock()
 
     def sealed(name: ids.Cid) -> bytes:
-        with lock:  # a cache calls again on a miss while another thread does
+        with lock:  # functools.cache may call twice
             return known(name)
 
     return sealed

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this host knows of the disks that it takes checkpoints of, in files.
+"""State files of this host's disks and their last checkpoints.
 
-``<folder>/<instance>/state.json`` and, beside it, the sealed manifests that stay, each by its
-name.  The last one is what the next one is made from.
-
-A file says what has happened, never what is to happen, but for what was begun:
-that is written down before it is begun, so that who comes after a kill can end it.
+``<folder>/<instance>/state.json`` and beside it the sealed manifests, by name; the last one is the
+base of the next checkpoint.  Resources are recorded before they are created, so that they can be
+released after a kill.
 """
 
 import logging
@@ -35,29 +33,29 @@ _MAX_STATE_BYTES = 1 << 16
 _MAX_BITMAPS = 1000
 _STATE = "state.json"
 _SUFFIX = ".manifest"
-_DISTINCT = 4  # manifests of a disk: the others are taken to have most names in common
+_DISTINCT = 4  # manifests assumed to have distinct names
 _Bitmaps = Annotated[list[str], msgspec.Meta(max_length=_MAX_BITMAPS)]
 
 
 class DiskState(msgspec.Struct, forbid_unknown_fields=True):
-    """One disk.
+    """State of one disk.
 
-    :param disk: what holders know it by; another one when it begins anew as another image
-    :param base: the image that it began as
+    :param disk: its ID in vaults; a new one if its image changes
+    :param base: base image of the disk
     :param key: of the disk, in hex
     :param chunk_bytes: of the image's chunk map
-    :param number: of the last checkpoint that was begun
-    :param bitmap: what marks what was written since the last one; "" if nothing does
-    :param manifest: name of the last one's, in hex; "" before the first
-    :param holders: who keeps them
-    :param taken_ms: moment of the last one
-    :param begun: bitmaps that are to go
-    :param was_frozen: file systems may be held by a checkpoint that was cut off
-    :param is_part: ``manifest`` is what the next one is made from, and no checkpoint
-    :param left_bytes: that the last part left
-    :param stuck: parts since the last checkpoint that left as much as the one before
-    :param is_dropped: this host had holders drop chunks of ``manifest``
-    :param whole_because: while the first part of a checkpoint is all there is: see the record's
+    :param number: of the last started checkpoint
+    :param bitmap: dirty bitmap since the last one; "": none
+    :param manifest: name of the last one's manifest, in hex; "": none
+    :param holders: of the checkpoints
+    :param taken_ms: time of the last one
+    :param begun: bitmaps to delete
+    :param was_frozen: an aborted checkpoint may have left file systems frozen
+    :param is_part: ``manifest`` is a partial capture, no checkpoint
+    :param left_bytes: unread bytes of the last part
+    :param stuck: parts without progress since the last checkpoint
+    :param is_dropped: garbage collection may have deleted chunks of ``manifest``
+    :param whole_because: reason of a full first part, for the record
     """
 
     version: int
@@ -83,16 +81,15 @@ _decoder = msgspec.json.Decoder(DiskState)
 
 
 def new_state(base: ids.ImageId, chunk_bytes: int) -> DiskState:
-    """Return the state of a disk that has no checkpoint."""
+    """Return the state of a disk without checkpoint."""
     key = secrets.token_bytes(checkpoint_encryption.KEY_BYTES).hex()
     return DiskState(VERSION, str(uuid.uuid4()), base, key, chunk_bytes)
 
 
 class DiskStates:
-    """The files of all disks of this host; those of one are used by one thread at a time.
+    """State files of all disks of this host; one thread per disk.
 
-    :param folder: made if it is not there, closed to others, for it has keys
-    :raises OSError: it cannot be made
+    :param folder: created with mode 0700, because it has keys; may raise OSError
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -100,17 +97,17 @@ class DiskStates:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def list_instances(self) -> list[ids.ImageId]:
-        """Return the instances of which there is something."""
+        """Return the instances with a state."""
         found = []
         for path in self._folder.iterdir():
             try:
                 found.append(ids.parse_image_id(path.name))
             except ValueError:
-                continue  # not ours
+                continue  # not a state
         return sorted(found)
 
     def load(self, instance: ids.ImageId) -> DiskState | None:
-        """Return the state of a disk; None if there is none that can be read and used."""
+        """Return the state of a disk; None if missing or unreadable (logged)."""
         try:
             return self.read(instance)
         except OSError as e:
@@ -118,7 +115,7 @@ class DiskStates:
             return None
 
     def read(self, instance: ids.ImageId) -> DiskState | None:
-        """Return the state of a disk; None if there is none that can be used.
+        """Return the state of a disk; None if missing or malformed.
 
         :raises OSError: it cannot be read now
         """
@@ -135,10 +132,7 @@ class DiskStates:
         return state if state.version == VERSION else None
 
     def save(self, instance: ids.ImageId, state: DiskState) -> None:
-        """Write the state down; it outlives a power failure when this returns.
-
-        :raises errors.Unusable: it could not be written
-        """
+        """Write the state durably, or raise Unusable."""
         folder = self._of(instance)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -148,10 +142,7 @@ class DiskStates:
             raise errors.Unusable(str(folder), str(e)) from e
 
     def save_manifest(self, instance: ids.ImageId, sealed: bytes | bytearray) -> str:
-        """Keep a sealed manifest; return its name.
-
-        :raises errors.Unusable: it could not be written
-        """
+        """Write a sealed manifest; return its name, or raise Unusable."""
         name = checkpoint_encryption.manifest_name(sealed).hex()
         path = self._path(instance, name)
         try:
@@ -164,7 +155,7 @@ class DiskStates:
     def read_manifest(
         self, instance: ids.ImageId, state: DiskState, name: str
     ) -> checkpoint_manifest.Manifest | None:
-        """Return a manifest that is kept here; None if it cannot be used."""
+        """Return a local manifest; None if missing or damaged (logged)."""
         try:
             return self._manifest(instance, state, name)
         except errors.Unusable as e:
@@ -174,13 +165,13 @@ class DiskStates:
     def iter_needed(
         self, instance: ids.ImageId, state: DiskState, stay: Collection[str]
     ) -> Iterator[object_names.Stay]:
-        """Yield the names of some manifests, and of all chunks that they name, in parts.
+        """Yield, in parts, names of manifests and all chunks they refer to.
 
-        One manifest and one part are in memory at a time, so each is read once for each part.
-        Parts are larger where more than _DISTINCT manifests have few names in common.
+        Only one manifest and one part are in memory, so each manifest is read once per part.  Parts
+        are larger if more than _DISTINCT manifests have few names in common.
 
         :param stay: the manifests' names, in hex
-        :raises errors.Unusable: one of them is not here, or cannot be used
+        :raises errors.Unusable: a manifest is missing or damaged
         """
         counts = [self._count(instance, name) for name in stay]
         count = min(sum(counts), _DISTINCT * max(counts, default=0))
@@ -191,7 +182,7 @@ class DiskStates:
             yield object_names.Stay(within, part)
 
     def _count(self, instance: ids.ImageId, name: str) -> int:
-        """Return how many entries a manifest has."""
+        """Return the number of entries of a manifest."""
         path = self._path(instance, name)
         try:
             size_bytes = path.stat().st_size - checkpoint_manifest.HEADER_BYTES
@@ -211,15 +202,15 @@ class DiskStates:
             raise errors.Unusable(str(path), str(e)) from e
 
     def retain_only(self, instance: ids.ImageId, stay: Collection[str]) -> None:
-        """Drop all manifests but those called ``stay``."""
+        """Delete all manifests but those in ``stay``."""
         for path in self._of(instance).glob(f"*{_SUFFIX}"):
             if path.name.removesuffix(_SUFFIX) not in stay:
                 path.unlink(missing_ok=True)
 
     def set_aside(self, instance: ids.ImageId) -> None:
-        """Move what cannot be read out of the way, so that the disk's checkpoints begin anew.
+        """Rename an unreadable state, so that the next checkpoint is a full one.
 
-        :raises OSError: it cannot be moved
+        :raises OSError: renaming failed
         """
         aside = self._folder / f"{instance}.unreadable"
         shutil.rmtree(aside, ignore_errors=True)
@@ -227,7 +218,7 @@ class DiskStates:
         LOG.error("%s cannot be read and is %s now", self._of(instance), aside.name)
 
     def forget_disk(self, instance: ids.ImageId) -> None:
-        """Drop all that is known of a disk."""
+        """Delete the state of a disk."""
         shutil.rmtree(self._of(instance), ignore_errors=True)
 
     def _of(self, instance: ids.ImageId) -> pathlib.Path:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libvirt's XML says of the servers that Nova has on this host.
+"""Parser of libvirt's domain XML for servers of Nova.
 
-Only what Nova made is a server, and only its root disk is taken, if that lies on a mirror.
-Ephemeral and swap disks, config drives and volumes have no checkpoints; nor has the disk that a
-server is rescued with: it is an overlay of an image as well, and would stand for the server's
-own, which is its second disk for that time.
+Only root disks on mirrors have checkpoints; ephemeral disks, swap, config drives and volumes do
+not.  The rescue disk of a server is also an overlay of an image, but must not replace its root
+disk, which is then the second disk.
 """
 
 import os
@@ -19,16 +18,16 @@ from acstor_common.model import ids
 
 _NOVA: Final = "{http://openstack.org/xmlns/libvirt/nova/1.1}"
 _ROOT_DISK: Final = "disk"
-"""What Nova calls it, in the server's folder."""
+"""File name of the root disk in the server's folder."""
 _AGENT_CHANNEL: Final = "org.qemu.guest_agent.0"
 
 
 class Disk(NamedTuple):
-    """A server's own disk.
+    """A server's root disk.
 
-    :param target: what libvirt calls it (``vda``)
+    :param target: libvirt's name (``vda``)
     :param path: of the overlay
-    :param base: the image whose mirror it lies on
+    :param base: the image of its mirror
     """
 
     target: str
@@ -39,7 +38,7 @@ class Disk(NamedTuple):
 class Server(NamedTuple):
     """A server of Nova's on this host.
 
-    :param specs: extra specs of its flavor, where this Nova tells libvirt of them
+    :param specs: extra specs of its flavor, if this Nova adds them to the XML
     :param has_agent: a guest agent is connected
     """
 
@@ -51,14 +50,11 @@ class Server(NamedTuple):
 
 
 FindBase = Callable[[str], ids.ImageId | None]
-"""Says which image's mirror the overlay at a path lies on."""
+"""Returns the image whose mirror backs the overlay at a path."""
 
 
 def parse(xml: str, base_of: FindBase) -> Server | None:
-    """Return the server that a domain is; None if it is none, or none of its disks is taken.
-
-    :param xml: of the domain, as libvirt writes it
-    """
+    """Return the server of a domain; None if not Nova's, or without supported disk."""
     domain = ET.fromstring(xml)
     nova = domain.find(f"metadata/{_NOVA}instance")
     disk = _disk(domain, base_of)

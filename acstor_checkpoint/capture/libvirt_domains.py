@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The domains of this host's libvirt: moments of their disks are fixed and shown over NBD.
+"""libvirt domains: snapshots of disks, exported over NBD.
 
-A moment is a backup job of libvirt's in pull mode, with a checkpoint that begins a new
-bitmap at the same instant.  The bitmap lies in QEMU and in the overlay.  What libvirt notes of
-the checkpoint is taken back at once, and told to it again when the next one needs it:
-with such notes libvirt neither migrates a domain nor lets Nova delete it.
+A snapshot is a libvirt backup job in pull mode with a libvirt checkpoint, which starts a dirty
+bitmap at the same time.  The bitmap is in QEMU and in the overlay.  libvirt's checkpoint metadata
+is deleted at once and redefined when needed: with it libvirt would neither migrate the domain nor
+let Nova delete it.
 
-The socket is in libvirt's own folder of the domain, which its profile of AppArmor or its label
-of SELinux allows to this QEMU alone.  All QEMUs are one user, so without those another QEMU can
-replace the socket: who reads from it compares its process with that of libvirt.
+The socket is in libvirt's folder of the domain, which AppArmor or SELinux restrict to this QEMU.
+All QEMUs have one user, so without those another QEMU could replace the socket: its reader compares
+the server's process with libvirt's.
 
-Whatever is begun here can be ended by who comes later (:meth:`Domain.clear`), and
-what is not called ``acstor-…`` is left alone.
+A later process can end everything that is begun here (:meth:`Domain.clear`).  Objects not named
+``acstor-…`` are ignored.
 """
 
 import contextlib
@@ -43,22 +43,21 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PREFIX: Final = "acstor-"
-"""How bitmaps of ours begin."""
+"""Prefix of acstor's bitmaps."""
 LIBVIRT_DIR: Final = "/var/lib/libvirt/qemu"
-"""Where libvirt has a folder for each domain that runs; of all these a domain's profile of AppArmor
-or label of SELinux allows its QEMU its own one."""
+"""Folders of running domains; AppArmor or SELinux allow each QEMU its own."""
 RUN_DIR: Final = "/run/libvirt/qemu"
-"""Where libvirt has a file with the process of each domain that runs; QEMU cannot write there."""
+"""PID files of running domains; QEMU cannot write there."""
 _SHORT_NAME: Final = 20
-"""So much of a domain's name is in that of its folder."""
+"""Length of the domain's name in its folder's name."""
 EXPORT_BITMAP: Final = "changed"
-"""What the bitmap of an increment is called over NBD."""
+"""Name of an incremental backup's bitmap over NBD."""
 _AGENT_TIMEOUT_S: Final = 10
 _END_DEADLINE_S: Final = 20.0
 _LOOK_EVERY_S: Final = 0.02
 _OPEN_S: Final = 30.0
 CALL_S: Final = 90.0
-"""Of all calls of a step; a guest agent, and the end of a job, have some time in it."""
+"""Timeout of one step's calls, including a guest agent and the end of a job."""
 _KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
@@ -70,14 +69,13 @@ _NOT_THERE: Final = {
 
 
 class BitmapLost(errors.Unusable):
-    """What was written since the last checkpoint is not known: all that the overlay has is read."""
+    """The dirty bitmap is lost: read all that the overlay has."""
 
 
 class Snapshot(NamedTuple):
-    """What a disk was at one moment, as long as the block lasts.
+    """A snapshot, valid until the block ends.
 
-    :param export: where QEMU shows it over NBD
-    :param is_frozen: the guest agent held the file systems still
+    :param is_frozen: the guest agent froze the file systems
     """
 
     export: nbd_client.Export
@@ -85,10 +83,10 @@ class Snapshot(NamedTuple):
 
 
 class Files(NamedTuple):
-    """What a moment has on the host's disk.
+    """Files of a snapshot on the host.
 
-    :param socket: where QEMU shows it
-    :param scratch: where QEMU keeps what the guest overwrites
+    :param socket: of the NBD server
+    :param scratch: for data that the guest overwrites
     """
 
     socket: pathlib.Path
@@ -96,10 +94,10 @@ class Files(NamedTuple):
 
 
 class _Link:
-    """A connection to libvirt, of one server, and the deadline of its calls.
+    """A libvirt connection for one server, with a timeout of its calls.
 
-    A domain whose QEMU does not answer keeps a call waiting for ever, and libvirt answers few calls
-    of a connection at a time.  So each server has its own, and no other call waits for it.
+    A hung QEMU blocks a call forever, and libvirt processes few calls of a connection at a time, so
+    each server has its own connection.
     """
 
     def __init__(self) -> None:
@@ -107,11 +105,11 @@ class _Link:
         self._calls = call_deadline.CallDeadline("libvirt", CALL_S)
 
     def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
-        """Return what calls to libvirt return.
+        """Run calls to libvirt; return their result.
 
-        :param what: they are about, for errors
-        :param undo: is called where they succeed too late
-        :raises errors.Unusable: one fails, takes too long, or a former one still does
+        :param what: for errors
+        :param undo: called if they succeed too late
+        :raises errors.Unusable: they fail or time out, or a previous call still runs
         """
         try:
             return self._calls.run_call(work, undo)
@@ -120,13 +118,10 @@ class _Link:
 
 
 class Domains:
-    """libvirt of this host; each connection is made when it is needed.
+    """libvirt of this host; connects on demand.
 
-    ``base_of`` is what was given.
-
-    :param uri: of libvirt
-    :param base_of: says which image's mirror an overlay lies on
-    :param run_dir: where libvirt says which process a domain is
+    :param base_of: returns the image whose mirror backs an overlay
+    :param run_dir: folder of libvirt's PID files
     """
 
     def __init__(self, uri: str, base_of: domain_xml.FindBase, run_dir: str = RUN_DIR) -> None:
@@ -137,10 +132,7 @@ class Domains:
         self._links: dict[str, _Link] = {}
 
     def list_servers(self) -> list[domain_xml.Server]:
-        """Return the servers whose disks are taken, running or not.
-
-        :raises errors.Unusable: libvirt does not answer
-        """
+        """Return the servers with supported disks, running or not, or raise Unusable."""
         link = self._link("")
         found = link.call(self._option, lambda: self._found(link))
         with self._lock:
@@ -153,10 +145,10 @@ class Domains:
         return [server for domain in domains if (server := self._server(domain))]
 
     def _server(self, domain: Any) -> domain_xml.Server | None:
-        """Return the server that a domain is; None if it is none, or cannot be read."""
+        """Return the server of a domain; None if unsupported or unreadable."""
         try:
             return domain_xml.parse(domain.XMLDesc(), self.base_of)
-        except libvirt.libvirtError:  # it has just gone
+        except libvirt.libvirtError:  # deleted meanwhile
             return None
         except Exception as e:
             LOG.warning("domain %s is skipped: %s", domain.UUIDString(), e, exc_info=True)
@@ -164,10 +156,7 @@ class Domains:
             return None
 
     def find_domain(self, server: domain_xml.Server) -> "Domain":
-        """Return the domain of a server.
-
-        :raises errors.Unusable: it is gone, or libvirt does not answer
-        """
+        """Return the domain of a server, or raise Unusable."""
         link, name = self._link(server.instance), f"server {server.instance}"
         look_up = functools.partial(self._looked_up, link, server.instance)
         return Domain(link.call(name, look_up), server, self._run_dir, link)
@@ -176,7 +165,7 @@ class Domains:
         return self._connected(link).lookupByUUIDString(instance)
 
     def _link(self, key: str) -> "_Link":
-        """Return the link of a server, or of this host where the key is empty."""
+        """Return the connection of a server; "": of this host."""
         with self._lock:
             return self._links.setdefault(key, _Link())
 
@@ -191,13 +180,13 @@ class Domains:
 
     def _opened(self) -> Any:
         connection = libvirt.open(self._uri)
-        # A libvirtd that hangs is given up, and whoever waits for it gets an error.
+        # Calls to a hung libvirtd fail.
         connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
         return connection
 
 
 class Domain:
-    """One server's domain."""
+    """One server's domain.  Its methods raise Unusable if libvirt fails."""
 
     def __init__(
         self,
@@ -211,10 +200,7 @@ class Domain:
         self.name = f"server {server.instance}"
 
     def is_active(self) -> bool:
-        """Say whether QEMU runs.
-
-        :raises errors.Unusable: the domain is gone
-        """
+        """Return whether QEMU runs."""
         return bool(self._call(self._domain.isActive))
 
     def _call(self, work: Callable[[], T]) -> T:
@@ -222,14 +208,14 @@ class Domain:
 
     @contextlib.contextmanager
     def export_snapshot(self, bitmap: str, since: str, folder: pathlib.Path) -> Iterator[Snapshot]:
-        """Fix what the disk is now, and show it until the block ends.
+        """Create a snapshot, and export it until the block ends.
 
-        :param bitmap: begins at this moment: a new name
-        :param since: the bitmap that says what was written since another moment; "" for none
-        :param folder: for the scratch file, which libvirt allows QEMU by its name; and for the
-            socket, if libvirt has no folder of the domain
-        :raises BitmapLost: ``since`` is not there, or QEMU ended without having written it down
-        :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
+        :param bitmap: name of the new bitmap
+        :param since: bitmap of changes to export; "": none
+        :param folder: for the scratch file, which libvirt allows by name, and for the socket if
+            libvirt has no folder of the domain
+        :raises BitmapLost: ``since`` is missing or inconsistent
+        :raises errors.Unusable: libvirt or QEMU fails
         """
         files = self.export_files(bitmap, folder)
         socket, backup = str(files.socket), _backup_xml(self._server.disk.target, since, files)
@@ -237,7 +223,7 @@ class Domain:
             is_frozen = self._link.call(
                 self.name,
                 lambda: self._begin_frozen(bitmap, since, backup),
-                lambda: self._ended(socket),  # nobody watches the scratch file of a job begun late
+                lambda: self._ended(socket),  # the scratch file of a late job is not watched
             )
             try:
                 yield Snapshot(self._export(socket), is_frozen)
@@ -251,7 +237,7 @@ class Domain:
         return _files(self._own_folder() or folder, folder, bitmap)
 
     def _export(self, socket: str) -> nbd_client.Export:
-        """Return what libvirt says of the disk and the process that show it."""
+        """Return the export with its size and process according to libvirt."""
         path = pathlib.Path(self._run_dir, f"{self._domain.name()}.pid")
         target = self._server.disk.target
         size_bytes, _, _ = self._call(lambda: self._domain.blockInfo(target))
@@ -261,10 +247,7 @@ class Domain:
             raise errors.Unusable(self.name, f"its process is not known: {e}") from e
 
     def remove_bitmap(self, bitmap: str) -> bool:
-        """Remove a bitmap, if QEMU runs; say whether it is gone.
-
-        :raises errors.Unusable: it cannot be removed
-        """
+        """Remove a bitmap; return False if QEMU does not run."""
         if not bitmap.startswith(PREFIX):
             raise ValueError(f"{bitmap} is not one of acstor's bitmaps")
         return self._call(lambda: self._forgotten(bitmap))
@@ -282,11 +265,10 @@ class Domain:
         return True
 
     def pull_blocks(self, base: str, rate_bytes_s: int) -> bool:
-        """Have QEMU copy into the disk what lies between it and ``base``; it goes on by itself.
+        """Start copying data between the disk and ``base`` into the disk.
 
-        :param rate_bytes_s: 0: as fast as it goes
-        :return: whether that was begun; False: a job of this disk is on already
-        :raises errors.Unusable: libvirt or QEMU cannot do it, now or ever
+        :param rate_bytes_s: 0: no limit
+        :return: False: another job of this disk is running
         """
         return self._call(lambda: self._pulled(base, rate_bytes_s))
 
@@ -299,12 +281,11 @@ class Domain:
         return True
 
     def clear(self, bitmaps: Iterable[str], folder: pathlib.Path, *, was_frozen: bool) -> None:
-        """End what somebody began who was killed.
+        """End what a killed process began.
 
-        :param bitmaps: that may have been begun
+        :param bitmaps: that it may have created
         :param folder: as of :meth:`export_snapshot`
-        :param was_frozen: file systems may still be held
-        :raises errors.Unusable: some of it cannot be ended
+        :param was_frozen: file systems may be frozen
         """
         self._call(lambda: self._cleared(was_frozen))
         for bitmap in bitmaps:
@@ -320,7 +301,7 @@ class Domain:
             self._ended(socket)
 
     def _begin_frozen(self, bitmap: str, since: str, backup: str) -> bool:
-        """Begin a job; return whether file systems were held meanwhile."""
+        """Begin a job; return whether file systems were frozen."""
         with self._frozen() as is_frozen:
             self._begin(bitmap, since, backup)
         return is_frozen
@@ -342,19 +323,19 @@ class Domain:
             raise
 
     def _tell(self, bitmap: str, flags: int) -> None:
-        """Tell libvirt of a checkpoint whose bitmap is there."""
+        """Define the libvirt checkpoint of an existing bitmap."""
         self._domain.checkpointCreateXML(
             _checkpoint_xml(bitmap, self._server.disk.target, is_there=True), flags
         )
 
     def _drop_notes(self) -> None:
-        with contextlib.suppress(libvirt.libvirtError):  # the domain has gone, and they with it
+        with contextlib.suppress(libvirt.libvirtError):  # the domain was deleted
             for checkpoint in self._domain.listAllCheckpoints():
                 if checkpoint.getName().startswith(PREFIX):
                     checkpoint.delete(_NOTES_ONLY)
 
     def _is_missing(self, bitmap: str, e: libvirt.libvirtError) -> bool:
-        """Say whether a bitmap could not be removed because there is none."""
+        """Return whether removal failed because the bitmap does not exist."""
         if e.get_error_code() in _NOT_THERE:
             return True
         try:
@@ -366,17 +347,15 @@ class Domain:
         return False
 
     def _own_folder(self) -> pathlib.Path | None:
-        """Return libvirt's folder of this domain; None if it does not run, or has none there."""
+        """Return libvirt's folder of this domain; None if there is none."""
         name = f"domain-{self._domain.ID()}-{self._domain.name()[:_SHORT_NAME]}"
         folder = pathlib.Path(LIBVIRT_DIR, name)
         return folder if folder.is_dir() else None
 
     def end_backup(self, socket: str) -> None:
-        """End our backup job, if it has not ended: Nova's snapshots and moves end it, too.
+        """End acstor's backup job unless it has ended; thread-safe.
 
-        May be called by any thread.
-
-        :raises errors.Unusable: libvirt does not answer
+        Nova's snapshots and migrations may end it, too.
         """
         self._call(lambda: self._ended(socket))
 
@@ -389,7 +368,7 @@ class Domain:
             time.sleep(_LOOK_EVERY_S)
 
     def _socket(self) -> str:
-        """Return the socket of the backup job that is on; "" if none is, or it is not ours."""
+        """Return the socket of acstor's running backup job; "" without job."""
         try:
             server = ET.fromstring(self._domain.backupGetXMLDesc()).find("server")
         except libvirt.libvirtError:
@@ -412,7 +391,7 @@ class Domain:
             self._domain.fsFreeze()
         except libvirt.libvirtError as e:
             LOG.info("%s: its file systems were not frozen: %s", self.name, e)
-            self._thaw()  # it may have been done after all, too late
+            self._thaw()  # it may succeed after the timeout
             return False
         return True
 
@@ -424,13 +403,13 @@ class Domain:
 
 
 def _files(sockets: pathlib.Path, folder: pathlib.Path, bitmap: str) -> Files:
-    """Return socket and scratch file of the moment at which a bitmap begins."""
-    stem = f"{PREFIX}{bitmap[-12:]}"  # addresses of sockets are short
+    """Return socket and scratch file of a bitmap's snapshot."""
+    stem = f"{PREFIX}{bitmap[-12:]}"  # socket paths have a short limit
     return Files(sockets / f"{stem}.sock", folder / f"{stem}.scratch")
 
 
 def _remove(files: Iterable[pathlib.Path]) -> None:
-    """Remove files; QEMU can write to their folders, so they may be folders now, which stay."""
+    """Remove files; QEMU may have replaced them by folders, which stay."""
     for path in files:
         try:
             path.unlink(missing_ok=True)
@@ -463,11 +442,11 @@ def _backup_xml(target: str, since: str, files: Files) -> str:
 
 
 def _run_events() -> None:
-    """Run libvirt's loop of events, which keeps connections alive, until the process ends."""
+    """Run libvirt's event loop, needed for keepalive, until the process ends."""
     with _events_lock:
         if _events:
             return
-        libvirt.registerErrorHandler(lambda *_: None, None)  # each error is raised as well
+        libvirt.registerErrorHandler(lambda *_: None, None)  # errors are raised as exceptions
         libvirt.virEventRegisterDefaultImpl()
         _events.append(supervision.start("libvirt", _turn))
 

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that QEMU shows over NBD on a unix socket: its bytes, and which of them a bitmap marks.
+"""NBD client for QEMU's server on a Unix socket: data and block status.
 
-As much of the protocol as QEMU's server speaks and a checkpoint needs: fixed newstyle
-negotiation, structured replies, reading, and the status of blocks in one context (the NBD
-project's ``doc/proto.md``).  libnbd does all of this, but its Python module is no package that
-pip could install beside acstor; ``qemu-img map`` shows a bitmap only through an option of QEMU's
-that it calls experimental, and no command of QEMU's reads many ranges without starting once for
-each.
+It implements what a checkpoint needs: fixed newstyle negotiation, structured replies, reads, and
+block status of one context (the NBD project's ``doc/proto.md``).  libnbd has no package on PyPI,
+and ``qemu-img map`` shows bitmaps only by an experimental option.
 
-One request at a time, each answer checked for being its answer and no longer
-than what was asked for, and no wait without an end.
+One request at a time; replies are validated and have a timeout.
 """
 
 import contextlib
@@ -26,16 +22,15 @@ from typing import Self
 from acstor_common import errors
 
 ALLOCATION: Final = "base:allocation"
-"""The context whose flags are those of :class:`Allocation`."""
+"""Context with the flags of :class:`Allocation`."""
 MAX_READ_BYTES: Final = 1 << 20
 _MAX_STATUS_BYTES: Final = 1 << 30
-"""What the status of is asked for at once, so that a bitmap of many parts is many answers."""
+"""Range of one block status request."""
 _MAX_EXTENTS: Final = 1 << 17
-"""Of one answer: QEMU gives no more.  Two such answers say all of _MAX_STATUS_BYTES, where each
-second 4 KiB are marked; no bitmap of ours is finer."""
+"""Per reply, as QEMU's limit; two replies suffice for alternating 4 KiB extents."""
 _MORE_ANSWERS: Final = 16
 _ANSWER_S: Final = 0.05
-"""For each _MAX_STATUS_BYTES, beside the timeout for all of them."""
+"""For each _MAX_STATUS_BYTES, in addition to the timeout."""
 _MAX_OPTION_BYTES: Final = 64 << 10
 
 _GREETING: Final = struct.Struct(">8s8sH")  # magic, magic of options, flags
@@ -46,7 +41,7 @@ _REQUEST: Final = struct.Struct(">IHHQQI")  # magic, flags, command, cookie, off
 _REPLY: Final = struct.Struct(">IHHQI")  # magic, flags, kind, cookie, length
 _OFFSET: Final = struct.Struct(">Q")
 _HOLE: Final = struct.Struct(">QI")  # offset, length
-_CONTEXT: Final = struct.Struct(">I")  # its number
+_CONTEXT: Final = struct.Struct(">I")  # number
 _EXTENT: Final = struct.Struct(">II")  # length, flags
 _ERROR: Final = struct.Struct(">IH")  # errno, length of the message
 _CREDENTIALS: Final = struct.Struct("iII")  # Linux' struct ucred: process, user, group
@@ -70,7 +65,7 @@ class _Option(enum.IntEnum):
 
 
 class _Said(enum.IntEnum):
-    """Kinds of answers to options."""
+    """Replies to options."""
 
     ACK = 1
     INFO = 3
@@ -84,7 +79,7 @@ class _Command(enum.IntEnum):
 
 
 class _Kind(enum.IntEnum):
-    """Kinds of answers to commands."""
+    """Replies to commands."""
 
     NONE = 0
     DATA = 1
@@ -93,18 +88,18 @@ class _Kind(enum.IntEnum):
 
 
 class Allocation(enum.IntFlag):
-    """What ``base:allocation`` says of an extent."""
+    """Flags of ``base:allocation``."""
 
     HOLE = 1
     ZERO = 2
 
 
 DIRTY: Final = 1
-"""What a bitmap says of an extent that was written."""
+"""Flag of a dirty bitmap's context."""
 
 
 class Extent(NamedTuple):
-    """A range of the disk, and what the context says of it."""
+    """A range of the disk with its flags in the context."""
 
     at: int
     length: int
@@ -112,13 +107,12 @@ class Extent(NamedTuple):
 
 
 class Export(NamedTuple):
-    """A disk that is shown, as others than the server know it.
+    """An export, with attributes known from elsewhere.
 
-    :param path: of the unix socket
-    :param name: of the export
-    :param pid: of the process that has to listen there: whoever can write to the folder can put a
-        socket of its own in the place of another one
-    :param size_bytes: of the disk
+    :param path: of the Unix socket
+    :param pid: expected server process: anybody with write access to the folder can replace the
+        socket
+    :param size_bytes: expected size
     """
 
     path: str
@@ -128,14 +122,11 @@ class Export(NamedTuple):
 
 
 class Disk:
-    """Context manager: the connection to one export, used by one thread.
+    """Connection to one export; context manager, not thread-safe.
 
-    ``size_bytes`` is the length of the disk.
-
-    :param context: of which :meth:`iter_extents` asks
-    :param timeout_s: how long the server may take for a request
-    :raises errors.Unusable: nobody answers there, or not with this export and context, or it is
-        another process, or of another size
+    :param context: of :meth:`iter_extents`
+    :param timeout_s: of one request
+    :raises errors.Unusable: no answer, unsupported export or context, or wrong process or size
     """
 
     def __init__(self, export: Export, context: str, timeout_s: float) -> None:
@@ -161,17 +152,16 @@ class Disk:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Say farewell, if the server still listens."""
+        """Disconnect."""
         with contextlib.closing(self._socket), contextlib.suppress(errors.Unusable):
             with self._deadline():
                 self._request(_Command.DISCONNECT, 0, 0)
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill ``view`` with the disk's bytes from ``at`` on.
+        """Fill ``view``, of at most MAX_READ_BYTES, from ``at``.
 
-        :param view: at most MAX_READ_BYTES
-        :raises ValueError: it does not lie in the disk
-        :raises errors.Unusable: they cannot be read
+        :raises ValueError: outside of the disk, or too long
+        :raises errors.Unusable: reading failed
         """
         if at < 0 or at + len(view) > self.size_bytes or len(view) > MAX_READ_BYTES:
             raise ValueError(f"{len(view)} bytes at {at} cannot be asked for")
@@ -181,17 +171,17 @@ class Disk:
             for kind, length in self._replies():
                 part_bytes = self._fill(view, at, kind, length)
                 filled += part_bytes
-                if not part_bytes or filled > len(view):  # which could go on until the deadline
+                if not part_bytes or filled > len(view):  # would repeat until the timeout
                     raise self._fault("an answer of no bytes, or of more than were asked for")
         if filled != len(view):
             raise self._fault(f"{filled} bytes came of {len(view)}")
 
     def iter_extents(self) -> Iterator[Extent]:
-        """Yield what the context says of the disk, in order, all of it.
+        """Yield the extents of the context for the whole disk, in order.
 
         Other requests may be made in between.
 
-        :raises errors.Unusable: the server does not say it, or with too many answers, or too slowly
+        :raises errors.Unusable: an error, too many replies, or timeout
         """
         at, requests = 0, -(-self.size_bytes // _MAX_STATUS_BYTES)
         answers, left_s = 2 * requests + _MORE_ANSWERS, self._timeout_s + requests * _ANSWER_S
@@ -229,7 +219,7 @@ class Disk:
         return raw
 
     def _fill(self, view: memoryview, at: int, kind: int, length: int) -> int:
-        """Put what an answer has into ``view``, which begins at ``at``; return how much it was."""
+        """Copy a reply into ``view``, which begins at ``at``; return the number of bytes."""
         if kind == _Kind.DATA and length > _OFFSET.size:
             (offset,) = _OFFSET.unpack(self._receive(_OFFSET.size))
             part = self._part(view, offset - at, length - _OFFSET.size)
@@ -252,7 +242,7 @@ class Disk:
         self._send(_REQUEST.pack(_REQUEST_MAGIC, 0, command, self._cookie, at, length))
 
     def _replies(self) -> Iterator[tuple[int, int]]:
-        """Yield kind and length of each part of an answer; its bytes are read in between."""
+        """Yield kind and length of each part of a reply; the caller reads its data."""
         is_last = False
         while not is_last:
             magic, flags, kind, cookie, length = _REPLY.unpack(self._receive(_REPLY.size))
@@ -291,7 +281,7 @@ class Disk:
         self._send(struct.pack(">I", flags & (_FIXED_NEWSTYLE | _NO_ZEROES)))
 
     def _set_context(self, export: str, context: str) -> int:
-        """Return the number of the context."""
+        """Return the ID of the context."""
         question = struct.pack(">I", 1) + _text(context)
         said = self._negotiate(_Option.SET_META_CONTEXT, _text(export) + question)
         for kind, raw in said:
@@ -309,7 +299,7 @@ class Disk:
         raise self._fault("it does not say how large the export is")
 
     def _negotiate(self, option: _Option, data: bytes) -> list[tuple[int, bytes]]:
-        """Ask for an option; return what was said before the server agreed."""
+        """Negotiate an option; return the replies before the acknowledgement."""
         self._send(_OPTION.pack(_OPTION_MAGIC, option, len(data)) + data)
         said: list[tuple[int, bytes]] = []
         while len(said) < 16:
@@ -327,7 +317,7 @@ class Disk:
 
     @contextlib.contextmanager
     def _deadline(self, within_s: float | None = None) -> Iterator[None]:
-        """Let what is done inside take no longer than this, or the timeout."""
+        """Limit the time of the block to ``within_s`` or the timeout."""
         within_s = self._timeout_s if within_s is None else within_s
         self._ends_s = time.monotonic() + within_s
         try:
@@ -355,10 +345,7 @@ class Disk:
             view = view[count:]
 
     def _wait_on(self) -> None:
-        """Let the next operation wait until the deadline.
-
-        :raises TimeoutError: it has passed
-        """
+        """Set the socket's timeout to the deadline, or raise TimeoutError."""
         left_s = self._ends_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError

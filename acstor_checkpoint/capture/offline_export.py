@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disk of a server that is off, shown over NBD as QEMU shows that of one that runs.
+"""NBD export of a powered-off server's disk.
 
-``qemu-nbd`` reads the overlay without locking it, so that the server can be started at any
-time.  The one rule: if anybody wrote to it meanwhile, nothing of what was read is used.
+``qemu-nbd`` reads the overlay without a lock, so that the server can start at any time.  If the
+file changed meanwhile, the read data is discarded.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _INFO_BYTES: Final = 1 << 20
 
 
 class DiskChanged(errors.Unusable):
-    """The server was started, or somebody else wrote to its disk: take it again."""
+    """The server was started, or its disk was written: retry."""
 
 
 def bitmaps(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> set[str]:
-    """Return the bitmaps of an overlay that are whole.
+    """Return the consistent bitmaps of an overlay.
 
-    :raises errors.Unusable: it cannot be read, or does not lie on the mirror of its image
+    :raises errors.Unusable: unreadable, or not on the mirror of its image
     """
     path = disk.path
     try:
@@ -59,20 +59,20 @@ def export_disk(
     folder: pathlib.Path,
     mirrors: str,
 ) -> Iterator[nbd_client.Export]:
-    """Show a disk until the block ends.
+    """Export a disk until the block ends.
 
-    :param bitmap: is shown with it; "" for none
+    :param bitmap: exported as well; "": none
     :param folder: for the socket
-    :param mirrors: the folder in which the agent shows mirrors
-    :raises Started: at the end: what was read is not to be used
-    :raises errors.Unusable: it cannot be shown, or does not lie on the mirror of its image
+    :param mirrors: folder of the agent's mirrors
+    :raises DiskChanged: at the end: discard the data
+    :raises errors.Unusable: it cannot be exported, or is not on the mirror of its image
     """
     before = overlay.stamp(disk.path)
     socket = folder / f"off-{before.inode}.sock"
     argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=1", "--socket", str(socket)]
     argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else [])]
     socket.unlink(missing_ok=True)
-    # Raw, whatever the header says of it, and not by Nova's link to it.
+    # Raw, whatever the header declares, and without Nova's link.
     mirror = {"driver": "raw", "file": _file(f"{mirrors}/{disk.base}.raw")}
     try:
         with _opened(disk, base_of) as fd:
@@ -109,18 +109,18 @@ def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _opened(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> Iterator[int]:
-    """Have the overlay open for the block: its folder is Nova's, and the tools run as root.
+    """Open the overlay for the block; Unusable unless its header names the mirror.
 
-    :raises errors.Unusable: it cannot be opened, or its header leads elsewhere than to the mirror
+    Nova owns the folder, and the tools run as root.
     """
     with overlay.open_file(disk.path) as fd:
-        for path in (disk.path, local_file.path_of(fd)):  # a mark lies beside the former
+        for path in (disk.path, local_file.path_of(fd)):  # a recovery marker is beside the former
             overlay.check(fd, disk.path, base_of(path), disk.base)
         yield fd
 
 
 def _image(fd: int, **more: object) -> str:
-    """Return what QEMU's tools take for an open overlay, without a lock."""
+    """Return a QEMU file specification of an open overlay, without lock."""
     path = local_file.path_of(fd)
     return "json:" + json.dumps(
         {"driver": "qcow2", "force-share": True, "file": _file(path), **more}

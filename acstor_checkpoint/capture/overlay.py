@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The overlay of a server as it lies on this host, which a guest may be writing to.
+"""Reader of a server's overlay, also while its guest writes.
 
-QEMU keeps tables of a qcow2 file in memory and writes them when the guest flushes, or
-before.  So the file's tables have every cluster of which the guest was told that it is safe,
-and may lack later ones.  They never lack one that they had: with a backing file QEMU marks
-what is discarded as zeros.
+QEMU caches qcow2 tables, and writes them on a guest flush or before.  So the file's tables have all
+clusters whose writes were flushed, and may lack later ones.  They never lose a cluster: with a
+backing file discarded clusters are marked as zeros.
 
-The one rule: only what the tables say is taken from here, never bytes of the disk.
+Only tables are read here, no data.
 """
 
 import contextlib
@@ -22,9 +21,9 @@ from acstor_common.model import ids
 
 
 class Stamp(NamedTuple):
-    """What tells one state of the file from another, as far as anybody wrote to it.
+    """Identifies a version of the file.
 
-    Who writes may set the time of the content back, but not that of the inode.
+    Writers can set mtime back, but not ctime.
     """
 
     inode: int
@@ -34,10 +33,7 @@ class Stamp(NamedTuple):
 
 
 def stamp(path: str) -> Stamp:
-    """Return what the file is now.
-
-    :raises errors.Unusable: it cannot be looked at
-    """
+    """Return the file's stamp, or raise Unusable."""
     try:
         status = os.stat(path)
     except OSError as e:
@@ -46,62 +42,54 @@ def stamp(path: str) -> Stamp:
 
 
 def check_opened(fd: int, path: str, base: str) -> None:
-    """Refuse an open overlay whose header would lead QEMU's tools to any file but ``base``.
+    """Raise Unusable if an open overlay has a backing file other than ``base``.
 
-    They run as root and follow what the file says, and the QEMU of a guest could write to it.
+    QEMU's tools run as root and follow the header, which the guest's QEMU could write.
 
     :param path: for errors
-    :raises errors.Unusable: it is refused, or cannot be read
     """
     check(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
 
 
 def check(fd: int, path: str, found: str | None, base: str) -> None:
-    """Do the same where somebody else has found what the overlay lies on.
-
-    :param found: that
-    :raises errors.Unusable: it is refused, or cannot be read
-    """
+    """Check an overlay whose backing file ``found`` is known; as :func:`check_opened`."""
     qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True)
     if found != base:
         raise errors.Unusable(path, f"it should lie on {base}, and lies on {found}")
 
 
 def allocated_ranges(path: str) -> Iterator[disk_delta.Extent]:
-    """Yield what the overlay has that its base has not, as far as its tables say it.
+    """Yield the overlay's differences from its base, according to its tables.
 
-    :raises errors.Unusable: it is no overlay, or cannot be read
+    :raises errors.Unusable: no overlay, or unreadable
     """
     with open_file(path) as fd:
-        # What others wrote past the page cache is read from the disk.
+        # QEMU may write with O_DIRECT, past the page cache.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         yield from qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).iter_changes()
 
 
 def size_of(fd: int, path: str) -> int:
-    """Return the length of the disk that an open overlay is, in bytes.
-
-    :param path: for errors
-    """
+    """Return the virtual size of an open overlay."""
     return qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).virtual_size
 
 
 def base_of(path: str, mirrors: str) -> ids.ImageId | None:
-    """Return the image whose mirror an overlay lies on; None if it lies on none.
+    """Return the image whose mirror backs an overlay; None if none does.
 
-    :param mirrors: the folder that the agent shows mirrors in: ``<mount point>/images``
+    :param mirrors: folder of the agent's mirrors: ``<mount point>/images``
     """
     try:
-        # Nova's base file is a link to the mirror.  No further: that would ask the mirror.
+        # Resolve Nova's link only, without access to the mirror.
         return _shown_in(mirrors, os.readlink(backing_path(path)), ".raw")
     except (OSError, ValueError):
         return None
 
 
 def checkpoint_of(path: str, disks: str) -> ids.ImageId | None:
-    """Return the checkpoint whose disk an overlay lies on; None if it lies on none.
+    """Return the checkpoint whose disk backs an overlay; None if none does.
 
-    :param disks: the folder that the agent shows disks in: ``<mount point>/disks``
+    :param disks: folder of the agent's disks: ``<mount point>/disks``
     """
     try:
         return _shown_in(disks, backing_path(path), ".qcow2")
@@ -110,7 +98,7 @@ def checkpoint_of(path: str, disks: str) -> ids.ImageId | None:
 
 
 def backing_path(path: str) -> str:
-    """Return the path of what an overlay lies on; that of its folder if on nothing."""
+    """Return the path of an overlay's backing file; its own folder if it has none."""
     return os.path.join(os.path.dirname(path), local_file.backing_of(path) or "")
 
 
@@ -122,10 +110,7 @@ def _shown_in(shown: str, path: str, ending: str) -> ids.ImageId | None:
 
 @contextlib.contextmanager
 def open_file(path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Have a regular file open for the block; see :func:`local_file.open_regular`.
-
-    :raises errors.Unusable: it cannot be opened
-    """
+    """Open a regular file for the block, or raise Unusable."""
     try:
         fd = local_file.open_regular(path, flags)
     except OSError as e:

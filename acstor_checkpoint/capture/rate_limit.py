@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast all disks together are read for checkpoints, and whether they still are."""
+"""Rate limit shared by all reads of disks for checkpoints."""
 
 import threading
 import time
@@ -10,10 +10,10 @@ from acstor_common.util import rate_limiter
 
 
 class RateLimit:
-    """Bounds all readers together; may be used by any thread.
+    """Limits all readers together; thread-safe.
 
-    :param rate_bytes_s: 0: as fast as it goes
-    :param ended: set when nothing is to be read any more
+    :param rate_bytes_s: 0: no limit
+    :param ended: set when the daemon stops
     :param clock: monotonic
     """
 
@@ -27,10 +27,7 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def spend_bytes(self, count_bytes: int) -> None:
-        """Wait until as much may be read.
-
-        :raises errors.Unusable: nothing is to be read any more
-        """
+        """Wait until the bytes may be read; Unusable if the daemon stops."""
         with self._lock:
             wait_s = self._pace.wait_s(count_bytes)
         if self._ended.wait(wait_s) if wait_s else self._ended.is_set():

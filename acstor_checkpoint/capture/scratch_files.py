@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds the scratch files, in which QEMU keeps what guests overwrite while their disks are read.
+"""Limits of scratch files, in which QEMU stores data that guests overwrite.
 
-One server's file may take half of what all may.  At half of its bound nothing more is read, so
-the part that was read is kept; at the bound the backup job is ended, whatever its reader waits
-for.  Where the sum is too large, or the file system nearly full, the largest file's job is ended.
-Its space comes back later: until AGAIN_S have passed, no other one is ended for it.
+One server's file may have half of the limit for all.  At half of that, reading stops, and the part
+is kept; at the limit the backup job is ended.  If the sum exceeds the limit, or the file system is
+nearly full, the job with the largest file is ended.  The space is freed with a delay, so no other
+job is ended for AGAIN_S.
 """
 
 import contextlib
@@ -24,15 +24,15 @@ from acstor_common.util import supervision
 LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 0.5
-"""A guest that overwrites 1 GB/s exceeds a bound by half of that."""
+"""A guest that overwrites 1 GB/s exceeds a limit by half of that."""
 AGAIN_S: Final = 10.0
-"""Until the next job is ended for space, and until one that is still on is ended again."""
+"""Time until another job is ended for space, and until ending a job is retried."""
 SPARE_BYTES: Final = 1 << 30
-"""Stays free: guests stop where their disks cannot grow."""
+"""Space to leave free: guests pause if their disks cannot grow."""
 
 
 class ScratchFull(errors.Unusable):
-    """A capture was ended, since its scratch file, or all of them, had become too large."""
+    """A capture was ended because its scratch file, or all, became too large."""
 
 
 class ScratchFile:
@@ -44,32 +44,32 @@ class ScratchFile:
     def __init__(self, path: pathlib.Path, end: Callable[[], None]) -> None:
         self.path, self.end = path, end
         self.is_late = False
-        """Whether nothing more is to be read."""
+        """Whether to stop reading."""
         self.why = ""
-        """Why the job was ended; "" if it was not."""
+        """Why the job was ended; "": it was not."""
         self._again_s = -math.inf
         self._ending: threading.Thread | None = None
 
     def size_bytes(self) -> int:
-        """Return what it takes of the disk."""
+        """Return its size on disk."""
         try:
             return os.stat(self.path, follow_symlinks=False).st_blocks * 512
         except OSError:
             return 0
 
     def end_for(self, why: str, now_s: float) -> None:
-        """End the job; again after AGAIN_S, unless libvirt has not answered yet."""
+        """End the job; retry after AGAIN_S, unless a call to libvirt is pending."""
         if now_s < self._again_s or (self._ending is not None and self._ending.is_alive()):
             return
-        self.why, self._again_s = why, now_s + AGAIN_S  # whoever reads it fails, and says why
+        self.why, self._again_s = why, now_s + AGAIN_S  # first: its reader reports this reason
         LOG.warning("%s: the capture is ended: %s", self.path, why)
         self._ending = supervision.start_once("end of a capture", self.end)
 
 
 class ScratchFiles:
-    """The scratch files of this host's servers; may be used by any thread.
+    """Scratch files of this host's servers; thread-safe.
 
-    :param limit_bytes: of all of them
+    :param limit_bytes: of all files
     :param clock: monotonic
     """
 
@@ -86,10 +86,10 @@ class ScratchFiles:
 
     @contextlib.contextmanager
     def watch_file(self, path: pathlib.Path, end: Callable[[], None]) -> Iterator[ScratchFile]:
-        """Watch a file during the block, from before it is there.
+        """Watch a file during the block; it need not exist yet.
 
-        :param end: ends the backup job; is called by another thread
-        :raises ScratchFull: the block failed, and the job was ended
+        :param end: ends the backup job; called by another thread
+        :raises ScratchFull: the block failed because the job was ended
         """
         one = ScratchFile(path, end)
         with self._lock:
@@ -105,12 +105,12 @@ class ScratchFiles:
                 self._watched.remove(one)
 
     def run(self, ended: threading.Event) -> None:
-        """Look at the files until the end."""
+        """Check the files periodically until ``ended`` is set."""
         while not ended.wait(LOOK_EVERY_S):
             self.end_oversized()
 
     def end_oversized(self) -> None:
-        """End what has become too large."""
+        """End jobs whose files are too large."""
         with self._lock:
             sizes = {one: one.size_bytes() for one in self._watched}
         limit_bytes = self._limit_bytes // 2

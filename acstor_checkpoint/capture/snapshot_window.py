@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one moment of a disk is shown.
+"""Time limits of snapshots.
 
-As long as it is, libvirt refuses to move the server.  So it is shown for a while, and what
-was not read by then is read at the next moment: a part.  A guest that writes faster than its disk
-is read would have a part for ever and never a checkpoint.  When PARTS of them were of no use, its
-moment is shown until all is read, much longer.
-
-One server of the host at a time has such a moment, so the other workers take the others.
+libvirt refuses to migrate a server during a snapshot.  So a snapshot is read for a limited time,
+and the rest is read from the next one: a part.  For a guest that writes faster than its disk is
+read this never ends; after PARTS parts without progress, one snapshot is read to its end, with a
+much longer limit.  Only one server of the host at a time has such a snapshot.
 """
 
 import contextlib
@@ -20,16 +18,16 @@ from acstor_common import errors
 
 PARTS: Final = 3
 _USE: Final = 1 / 8
-"""Of what was read: if no more than that is left less, the guest wrote the rest in that time."""
+"""Least progress of a part: share of the read bytes by which the rest must shrink."""
 
 IsLate = Callable[[], bool]
-"""Says, again and again, whether nothing more of a moment is to be read."""
+"""Returns whether to stop reading a snapshot."""
 
 
 class PartTaken(errors.AcstorError):
-    """A part of a checkpoint is kept; the next attempt goes on with the rest, at a new moment.
+    """A part of a checkpoint was stored; the next attempt continues with the rest.
 
-    :param slow_holder: that the other holders waited for; "" if none
+    :param slow_holder: the other holders waited for it; "": none
     """
 
     def __init__(self, read_bytes: int, left_bytes: int, slow_holder: str = "") -> None:
@@ -42,9 +40,9 @@ class PartTaken(errors.AcstorError):
 
 
 class Overwritten(PartTaken):
-    """A part of no use: it was cut when the guest had overwritten too much meanwhile.
+    """A part without progress: the guest overwrote too much during the capture.
 
-    As long as the guest goes on like this, its server has no new checkpoint.
+    While this continues, the server has no new checkpoint.
     """
 
     def __str__(self) -> str:
@@ -53,23 +51,22 @@ class Overwritten(PartTaken):
 
 
 def is_useless_part(before_bytes: int, left_bytes: int, read_bytes: int) -> bool:
-    """Say whether a part was of no use.
+    """Return whether a part made no progress.
 
     >>> is_useless_part(0, 900, 100), is_useless_part(900, 800, 100), is_useless_part(900, 890, 100)
     (False, False, True)
 
-    :param before_bytes: that the part before left; 0: there was none
-    :param left_bytes: that this one left
-    :param read_bytes: that it read
+    :param before_bytes: left by the part before; 0: there was none
+    :param left_bytes: left by this one
     """
     return bool(before_bytes) and before_bytes - left_bytes <= read_bytes * _USE
 
 
 class SnapshotWindow:
-    """How long the moments of all servers are shown; may be used by any thread.
+    """Time limits of all servers' snapshots; thread-safe.
 
-    :param longest_s: how long a moment is shown
-    :param most_s: how long that of a server is shown of which PARTS parts were of no use
+    :param longest_s: limit of a snapshot
+    :param most_s: limit after PARTS parts without progress
     :param clock: monotonic
     """
 
@@ -81,11 +78,11 @@ class SnapshotWindow:
 
     @contextlib.contextmanager
     def open_window(self, stuck: int) -> Iterator[tuple[IsLate, bool]]:
-        """Yield what says when a moment is over, and whether it is a long one.
+        """Yield an :data:`IsLate`, and whether the long limit applies.
 
-        The time of the moment begins when that is asked first.
+        The time begins with its first call.
 
-        :param stuck: parts that were of no use
+        :param stuck: parts without progress
         """
         is_long = stuck >= PARTS and self._long.acquire(blocking=False)
         until_s = 0.0

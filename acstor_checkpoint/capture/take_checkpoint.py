@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checkpoint of one server, from its moment to its registration.
+"""Takes one checkpoint of one server, from snapshot to registration.
 
-What is done, in this order, so that whoever is killed loses the checkpoint at most:
+A kill at any time loses at most this checkpoint:
 
-1. what is about to begin is written down: the new bitmap, and that file systems may be held;
-2. the moment is fixed, and its chunks go to all holders, then the manifest;
-3. it is registered;
-4. the state names it and its bitmap;
-5. what is not needed any more goes: former bitmaps, chunks and manifests.
+1. record in the state what is about to begin: the new bitmap, and a possible freeze; 2. create the
+snapshot, store its chunks at all holders, then the manifest; 3. register the checkpoint; 4. record
+it and its bitmap in the state; 5. delete obsolete bitmaps, chunks and manifests.
 
-A moment is not shown for long (snapshot_window.py).  When its time is over, what was read so far
-is what the next attempt is made from, as if it were a checkpoint; but it is none.
+A snapshot has a time limit (snapshot_window.py).  At its end the part that was read becomes the
+base of the next attempt, but no checkpoint.
 
-What is not registered is no checkpoint, and the next one is made as if it had
-never been, but that chunks that holders have are not sent again.
+If registration fails, the next attempt ignores this checkpoint, but does not send stored chunks
+again.
 """
 
 import contextlib
@@ -51,7 +49,7 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 NBD_TIMEOUT_S: Final = 120.0
-"""QEMU reads parts of chunks from a mirror, which may have to get them from other hosts."""
+"""QEMU may read from a mirror, which may fetch chunks from other hosts."""
 FIRST: Final = "it is the first one"
 IMAGE_CHANGED: Final = "the disk began anew"
 MANIFEST_LOST: Final = "what the last one had is not known here any more"
@@ -59,6 +57,7 @@ NO_BITMAP: Final = "what was written since the last one was not noted"
 
 
 class Settings(NamedTuple):
+<<<<<<< ours
     """What an operator decides.
 
     :param host: this one
@@ -69,6 +68,18 @@ class Settings(NamedTuple):
     :param ended: set when the daemon ends: the checkpoint that is on is given up
     :param longest_s: how long one moment is shown, while libvirt refuses to move the server
     :param most_s: the same, of a server that writes faster than its disk is read
+=======
+    """Configuration.
+
+    :param host: this host
+    :param copies: number of holders
+    :param rate_bytes_s: limit of reading; 0: none
+    :param folder: for sockets and scratch files; writable for QEMU
+    :param mirrors: folder of the agent's mirrors
+    :param longest_s: limit of a snapshot, which blocks migrations
+    :param most_s: the same, for a server that writes faster than its disk is read
+    :param ended: set when the daemon stops: abort the running checkpoint
+>>>>>>> theirs
     """
 
     host: ids.HostId
@@ -82,14 +93,14 @@ class Settings(NamedTuple):
 
 
 FindImage = Callable[[ids.ImageId], chunk_map.Subject]
-"""Says how an image is cut, and which hash Glance had of it."""
+"""Returns an image's geometry and Glance's hash."""
 
 
 class _Snapshot(NamedTuple):
-    """A moment of a disk.
+    """A snapshot of a disk.
 
-    :param bitmap: what marks what is written after it; "" if nothing does
-    :param is_late: whether nothing more of it is to be read, since its scratch file is too large
+    :param bitmap: dirty bitmap that begins with it; "": none
+    :param is_late: returns whether its scratch file is too large to go on reading
     """
 
     disk: nbd_client.Disk
@@ -101,7 +112,7 @@ class _Snapshot(NamedTuple):
 
 
 class CheckpointTaker:
-    """Takes checkpoints of this host's servers; those of one server in one thread at a time.
+    """Takes checkpoints of this host's servers; one thread per server.
 
     :param register: registers a checkpoint
     :param clock_ms: wall clock, since 1970
@@ -124,6 +135,7 @@ class CheckpointTaker:
         self._patience = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
         self._pace = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
+<<<<<<< ours
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int = 0
     ) -> checkpoint_record.Record:
@@ -132,6 +144,12 @@ class CheckpointTaker:
         :param interval_s: of the server's checkpoints: the shorter, the sooner a silent holder
             fails; 0: it has none
         :raises errors.AcstorError: there is none; says why
+=======
+    def take_checkpoint(self, server: domain_xml.Server) -> checkpoint_record.Record:
+        """Take and register a checkpoint.
+
+        :raises errors.AcstorError: it failed
+>>>>>>> theirs
         """
         self.clear(server)
         image = self._image_of(server.disk.base)
@@ -140,8 +158,13 @@ class CheckpointTaker:
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state, interval_s)
             record, stay = self._registered(server, state, image, why, copies, chosen)
+<<<<<<< ours
             slow = self._tidy(server, state, stay, copies)  # no manifest is in memory any more
         return record._replace(slow_holder=slow or record.slow_holder)
+=======
+            self._tidy(server, state, stay, copies)  # manifests are freed by now
+        return record
+>>>>>>> theirs
 
     def _registered(
         self,
@@ -152,7 +175,7 @@ class CheckpointTaker:
         copies: holder_group.HolderGroup,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> tuple[checkpoint_record.Record, set[str]]:
-        """Take a checkpoint; return it and the manifests that stay when it is registered."""
+        """Take and register a checkpoint; return it and the manifests to retain."""
         instance, checkpoint_id = server.instance, str(uuid.uuid4())
         before = None if why else self._states.read_manifest(instance, state, state.manifest)
         why = why or ("" if before else MANIFEST_LOST)
@@ -189,9 +212,9 @@ class CheckpointTaker:
         return record, stay
 
     def clear(self, server: domain_xml.Server) -> None:
-        """End what was begun with a server and did not end well, maybe by a daemon that was killed.
+        """End jobs of an aborted checkpoint, also of a former daemon.
 
-        :raises errors.AcstorError: it cannot be ended
+        :raises errors.AcstorError: it failed
         """
         state = self._states.load(server.instance)
         begun, was_frozen = (state.begun, state.was_frozen) if state else ([], False)
@@ -203,7 +226,7 @@ class CheckpointTaker:
     def _state_of(
         self, server: domain_xml.Server, image: chunk_map.Subject
     ) -> tuple[disk_states.DiskState, str]:
-        """Return the state of a disk, and why all of it must be read; "" if nothing says so."""
+        """Return the state of a disk, and the reason for a full read or ""."""
         state = self._states.load(server.instance)
         chunk_bytes = image.geometry.chunk_bytes
         if state is None:
@@ -211,7 +234,7 @@ class CheckpointTaker:
         if (state.base, state.chunk_bytes) != (server.disk.base, chunk_bytes):
             anew = disk_states.new_state(server.disk.base, chunk_bytes)
             anew.begun = [*state.begun, *filter(None, [state.bitmap])]
-            anew.number = state.number  # a later one has a higher number, whatever the disk is
+            anew.number = state.number  # numbers increase across disks
             return anew, IMAGE_CHANGED
         return state, "" if state.manifest else FIRST
 
@@ -221,7 +244,7 @@ class CheckpointTaker:
     ) -> Iterator[snapshot_window.IsLate]:
         with self._patience.open_window(state.stuck) as (is_late, is_long):
             if is_long:
-                state.stuck = 0  # who ends it, since the server is to be moved, has short ones next
+                state.stuck = 0  # after an abort, begin with short ones again
                 LOG.warning(
                     "server %s writes faster than its disk is read: all of it is read as it is "
                     "now, for %g s at most; it cannot migrate meanwhile",
@@ -265,7 +288,7 @@ class CheckpointTaker:
         checkpoint_id: str,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Snapshot]:
-        """Show a moment of the disk; without what it was before if that is of no use."""
+        """Create a snapshot; without ``before`` if its bitmap is lost."""
         domain = self._domains.find_domain(server)
         if not domain.is_active():
             self._states.save(server.instance, state)
@@ -311,7 +334,7 @@ class CheckpointTaker:
         state: disk_states.DiskState,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Snapshot]:
-        """Show the disk of a server that is off.  The bitmap stays: it marks too much at worst."""
+        """Export a powered-off server's disk; the bitmap continues unchanged."""
         base_of, settings = self._domains.base_of, self._settings
         bitmaps = offline_export.bitmaps(server.disk, base_of)
         since = state.bitmap if state.bitmap in bitmaps and before else ""
@@ -334,9 +357,9 @@ class CheckpointTaker:
         copies: holder_group.HolderGroup,
         is_late: snapshot_window.IsLate,
     ) -> tuple[disk_capture.DiskCapture, bytearray]:
-        """Have the chunks kept; return what was done, and the sealed manifest."""
+        """Store the chunks; return the capture, and the sealed manifest."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
-        # Without a bitmap the next attempt would begin anew, and never come to an end.
+        # Without a bitmap the next attempt would start over, so there is no limit.
         ends = (lambda: is_late() or shown.is_late()) if shown.bitmap else lambda: False
         taking = disk_capture.DiskCapture(
             shown.disk, state.chunk_bytes, seal, copies, self._pace, ends
@@ -397,7 +420,7 @@ class CheckpointTaker:
         bitmap: str,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> None:
-        """Write down what the next one is made from."""
+        """Record the base of the next checkpoint."""
         former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
         state.begun = [*(name for name in state.begun if name != bitmap), *former]
         state.bitmap, state.holders = bitmap, [holder.host for holder in chosen]
@@ -410,12 +433,17 @@ class CheckpointTaker:
         state: disk_states.DiskState,
         stay: set[str],
         copies: holder_group.HolderGroup,
+<<<<<<< ours
     ) -> str:
         """Let go of what no checkpoint needs; what cannot be dropped now is dropped later.
 
         Return the holder that took too long for it; "" if none.
         """
         slow_holder = ""
+=======
+    ) -> None:
+        """Delete obsolete data; what fails is deleted later."""
+>>>>>>> theirs
         try:
             self._forget_bitmaps(server, state)
             self._states.retain_only(server.instance, stay)
@@ -439,7 +467,7 @@ class CheckpointTaker:
 
 
 def _written(shown: _Snapshot) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that were written since what ``before`` is of; nothing if there is none."""
+    """Yield dirty ranges since ``before``; nothing without it."""
     extents = shown.disk.iter_extents() if shown.before else ()
     return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 
