@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pulls what a checkpoint has into the disk of a server that is off, which may start at any time.
+"""Pulls a checkpoint's data into the disk of a powered-off server.
 
-A copy of the disk is made, what it lies on is copied into that by qemu-img, and it takes the
-disk's place.  So nobody who starts the server meanwhile finds its disk in use: the copy is thrown
-away then.  Only for the moment of the exchange the disk is locked, as QEMU locks it, so that no
-QEMU goes on with a file that is not the server's any more.
+It copies the disk, rebases the copy with qemu-img, and replaces the disk by it, so that the server
+can start at any time; then the copy is discarded.  Only for the replacement the disk is locked with
+QEMU's locks, so that no QEMU opens the old file.  If the disk was written since the copy began, the
+copy is discarded, too.
 
-Whatever was written to the disk since the copy began, the copy is not used.
-
-The folder is Nova's, and the tools run as root.  So they get open files, not names: a link that
-is put in the place of the disk or of its copy leads nowhere.  The copy is root's until it is
-complete, so nobody changes its header between a check and a tool.
+Nova owns the folder, and the tools run as root.  So they get open descriptors, not paths: symbolic
+links have no effect.  Only root can access the copy until it is complete, so its header cannot
+change between check and use.
 """
 
 import contextlib
@@ -37,22 +35,22 @@ COPY_ENDING: Final = ".acstor-pull"
 _LOOK_EVERY_S: Final = 0.2
 _LAY_S: Final = 30.0
 _ENDS_S: Final = 10.0
-"""A tool that was killed."""
+"""Timeout of a killed tool."""
 _SPARE_BYTES: Final = 1 << 30
-"""Stays free: running guests stop where their disks cannot grow."""
+"""Space to leave free: running guests pause if their disks cannot grow."""
 _HELD_S: Final = 1.0
-"""Who opened the disk just before it was exchanged has asked for its lock by then."""
+"""A QEMU that opened the disk before the replacement requests its lock within."""
 _LOCK: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 100, 200, 0)
-"""All bytes that QEMU locks of a file to say what it does with it (its block/file-posix.c)."""
+"""Bytes of QEMU's locks (its block/file-posix.c)."""
 
 
 class OfflineDisk(NamedTuple):
-    """The disk of a server that is off.
+    """The disk of a powered-off server.
 
     :param path: of the overlay
-    :param base: what it is to lie on, raw
-    :param shown: what it lies on now, as its header says it
-    :param beneath: the file that has what lies between both
+    :param base: new raw backing file
+    :param shown: current backing file, according to the header
+    :param beneath: file with the data between both
     """
 
     path: str
@@ -62,18 +60,18 @@ class OfflineDisk(NamedTuple):
 
 
 class OfflinePull:
-    """Does it.
+    """Pulls offline disks.
 
-    :param ended: set: nothing is begun any more, and what is on is broken off
+    :param ended: set to abort
     """
 
     def __init__(self, ended: threading.Event) -> None:
         self._ended = ended
 
     def __call__(self, disk: OfflineDisk, is_off: Callable[[], bool]) -> None:
-        """Pull all of it.
+        """Pull all data of a disk.
 
-        :raises errors.Unusable: it was not done: the server was started, or there is no room
+        :raises errors.Unusable: the server was started, or space is short
         """
         copy = _copy_of(disk.path)
         before = overlay.stamp(disk.path)
@@ -98,13 +96,13 @@ class OfflinePull:
     def _run(
         self, argv: Sequence[str], fd: int, path: str, is_off: Callable[[], bool], *more: int
     ) -> None:
-        """Run a tool to its end, unless the server is started or room gets short.
+        """Run a tool; abort it if the server starts or space gets short.
 
-        :param argv: without the file that it writes, which comes last
-        :param fd: that file
-        :param path: of it
-        :param more: descriptors that the tool needs
-        :raises errors.Unusable: it has failed, or was ended
+        :param argv: without the output file, which is last
+        :param fd: output file
+        :param path: of the output file, for errors
+        :param more: further descriptors for the tool
+        :raises errors.Unusable: it failed, or was aborted
         """
         with _tool([*argv, local_file.path_of(fd)], (fd, *more)) as tool:
             while tool.poll() is None:
@@ -117,10 +115,10 @@ class OfflinePull:
 
 
 def rebase(path: str, checkpoint: str, base: str) -> None:
-    """Lay a disk that has lost some of a checkpoint on that again; nobody has it open.
+    """Change the backing file of a disk that lacks data back to the checkpoint.
 
-    :param base: what it lies on now, as its header says it
-    :raises errors.Unusable: somebody has it open, or it lies on something else
+    :param base: current backing file, according to the header
+    :raises errors.Unusable: the disk is open, or has another backing file
     """
     with overlay.open_file(path, os.O_RDWR) as fd:
         overlay.check_opened(fd, path, base)
@@ -135,19 +133,13 @@ def rebase(path: str, checkpoint: str, base: str) -> None:
 
 
 def remove_copy(path: str) -> None:
-    """Remove the copy of a disk that is left of a pull that was killed; none is on.
-
-    :raises OSError: it cannot be
-    """
+    """Remove the copy that a killed pull left, or raise OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(_copy_of(path))
 
 
 def sync_file(path: str) -> None:
-    """Have what the kernel has of a file written to the host's disk.
-
-    :raises OSError: it cannot be
-    """
+    """Sync a file, or raise OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.fsync(fd)
@@ -161,9 +153,9 @@ def _copy_of(path: str) -> str:
 
 @contextlib.contextmanager
 def _tool(argv: Sequence[str], fds: Collection[int]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a tool with these descriptors, for the block at most.
+    """Run a tool with these descriptors, at most for the block.
 
-    :raises errors.Unusable: it cannot be, or does not end
+    :raises errors.Unusable: it cannot run, or does not terminate
     """
     try:
         tool = subprocess.Popen(
@@ -179,7 +171,7 @@ def _tool(argv: Sequence[str], fds: Collection[int]) -> Iterator["subprocess.Pop
             tool.stderr.close()
         try:
             tool.wait(_ENDS_S)
-        except subprocess.TimeoutExpired as e:  # the file system does not answer
+        except subprocess.TimeoutExpired as e:  # hung in the file system
             raise errors.Unusable(argv[0], f"it was killed, and does not end: {e}") from e
 
 
@@ -202,7 +194,7 @@ def _check_free(path: str, needed: int) -> None:
 
 
 def _give_attributes(source: int, made: int, path: str) -> None:
-    """Give a copy the owner, mode, times and attributes of what it was made of."""
+    """Copy owner, mode, times and extended attributes."""
     try:
         status = os.fstat(source)
         os.fchown(made, status.st_uid, status.st_gid)
@@ -221,16 +213,13 @@ def _exchange(made: int, copy: str, path: str) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except OSError as e:  # Nova has moved or deleted the server
+    except OSError as e:  # Nova moved or deleted the server
         raise errors.Unusable(path, str(e)) from e
 
 
 @contextlib.contextmanager
 def _made(path: str) -> Iterator[int]:
-    """Have a new file that nobody else may open, and none after the block.
-
-    :raises errors.Unusable: it cannot be made
-    """
+    """Create a private file for the block; Unusable if it cannot be created."""
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -247,10 +236,7 @@ def _made(path: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Keep every QEMU off a file for the block.
-
-    :raises errors.Unusable: one has it
-    """
+    """Lock a file against QEMU for the block; Unusable if it is in use."""
     with overlay.open_file(path, os.O_RDWR) as fd:
         try:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LOCK)

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ordinary servers of recovered ones: what a checkpoint has is copied into the server's disk.
+"""Makes recovered servers independent of their checkpoints.
 
-The disk of a recovered server lies on what the agent shows of a checkpoint, which lies on the
-image's mirror.  When all of the checkpoint is on this host, what it has is pulled: by QEMU while
-the server runs, by qemu-img while it is off.  The disk then lies on the mirror as any other one,
-so the server can move, and has checkpoints.  Disks of servers that are off have a thread of their
-own, one after the other: a large one keeps nobody that runs from his turn.
+The disk of a recovered server is an overlay of the checkpoint's disk, which is an overlay of the
+image's mirror.  When the agent has fetched all of the checkpoint, its data is pulled into the
+overlay, by QEMU if the server runs, else by qemu-img.  Then the mirror is the backing file, so the
+server can migrate, and has checkpoints.  Offline disks have one thread of their own, so that they
+do not delay running servers.
 
-What a disk lies on, and a mark beside it until its file has all
-(:mod:`acstor_common.formats.recovery_marker`), say how far it is.  So what is killed, or ended by
-Nova for a snapshot or a move, begins again.
+Progress is recorded by the backing file and a marker
+(:mod:`acstor_common.formats.recovery_marker`), so an interrupted pull starts again.
 """
 
 import contextlib
@@ -41,13 +40,10 @@ _ENDS_WITHIN_S: Final = 30.0
 
 
 class PullOffline(Protocol):
-    """Pulls into a disk that nobody has open."""
+    """Pulls data into an offline disk."""
 
     def __call__(self, disk: offline_pull.OfflineDisk, is_off: Callable[[], bool]) -> None:
-        """Pull all of it.
-
-        :raises errors.Unusable: it was not done: the server was started, or there is no room
-        """
+        """Pull all data, or raise Unusable."""
 
 
 class _Tried(NamedTuple):
@@ -56,11 +52,11 @@ class _Tried(NamedTuple):
 
 
 class PullLoop:
-    """The loop, for a thread of its own.
+    """The loop that starts pulls.
 
-    :param domains: of the servers whose disks lie on checkpoints, or may lack some of one; these
-        stand as what they lie on
-    :param rate_bytes_s: of QEMU, for each disk; 0: as fast as it goes
+    :param domains: servers whose disks are on checkpoints, or may lack data of one; their ``base``
+        is the checkpoint
+    :param rate_bytes_s: of QEMU, per disk; 0: no limit
     :param clock: monotonic
     """
 
@@ -83,7 +79,7 @@ class PullLoop:
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
-        """Look and pull until the end."""
+        """Start due pulls periodically until ``ended`` is set."""
         while not self._ended.wait(LOOK_EVERY_S):
             try:
                 self.start_due_pulls()
@@ -92,12 +88,12 @@ class PullLoop:
         self.wait_for_pull()
 
     def wait_for_pull(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
-        """Wait until nothing is pulled into the disk of a server that is off."""
+        """Wait for the running offline pull."""
         if self._off is not None:
             self._off.join(timeout_s)
 
     def start_due_pulls(self) -> None:
-        """Begin what is to be pulled and is not."""
+        """Start all pulls that are due."""
         try:
             found = self._domains.list_servers()
         except errors.AcstorError as e:
@@ -127,7 +123,7 @@ class PullLoop:
 
     @contextlib.contextmanager
     def _told(self, instance: ids.ImageId) -> Iterator[None]:
-        """Have what fails in the block in the log, and tried again later."""
+        """Log errors of the block, and schedule a retry."""
         try:
             yield
         except Exception as e:
@@ -156,7 +152,7 @@ class PullLoop:
     def _begin_off(
         self, server: domain_xml.Server, base: str, domain: libvirt_domains.Domain
     ) -> None:
-        """Pull into a disk that is off, unless another one is on: it is looked at again then."""
+        """Start an offline pull unless another one runs."""
         if self._is_pulled_off():
             return
         path, checkpoint_id = server.disk.path, server.disk.base
@@ -175,9 +171,9 @@ class PullLoop:
         self._off = supervision.start_once("pulling off", pull)
 
     def _end(self, server: domain_xml.Server) -> None:
-        """Take the mark away when the file has all; lay a disk that lost some on it again.
+        """Remove the marker if the file is complete; rebase an incomplete offline disk.
 
-        Where QEMU runs and the file lacks something, that comes when the guest flushes.
+        If QEMU runs, the missing clusters are written on the next guest flush.
         """
         path, checkpoint_id = server.disk.path, server.disk.base
         offline_pull.remove_copy(path)
@@ -197,7 +193,7 @@ class PullLoop:
             offline_pull.rebase(path, shown, base)
 
     def _pause(self, instance: ids.ImageId) -> None:
-        """Let it be for a while, longer each time."""
+        """Schedule a retry with exponential backoff."""
         former = self._tried.get(instance)
         pause_s = min(2 * former.pause_s, LONGEST_PAUSE_S) if former else FIRST_PAUSE_S
         self._tried[instance] = _Tried(self._clock() + pause_s, pause_s)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks that the agent of this host has made of checkpoints, as it has written them down.
+"""Disks that this host's agent created from checkpoints, by its files.
 
-The disk of a server that was recovered lies on such a one, which lies on the image's mirror.
-
-Nothing is read through the agent's mount here, which may not answer.
+It does not access the agent's mount, which may hang.
 """
 
 import logging
@@ -26,30 +24,24 @@ LOG = logging.getLogger(__name__)
 
 _MAX_RECOVERY_BYTES: Final = 64 * 1024
 _MAX_TOLD: Final = 1000
-"""Disks of which the log says that their marks cannot be read."""
+"""Disks with a logged marker error."""
 
 
 class _Recovery(msgspec.Struct):
-    """What is needed of the file; the agent checks all of it."""
+    """Needed fields of the agent's file, which validates it."""
 
     version: int
     key: str
 
 
 class RecoveredDisks:
-    """The agent's disks.
-
-    :param state_dir: the agent's state folder
-    """
+    """Disks in the agent's state folder."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._folder = state_dir / "disks"
 
     def is_whole(self, checkpoint_id: ids.ImageId) -> bool:
-        """Say whether all of a checkpoint is on this host.
-
-        :raises errors.Unusable: nothing is known of it here
-        """
+        """Return whether all data of a checkpoint is on this host, or raise Unusable."""
         try:
             with (self._folder / f"{checkpoint_id}.acrecovery").open("rb") as file:
                 found = msgspec.json.decode(file.read(_MAX_RECOVERY_BYTES), type=_Recovery)
@@ -58,10 +50,7 @@ class RecoveredDisks:
         return found.version == 1 and not found.key
 
     def base_path(self, checkpoint_id: ids.ImageId) -> str:
-        """Return the path of what the disk of a checkpoint lies on.
-
-        :raises errors.Unusable: it does not say, or there is no such file
-        """
+        """Return the backing file of a checkpoint's disk, or raise Unusable."""
         found = local_file.backing_of(str(self.checkpoint_path(checkpoint_id)))
         if not found or not os.path.isabs(found) or not os.path.lexists(found):
             what = f"the disk of checkpoint {checkpoint_id}"
@@ -69,9 +58,9 @@ class RecoveredDisks:
         return found
 
     def is_in(self, path: str, checkpoint_id: ids.ImageId) -> bool:
-        """Say whether an overlay has all that a checkpoint has, by the tables of its file.
+        """Return whether an overlay's tables cover those of a checkpoint.
 
-        :raises errors.Unusable: one of both cannot be read
+        :raises errors.Unusable: one of them is unreadable
         """
         has = _joined(overlay.allocated_ranges(path))
         own = next(has, None)
@@ -85,15 +74,15 @@ class RecoveredDisks:
         return True
 
     def checkpoint_path(self, checkpoint_id: ids.ImageId) -> pathlib.Path:
-        """Return the file that has a checkpoint's bytes."""
+        """Return the file with a checkpoint's data."""
         return self._folder / f"{checkpoint_id}.data"
 
 
 class BackingImages:
-    """What overlays lie on: mirrors of images, or disks that the agent has made of checkpoints.
+    """Backing files of overlays: mirrors, or checkpoints' disks.
 
-    :param mount_point: where the agent shows both
-    :ivar mirrors: the folder of the former
+    :param mount_point: of the agent
+    :ivar mirrors: folder of the mirrors
     """
 
     def __init__(self, mount_point: str) -> None:
@@ -102,27 +91,27 @@ class BackingImages:
         self._told: set[str] = set()
 
     def image_of(self, path: str) -> ids.ImageId | None:
-        """Return the image whose mirror an overlay lies on; None if it lies on none.
+        """Return the image of an overlay's mirror; None if it has none.
 
-        None as well as long as it may lack some of its checkpoint, or nobody can tell.
+        Also None while it may lack data of its checkpoint, or this is unknown.
         """
         image_id = overlay.base_of(path, self.mirrors)
         return None if image_id is None or self._may_lack_some(path) else image_id
 
     def checkpoint_of(self, path: str) -> ids.ImageId | None:
-        """Return the checkpoint that an overlay lies on, or may lack some of; None if none."""
+        """Return the checkpoint below an overlay, or that it may lack data of."""
         return overlay.checkpoint_of(path, self._disks) or _mark(path)
 
     def lies_on_checkpoint(self, path: str) -> bool:
-        """Say whether an overlay lies on the disk of a checkpoint."""
+        """Return whether an overlay's backing file is a checkpoint's disk."""
         return overlay.checkpoint_of(path, self._disks) is not None
 
     def shown_path(self, checkpoint_id: ids.ImageId) -> str:
-        """Return the path by which the disk of a checkpoint is shown."""
+        """Return the path of a checkpoint's disk in the mount."""
         return f"{self._disks}/{checkpoint_id}.qcow2"
 
     def _may_lack_some(self, path: str) -> bool:
-        """Say whether an overlay has a mark beside it, or one that cannot be read: once."""
+        """Return whether an overlay has a marker; log an unreadable one once."""
         try:
             may_lack_some = recovery_marker.read(path) is not None
         except (OSError, ValueError) as e:
@@ -136,7 +125,7 @@ class BackingImages:
 
 
 def _joined(found: Iterable[disk_delta.Extent]) -> Iterator[tuple[int, int]]:
-    """Yield beginning and end of what changes cover, where they follow each other as one."""
+    """Yield begin and end of merged extents."""
     start = stop = 0
     for at, length, _ in found:
         if at > stop:
