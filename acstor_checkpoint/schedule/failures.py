@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts checkpoints that failed or waited, by what operators can do about it, and by holder."""
+"""Statistics of failed or delayed checkpoints, by cause and by holder."""
 
 import collections
 import enum
@@ -18,15 +18,15 @@ from acstor_common.wire import checkpoint_messages as messages
 
 
 class Reason(enum.StrEnum):
-    """Why there is no checkpoint."""
+    """Cause of a failure."""
 
-    HOLDER = "holder"  # another one is chosen, as for the next two
+    HOLDER = "holder"  # replaced, as for the next two
     HOLDER_SLOW = "holder_slow"
-    HOLDER_LOST = "holder_lost"  # it lacks what it acknowledged
-    TOO_LARGE = "too_large"  # the disk has none until the server is rebuilt
-    SCRATCH_FULL = "scratch_full"  # the guest overwrote too much while it was read
-    OVERWRITTEN = "overwritten"  # the same, and what was read is kept, but it gets nowhere
-    HOST = "host"  # this one has no threads or descriptors, or no route to any holder
+    HOLDER_LOST = "holder_lost"  # it lacks acknowledged chunks
+    TOO_LARGE = "too_large"  # until the server is rebuilt
+    SCRATCH_FULL = "scratch_full"  # the guest overwrote too much
+    OVERWRITTEN = "overwritten"  # the same, without progress over parts
+    HOST = "host"  # no threads, descriptors or route here
     REFUSED = "refused"  # by the decision service
     DECISION = "decision"  # the decision service does not answer
     OTHER = "other"
@@ -50,10 +50,9 @@ def _reason(e: Exception) -> Reason:
 
 
 class Failures:
-    """Those of this host since its daemon started; may be used by any thread.
+    """Failures since the daemon's start; thread-safe.
 
-    Servers whose last attempt failed, or waited for a slow holder, are known until one does not, or
-    they leave the host.
+    A server is listed until its next attempt succeeds without delay, or it leaves the host.
     """
 
     def __init__(self) -> None:
@@ -64,11 +63,16 @@ class Failures:
         self._failing: dict[ids.ImageId, messages.Failing] = {}
 
     def count_failure(self, instance: ids.ImageId, e: Exception) -> None:
+<<<<<<< ours
         """Count a checkpoint of a server that failed with an error."""
         reason, holder = _reason(e), ""
         if isinstance(e, holder_group.HolderFailed):
             holder = e.holder
             self.note_holder(e)
+=======
+        """Count a failed checkpoint of a server."""
+        reason = next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
+>>>>>>> theirs
         with self._lock:
             self._reasons[reason] += 1
             self._failing[instance] = messages.Failing(instance, reason, holder)
@@ -79,21 +83,21 @@ class Failures:
             self._holders[e.holder, _reason(e)] += 1
 
     def note_success(self, instance: ids.ImageId) -> None:
-        """Note that a server has a new checkpoint."""
+        """Record a new checkpoint of a server."""
         with self._lock:
             self._failing.pop(instance, None)
 
     def note_wait(self, instance: ids.ImageId, holder: str) -> None:
-        """Note that a server's checkpoint, or a part of it, waited for one holder; "" for none."""
+        """Record that a checkpoint waited for one holder; "": none."""
         if holder:
             with self._lock:
                 self._waits[holder] += 1
                 self._failing[instance] = messages.Failing(instance, Reason.HOLDER_SLOW, holder)
 
     def failing_servers(self, here: Collection[ids.ImageId] | None) -> list[messages.Failing]:
-        """Return the servers whose last attempt failed, or waited for a slow holder.
+        """Return servers whose last attempt failed or was delayed.
 
-        :param here: servers of this host; others are forgotten; None: not known, none is
+        :param here: servers of this host, to forget others; None: unknown
         """
         with self._lock:
             if here is not None:
@@ -101,16 +105,16 @@ class Failures:
             return list(self._failing.values())
 
     def by_reason(self) -> Mapping[Reason, int]:
-        """Return how many checkpoints failed, for each reason."""
+        """Return the number of failures by reason."""
         with self._lock:
             return dict(self._reasons)
 
     def waits_by_holder(self) -> Mapping[str, int]:
-        """Return how many checkpoints and parts waited for each holder."""
+        """Return the number of delayed checkpoints and parts by holder."""
         with self._lock:
             return dict(self._waits)
 
     def by_holder(self) -> Mapping[tuple[ids.HostId, Reason], int]:
-        """Return how many failed by a holder, for each one and reason."""
+        """Return the number of failures by holder and reason."""
         with self._lock:
             return dict(self._holders)

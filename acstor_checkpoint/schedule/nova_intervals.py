@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova says of intervals that libvirt does not: the decision service tells it now and then.
+"""Nova's checkpoint intervals that libvirt's XML lacks, polled from the service.
 
-While the service does not answer, what it said last goes on counting.
+While the decision service does not answer, the last intervals remain valid.
 """
 
 import logging
@@ -21,14 +21,14 @@ LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 600.0
 AGAIN_S: Final = 120.0
-"""After the decision service has not answered; a question waits for up to a minute."""
+"""Pause after a failure; a request takes up to a minute."""
 
 
 class Answer(NamedTuple):
-    """What the service said.
+    """Intervals from the service.
 
-    :param of_host: seconds, by the aggregates that the host is in; 0: never; None: they say nothing
-    :param of_servers: seconds, of servers whose metadata says something that counts
+    :param of_host: from the host's aggregates, in seconds; 0: never; None: not set
+    :param of_servers: seconds, of servers with a valid interval in their metadata
     """
 
     of_host: int | None = None
@@ -36,17 +36,17 @@ class Answer(NamedTuple):
 
 
 AskIntervals = Callable[[Sequence[messages.Failing]], Answer]
-"""Asks the decision service, which notes what fails.
+"""Asks the decision service, and reports failures.
 
-Raises errors.DecisionUnreachable, or errors.NotAuthenticated, if it does not say it."""
+Raises errors.DecisionUnreachable or errors.NotAuthenticated."""
 
 
 class NovaIntervals:
-    """What is known of intervals; for one thread, but :attr:`last`.
+    """Polls intervals; not thread-safe, except for :attr:`last`.
 
-    :param ask: None: nobody is asked, and nothing is known
+    :param ask: None: there are none
     :param clock: monotonic
-    :param failing: returns what the service is told
+    :param failing: returns failures to report
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class NovaIntervals:
         self._ask, self._clock, self._failing = ask, clock, failing
         self._next_s = clock()
         self.last = Answer()
-        """What counted when it was asked for last; may be read by any thread."""
+        """The last known intervals; thread-safe."""
         self._faults = log_once.LogOnce(LOG)
 
     def current_intervals(self) -> Answer:
-        """Return what counts now; ask, if it is time."""
+        """Return the intervals; ask if due."""
         if self._ask is None or self._clock() < self._next_s:
             return self.last
         try:
@@ -79,7 +79,7 @@ class NovaIntervals:
 def server_interval_s(
     instance: ids.ImageId, spec_s: int | None, told: Answer, default_s: int
 ) -> int:
-    """Return how often a server's checkpoints are taken, in seconds; 0: never.
+    """Return a server's interval in seconds; 0: never.
 
     >>> it = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
     >>> server_interval_s(it, None, Answer(), 9), server_interval_s(it, None, Answer(8), 9)
@@ -87,7 +87,7 @@ def server_interval_s(
     >>> server_interval_s(it, 7, Answer(8), 9), server_interval_s(it, 7, Answer(8, {it: 6}), 9)
     (7, 6)
 
-    :param spec_s: what its flavor says
+    :param spec_s: of its flavor
     :param default_s: of this host
     """
     said = (told.of_servers.get(instance), spec_s, told.of_host)

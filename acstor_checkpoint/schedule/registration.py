@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers checkpoints at the decision service, and hears which are wanted now: over the bus.
+"""Client of the decision service on the message bus, and checkpoint requests.
 
-Only a clear yes of the service counts.  Whatever else comes, or does not come in
-time, is an error, and the next checkpoint is taken as if this one had never been.
+A checkpoint counts only after the service's acknowledgement; without it the next one ignores it.
 """
 
 import base64
@@ -39,11 +38,10 @@ from acstor_common.wire import signed_messages
 LOG = logging.getLogger(__name__)
 
 ANSWER_S: Final = 60
-"""For which the service asks Nova, and writes to its database."""
+"""Timeout; the service asks Nova, and writes to its database."""
 SEND_RETRIES: Final = 1
 RETRY_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
-"""While the service asks to come again, such as where many hosts wait for Nova; half or half as
-much again, by chance."""
+"""Pauses while the service is busy, randomized by half."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _Said = TypeVar("_Said", bound=messages.Response)
@@ -57,15 +55,15 @@ class _Identity(NamedTuple):
 
 
 AskCheckpoint = Callable[[ids.ImageId], int]
-"""Lets an instance have the next turn; returns the number of its checkpoint that was begun last.
+"""Schedules an instance next; returns the number of its last started checkpoint.
 
-Raises errors.Unusable if it has none here; that says why."""
+Raises errors.Unusable if it has no checkpoints here."""
 
 
 def open_transport(files: Sequence[str], folders: Sequence[str]) -> Any:
-    """Return the way to the broker that these configuration files name; connects to nothing.
+    """Return the transport of these configuration files, without connecting.
 
-    :raises errors.Unusable: it is no broker that oslo.messaging knows
+    :raises errors.Unusable: oslo.messaging does not support it
     """
     args = [part for file in files for part in ("--config-file", file)]
     args += [part for folder in folders for part in ("--config-dir", folder)]
@@ -74,11 +72,14 @@ def open_transport(files: Sequence[str], folders: Sequence[str]) -> Any:
 
 
 class Registration:
-    """This host's way to the decision service; may be used by any thread.
+    """This host's calls to the decision service; thread-safe.
+
+    Calls raise errors.NotAuthenticated if this host has no certificate or the service's signature
+    is invalid, and errors.DecisionUnreachable if the service does not answer or is busy.
 
     :param transport: see :func:`open_transport`
-    :param promised_s: says how often an instance has checkpoints; 0: only when it is asked for
-    :param vault_issues: returns what is wrong with the vault of this host, in single words
+    :param promised_s: returns an instance's interval; 0: on request only
+    :param vault_issues: returns issues of this host's vault as single words
     :param wall: wall clock
     """
 
@@ -98,12 +99,9 @@ class Registration:
         self._server: message_bus.BusServer | None = None
 
     def register_checkpoint(self, record: checkpoint_record.Record) -> set[str]:
-        """Register a checkpoint; return the names of the manifests of its disk that stay, in hex.
+        """Register a checkpoint; return manifests of its disk to retain, in hex.
 
-        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
-            answers
-        :raises errors.DecisionUnreachable: the service does not answer, or asks to come again
-        :raises errors.CheckpointRefused: it refuses this one
+        :raises errors.CheckpointRefused: the service rejects it
         """
         what = f"checkpoint {record.checkpoint_id}"
         answer = self._registered(record)
@@ -123,12 +121,7 @@ class Registration:
         return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
 
     def list_kept(self) -> dict[str, set[str]]:
-        """Return what stays of this host's checkpoints: names of manifests, by the vault's disk.
-
-        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
-            answers
-        :raises errors.DecisionUnreachable: the service does not say all of it
-        """
+        """Return manifests to retain, by vault disk."""
         asked = messages.RetentionRequest(host=self._host, sent_s=self._wall())
         answer = self._ask(
             messages.KEPT_CHECKPOINTS, asked, self._identity(), messages.CheckpointResponse
@@ -142,13 +135,9 @@ class Registration:
         return kept
 
     def fetch_intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Answer:
-        """Return what Nova says of intervals of this host and its servers.
+        """Return Nova's intervals of this host and its servers.
 
-        :param failing: is shown to operators, with the issues of the vault
-
-        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
-            answers
-        :raises errors.DecisionUnreachable: the service does not say it
+        :param failing: reported to operators, with the issues of the vault
         """
         told = (*(messages.Failing("", issue) for issue in self._vault_issues()), *failing)
         asked = messages.IntervalRequest(
@@ -167,12 +156,9 @@ class Registration:
         return nova_intervals.Answer(answer.of_host, of_servers)
 
     def departed_owners(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
-        """Return which of these hosts are gone for good, and have no checkpoint any more.
+        """Return which hosts left the cloud and have no checkpoint any more.
 
-        :param owners: MAX_OWNERS at most
-        :raises errors.NotAuthenticated: this host has no certificate, or it is not the service that
-            answers
-        :raises errors.DecisionUnreachable: the service does not say it
+        :param owners: at most MAX_OWNERS
         """
         asked = messages.OwnerRequest(host=self._host, owners=tuple(owners), sent_s=self._wall())
         answer = self._ask(
@@ -208,7 +194,7 @@ class Registration:
         )
 
     def _concealed(self, taken: messages.RegisteredCheckpoint) -> messages.SealedMessage:
-        """Return what only the service can read: others read what is on the bus."""
+        """Encrypt a checkpoint to the service, because the bus is shared."""
         purpose = signing.CHECKPOINT_KEY
         key = self._opened(self._call(messages.SERVICE_KEY, {}), purpose, messages.ServiceKey)
         data, said = msgspec.json.encode(taken), taken.host.encode()
@@ -254,22 +240,22 @@ class Registration:
         )
         try:
             said: object = client.call({}, method, payload=payload)
-        except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+        except Exception as e:  # also errors of kombu
             why = message_bus.why_unreachable(e, self._transport)
             raise errors.DecisionUnreachable("the message bus", why) from e
         return said
 
     def listen_for_requests(self, ask: AskCheckpoint) -> None:
-        """Hear which checkpoints are wanted now, as soon as the broker is there."""
+        """Listen for requested checkpoints in a thread."""
         heard = {messages.CHECKPOINT_WANTED: lambda payload: self.request_checkpoint(payload, ask)}
         endpoint = message_bus.Endpoint(heard, time.monotonic)
         supervision.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
 
     def request_checkpoint(self, payload: object, ask: AskCheckpoint) -> dict[str, Any]:
-        """Let an instance have its turn, if the decision service wants that; return the answer.
+        """Handle a CheckpointRequest; return the encoded reply.
 
-        :raises errors.NotAuthenticated: it has not said so, or not now, or to another host
-        :raises errors.RemoteProtocolError: it makes no sense
+        :raises errors.NotAuthenticated: invalid signature, replayed, or for another host
+        :raises errors.RemoteProtocolError: malformed
         """
         signed = decision_messages.decode(payload, decision_messages.Signed)
         signers = self._files.signer_keys()
@@ -301,7 +287,7 @@ class Registration:
         self._server = message_bus.serve(self._transport, target, endpoint, self._stopping)
 
     def stop(self) -> None:
-        """Let go of the broker.  Waits a few seconds at most."""
+        """Disconnect; waits for a few seconds at most."""
         self._stopping.set()
         message_bus.close_in_background(self._close)()
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server's turn it is to have a checkpoint taken.
+"""Schedule of servers' checkpoints: the most overdue server is next.
 
-Times are those of a monotonic clock, so that a wall clock that jumps moves no turn.  The server
-that has waited longest beyond its interval is next.
+Times are of a monotonic clock, so steps of the wall clock have no effect.
 """
 
 import dataclasses
@@ -19,11 +18,11 @@ from acstor_common.model import checkpoint_intervals
 from acstor_common.model import ids
 
 _FIRST_PAUSE_S: Final = 30.0
-"""After a failure; twice as long after each further one, and never longer than the interval."""
+"""After a failure; doubles with each one, up to the interval."""
 
 
 def interval_s(server: domain_xml.Server, told: nova_intervals.Answer, default_s: int) -> int:
-    """Return how often a server's checkpoints are taken, in seconds; 0: never.
+    """Return a server's interval in seconds; 0: never.
 
     :param default_s: of this host
     """
@@ -45,14 +44,14 @@ class _Entry:
 
     @property
     def is_owed(self) -> bool:
-        """Whether it has checkpoints, or one more, which takes back what the last one promised."""
+        """Whether it needs checkpoints, or a last one that withdraws its promise."""
         return bool(self.every_s or self.promised_s)
 
 
 class ServerSchedule:
-    """The turns of all servers of a host.
+    """Schedule of all servers of a host.
 
-    :param default_s: interval of servers of which nothing else is said
+    :param default_s: interval of servers without their own
     """
 
     def __init__(self, default_s: int) -> None:
@@ -66,10 +65,10 @@ class ServerSchedule:
         age_s: Callable[[ids.ImageId], float | None],
         told: nova_intervals.Answer = nova_intervals.Answer(),  # noqa: B008 (it is never changed)
     ) -> None:
-        """Take note of the servers that are here now; others are forgotten.
+        """Set the servers that are on this host.
 
-        :param age_s: says how old a server's last checkpoint is; None: there is none
-        :param told: what the decision service says of intervals
+        :param age_s: returns the age of a server's last checkpoint; None: none
+        :param told: intervals of the decision service
         """
         turns = {}
         for server in present:
@@ -79,7 +78,7 @@ class ServerSchedule:
                 age = age_s(server.instance)
                 past_s = every_s if age is None else min(max(age, 0.0), every_s)
                 turn = _Entry(server, every_s, now_s + every_s - past_s, now_s - past_s)
-            if not turn.is_owed:  # it has not waited while it was to have none
+            if not turn.is_owed:  # not overdue while disabled
                 turn.due_s = turn.since_s = now_s
             turn.due_s = min(turn.due_s, now_s + every_s)
             turn.server, turn.every_s = server, every_s
@@ -87,16 +86,16 @@ class ServerSchedule:
         self._turns = turns
 
     def is_here(self, instance: ids.ImageId) -> bool:
-        """Say whether a server was here when it was looked last."""
+        """Return whether a server was on this host at the last update."""
         return instance in self._turns
 
     def every_s(self, instance: ids.ImageId) -> int:
-        """Return how often a server has checkpoints; 0: it has none, or is not here."""
+        """Return a server's interval; 0: none, or not here."""
         turn = self._turns.get(instance)
         return 0 if turn is None else int(turn.every_s)
 
     def overdue_s(self, now_s: float) -> dict[ids.ImageId, float]:
-        """Return for how long each server has waited beyond its interval; 0: its is new enough."""
+        """Return for how long each server is overdue; 0: it is not."""
         return {
             instance: max(0.0, now_s - turn.since_s - turn.every_s)
             for instance, turn in self._turns.items()
@@ -104,17 +103,17 @@ class ServerSchedule:
         }
 
     def is_retried(self, instance: ids.ImageId) -> bool:
-        """Return whether a server's last attempt ended without a checkpoint, or was held up."""
+        """Return whether a server's last attempt failed or was delayed."""
         turn = self._turns.get(instance)
         return turn is not None and turn.is_retried
 
     def next_server(
         self, now_s: float, busy: Container[ids.ImageId] = (), *, may_retry: bool = True
     ) -> domain_xml.Server | None:
-        """Return the server that is next; None if none is due.
+        """Return the next due server; None if none is due.
 
-        :param busy: servers that are not considered
-        :param may_retry: consider servers of which :meth:`is_retried` is true
+        :param busy: servers to skip
+        :param may_retry: include servers with :meth:`is_retried`
         """
         due = [
             turn
@@ -127,10 +126,7 @@ class ServerSchedule:
         return min(due, key=lambda turn: turn.due_s).server if due else None
 
     def request_turn(self, instance: ids.ImageId, now_s: float) -> None:
-        """Let a server have the next turn.
-
-        :raises errors.Unusable: it is not here, or has none; says why
-        """
+        """Schedule a server next; Unusable if it is not here or has no interval."""
         turn = self._turns.get(instance)
         if turn is None:
             raise errors.Unusable(
@@ -146,9 +142,9 @@ class ServerSchedule:
     def record_taken(
         self, instance: ids.ImageId, began_s: float, *, is_held_up: bool = False
     ) -> None:
-        """Take note of a checkpoint whose turn began at ``began_s``.
+        """Record a checkpoint whose attempt began at ``began_s``.
 
-        Who asked for one meanwhile means one of a later moment.
+        A request after that time needs a further checkpoint.
 
         :param is_held_up: it waited for a slow holder
         """
@@ -159,10 +155,11 @@ class ServerSchedule:
                 turn.due_s = began_s + turn.every_s
 
     def cut_off(self, instance: ids.ImageId, now_s: float) -> None:
-        """Take note of one that goes on as soon as all who wait already had their turn."""
+        """Record a part: continue after all waiting servers had their turn."""
         if turn := self._turns.get(instance):
             turn.due_s, turn.is_retried = now_s, True
 
+<<<<<<< ours
     def record_failure(
         self, instance: ids.ImageId, now_s: float, *, is_replaced: bool = False
     ) -> float:
@@ -170,6 +167,10 @@ class ServerSchedule:
 
         :param is_replaced: what failed is replaced in the next attempt: the first one is at once
         """
+=======
+    def record_failure(self, instance: ids.ImageId, now_s: float) -> float:
+        """Record a failure; return the pause in seconds before a retry."""
+>>>>>>> theirs
         turn = self._turns.get(instance)
         if turn is None:
             return 0.0

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes checkpoints of this host's servers, in a few worker threads.
+"""Worker threads that take checkpoints of this host's servers.
 
-Each worker takes the checkpoint of one server at a time, and each server has one worker at most.
-A failure of one server is logged and counted, and ends that work alone.  Servers whose last
-attempt did not end with a checkpoint, or waited for a slow holder, share RETRY_WORKERS, and leave
-the other workers to others.
+A worker takes one checkpoint at a time, and a server has at most one worker.  Servers whose last
+attempt failed or was delayed share RETRY_WORKERS, so that they do not block other servers.
 """
 
 import contextlib
@@ -33,27 +31,25 @@ from acstor_common.wire import checkpoint_messages as messages
 LOG = logging.getLogger(__name__)
 
 WORKERS: Final = 4
-"""Each has two manifests in memory at most, of 80 MiB with 2 million entries."""
+"""Each has at most two manifests in memory: 80 MiB for 2 million entries."""
 RETRY_WORKERS: Final = 2
 FAILURES: Final = "checkpoint"
-"""Name under which :mod:`supervision` counts the failures of servers."""
+"""Name of servers' failures in :mod:`supervision`."""
 _LOOK_EVERY_S: Final = 10.0
-"""How long a new server, or a request, waits until it is seen."""
+"""Delay until a new server or a request is noticed."""
 
 
 class ServerList(Protocol):
-    """Who knows the servers of this host."""
+    """Lists the servers of this host."""
 
     def list_servers(self) -> list[domain_xml.Server]:
-        """Return them.
-
-        :raises errors.Unusable: it is not known now
-        """
+        """Return the servers, or raise Unusable."""
 
 
 class CheckpointTaker(Protocol):
-    """Takes one checkpoint of one server; is called by several threads."""
+    """Takes one checkpoint of one server; thread-safe."""
 
+<<<<<<< ours
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int
     ) -> checkpoint_record.Record:
@@ -62,22 +58,21 @@ class CheckpointTaker(Protocol):
         :param interval_s: of the server's checkpoints; 0: it has none
         :raises errors.AcstorError: there is none
         """
+=======
+    def take_checkpoint(self, server: domain_xml.Server) -> checkpoint_record.Record:
+        """Take and register a checkpoint, or raise AcstorError."""
+>>>>>>> theirs
 
     def clear(self, server: domain_xml.Server) -> None:
-        """End what a former daemon began with it.
-
-        :raises errors.AcstorError: it cannot be ended
-        """
+        """End jobs of a former daemon, or raise AcstorError."""
 
 
 class WorkerPool:
-    """The schedule, and the loop of a worker.
-
-    ``failures`` counts checkpoints that failed.
+    """The schedule and the workers' loop.  Public methods are thread-safe.
 
     :param clock: monotonic
-    :param wall_ms: wall clock, since 1970: it says how old checkpoints of a former daemon are
-    :param ask_intervals: asks the decision service; None: it is not asked
+    :param wall_ms: wall clock, since 1970, for the age of a former daemon's checkpoints
+    :param ask_intervals: asks the decision service; None: disabled
     """
 
     def __init__(
@@ -106,7 +101,7 @@ class WorkerPool:
         self.failures = failures.Failures()
 
     def run(self) -> None:
-        """Be one worker until :meth:`stop`; the checkpoint that is on then ends first."""
+        """Run one worker until :meth:`stop`; finish its current checkpoint."""
         while not self._has_ended:
             if not self.run_turn():
                 self._woken.wait(_LOOK_EVERY_S)
@@ -114,55 +109,52 @@ class WorkerPool:
                     self._woken.clear()
 
     def stop(self) -> None:
-        """Let :meth:`run` return; may be called by any thread."""
+        """Make :meth:`run` return."""
         self._has_ended = True
         self._woken.set()
 
     def request_checkpoint(self, instance: ids.ImageId) -> int:
-        """Let a server have the next turn; return the number of its checkpoint that was begun last.
+        """Schedule a server next; return the number of its last started checkpoint.
 
-        The moment of each with a higher number is after this call: numbers are written down before
-        moments are.  May be called by any thread.
+        Later numbers have snapshots after this call, because a number is recorded before its
+        snapshot.
 
-        :raises errors.Unusable: it has no checkpoints here; says why
+        :raises errors.Unusable: the server has no checkpoints here
         """
         with self._lock:
             is_here = self._cadence.is_here(instance)
-        if not is_here:  # maybe not yet: it arrived since the last look
+        if not is_here:  # it may be new
             self._see(self._domains.list_servers(), self._intervals.last)
-        state = self._states.load(instance)  # first: the turn that this gives it may begin at once
+        state = self._states.load(instance)  # first: the requested checkpoint may begin at once
         with self._lock:
             self._cadence.request_turn(instance, self._clock())
         self._woken.set()
         return state.number if state else 0
 
     def promised_s(self, instance: ids.ImageId) -> int:
-        """Return how often a server has checkpoints, 0 if never; may be called by any thread."""
+        """Return a server's interval in seconds; 0: never."""
         with self._lock:
             return self._cadence.every_s(instance)
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
-        """Return how long servers have waited beyond their intervals; for any thread."""
+        """Return for how long servers are overdue."""
         with self._lock:
             return self._cadence.overdue_s(self._clock())
 
     def taking_s(self) -> dict[ids.ImageId, float]:
-        """Return how long the checkpoints that are on have taken; may be called by any thread."""
+        """Return for how long checkpoints have been running."""
         with self._lock:
             return {instance: self._clock() - began_s for instance, began_s in self._on.items()}
 
     def list_servers(self) -> frozenset[ids.ImageId] | None:
-        """Return the servers of this host, None while libvirt does not say; for any thread."""
+        """Return the servers of this host; None while libvirt fails."""
         with self._lock:
             present = self._present
         return None if present is None else frozenset(server.instance for server in present)
 
     @contextlib.contextmanager
     def hold_server(self, instance: ids.ImageId) -> Iterator[bool]:
-        """Take no checkpoint of a server during the block; yield False if one is on already.
-
-        May be called by any thread.
-        """
+        """Block checkpoints of a server during the block; yield False if one runs."""
         with self._lock:
             is_held = instance not in self._on and instance not in self._held
             if is_held:
@@ -176,7 +168,7 @@ class WorkerPool:
                 self._woken.set()
 
     def run_turn(self) -> bool:
-        """Do what is due for one server; return whether anything was."""
+        """Do the next due work for one server; return whether there was any."""
         self._look()
         with self._lock:
             found = self._next()
@@ -192,7 +184,7 @@ class WorkerPool:
         return True
 
     def _next(self) -> tuple[domain_xml.Server, Callable[[domain_xml.Server], None]] | None:
-        """Return a server whose work is due, and the work; None if nothing is due."""
+        """Return the next server and its work; None if nothing is due."""
         busy = self._on.keys() | self._held
         for server in self._present or ():
             if server.instance not in self._cleared and server.instance not in busy:
@@ -202,7 +194,7 @@ class WorkerPool:
         return None if due is None else (due, self._try)
 
     def _look(self) -> None:
-        """See which servers are here, unless another worker does, or did a moment ago."""
+        """Update the list of servers, if due and no other worker does."""
         if self._clock() < self._look_s or not self._looking.acquire(blocking=False):
             return
         try:
@@ -218,7 +210,7 @@ class WorkerPool:
         try:
             told = (
                 self._intervals.current_intervals()
-            )  # what fails is reported while libvirt does not answer
+            )  # first: reports failures even if libvirt fails
             present = self._domains.list_servers()
             self._see(present, told)
         except Exception as e:
@@ -254,7 +246,7 @@ class WorkerPool:
         try:
             record = self._taker.take_checkpoint(server, self.promised_s(instance))
         except snapshot_window.PartTaken as e:
-            with self._lock:  # a guest that writes without end keeps nobody from his turn
+            with self._lock:  # others first: a busy guest must not block them
                 self._cadence.cut_off(instance, self._clock())
             self.failures.note_wait(instance, e.slow_holder)
             if isinstance(e, snapshot_window.Overwritten):
@@ -292,7 +284,7 @@ class WorkerPool:
         )
 
     def _age_s(self, instance: ids.ImageId) -> float | None:
-        """Return how old the last checkpoint is; by the wall clock, so it may be anything."""
+        """Return the last checkpoint's age by the wall clock, possibly negative."""
         state = self._states.load(instance)
         if state is None or not state.taken_ms:
             return None
@@ -300,7 +292,7 @@ class WorkerPool:
 
 
 def _counted(e: Exception) -> bool:
-    """Count a failure of one server; return whether it is a fault of this program's."""
+    """Count a failure of one server; return whether it is a defect."""
     supervision.count_failure(FAILURES)
     return not _is_known(e)
 
