@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts may speak to the vault of this one: those of the v-node table that are not revoked.
+"""Authorization of hosts for this vault: in the v-node table and not revoked.
 
-A certificate says who a host is, and the v-node table whether it is of this cloud.
-The last table that could be read stays in force.
+The last valid table stays in force.
 """
 
 import threading
@@ -15,13 +14,13 @@ from acstor_common.identity import certificates
 from acstor_common.ring import hash_ring
 
 LOOK_EVERY_S: Final = 10.0
-"""To read the table of a large cloud takes a second or two."""
+"""Reading the table of a large cloud takes a second or two."""
 
 
 class AuthorizedHosts:
-    """Follows the v-node table; may be used by many threads.
+    """Follows the v-node table; thread-safe.
 
-    :param ring: returns the table in force; raises errors.Unusable if there is none
+    :param ring: returns the table in force, or raises errors.Unusable
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class AuthorizedHosts:
         self._looked_s = -LOOK_EVERY_S
 
     def why_refused(self, certificate: certificates.HostCertificate) -> str:
-        """Return why a host that has proven who it is may not speak; empty if it may."""
+        """Return why an authenticated host is refused; "" if it is not."""
         with self._lock:
             if self._clock() - self._looked_s >= LOOK_EVERY_S:
                 self._look()
@@ -48,9 +47,9 @@ class AuthorizedHosts:
         return ""
 
     def hosts_at(self, ip: str) -> int:
-        """Return how many hosts of the table stand at an IP address.
+        """Return the number of hosts in the table with an IP address.
 
-        It waits for no table, but for the first one.
+        It blocks only for the first table.
         """
         if self._table is None:
             with self._lock:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which connection of a host may drop what is kept of a disk: the latest that spoke of it.
+"""Fencing of connections: only a disk's latest connection may delete data.
 
-A daemon that was killed, or gave up waiting, may have asked for something to be dropped; the next
-one finds chunks here, does not send them again, and registers a checkpoint that names
-them.  So what was asked before ends when the next connection speaks of the disk.
-
-Who has begun can be sure that nothing goes any more that was asked for before.
+A killed daemon may have requested a deletion.  Its successor finds chunks here, does not send them
+again, and registers a checkpoint with them.  So earlier requests are cancelled when a later
+connection accesses the disk.
 """
 
 import contextlib
@@ -23,25 +21,25 @@ class _Turn:
 
 
 class ConnectionFencing:
-    """Of the disks of one vault; may be used by many threads.
+    """Fences the disks of one vault; thread-safe.
 
-    Connections are numbers, later ones larger.
+    Connection numbers increase.
     """
 
     def __init__(self) -> None:
         self._turns: dict[object_names.Disk, _Turn] = {}
 
     def begin_generation(self, disk: object_names.Disk, connection: int) -> None:
-        """Let no connection before this one drop anything; wait until one has let go."""
+        """Fence earlier connections; wait for one that is deleting."""
         turn = self._turns.setdefault(disk, _Turn())
         with turn.lock:
             turn.latest = max(turn.latest, connection)
 
     @contextlib.contextmanager
     def hold_generation(self, disk: object_names.Disk, connection: int) -> Iterator[None]:
-        """Let nobody else begin in the block.
+        """Block later connections during the block.
 
-        :raises errors.VaultRefused: a later connection has
+        :raises errors.VaultRefused: this connection is fenced
         """
         turn = self._turns.setdefault(disk, _Turn())
         with turn.lock:
@@ -50,10 +48,10 @@ class ConnectionFencing:
             yield
 
     def latest_connection(self, disk: object_names.Disk) -> int:
-        """Return which connection spoke of a disk last; 0: none did."""
+        """Return the last connection that accessed a disk; 0: none."""
         turn = self._turns.get(disk)
         return turn.latest if turn is not None else 0
 
     def forget_disk(self, disk: object_names.Disk) -> None:
-        """Note that nothing is kept of a disk any more."""
+        """Forget a deleted disk."""
         self._turns.pop(disk, None)

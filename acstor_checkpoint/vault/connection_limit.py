@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that a vault has at a time.
+"""Limits of concurrent connections to a vault.
 
-A connection is unauthenticated until its TLS handshake has shown which host it is from.
-Unauthenticated connections have few places, and never keep a host out: when the places are taken,
-a new connection displaces the oldest one of the address that has most of them.  Each address at
-which hosts of the v-node table stand has places of its own, which other addresses cannot take.
+A connection is unauthenticated until its TLS handshake.  Unauthenticated connections have few
+slots; if these are taken, a new one closes the oldest of the address with the most.  Each address
+of hosts in the v-node table has its own slots.
 
-Authenticated hosts have other places, fairly shared: when they are taken, a new connection
-displaces one that has been idle for IDLE_S, or else one of the host that has most.
+Authenticated hosts have other slots, shared fairly: if these are taken, a new connection closes one
+that has been idle for IDLE_S, or else one of the host with the most.
 """
 
 import collections
@@ -25,23 +24,23 @@ from typing import NamedTuple
 from acstor_common.model import ids
 
 UNAUTHENTICATED: Final = 64
-"""Of all addresses at which no host stands."""
+"""Of all addresses without a host."""
 UNAUTHENTICATED_OF_HOST: Final = 8
-"""Of each host of the table, at its address."""
+"""For each host of the table, at its address."""
 CONNECTIONS: Final = 256
-"""Each is a thread, which holds a chunk at a time: 16 MiB for all, 1 GiB in chunks of 4 MiB."""
+"""Each has a thread and a chunk in memory: 16 MiB in all, 1 GiB for 4 MiB chunks."""
 CONNECTIONS_OF_HOST: Final = 16
-"""Its agent has 8, its checkpoint daemon one for each disk and one to collect garbage."""
+"""Of these the agent uses 8, the daemon one per disk and one for deletion."""
 
 IDLE_S: Final = 5.0
-"""A new connection has its first request within less."""
+"""A new connection sends its first request sooner."""
 _BUSY: Final = math.inf
 
 
 class ConnectionLimit:
-    """Counts connections and displaces some for new ones; may be used by many threads.
+    """Counts connections, and closes some for new ones; thread-safe.
 
-    :param hosts_at: returns how many hosts of the v-node table stand at an address
+    :param hosts_at: returns the number of hosts in the v-node table with an address
     :param clock: monotonic
     """
 
@@ -54,13 +53,13 @@ class ConnectionLimit:
         self._lock = threading.Lock()
         self._hosts_at = hosts_at
         self._shared: dict[socket.socket, str] = {}  # the oldest first
-        self._of_hosts: dict[str, dict[socket.socket, str]] = {}  # by address, in the same order
-        self._held: dict[socket.socket, _Held] = {}  # the one that changed last is the last
+        self._of_hosts: dict[str, dict[socket.socket, str]] = {}  # by address, oldest first
+        self._held: dict[socket.socket, _Held] = {}  # least recently changed first
 
     def add(self, handle: socket.socket, address: str) -> None:
-        """Give an unauthenticated connection a place; another one may be ended for it.
+        """Take a slot for an unauthenticated connection; may close another one.
 
-        :param handle: a descriptor of the connection that stays open until :meth:`remove`
+        :param handle: a duplicate descriptor, open until :meth:`remove`
         """
         hosts = self._hosts_at(address)
         with self._lock:
@@ -74,7 +73,7 @@ class ConnectionLimit:
             waiting[handle] = address
 
     def remove(self, handle: socket.socket, address: str) -> None:
-        """Free the place of a connection: it is authenticated now, or ends."""
+        """Release the slot of a connection that is authenticated or closed."""
         with self._lock:
             self._shared.pop(handle, None)
             if (waiting := self._of_hosts.get(address)) is not None:
@@ -84,14 +83,14 @@ class ConnectionLimit:
 
     @property
     def hosts(self) -> int:
-        """Return how many connections are authenticated."""
+        """Number of authenticated connections."""
         return len(self._held)
 
     @contextlib.contextmanager
     def admit_host(self, handle: socket.socket, host: ids.HostId) -> Iterator[bool]:
-        """Have a place for a connection of a host, idle at first; False if there is none.
+        """Hold a slot for a host's connection; yield False if there is none.
 
-        :param handle: see :meth:`add`; it stays open until the block ends
+        :param handle: see :meth:`add`; open until the block ends
         """
         with self._lock:
             may_stay = self._make_room(host)
@@ -105,7 +104,7 @@ class ConnectionLimit:
 
     @contextlib.contextmanager
     def mark_busy(self, handle: socket.socket) -> Iterator[None]:
-        """Let a connection not count as idle in the block: its request is being answered."""
+        """Mark a connection as busy during the block."""
         self._mark(handle, _BUSY)
         try:
             yield
@@ -113,18 +112,18 @@ class ConnectionLimit:
             self._mark(handle, self._clock())
 
     def end_all(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         with self._lock:
             for handle in [*self._shared, *self._held, *itertools.chain(*self._of_hosts.values())]:
                 _end(handle)
 
     def _mark(self, handle: socket.socket, idle_since_s: float) -> None:
         with self._lock:
-            if (held := self._held.pop(handle, None)) is not None:  # else it was displaced
+            if (held := self._held.pop(handle, None)) is not None:  # else closed by another
                 self._held[handle] = held._replace(idle_since_s=idle_since_s)
 
     def _make_room(self, host: ids.HostId) -> bool:
-        """Displace a connection if all places are taken; return whether there is a place."""
+        """Close a connection if all slots are taken; return whether one is free."""
         counts = collections.Counter(held.host for held in self._held.values())
         is_own = counts[host] >= CONNECTIONS_OF_HOST
         if not is_own and len(self._held) < CONNECTIONS:
@@ -134,7 +133,7 @@ class ConnectionLimit:
         def may_go(held: _Held) -> bool:
             if is_own:
                 return held.host == host and held.is_idle
-            # A busy one goes only if its host has more than the new one's even then.
+            # Close a busy one only if its host still has more than the new one's.
             return counts[held.host] > counts[host] + (not held.is_idle)
 
         def rank(handle: socket.socket) -> tuple[bool, int, bool]:
@@ -167,5 +166,5 @@ def _displace_one(waiting: dict[socket.socket, str]) -> None:
 
 
 def _end(handle: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the other side has ended it already
+    with contextlib.suppress(OSError):  # closed by the peer
         handle.shutdown(socket.SHUT_RDWR)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes what was written to a file system safe, for all who wait at once.
+"""Group commit: one ``syncfs`` for all threads that wait.
 
-Who waits gets the end of a pass that began after he asked.  When one has failed, all later
-ones fail until the process is started anew: the kernel tells a fault of the disk once, and
-not whose bytes are lost.
+A thread waits for a pass that began after its call.  After a failure all later calls fail until a
+restart: the kernel reports an I/O error once, and not for which data.
 
-``syncfs`` and not ``fsync``: of 128 files that were written together, each fsync is a commit of
-the file system's journal and a flush of the disk's cache; all together need one.  It writes what
-others have written to the same file system, too: a vault should have one of its own.
+``fsync`` would commit the journal and flush the disk's cache for each file.  ``syncfs`` also writes
+other processes' data, so a vault should have its own file system.
 """
 
 import ctypes
@@ -23,7 +21,7 @@ from typing import Final
 LOG = logging.getLogger(__name__)
 
 LONGEST_S: Final = 100.0
-"""Of one sync; a client waits for 60 to 120 s and then takes the vault for too slow."""
+"""Timeout of a sync; clients give up after 60 to 120 s."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -34,25 +32,24 @@ class _Pass:
 
 
 class GroupSync:
-    """Of one file system; may be used by many threads.
+    """Group commit on one file system; thread-safe.
 
-    :param folder: somewhere on it
-    :raises OSError: it cannot be opened
+    :param folder: any folder on it; OSError if it cannot be opened
     """
 
     def __init__(self, folder: pathlib.Path) -> None:
-        # One for all passes: the kernel tells a descriptor of the faults since it was opened.
+        # One for all passes: a descriptor reports errors since it was opened.
         self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         self._failed: OSError | None = None
         self._next: _Pass | None = None
-        self.passes = 0  #: how many ended
-        self._took_s, self._began_s = 0.0, math.inf  # no pass is on
+        self.passes = 0  #: completed
+        self._took_s, self._began_s = 0.0, math.inf  # no pass is running
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
 
     def wait_synced(self) -> None:
-        """Wait until all that was written before this call is safe.
+        """Wait until all data written before this call is durable.
 
-        :raises OSError: it is not, and nobody knows which part; or not within LONGEST_S
+        :raises OSError: data was lost, or LONGEST_S passed
         """
         with self._lock:
             is_first = self._next is None
@@ -66,23 +63,23 @@ class GroupSync:
 
     @property
     def took_s(self) -> float:
-        """Return how long all passes took, and the one that is on takes: it may never end."""
+        """Duration of all passes, with that of a running one."""
         with self._lock:
             return self._took_s + max(0.0, time.monotonic() - self._began_s)
 
     @property
     def has_failed(self) -> bool:
-        """Say whether something is not safe, and nobody knows what."""
+        """Whether data was lost."""
         return self._failed is not None
 
     def close(self) -> None:
-        """Let go of the file system."""
+        """Close the descriptor."""
         os.close(self._descriptor)
 
     def _make(self, mine: _Pass) -> None:
         with self._one_at_a_time:
             with self._lock:
-                self._next = None  # who comes from now on may have written after it began
+                self._next = None  # later callers need the next pass
                 self._began_s = time.monotonic()
             self._failed = self._failed or _fault(self._descriptor)
             with self._lock:
@@ -94,7 +91,7 @@ class GroupSync:
 
 
 def _fault(descriptor: int) -> OSError | None:
-    """Make a file system safe; return why that is not done."""
+    """Sync a file system; return the error or None."""
     if not _libc.syncfs(descriptor):
         return None
     number = ctypes.get_errno()

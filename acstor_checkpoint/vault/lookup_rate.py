@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds what one host may have a vault look up and read: a token bucket of names for each host."""
+"""Rate limit of lookups and reads in a vault: a token bucket per host."""
 
 import threading
 import time
@@ -10,20 +10,22 @@ from acstor_common.model import ids
 from acstor_common.util import token_buckets
 
 OF_HOST: Final = token_buckets.Rate(per_s=65536.0, burst=4 * 65536.0)
-"""A sixth of a processor for one host, and at once the names of a disk of 16 GiB."""
+"""A sixth of a CPU per host; the burst is a disk of 16 GiB."""
 OF_REQUEST: Final = 64
-"""Names that a request counts as, beside those in it: it may sync the file system."""
+"""Names that a request counts as: it may sync the file system."""
 BYTES: Final = 4096
-"""Of a chunk or manifest that is read, which count as a name: with OF_REQUEST, a host that reads
-chunks of 64 KiB takes two fifths of a processor, and gets 51 MiB/s after the first 200 MiB."""
+"""Bytes read that count as a name.
+
+With OF_REQUEST, a host that reads chunks of 64 KiB takes two fifths of a CPU, and gets 51 MiB/s
+after the first 200 MiB."""
 _HOSTS: Final = 16384
 _SHORTEST_S: Final = 0.001
 
 
 class LookupRate:
-    """Delays look-ups of hosts that exceed their rate; may be used by many threads.
+    """Delays lookups of hosts that exceed their rate; thread-safe.
 
-    :ivar waited_s: seconds that all hosts have waited, in all
+    :ivar waited_s: sum of all delays
     """
 
     def __init__(
@@ -38,15 +40,12 @@ class LookupRate:
         )
 
     def spend_lookups(self, host: ids.HostId, count: int) -> None:
-        """Wait until a host may have so many more names looked up.
-
-        :param count: of names, a burst at most
-        """
+        """Wait until a host may look up ``count`` names, at most a burst."""
         while wait_s := self._take(host, count):
             self._sleep(wait_s)
 
     def _take(self, host: ids.HostId, count: int) -> float:
-        """Take names from a host's bucket; return how long to wait if there are too few."""
+        """Take names from a host's bucket, or return how long to wait."""
         with self._lock:
             now_s = self._clock()
             lacking = count - self._buckets.tokens_left(host, now_s)

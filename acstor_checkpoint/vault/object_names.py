@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What vaults call things: whose disk, chunks and manifests, and lists of such names.
+"""Names of disks, chunks and manifests in vaults, and lists of names.
 
-The one rule: a list of names is ascending and has none twice.  So one of any length can be
-checked as it comes, and looked into where it lies.
+A list of names is strictly ascending, so it can be validated as a stream and searched in place.
 """
 
 import bisect
@@ -22,20 +21,20 @@ from acstor_common.model import ids
 
 NAME_BYTES: Final = ids.CID_BYTES
 MAX_ASKED: Final = 1 << 16
-"""Names in one request: of 4 GiB of a disk."""
+"""Names per request: those of 4 GiB of a disk."""
 ALL: Final = range(256)
-"""The first bytes of all names."""
+"""First bytes of all names."""
 HEAD: Final = struct.Struct(f"<{NAME_BYTES}sI")
-"""What stands before each chunk on its way to a vault: its name, and its length when sealed."""
+"""Header of a chunk in a request: name, sealed length."""
 
 _RANGE: Final = re.compile("([0-9a-f]{2})-([0-9a-f]{2})")
 _NAME: Final = re.compile(f"[0-9a-f]{{{2 * NAME_BYTES}}}")
 
 
 class Disk(NamedTuple):
-    """A disk of which a vault keeps checkpoints.
+    """A disk with checkpoints in a vault.
 
-    :param owner: the host that took them; it alone may add to them and drop them
+    :param owner: the host that took them; only it may add or delete data
     """
 
     owner: ids.HostId
@@ -43,34 +42,34 @@ class Disk(NamedTuple):
 
 
 class Kind(enum.StrEnum):
-    """What is kept; the value is the word of the vaults' protocol."""
+    """Kind of an object; the value is used in paths of the protocol."""
 
     CHUNK = "chunks"
     MANIFEST = "manifests"
 
 
 class Sealed(NamedTuple):
-    """A chunk as vaults keep it."""
+    """A sealed chunk."""
 
     name: bytes
     data: bytes
 
 
 class Stay(NamedTuple):
-    """What of a disk stays: of the things whose first byte is in ``within``, those of ``names``."""
+    """Objects of a disk to retain: ``names``, among those with first byte ``within``."""
 
     within: range
     names: Collection[bytes]
 
 
 class NameList(Sequence[bytes]):
-    """Names, one behind the other, read where they lie.
+    """A list of names, read in place.
 
     >>> names = NameList(pack_names([bytes([7] * 32), bytes(32)]))
     >>> len(names), bytes(32) in names, bytes([8] * 32) in names
     (2, True, False)
 
-    :raises ValueError: they are not whole, or not in ascending order
+    :raises ValueError: truncated, or not ascending
     """
 
     def __init__(self, buffer: bytes | memoryview) -> None:
@@ -84,7 +83,7 @@ class NameList(Sequence[bytes]):
             before = name
 
     def __len__(self) -> int:
-        """Return how many they are."""
+        """Return the number of names."""
         return len(self._view) // NAME_BYTES
 
     @overload
@@ -92,7 +91,7 @@ class NameList(Sequence[bytes]):
     @overload
     def __getitem__(self, at: slice) -> list[bytes]: ...
     def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
-        """Return a name, or some of them."""
+        """Return a name, or a list of names."""
         if isinstance(at, slice):
             return [self[n] for n in range(*at.indices(len(self)))]
         if not 0 <= at < len(self):
@@ -100,26 +99,26 @@ class NameList(Sequence[bytes]):
         return bytes(self._view[at * NAME_BYTES : (at + 1) * NAME_BYTES])
 
     def __contains__(self, name: object) -> bool:
-        """Say whether a name is there."""
+        """Return whether a name is in the list."""
         if not isinstance(name, bytes):
             return False
         at = bisect.bisect_left(self, name)
         return at < len(self) and self[at] == name
 
     def beginning_with(self, first: int) -> set[bytes]:
-        """Return the names whose first byte is this."""
+        """Return the names with this first byte."""
         start = bisect.bisect_left(self, bytes([first]))
         stop = bisect.bisect_left(self, bytes([first + 1])) if first < 255 else len(self)
         return set(self[start:stop])
 
 
 def pack_names(names: Iterable[bytes]) -> bytes:
-    """Return names as a list of them is written."""
+    """Return names as an encoded list."""
     return b"".join(sorted(set(names)))
 
 
 def split(stay: Stay) -> Iterator[Stay]:
-    """Yield what stays in parts of MAX_ASKED names at most, whose ranges cover the whole one.
+    """Split into parts of at most MAX_ASKED names, whose ranges cover the whole range.
 
     >>> [(part.within, len(part.names)) for part in split(Stay(ALL, [bytes([7]) * 32, bytes(32)]))]
     [(range(0, 256), 2)]
@@ -138,12 +137,10 @@ def split(stay: Stay) -> Iterator[Stay]:
 
 
 def parse_range(text: str) -> range:
-    """Return the first bytes that stand in a path.
+    """Return the range of first bytes in a path, or raise ValueError.
 
     >>> parse_range("0a-ff")
     range(10, 256)
-
-    :raises ValueError: they are none
     """
     if not (found := _RANGE.fullmatch(text)):
         raise ValueError(f"not a range of first bytes: {text[:80]!r}")
@@ -151,19 +148,13 @@ def parse_range(text: str) -> range:
 
 
 def parse_name(text: str) -> bytes:
-    """Return the name that stands in a path or is a file's.
-
-    :raises ValueError: it is none
-    """
+    """Return the name in a path or file name, or raise ValueError."""
     if not _NAME.fullmatch(text):
         raise ValueError(f"not a name: {text[:80]!r}")
     return bytes.fromhex(text)
 
 
 def check_length(length: int) -> None:
-    """Return if a sealed chunk can be so long.
-
-    :raises ValueError: it cannot
-    """
+    """Raise ValueError if a sealed chunk cannot have this length."""
     if not checkpoint_encryption.SEAL_BYTES < length <= checkpoint_encryption.MAX_SEALED_BYTES:
         raise ValueError(f"a sealed chunk is not {length} bytes long")

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drops what the vault keeps for hosts that are gone for good, and of which nothing is needed.
+"""Deletes data of hosts that left the cloud.
 
-An owner has its holders drop what it needs no more.  Who is gone does so no more, so each vault
-asks the decision service which of those for whom it keeps something are gone.
-
-Only a clear word of the service lets anything go, and never what an owner has
-spoken of since it was asked for: it may have come back.
+An owner deletes its own obsolete data.  For owners that left, each vault asks the decision service.
+Data is deleted only on the service's confirmation, and not if the owner accessed it since the
+question: it may have returned.
 """
 
 import contextlib
@@ -29,19 +27,19 @@ LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 3600.0
 FIRST_S: Final = 60.0
-"""From the start of the daemon: then the broker is there, and what was asked for is under way."""
+"""After the daemon's start, when the broker is connected."""
 _ENDS_WITHIN_S: Final = 60.0
 
 FindGone = Callable[[Collection[ids.HostId]], Collection[ids.HostId]]
-"""Asks the decision service which of these hosts are gone and have no checkpoint any more.
+"""Asks the decision service which hosts left and have no checkpoint any more.
 
-Raises errors.DecisionUnreachable, or errors.NotAuthenticated, if it does not say it."""
+Raises errors.DecisionUnreachable or errors.NotAuthenticated."""
 
 
 class OwnerDeletion:
-    """Asks now and then; for a thread of its own.
+    """The deletion loop.
 
-    :param ended: set when it is to end
+    :param ended: set to stop it
     """
 
     def __init__(
@@ -51,7 +49,7 @@ class OwnerDeletion:
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
-        """Ask until the end; what cannot be done now is tried the next time."""
+        """Delete periodically until ``ended`` is set; retry failures next time."""
         pause_s = FIRST_S
         while not self._ended.wait(pause_s):
             try:
@@ -64,10 +62,10 @@ class OwnerDeletion:
             pause_s = EVERY_S
 
     def delete_departed(self) -> None:
-        """Ask of all for whom something is kept, and drop what is needed no more.
+        """Delete data of all owners that left.
 
-        :raises errors.AcstorError: the decision service does not say it
-        :raises OSError: something cannot be removed
+        :raises errors.AcstorError: the decision service does not answer
+        :raises OSError: deletion failed
         """
         owners = sorted(vault_files.owners_in(self._vault.folder))
         for at in range(0, len(owners), messages.MAX_OWNERS):
@@ -77,13 +75,13 @@ class OwnerDeletion:
                 self._drop(owner, seen[owner])
 
     def _seen(self, owner: ids.HostId) -> dict[object_names.Disk, int]:
-        """Return which connection spoke last of each disk of a host."""
+        """Return the last connection of each disk of a host."""
         disks = [object_names.Disk(owner, disk) for disk in self._vault.list_disks(owner)]
         return {disk: self._vault.latest_connection(disk) for disk in disks}
 
     def _drop(self, owner: ids.HostId, seen: dict[object_names.Disk, int]) -> None:
         gone = 0
-        with contextlib.suppress(errors.VaultRefused):  # it is back
+        with contextlib.suppress(errors.VaultRefused):  # the owner returned
             for disk, connection in seen.items():
                 went = vault_store.MAX_REMOVED
                 while went >= vault_store.MAX_REMOVED and not self._ended.is_set():
@@ -95,7 +93,7 @@ class OwnerDeletion:
 
 @contextlib.contextmanager
 def run_deletion(vault: vault_store.VaultStore, gone: FindGone) -> Iterator[None]:
-    """Ask as long as the block lasts."""
+    """Run the loop in a thread during the block."""
     ended = threading.Event()
     forgetting = OwnerDeletion(vault, gone, ended)
     thread = supervision.start("forgetting", forgetting.run, ended)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a vault keeps, for whom, and how much more it may keep.
+"""Space accounting of a vault: limits, quotas and usage.
 
-Room is taken before anything is written, and given back for what was not.  Files and folders count
-as they lie on a disk: each is an inode, and takes blocks of 4 KiB.
+Space is reserved before writing.  Files and folders count as on disk: an inode and blocks of 4 KiB.
 """
 
 import collections
@@ -23,7 +22,7 @@ FULL: Final = 0.95
 
 
 class Bound(enum.StrEnum):
-    """A bound of a vault; the value is a metric's label."""
+    """A limit; the value is a metric's label."""
 
     VAULT_BYTES = "vault_bytes"
     VAULT_INODES = "vault_inodes"
@@ -33,12 +32,12 @@ class Bound(enum.StrEnum):
 
     @property
     def of_host(self) -> bool:
-        """Whether it is that of one host."""
+        """Whether it is a host's quota."""
         return self in (Bound.HOST_BYTES, Bound.HOST_INODES)
 
     @property
     def what(self) -> str:
-        """What is counted, in words."""
+        """The counted resource, for errors."""
         return self.rpartition("_")[2] + " of one host" * self.of_host
 
 
@@ -47,11 +46,11 @@ INODE_BYTES = 26 << 10
 
 
 class Limits(NamedTuple):
-    """What a vault may keep.
+    """Limits of a vault.
 
-    :param total_bytes: for all hosts together; 0: nothing
+    :param total_bytes: for all hosts; 0: nothing is stored
     :param host_bytes: for one host
-    :param inodes: for all hosts together: chunks, manifests and the folders that they are in
+    :param inodes: for all hosts: chunks, manifests and folders
     """
 
     total_bytes: int
@@ -60,7 +59,7 @@ class Limits(NamedTuple):
 
     @property
     def host_inodes(self) -> int:
-        """How many inodes one host may have: as large a share as that of the bytes.
+        """Inodes for one host, in proportion to its bytes.
 
         >>> Limits(total_bytes=100, host_bytes=50, inodes=1000).host_inodes
         500
@@ -74,14 +73,14 @@ def limits(total_bytes: int, host_bytes: int) -> Limits:
 
 
 class Usage(NamedTuple):
-    """What is kept."""
+    """Used space."""
 
     size_bytes: int = 0
     inodes: int = 0
 
 
 def allocated_bytes(size_bytes: int) -> int:
-    """Return what a file takes of a disk.
+    """Return the size of a file on disk.
 
     >>> allocated_bytes(1), allocated_bytes(4096), allocated_bytes(4097)
     (4096, 4096, 8192)
@@ -90,9 +89,9 @@ def allocated_bytes(size_bytes: int) -> int:
 
 
 class Quota:
-    """The room of one vault; may be used by many threads.
+    """Space accounting of one vault; thread-safe.
 
-    :param here: whose vault it is, for errors
+    :param here: this host, for errors
     """
 
     def __init__(self, limits: Limits, here: str) -> None:
@@ -102,14 +101,11 @@ class Quota:
         self._used: collections.defaultdict[ids.HostId, Usage] = collections.defaultdict(Usage)
         self._total = Usage()
         self.refused: collections.Counter[Bound] = collections.Counter()
-        """Files and folders that were refused, by the bound that was reached."""
+        """Refused files and folders by limit."""
         self._full: set[ids.HostId] = set()
 
     def reserve(self, owner: ids.HostId, size_bytes: int) -> None:
-        """Take the room of a file or folder.
-
-        :raises errors.VaultFull: there is none
-        """
+        """Reserve space for a file or folder, or raise VaultFull."""
         with self._lock:
             for bound, used, limit in self._bounds(owner, allocated_bytes(size_bytes)):
                 if used > limit:
@@ -117,24 +113,24 @@ class Quota:
             self._add(owner, allocated_bytes(size_bytes), 1)
 
     def count_existing(self, owner: ids.HostId, size_bytes: int) -> None:
-        """Note a file or folder that is there already, whatever the limits are now."""
+        """Account for an existing file or folder, regardless of limits."""
         with self._lock:
             self._add(owner, allocated_bytes(size_bytes), 1)
 
     def give_back(self, owner: ids.HostId, size_bytes: int) -> None:
-        """Note that a file or folder is there no more."""
+        """Release the space of a file or folder."""
         with self._lock:
             self._add(owner, -allocated_bytes(size_bytes), -1)
             if not self._is_nearly_full(self._used[owner]):
                 self._full.discard(owner)
 
     def full_hosts(self) -> int:
-        """Return how many hosts have used up their quota, and still use FULL of it."""
+        """Return how many hosts exhausted their quota and still use FULL of it."""
         with self._lock:
             return len(self._full)
 
     def usage_by_host(self) -> dict[ids.HostId, Usage]:
-        """Return what is kept for each host."""
+        """Return the usage of each host."""
         with self._lock:
             return {owner: used for owner, used in self._used.items() if used.inodes}
 
@@ -144,7 +140,7 @@ class Quota:
         self._total = Usage(total.size_bytes + size_bytes, total.inodes + inodes)
 
     def _bounds(self, owner: ids.HostId, size_bytes: int) -> Iterator[tuple[Bound, int, int]]:
-        """Yield each bound, what would be used of it, and the limit."""
+        """Yield each limit with the usage it would have."""
         one, total, limits = self._used[owner], self._total, self.limits
         yield Bound.VAULT_BYTES, total.size_bytes + size_bytes, limits.total_bytes
         yield Bound.HOST_BYTES, one.size_bytes + size_bytes, limits.host_bytes

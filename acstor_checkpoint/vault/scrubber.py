@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what the vault keeps, again and again, so that what a disk forgot is found in time.
+"""Scrubber: reads the vault's files periodically to detect corruption.
 
-It takes little of the disk, whatever the vault holds.  What it finds altered is removed by the
-vault; its owner, who asks what is missing before each checkpoint, sends it anew.  So is what
-the disk cannot read any more.
+It runs at a low rate.  Corrupt files are removed; the owner, which checks for missing chunks before
+each checkpoint, sends them again.
 """
 
 import errno
@@ -21,23 +20,21 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 BYTES_PER_S: Final = 4 << 20
-"""100 GiB are read in seven hours."""
+"""100 GiB take seven hours."""
 EVERY_S: Final = 86400.0
-"""From the end of one pass to the next, so that a small vault is not read all day."""
+"""Between two passes."""
 FIRST_S: Final = 3600.0
-"""From the start of the daemon at least: a host that was just started has other things to read.
-Not a day, for who starts a daemon every day would have none."""
+"""Least delay after the daemon's start, when the host is busy."""
 MAX_UNREADABLE: Final = 100
-"""Files of one pass.  Where there are more it is the disk as a whole, or the way to it, which may
-come back; the rest of what it keeps is not removed."""
+"""Files per pass; more indicate a fault of the whole disk, maybe transient."""
 _SPOILT: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
-"""How kernels say that the bytes of a file are gone: the medium, a file system's own checksum."""
+"""Errors of corrupt data: medium error, or a file system's checksum."""
 _LAST: Final = ".scrubbed"
-"""When it was changed is when the last pass ended."""
+"""Its modification time is the end of the last pass."""
 
 
 def ended_s(folder: pathlib.Path) -> float | None:
-    """Return when the last pass over a vault ended, by the wall clock; None: it is not known."""
+    """Return the wall clock of the last pass's end; None: unknown."""
     try:
         return (folder / _LAST).stat().st_mtime
     except OSError:
@@ -45,9 +42,9 @@ def ended_s(folder: pathlib.Path) -> float | None:
 
 
 class Scrubber:
-    """Passes over a vault; for a thread of its own.
+    """The scrubbing loop.
 
-    :param ended: set when it is to end
+    :param ended: set to stop it
     :param wall: wall clock
     """
 
@@ -60,7 +57,7 @@ class Scrubber:
         self._vault, self._ended, self._wall = vault, ended, wall
 
     def run(self) -> None:
-        """Go over the vault until the end; what cannot be read now is tried in the next pass."""
+        """Scrub periodically until ``ended`` is set."""
         pause_s = self.first_pause_s()
         while not self._ended.wait(pause_s):
             try:
@@ -72,19 +69,16 @@ class Scrubber:
             pause_s = EVERY_S
 
     def first_pause_s(self) -> float:
-        """Return how long a daemon that was just started waits: a pass may have ended not long ago.
-
-        A clock that was set back makes it no longer than from one pass to the next.
-        """
+        """Return the delay after a start, at most EVERY_S even if the clock was set back."""
         last_s = ended_s(self._vault.folder)
         if last_s is None:
             return FIRST_S
         return min(max(FIRST_S, EVERY_S - (self._wall() - last_s)), EVERY_S)
 
     def scrub_all(self) -> int:
-        """Read everything once; return how much was removed.
+        """Read everything once; return how many files were removed.
 
-        :raises OSError: more than MAX_UNREADABLE files cannot be read
+        :raises OSError: more than MAX_UNREADABLE files are unreadable
         """
         gone, unreadable = 0, 0
         for one in self._vault.iter_all():
@@ -94,7 +88,7 @@ class Scrubber:
             except errors.ChunkInvalid:
                 gone += 1
             except errors.ChunkMissing:
-                continue  # dropped meanwhile
+                continue  # deleted meanwhile
             except OSError as e:
                 unreadable += 1
                 if unreadable > MAX_UNREADABLE:
@@ -108,7 +102,7 @@ class Scrubber:
     def _given_up(
         self, disk: object_names.Disk, kind: object_names.Kind, name: bytes, why: OSError
     ) -> int:
-        """Have what cannot be read removed, if its bytes are gone; return how much was."""
+        """Remove an unreadable file if its data is lost; return how many."""
         LOG.error("%s %s of %s cannot be read: %s", kind, name.hex(), disk.disk, why)
         if why.errno not in _SPOILT:
             return 0

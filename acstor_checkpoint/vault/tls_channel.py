@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection between a host and a vault: HTTP/1.1 (h11) inside TLS, for one thread.
+"""HTTP/1.1 (h11) over TLS between a host and a vault; not thread-safe.
 
-Each wait has an end.  The other side may not be silent for SILENCE_S, and has a total deadline for
-each body that it sends or takes.
+Every wait has a timeout: SILENCE_S without data, and a deadline for each body.
 """
 
 import math
@@ -18,22 +17,22 @@ import h11
 from acstor_common.wire import vault_paths
 
 PROTOCOL: Final = vault_paths.PROTOCOL
-"""What both sides agree on inside TLS, by ALPN."""
+"""ALPN protocol."""
 SILENCE_S: Final = 30.0
-"""A host whose disk has a long queue is slow; one that says nothing for so long has gone."""
+"""Timeout without data; tolerates slow disks."""
 SLOWEST_BYTES_PER_S: Final = 256 * 1024
-"""Who takes or sends more slowly holds a thread for too long."""
+"""Least rate of a body, because it holds a thread."""
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _PIECE_BYTES: Final = 256 * 1024
 _Clock = Callable[[], float]
 
 
 class ConnectionBroken(Exception):
-    """The other side has gone, is too slow, or speaks no HTTP; the connection is of no use."""
+    """The peer disconnected, is too slow, or violated HTTP: close the connection."""
 
 
 class TlsChannel:
-    """One side of a connection.
+    """One side of a connection.  Its methods raise :class:`ConnectionBroken`.
 
     :param role: ``h11.CLIENT`` or ``h11.SERVER``
     """
@@ -49,14 +48,11 @@ class TlsChannel:
         self._until_s = math.inf
 
     def end_by(self, until_s: float) -> None:
-        """Let no wait last beyond a time of the clock."""
+        """Set a deadline for all further waits."""
         self._until_s = until_s
 
     def receive(self, within_s: float) -> h11.Event | None:
-        """Return what the other side says next; None if it goes on before it may.
-
-        :raises Broken: it says nothing, or no HTTP
-        """
+        """Return the next event; None if the peer paused."""
         until_s = self._clock() + within_s
         try:
             while (event := self._http.next_event()) is h11.NEED_DATA:
@@ -67,17 +63,11 @@ class TlsChannel:
         return event if isinstance(event, h11.Event) else None
 
     def send(self, *events: h11.Event) -> None:
-        """Say something short.
-
-        :raises Broken: the other side does not take it
-        """
+        """Send short events."""
         self._write(b"".join(self._http.send(event) or b"" for event in events), SILENCE_S)
 
     def send_body(self, pieces: Iterable[bytes | bytearray], length: int) -> None:
-        """Send a body, and that it ends.
-
-        :raises Broken: the other side does not take it
-        """
+        """Send a body and its end."""
         until_s = self._clock() + allowed_s(length)
         for piece in pieces:
             view = memoryview(piece)
@@ -88,11 +78,7 @@ class TlsChannel:
         self.send(h11.EndOfMessage())
 
     def iter_body(self, length: int) -> Iterator[bytes]:
-        """Yield the body that comes next.
-
-        :param length: that it has
-        :raises Broken: it does not come to its end, or is longer
-        """
+        """Yield the next body, which must not be longer than announced."""
         until_s = self._clock() + allowed_s(length)
         left_s, left = SILENCE_S, length
         while isinstance(event := self.receive(left_s), h11.Data):
@@ -107,14 +93,14 @@ class TlsChannel:
             raise ConnectionBroken("it ended in the middle")
 
     def begin_again(self) -> bool:
-        """Say whether another request can follow on this connection, and be ready for it."""
+        """Return whether the connection is reusable, and prepare it."""
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
             return True
         return False
 
     def close(self) -> None:
-        """End the connection at once."""
+        """Close the connection."""
         self._sock.close()
 
     def _wait_until(self, until_s: float) -> None:
@@ -132,13 +118,13 @@ class TlsChannel:
 
 
 def allowed_s(length: int) -> float:
-    """Return how long a body of this length may take."""
+    """Return the deadline of a body of this length."""
     return SILENCE_S + length / SLOWEST_BYTES_PER_S
 
 
 def content_length(message: h11.Request | h11.Response) -> int | None:
-    """Return the length of the body that a message announces; None if it does not."""
+    """Return the announced length of a body; None without header."""
     for name, value in message.headers:
         if name == b"content-length":
-            return int(value)  # h11 has looked at it
+            return int(value)  # h11 has validated it
     return None

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts may ask of a vault, and what they are answered.
+"""HTTP interface of a vault, independent of connections.
 
 ============================================ ==================================================
-``PUT /v1/<owner>/<disk>/chunks``            keeps chunks: each with its name and length before it
-``POST /v1/<owner>/<disk>/missing``          which of these chunks are not here
-``PUT /v1/<owner>/<disk>/manifests/<name>``  keeps a manifest
-``POST /v1/<owner>/<disk>/keep/<range>``     drops all of the disk but these names, of those whose
-                                             first byte is in the range: ``00-ff`` for all
-``DELETE /v1/<owner>/<disk>``                drops all of the disk
+``PUT /v1/<owner>/<disk>/chunks``            stores chunks, each after its name and length
+``POST /v1/<owner>/<disk>/missing``          returns which of these chunks are missing
+``PUT /v1/<owner>/<disk>/manifests/<name>``  stores a manifest
+``POST /v1/<owner>/<disk>/keep/<range>``     deletes a disk's objects except for these names,
+                                             of those whose first byte is in the range
+                                             (``00-ff``: all)
+``DELETE /v1/<owner>/<disk>``                deletes the disk
 ``GET /v1/<owner>/<disk>/chunks/<name>``     a sealed chunk
 ``GET /v1/<owner>/<disk>/manifests/<name>``  a sealed manifest
-``GET /v1/<owner>/<disk>/manifests``         the names of the disk's manifests
-``GET /v1/<owner>``                          the host's disks, one a line
+``GET /v1/<owner>/<disk>/manifests``         names of the disk's manifests
+``GET /v1/<owner>``                          the host's disks, one per line
 ============================================ ==================================================
 
-The one rule: a host changes nothing but what is kept for itself.  Every host of the cloud may
-read, since an instance may be recovered on any of them; what it gets is sealed.
-
-Nothing here knows of connections: a request is a method, a path and a body.
+A host may change only its own data.  Every host of the cloud may read, because an instance may be
+recovered on any of them; the data is sealed.
 """
 
 import contextlib
@@ -42,7 +41,7 @@ LOG = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES: Final = 32 << 20
 MAX_BATCH: Final = 4096
-"""Chunks that are put together, and wait for the disk together."""
+"""Chunks that are written and synced together."""
 MAX_MANIFEST_BYTES: Final = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
 
 OK, NO_CONTENT, BAD, FORBIDDEN, NOT_HERE, GONE = 200, 204, 400, 403, 404, 410
@@ -51,7 +50,7 @@ LATE, LENGTH_REQUIRED, TOO_LONG, FAULT, FULL = 409, 411, 413, 500, 507
 
 
 class Response(NamedTuple):
-    """What a request is answered: a status, and a body of ``length`` bytes."""
+    """Status and body of a response."""
 
     status: int
     length: int = 0
@@ -59,11 +58,10 @@ class Response(NamedTuple):
 
 
 class RequestBody:
-    """What a request brings.
+    """The body of a request.
 
-    :param length: in bytes; None: it was not announced
-    :param pieces: of it, as they come
-    :param connection: by which it comes; later ones are larger
+    :param length: None: not announced
+    :param connection: number of the connection; numbers increase
     """
 
     def __init__(self, length: int | None, pieces: Iterator[bytes], connection: int = 0) -> None:
@@ -77,10 +75,7 @@ class RequestBody:
         return self._pieces
 
     def bounded_length(self, limit: int) -> int:
-        """Return its length.
-
-        :raises _Refused: it was not announced, or is above the limit
-        """
+        """Return its length; _Refused if unknown or above the limit."""
         if self.length is None:
             raise _Refused(LENGTH_REQUIRED, "the length of the body must be announced")
         if self.length > limit:
@@ -88,14 +83,11 @@ class RequestBody:
         return self.length
 
     def iter_rest(self) -> Iterator[bytes]:
-        """Yield what nobody has looked at."""
+        """Yield the unread rest."""
         return self._pieces
 
     def read_exactly(self, count: int) -> bytes:
-        """Return the next bytes.
-
-        :raises ValueError: there are not so many
-        """
+        """Return the next bytes; ValueError if there are fewer."""
         while len(self._rest) < count:
             piece = next(self._pieces, None)
             if piece is None:
@@ -107,7 +99,7 @@ class RequestBody:
 
 
 class _Refused(Exception):
-    """A request that makes no sense, or may not be."""
+    """An invalid or forbidden request."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(status, why)
@@ -115,7 +107,7 @@ class _Refused(Exception):
 
 
 class _Place(NamedTuple):
-    """What a path names; ``what`` and ``name`` are empty where it ends before."""
+    """A parsed path; missing parts are empty."""
 
     owner: ids.HostId
     disk: str = ""
@@ -128,7 +120,7 @@ class _Place(NamedTuple):
 
 
 class VaultApi:
-    """Answers for a vault; may be used by many threads."""
+    """Handles requests to a vault; thread-safe."""
 
     def __init__(self, vault: vault_store.VaultStore) -> None:
         self._vault = vault
@@ -148,9 +140,9 @@ class VaultApi:
     def answer_request(
         self, host: ids.HostId, method: str, target: str, body: RequestBody
     ) -> Iterator[Response]:
-        """Yield the answer to a request, which must be sent before the block ends.
+        """Yield the response, to be sent before the block ends.
 
-        :param host: who has proven to be it
+        :param host: the authenticated client
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -195,7 +187,7 @@ class VaultApi:
             return handler(place, body, stack)
         self._vault.lookups.spend_lookups(host, lookup_rate.OF_REQUEST)
         answer = handler(place, body, stack)
-        per_name = lookup_rate.BYTES if place.name else object_names.NAME_BYTES  # else it is a list
+        per_name = lookup_rate.BYTES if place.name else object_names.NAME_BYTES  # a list of names
         self._vault.lookups.spend_lookups(host, answer.length // per_name)
         return answer
 

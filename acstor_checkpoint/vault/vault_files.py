@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a vault: where they lie, what is written in them, which are there.
+"""Files of a vault: paths, contents, listing.
 
-What has no name that a vault gives is left alone, but for what a killed process has
-not finished.
+Files with other names are ignored, except for leftovers of killed writers.
 """
 
 import contextlib
@@ -41,11 +40,11 @@ _T = TypeVar("_T")
 def locked(
     folder: pathlib.Path, why: str = "another process keeps a vault there"
 ) -> Iterator[None]:
-    """Have a folder, which is made if it is not there, for this process alone.
+    """Create a folder if needed, and lock it for this process.
 
-    :param why: it cannot be had
-    :raises errors.Unusable: another process has it, or others than its owner may enter it
-    :raises OSError: it cannot be made
+    :param why: error text if it is locked
+    :raises errors.Unusable: locked by another process, or accessible to others
+    :raises OSError: it cannot be created
     """
     atomic_file.make_private(folder)
     with (folder / _LOCK).open("wb") as file:
@@ -57,19 +56,19 @@ def locked(
 
 
 def path_of(folder: pathlib.Path, kind: object_names.Kind, name: bytes) -> pathlib.Path:
-    """Return where something lies below the folder of its disk."""
+    """Return an object's path in the folder of its disk."""
     text = name.hex()
     return folder / (kind.value if kind is object_names.Kind.MANIFEST else text[:2]) / text
 
 
 def chunk_path(folder: str, name: bytes) -> str:
-    """Return the same of a chunk, quickly."""
+    """Return the path of a chunk, optimized."""
     text = name.hex()
     return f"{folder}/{text[:2]}/{text}"
 
 
 def owners_in(folder: pathlib.Path) -> Iterator[ids.HostId]:
-    """Yield the hosts for which something is kept."""
+    """Yield the hosts with data."""
     return _parsed(folder, ids.parse_host_id)
 
 
@@ -86,7 +85,7 @@ def parts_of(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def names_in(part: pathlib.Path) -> Iterator[bytes]:
-    """Yield the names of what is kept in one folder of a disk."""
+    """Yield the names of objects in one folder of a disk."""
     with contextlib.suppress(FileNotFoundError):
         for text in os.listdir(part):
             try:
@@ -98,7 +97,7 @@ def names_in(part: pathlib.Path) -> Iterator[bytes]:
 
 
 def sizes_in(folder: pathlib.Path) -> Iterator[int]:
-    """Yield the length of each file and folder of a disk; unfinished files are removed."""
+    """Yield the size of each file and folder of a disk; remove leftovers."""
     atomic_file.remove_leftovers(folder)
     yield quota.BLOCK_BYTES
     for part in parts_of(folder):
@@ -109,11 +108,11 @@ def sizes_in(folder: pathlib.Path) -> Iterator[int]:
 
 
 def write(path: pathlib.Path, length: int, pieces: Pieces, checksum: bytes | None = None) -> None:
-    """Write a file of ``length`` bytes and their checksum; it is not safe yet.
+    """Write a file of ``length`` bytes and their checksum, without sync.
 
-    :param checksum: what it must be, if that is known
-    :raises ValueError: the pieces are longer or shorter, or have another checksum
-    :raises OSError: it cannot be written
+    :param checksum: expected checksum, if known
+    :raises ValueError: wrong length or checksum
+    :raises OSError: writing failed
     """
     found = blake3.blake3(max_threads=1)
     with path.open("xb", buffering=0) as file:
@@ -127,16 +126,13 @@ def write(path: pathlib.Path, length: int, pieces: Pieces, checksum: bytes | Non
 
 
 def discard(pieces: Pieces, length: int) -> None:
-    """Go through pieces of which nothing is needed.
-
-    :raises ValueError: they are longer or shorter
-    """
+    """Consume data of ``length`` bytes; ValueError for a wrong length."""
     for _ in _exactly(pieces, length):
         pass
 
 
 def checked_length(file: IO[bytes]) -> int | None:
-    """Return how long what a file keeps is; None if it is not what was written."""
+    """Return the length of a file's data; None if it is corrupt."""
     length = os.fstat(file.fileno()).st_size - CHECKSUM_BYTES
     found = blake3.blake3(max_threads=1)
     for piece in pieces_of(file, length):
@@ -145,7 +141,7 @@ def checked_length(file: IO[bytes]) -> int | None:
 
 
 def pieces_of(file: IO[bytes], length: int) -> Iterator[bytes]:
-    """Yield the next ``length`` bytes of a file, as far as it has them."""
+    """Yield the next ``length`` bytes of a file, or fewer at its end."""
     while length > 0 and (piece := file.read(min(length, PIECE_BYTES))):
         length -= len(piece)
         yield piece

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with the vault of this host, for operators."""
+"""Health issues of this host's vault, for operators."""
 
 import enum
 import time
@@ -13,19 +13,19 @@ from acstor_common.util import sliding_window
 
 WINDOW_S: Final = 1800.0
 SLOW_S: Final = 5.0
-"""Of a sync, on average: the bound of the alert AcstorVaultSlow."""
+"""Average duration of a sync, as in the alert AcstorVaultSlow."""
 
 
 class Issue(enum.StrEnum):
-    """What is wrong; the value is a word of the status of the cloud."""
+    """An issue; the value is a word of the cloud's status."""
 
-    FULL = "full"  # for all hosts; one that has used up its share is not the vault's fault
+    FULL = "full"  # the whole vault, not the quota of one host
     SLOW = "slow"
     NOT_SAFE = "not_safe"
 
 
 class VaultHealth:
-    """The health of a vault over the last WINDOW_S; for one thread.
+    """Health of a vault over the last WINDOW_S; not thread-safe.
 
     :param clock: monotonic
     """
@@ -40,9 +40,9 @@ class VaultHealth:
         self._window = sliding_window.SlidingWindow(WINDOW_S, clock(), self._totals())
 
     def list_issues(self) -> Sequence[Issue]:
-        """Return what is wrong."""
+        """Return the current issues."""
         grown = self._window.grown_counters(self._clock(), self._totals())
-        syncs = max(1, grown.get("syncs", 0))  # the first one may never end
+        syncs = max(1, grown.get("syncs", 0))  # the first one may hang
         has = {
             Issue.FULL: "refused" in grown,
             Issue.SLOW: grown.get("sync_ms", 0) > 1000 * SLOW_S * syncs,

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where other hosts reach the vault of this one: mutual TLS 1.3, a thread for each connection.
+"""Server of this host's vault: mutual TLS 1.3, a thread per connection.
 
-The server answers only a host that has proven its identity.  It checks before each request, and
-each second of a body, that the host's certificate was not revoked.
+It answers only authenticated hosts.  Before each request, and each second of a body, it checks that
+the host's certificate is not revoked.
 
-Everything has a bound: connections (job_slots.py), handshakes a second of an address, how long a
-handshake, a silence and a body take, how long a connection has nothing to say.  Each connection
-has its handshake in its own thread: the reason for not taking a WSGI server, of which cheroot (10
-and 11) has all handshakes in the one thread that accepts.
+Limits: connections (connection_limit.py), handshakes per second and address, and durations of
+handshakes, silence, bodies and idle connections.  Handshakes run in the connections' threads; WSGI
+servers such as cheroot (10 and 11) run them in the accepting thread.
 """
 
 import contextlib
@@ -35,36 +34,33 @@ from acstor_common.util import supervision
 LOG = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 10.0
-"""Of a host whose processor is busy; who is unauthenticated holds one of few places for so long."""
+"""Tolerates a busy host; an unauthenticated connection holds a scarce slot."""
 IDLE_S: Final = 120.0
-"""A daemon comes back for the next disk within less, or connects anew."""
+"""A daemon handles its next disk sooner, or reconnects."""
 LINGER_S: Final = 2.0
-"""How long more is taken from who was refused, so that he can read why."""
+"""How long to read from a refused client, so that it can read the response."""
 _BACKLOG: Final = 128
 _LOOK_S: Final = 1.0
 _SAY_AGAIN_S: Final = 10.0
 _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 
 Fault = Callable[[certificates.HostCertificate], str]
-"""Says why a host that has proven who it is may not speak; empty if it may."""
+"""Returns why an authenticated host is refused; "" if it is not."""
 
 
 def listen(ip: str, port: int) -> socket.socket:
-    """Return a socket that takes connections.
-
-    :raises OSError: the address is not this host's, or in use
-    """
+    """Return a listening socket, or raise OSError."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     return socket.create_server((ip, port), family=family, backlog=_BACKLOG)
 
 
 class VaultServer:
-    """Answers hosts until it is closed.
+    """Serves hosts until it is closed.
 
-    :param sock: see :func:`listen`; it is closed with the server
+    :param sock: see :func:`listen`; closed with the server
     :param credentials: for ``tls_channel.PROTOCOL``
-    :param fault: revoked hosts, hosts that are not of this cloud any more
-    :param hosts_at: returns how many hosts of the v-node table stand at an address
+    :param fault: returns why a host is refused
+    :param hosts_at: returns the number of hosts in the v-node table with an address
     """
 
     def __init__(
@@ -84,14 +80,14 @@ class VaultServer:
         self._is_closed = threading.Event()
 
     def serve(self) -> None:
-        """Take connections until :meth:`close` is called."""
+        """Accept connections until :meth:`close` is called."""
         self._sock.settimeout(_LOOK_S)
         while not self._is_closed.is_set():
             try:
                 sock, address = self._sock.accept()
             except TimeoutError:
                 continue
-            except OSError as e:  # too many descriptors, a connection that was reset
+            except OSError as e:  # no descriptors, or a reset connection
                 if not self._is_closed.is_set():
                     LOG.warning("no connection to the vault can be taken: %s", e)
                     self._is_closed.wait(_LOOK_S)
@@ -100,11 +96,11 @@ class VaultServer:
 
     @property
     def connections(self) -> int:
-        """Return how many connections are authenticated."""
+        """Number of authenticated connections."""
         return self._places.hosts
 
     def close(self) -> None:
-        """Take no more connections, and end those that are there."""
+        """Stop accepting, and close all connections."""
         self._is_closed.set()
         self._sock.close()
         self._places.end_all()
@@ -115,7 +111,7 @@ class VaultServer:
             if not self._may_begin(ip, time.monotonic()):
                 return
             try:
-                handle = stack.enter_context(sock.dup())  # TLS takes the socket itself over
+                handle = stack.enter_context(sock.dup())  # TLS takes ownership of the socket
                 stack.callback(self._places.remove, handle, ip)
                 self._places.add(handle, ip)
                 supervision.start_once("vault connection", lambda: self._meet(sock, handle, ip))
@@ -136,14 +132,14 @@ class VaultServer:
         return may
 
     def _say(self, ip: str, error: Exception) -> None:
-        """Log why a connection ended, once a second at most: strangers decide how many end."""
+        """Log why a connection ended, at most once a second, as anybody can connect."""
         now_s = time.monotonic()
         if now_s - self._told_s >= _LOOK_S:
             LOG.info("connection of %s: %s", ip, error)
             self._told_s = now_s
 
     def _meet(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
-        """Find out who it is, and answer him."""
+        """Authenticate a connection, and serve it."""
         try:
             with sock, handle, contextlib.ExitStack() as unauthenticated:
                 unauthenticated.callback(self._places.remove, handle, ip)
@@ -189,7 +185,7 @@ class VaultServer:
         certificate: certificates.HostCertificate,
         connection: int,
     ) -> bool:
-        """Answer a request; say whether another one can follow.
+        """Answer a request; return whether the connection is reusable.
 
         :raises errors.NotAuthenticated: the host is revoked
         """
@@ -208,10 +204,7 @@ class VaultServer:
     def _while_trusted(
         self, pieces: Iterator[bytes], certificate: certificates.HostCertificate
     ) -> Iterator[bytes]:
-        """Yield a body; a host that is revoked meanwhile is cut off in the middle of it.
-
-        :raises errors.NotAuthenticated: it is revoked
-        """
+        """Yield a body; NotAuthenticated if the host is revoked meanwhile."""
         checked_s = time.monotonic()
         for piece in pieces:
             if time.monotonic() - checked_s >= _LOOK_S:
@@ -230,7 +223,7 @@ def _send(channel: tls_channel.TlsChannel, answer: vault_api.Response) -> None:
 
 
 def _finished(channel: tls_channel.TlsChannel, body: vault_api.RequestBody) -> bool:
-    """Take what is left of a request; say whether another one can follow."""
+    """Discard the rest of a request; return whether the connection is reusable."""
     until_s = time.monotonic() + LINGER_S
     for _ in body.iter_rest():
         if time.monotonic() > until_s:

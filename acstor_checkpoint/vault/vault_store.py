@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vault: what this host keeps of other hosts' disks.
+"""Storage of a vault: sealed chunks and manifests of other hosts' disks.
 
-``<folder>/<owner>/<disk>/<first byte of the name>/<name>`` is a sealed chunk, and
-``<folder>/<owner>/<disk>/manifests/<name>`` a sealed manifest, each with the BLAKE3 of its
-bytes behind it.  There is no index: what is in the folder is what is kept, whatever was
-killed before.
+Chunks are ``<folder>/<owner>/<disk>/<first byte of the name>/<name>``, manifests
+``<folder>/<owner>/<disk>/manifests/<name>``, each followed by the BLAKE3 of its bytes.  There is no
+index: the files are the state, also after a kill.
 
-The one rule: what was put is on the disk, with its name, before anybody is told so.  A file
-gets its name when its bytes are safe, and :meth:`VaultStore.open_batch` ends when the name is, too.
+Data is durable before it is acknowledged.  A file gets its name after its data is durable, and
+:meth:`VaultStore.open_batch` ends when the name is durable, too.
 
-Nobody here can read what is kept, so all that can be checked is that it is what came.  What
-is not any more goes when it is found: its owner is told that it is missing, and sends it again.
+Data is encrypted, so only its checksum can be verified.  Corrupt files are removed; the owner
+learns that they are missing, and sends them again.
 """
 
 import contextlib
@@ -39,46 +38,46 @@ from acstor_common.util import atomic_file
 LOG = logging.getLogger(__name__)
 
 MAX_DISKS: Final = 4096
-"""Of one host: sixteen times the instances of a large one."""
+"""Per host: sixteen times the instances of a large one."""
 MAX_REMOVED: Final = 5000
-"""By one request: 20 s on a disk that others keep very busy."""
+"""Per request: 20 s on a busy disk."""
 _AT_ONCE: Final = 64
-"""Looked at, and maybe removed, while another connection that wants to begin waits."""
+"""Objects handled while a new connection waits."""
 MAX_MANIFESTS: Final = 1024
-"""Of one disk: forty days of one an hour, if nobody drops any."""
+"""Per disk: forty days of hourly checkpoints."""
 
 
 class StoredObject:
-    """Something of the vault that was checked and is open: ``length`` bytes of it, in pieces."""
+    """An open, verified object with ``length`` bytes of data."""
 
     def __init__(self, file: IO[bytes], length: int) -> None:
         self._file, self.length = file, length
 
     def iter_bytes(self) -> Iterator[bytes]:
-        """Yield its bytes."""
+        """Yield its data in pieces."""
         self._file.seek(0)
         yield from vault_files.pieces_of(self._file, self.length)
 
 
 class VaultStore:
-    """What is kept in a folder; may be used by many threads, of one process.
+    """Storage in a folder; thread-safe.
 
-    To make one reads all names in the folder, and their lengths, for what is kept counts.
+    Creation reads all names and sizes in the folder for the quota.
 
-    :param folder: only this process may use it (:func:`vault_files.locked`)
-    :raises OSError: it cannot be read
+    :param folder: locked for this process (:func:`vault_files.locked`)
+    :raises OSError: it is unreadable
     """
 
     def __init__(self, folder: pathlib.Path, limits: quota.Limits, here: ids.HostId) -> None:
         self.folder = folder
         self.room = quota.Quota(limits, here)
         self.lookups = lookup_rate.LookupRate()
-        self.spoilt = 0  #: files that were not what was put, since the start
+        self.spoilt = 0  #: corrupt files since the start
         self._numbers = itertools.count()
         self._making = threading.RLock()
         self._turns = connection_fencing.ConnectionFencing()
         self.safety = group_sync.GroupSync(folder)
-        self.safety.wait_synced()  # a name that a killed process has given may not be safe yet
+        self.safety.wait_synced()  # names that a killed process gave may not be durable
         for owner in vault_files.owners_in(folder):
             self.room.count_existing(owner, quota.BLOCK_BYTES)
             for disk in vault_files.disks_in(folder / owner):
@@ -87,16 +86,16 @@ class VaultStore:
         self.health = vault_health.VaultHealth(self.room, self.safety)
 
     def close(self) -> None:
-        """Let go of the folder's file system."""
+        """Close the folder's file system."""
         self.safety.close()
 
     @contextlib.contextmanager
     def open_batch(self, disk: object_names.Disk, connection: int = 0) -> Iterator["Batch"]:
-        """Yield what chunks of a disk are put into; all are safe when the block ends.
+        """Yield a batch for a disk; its objects are durable when the block ends.
 
         :param connection: see :meth:`begin_connection`
-        :raises errors.VaultFull: there is no room; of what was put, nothing is kept
-        :raises OSError: the folder cannot be written; some of it may be kept
+        :raises errors.VaultFull: limit reached; nothing is stored
+        :raises OSError: writing failed; a part may be stored
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
         self.begin_connection(disk, connection)
@@ -107,24 +106,25 @@ class VaultStore:
             made.close()
 
     def begin_connection(self, disk: object_names.Disk, connection: int) -> None:
-        """Let nothing go of a disk that a connection before this one wanted to go.
+        """Fence earlier connections' deletions of a disk.
 
-        A host that asks too much waits here, as in :meth:`missing_chunks` and :meth:`retain_only`.
+        Hosts that exceed their rate wait here, as in :meth:`missing_chunks` and
+        :meth:`retain_only`.
 
-        :param connection: a number; later ones are larger
+        :param connection: numbers increase
         """
         self.lookups.spend_lookups(disk.owner, lookup_rate.OF_REQUEST)
         if self._folder_of(disk).is_dir():
             self._turns.begin_generation(disk, connection)
 
     def latest_connection(self, disk: object_names.Disk) -> int:
-        """Return which connection has begun with a disk last; 0: none since the start."""
+        """Return the last connection of a disk since the start; 0: none."""
         return self._turns.latest_connection(disk)
 
     def missing_chunks(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
-        """Return which of these chunks are not here.
+        """Return which chunks are missing.
 
-        :param asked: object_names.MAX_ASKED at most
+        :param asked: at most object_names.MAX_ASKED
         """
         self.lookups.spend_lookups(disk.owner, len(asked))
         folder = str(self._folder_of(disk))
@@ -134,11 +134,11 @@ class VaultStore:
     def open_object(
         self, disk: object_names.Disk, kind: object_names.Kind, name: bytes
     ) -> Iterator[StoredObject]:
-        """Yield something that is kept, checked.
+        """Yield a verified object.
 
-        :raises errors.ChunkMissing: it is not here
-        :raises errors.ChunkInvalid: it is not what was put, and has been removed
-        :raises OSError: it cannot be read
+        :raises errors.ChunkMissing: it does not exist
+        :raises errors.ChunkInvalid: it was corrupt, and has been removed
+        :raises OSError: it is unreadable
         """
         path = vault_files.path_of(self._folder_of(disk), kind, name)
         what = f"{kind} {name.hex()} of {disk.disk}"
@@ -155,9 +155,9 @@ class VaultStore:
             yield StoredObject(file, length)
 
     def remove(self, disk: object_names.Disk, kind: object_names.Kind, name: bytes) -> int:
-        """Let go of what is not what was put any more; return 1, or 0 if it has gone already.
+        """Remove a corrupt object; return 1, or 0 if it does not exist.
 
-        :raises OSError: it cannot be removed
+        :raises OSError: removal failed
         """
         path = vault_files.path_of(self._folder_of(disk), kind, name)
         gone = self._remove(disk.owner, path)
@@ -165,17 +165,17 @@ class VaultStore:
         return gone
 
     def list_manifests(self, disk: object_names.Disk) -> list[bytes]:
-        """Return the names of a disk's manifests, in ascending order."""
+        """Return the names of a disk's manifests, ascending."""
         return sorted(vault_files.names_in(self._folder_of(disk) / object_names.Kind.MANIFEST))
 
     def list_disks(self, owner: ids.HostId) -> list[ids.ImageId]:
-        """Return the disks of which something is kept for a host."""
+        """Return the disks of a host."""
         return sorted(vault_files.disks_in(self.folder / owner))
 
     def iter_all(self) -> Iterator[tuple[object_names.Disk, object_names.Kind, bytes]]:
-        """Yield all that is kept; what comes or goes meanwhile may be among it or not.
+        """Yield all objects, maybe without those that change meanwhile.
 
-        A folder that cannot be read is said in the log and left out.
+        Unreadable folders are logged and skipped.
         """
         for owner in vault_files.owners_in(self.folder):
             for disk in map(object_names.Disk, itertools.repeat(owner), self.list_disks(owner)):
@@ -191,15 +191,15 @@ class VaultStore:
         connection: int = 0,
         within: range = object_names.ALL,
     ) -> int:
-        """Drop what a disk has but chunks and manifests of these names; return how many went.
+        """Delete a disk's objects except for ``stay``; return how many.
 
-        MAX_REMOVED: there may be more, so ask again. What is put meanwhile over the same
-        connection, and is not named, may go, too.
+        If it returns MAX_REMOVED there may be more.  Objects stored meanwhile over the same
+        connection may be deleted, too.
 
         :param connection: see :meth:`begin_connection`
-        :param within: only names whose first byte is one of these go
-        :raises errors.VaultRefused: a later one has begun
-        :raises OSError: something cannot be removed
+        :param within: delete only names with these first bytes
+        :raises errors.VaultRefused: fenced by a later connection
+        :raises OSError: removal failed
         """
         gone = 0
         self.lookups.spend_lookups(disk.owner, len(stay))
@@ -221,10 +221,10 @@ class VaultStore:
         return gone
 
     def drop(self, disk: object_names.Disk, connection: int = 0) -> int:
-        """Drop all of a disk; return how many things went, as :meth:`retain_only` does.
+        """Delete a disk; return the number of objects as :meth:`retain_only`.
 
-        :raises errors.VaultRefused: a later connection has begun
-        :raises OSError: something cannot be removed
+        :raises errors.VaultRefused: fenced by a later connection
+        :raises OSError: removal failed
         """
         gone = self.retain_only(disk, object_names.NameList(b""), connection)
         folder = self._folder_of(disk)
@@ -235,10 +235,10 @@ class VaultStore:
         return gone
 
     def make_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
-        """Make a folder for what is kept for a host, if it is not there.
+        """Create a host's folder if it does not exist.
 
-        :raises errors.VaultFull: there is no room for it
-        :raises OSError: it cannot be made
+        :raises errors.VaultFull: limit reached
+        :raises OSError: creation failed
         """
         if folder.is_dir():
             return
@@ -253,18 +253,18 @@ class VaultStore:
                 raise
 
     def next_path(self, folder: pathlib.Path) -> pathlib.Path:
-        """Return what a file in the folder of a disk is called before it has its name."""
+        """Return a temporary path in the folder of a disk."""
         return folder / f"{atomic_file.INCOMING}{next(self._numbers)}"
 
     def _folder_of(self, disk: object_names.Disk) -> pathlib.Path:
         return self.folder / disk.owner / disk.disk
 
     def _folder_for(self, disk: object_names.Disk) -> pathlib.Path:
-        """Return the folder of a disk, which is made if it is not there."""
+        """Return the folder of a disk; create it if needed."""
         folder = self._folder_of(disk)
         if folder.is_dir():
             return folder
-        self.lookups.spend_lookups(disk.owner, MAX_DISKS)  # all of them are listed
+        self.lookups.spend_lookups(disk.owner, MAX_DISKS)  # it lists all disks
         with self._making:
             if len(self.list_disks(disk.owner)) >= MAX_DISKS:
                 raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
@@ -273,7 +273,7 @@ class VaultStore:
         return folder
 
     def _remove_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
-        """Remove a folder in which nothing is left."""
+        """Remove a folder if it is empty."""
         with self._making, contextlib.suppress(OSError):
             folder.rmdir()
             self.room.give_back(owner, quota.BLOCK_BYTES)
@@ -303,7 +303,7 @@ def _dozens(found: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 class _Incoming:
-    """A file that has no name of its own yet."""
+    """A file without its final name."""
 
     def __init__(self, path: pathlib.Path, final: pathlib.Path, size_bytes: int) -> None:
         self.path, self.final, self.size_bytes = path, final, size_bytes
@@ -311,10 +311,10 @@ class _Incoming:
 
 
 class Batch:
-    """What is put into the folder of one disk together, and is safe together.
+    """Objects of one disk that are made durable together.
 
-    When it fails, some of it may have its name.  That is no harm, for nobody was told so, and
-    nothing gets a name whose bytes are not safe; what has one may be another connection's, too.
+    On failure some of them may have names.  This is harmless: they are not acknowledged, and their
+    data is durable; another connection may have stored the same objects.
     """
 
     def __init__(self, vault: VaultStore, folder: pathlib.Path, owner: ids.HostId) -> None:
@@ -324,9 +324,9 @@ class Batch:
     def add(
         self, kind: object_names.Kind, name: bytes, length: int, pieces: vault_files.Pieces
     ) -> None:
-        """Write something that has ``length`` bytes.
+        """Write an object of ``length`` bytes.
 
-        :raises ValueError: it is longer or shorter, or not what its name says
+        :raises ValueError: wrong length, or wrong name
         """
         final = vault_files.path_of(self._folder, kind, name)
         if final.exists():
@@ -345,23 +345,23 @@ class Batch:
         vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
 
     def commit_batch(self) -> None:
-        """Make all of it safe, first its bytes, then its names.
+        """Sync the data, link the names, sync again.
 
-        What was there already may have come a moment ago, and is made safe, too.
+        Objects that existed before may not be durable yet, so the sync covers them, too.
         """
         self._vault.safety.wait_synced()
         if not self._incoming:
             return
         for incoming in self._incoming:
-            # A sweep removes empty folders.
+            # retain_only() removes empty folders.
             self._vault.make_folder(self._owner, incoming.final.parent)
-            with contextlib.suppress(FileExistsError):  # it came by another connection meanwhile
+            with contextlib.suppress(FileExistsError):  # stored by another connection meanwhile
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True
         self._vault.safety.wait_synced()
 
     def close(self) -> None:
-        """Remove what has another name by now, and what got none."""
+        """Remove temporary files, and release the space of failed ones."""
         for incoming in self._incoming:
             incoming.path.unlink(missing_ok=True)
             if not incoming.is_kept:
