@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts together from options what takes checkpoints of this host's servers, and runs it.
-
-Where nobody registers checkpoints none are taken.
-"""
+"""Builds and runs the checkpoint capture of this host from its options."""
 
 import contextlib
 import os
@@ -44,11 +41,11 @@ Options = cfg.ConfigOpts.GroupAttr
 
 
 class DecisionLink(NamedTuple):
-    """What is said to the decision service, and asked.
+    """Calls to the decision service.
 
     :param register: registers a checkpoint
-    :param kept: asks which stay; None: what is deleted stays until the next one is registered
-    :param intervals: asks what Nova says of intervals; None: nothing
+    :param kept: returns checkpoints to retain; None: disables garbage collection
+    :param intervals: returns Nova's intervals; None: none
     """
 
     register: checkpoint_record.Register
@@ -65,15 +62,21 @@ def run_captures(
     proof: credentials.Credentials,
     link: DecisionLink,
 ) -> Iterator[worker_pool.WorkerPool]:
-    """Take checkpoints as long as the block lasts.
+    """Take checkpoints as long as the block runs.
 
+<<<<<<< ours
     :param files: of the agent of this host
     :param mount_point: where it shows mirrors
     :param proof: what this host proves to vaults
     :raises errors.Unusable: a folder cannot be used
+=======
+    :param mount_point: of the agent's mirrors
+    :param proof: credentials for vaults
+    :raises errors.Unusable: a folder is unusable
+>>>>>>> theirs
     """
     ended = threading.Event()
-    # What one has drop, another one may just have found there.
+    # Two processes would delete each other's chunks from vaults.
     with _alone(pathlib.Path(own.state_dir)):
         scratch = scratch_files.ScratchFiles(pathlib.Path(own.socket_dir), own.scratch_limit_bytes)
         made, collection = _made(own, files, mount_point, host, proof, link, scratch, ended)
@@ -182,7 +185,7 @@ def _states(state_dir: pathlib.Path, folder: pathlib.Path) -> disk_states.DiskSt
     try:
         if not folder.is_dir():
             folder.mkdir()
-            owner = folder.parent.stat()  # libvirt's own folders are those of QEMU's user
+            owner = folder.parent.stat()  # QEMU's user owns libvirt's folder
             os.chown(folder, owner.st_uid, owner.st_gid)
         return disk_states.DiskStates(state_dir)
     except OSError as e:

@@ -119,7 +119,7 @@ BROKER = cfg.StrOpt(
     help="URL of the message broker, for the registration of checkpoints at the decision service. "
     "Without it the daemon takes none. All other options of oslo.messaging apply as well.",
 )
-"""oslo.messaging's own, which looks in a configuration object of its own for it."""
+"""Copy of oslo.messaging's option, which has its own configuration object."""
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
@@ -145,5 +145,5 @@ def agent_options(conf: cfg.ConfigOpts) -> cfg.ConfigOpts.GroupAttr:
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
-    """Return the options for the sample generator, but those that it shares with the agent."""
+    """Return the options for the sample generator, without the shared ones."""
     return [(GROUP, OPTS)]

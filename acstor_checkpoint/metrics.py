@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint: the vault, and the checkpoints of this host's servers.
-
-What is shown is read when it is asked for, and nothing waits for who asks.
-"""
+"""Prometheus metrics of the vault and of checkpoints, read without blocking."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -22,13 +19,13 @@ from acstor_common.service import metrics_endpoint
 
 
 class VaultCollector(registry.Collector):
-    """Shows a vault."""
+    """Metrics of a vault."""
 
     def __init__(self, vault: vault_store.VaultStore) -> None:
         self._vault = vault
 
     def collect(self) -> Iterator[core.Metric]:
-        """Yield what the vault is like now."""
+        """Yield the vault's metrics."""
         room = self._vault.room
         used, limits = room.usage_by_host(), room.limits
         for name, text, value in (
@@ -84,28 +81,28 @@ class VaultCollector(registry.Collector):
 
 
 class CheckpointStatus(Protocol):
-    """Takes checkpoints; each method may be called by any thread."""
+    """Status of the checkpoints of this host; thread-safe."""
 
     failures: failures_.Failures
 
     def overdue_s(self) -> Mapping[ids.ImageId, float]:
-        """Return for how long servers have waited beyond their intervals."""
+        """Return for how long servers are overdue."""
 
     def taking_s(self) -> Mapping[ids.ImageId, float]:
-        """Return how long the checkpoints that are on have taken."""
+        """Return for how long checkpoints have been running."""
 
 
 class CheckpointCollector(registry.Collector):
-    """Shows how checkpoints go.
+    """Metrics of checkpoints.
 
-    :param by_server: for each server, instead of the longest times
+    :param by_server: for each server, instead of the maximum
     """
 
     def __init__(self, daemon: CheckpointStatus, by_server: bool = False) -> None:
         self._daemon, self._by_server = daemon, by_server
 
     def collect(self) -> Iterator[core.Metric]:
-        """Yield who waits for how long, what is on, and what failed."""
+        """Yield overdue and capture times, and failures."""
         for name, text, found in (
             (
                 "overdue_seconds",
@@ -153,7 +150,7 @@ class CheckpointCollector(registry.Collector):
 
 
 def serve(address: str, *collectors: registry.Collector) -> Callable[[], None]:
-    """Start the endpoint in a thread; return what stops it.
+    """Start the endpoint in a thread; return the function that stops it.
 
     :raises errors.Unusable: the address cannot be used
     """

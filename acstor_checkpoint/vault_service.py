@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the vault of this host together from its options, and serves it.
-
-Without a place to listen there is no vault, and nothing of it is made.
-"""
+"""Builds and serves this host's vault from its options."""
 
 import contextlib
 import pathlib
@@ -33,17 +30,23 @@ _ENDS_WITHIN_S = 10.0
 Options = cfg.ConfigOpts.GroupAttr
 
 
+<<<<<<< ours
 def host_of(agent: Options) -> ids.HostId:
     """Return which host this is, from the options of its agent.
 
     :raises errors.Unusable: its name is none
     """
+=======
+def host_of(own: Options) -> ids.HostId:
+    """Return this host's ID; Unusable if the option is malformed."""
+>>>>>>> theirs
     try:
         return ids.parse_host_id(agent.host)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] host", str(e)) from e
 
 
+<<<<<<< ours
 def identity(agent: Options) -> identity_files.IdentityFiles:
     """Return the files that prove which host this is, from the options of its agent.
 
@@ -58,6 +61,12 @@ def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials
 
     :raises errors.Unusable: the host has no name
     """
+=======
+def credentials(own: Options) -> credentials_.Credentials:
+    """Return the credentials of this host, or raise Unusable."""
+    folder = pathlib.Path(own.identity_dir)
+    files = identity_files.IdentityFiles(host_of(own), identity_files.files_in(folder))
+>>>>>>> theirs
     made = credentials_.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     made.reload_files()
     return made
@@ -71,11 +80,10 @@ def serve_vault(
     fault: vault_server.Fault = lambda _certificate: "",
     hosts_at: Callable[[str], int] = lambda ip: 0,
 ) -> Iterator[vault_store.VaultStore | None]:
-    """Serve the vault of this host as long as the block lasts; None if it keeps nothing.
+    """Serve the vault as long as the block runs; yield None without ``vault_listen``.
 
-    :param proof: see :func:`credentials`
     :param fault: see :class:`vault_server.VaultServer`, as for ``hosts_at``
-    :raises errors.Unusable: the options make no sense, or the folder or the address cannot be used
+    :raises errors.Unusable: invalid options, or unusable folder or address
     """
     if not own.vault_listen:
         yield None

@@ -31,10 +31,7 @@ PROG = "acstor-checkpointd"
 
 
 def load_conf(args: list[str]) -> cfg.ConfigOpts:
-    """Return the configuration that the command line ``args`` names.
-
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
-    """
+    """Return the configuration of command line ``args``, or raise cfg.Error."""
     conf = cfg.ConfigOpts()
     options = checkpoint_conf.list_opts()
     says = "Run what takes checkpoints of this host's servers, and keeps those of others."
@@ -52,14 +49,14 @@ def main() -> int:
 
 
 def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None) -> int:
-    """Run the daemon with ``conf``.
+    """Run the daemon.
 
-    :param register: registers checkpoints; None: over the message bus, and where there is none no
-        checkpoints are taken, and those of others are kept
-    :raises errors.Unusable: it cannot start with what it was given
+    :param register: registers checkpoints; None: use the message bus, or without a bus only serve
+        the vault
+    :raises errors.Unusable: invalid configuration or environment
     """
     signals.install(conf.mutate_config_files)
-    os.umask(0o077)  # what is kept is nobody else's
+    os.umask(0o077)  # stored data is private
     ended = threading.Event()
 
     def stop(_number: int, _frame: Any) -> None:
@@ -108,7 +105,6 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
 
 
 def _files_of(conf: cfg.ConfigOpts) -> str:
-    """Return the configuration files that were read, for an error."""
     return ", ".join(conf.config_file or []) or "any file (give one with --config-file)"
 
 
@@ -120,10 +116,10 @@ def _taken(
     vault: vault_store.VaultStore | None,
     stack: contextlib.ExitStack,
 ) -> metrics.CheckpointStatus:
-    """Take checkpoints until the stack is closed, and register them over the message bus.
+    """Take checkpoints until the stack closes, and register them over the message bus.
 
-    :param vault: of this host, which drops what gone hosts have left behind; its issues are told
-    :raises errors.Unusable: what the configuration names is no broker, or a folder cannot be used
+    :param vault: of this host; orphaned data is deleted from it, and its issues are reported
+    :raises errors.Unusable: invalid transport_url, or an unusable folder
     """
     from acstor_checkpoint import capture_service
 
