@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has holders drop what no checkpoint of this host needs any more.
+"""Garbage collection: deletes data of obsolete checkpoints from holders.
 
-Checkpoints are deleted, and servers leave, so what registers nothing more would stay for ever.
-A pass asks the holders of this host's disks one after the other; the first one, and one each hour,
-asks all hosts, for others may have what this host knows nothing of any more.
+Checkpoints are deleted and servers leave, so data without further registrations would stay forever.
+A pass calls the holders of this host's disks one after the other; the first pass, and one each
+hour, calls all hosts, because others may have data that this host forgot.
 
-A pass, and each holder in it, has a deadline and a number of disks it may name.  So a hostile
-holder delays the next holder by HOLDER_S at most, and checkpoints of the disk that it is asked
-for alone.  The disks that a holder names have their turns in one order, so each is reached.
+A pass, and each holder in it, has a deadline and a limit of disks.  So a hostile holder delays the
+next one by at most HOLDER_S, and blocks checkpoints of one disk only.  Disks that a holder lists
+are handled in a fixed cyclic order, so each is reached.
 
-A state that cannot be read is set aside.  Until then no disk goes of which nothing is known: it may
-be that one's.  The decision service alone says which checkpoints there are, and what it does not
-say clearly is no reason to drop anything.  A disk whose checkpoint is being taken is left out.
+An unreadable state is set aside.  Until then unknown disks are kept: one may be that state's.  Only
+the decision service knows the valid checkpoints, and nothing is deleted without its complete
+answer. Disks with a running checkpoint are skipped.
 """
 
 import bisect
@@ -41,61 +41,64 @@ from acstor_common.util import supervision
 LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 600.0
-"""From the end of one pass to the next."""
+"""Between two passes."""
 ALL_EVERY_S: Final = 3600.0
 AGAIN_S: Final = 60.0
-"""After the decision service has not answered."""
+"""Pause after a failure of the decision service."""
 PASS_S: Final = 1800.0
 HOLDER_S: Final = 60.0
-"""For the list of a holder's disks, and again for all that is dropped of them."""
+"""For listing a holder's disks, and again for all deletions."""
 HOLDER_DISKS: Final = 1024
-"""Of one holder in a pass; the next pass goes on behind them."""
+"""Per holder and pass; the next pass continues after them."""
 
 _Known = Mapping[str, tuple[ids.ImageId, disk_states.DiskState]]
-"""Instances and their states, by the disk that vaults know."""
+"""Instances and states by disk ID in vaults."""
 
 _UNREADABLE: Final = disk_states.DiskState(0, "", "", "", 0)
 
 Kept = Callable[[], Mapping[str, set[str]]]
-"""Returns what stays: names of manifests, in hex, by the vault's disk.
+"""Returns manifests to retain, in hex, by disk ID in vaults.
 
-Raises errors.DecisionUnreachable or errors.Unusable if it is not known."""
+Raises errors.DecisionUnreachable or errors.Unusable."""
 
 
 class HolderPool(Protocol):
     """Hosts that can keep checkpoints."""
 
     def other_hosts(self) -> Sequence[checkpoint_record.Holder]:
-        """Return all of them but this one."""
+        """Return all hosts but this one."""
 
     def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
-        """Return who asks the vault of a holder."""
+        """Return a client of a holder's vault."""
 
     def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
         """Choose this one no more for a while."""
 
 
 class Servers(Protocol):
+<<<<<<< ours
     """The servers of this host, and which of them have a checkpoint taken now.
 
     ``failures`` counts what failed.
     """
 
     failures: failures.Failures
+=======
+    """The servers of this host, and which have a running checkpoint."""
+>>>>>>> theirs
 
     def list_servers(self) -> Collection[ids.ImageId] | None:
-        """Return them; None: it is not known."""
+        """Return the servers; None: unknown."""
 
     def hold_server(self, instance: ids.ImageId) -> contextlib.AbstractContextManager[bool]:
-        """Let no checkpoint of one be taken in the block; False: one is being taken."""
+        """Block checkpoints of a server during the block; yield False if one runs."""
 
 
 class GarbageCollection:
-    """Passes over the holders, in a thread of its own.
+    """The garbage collection loop.
 
-    :param host: this one
     :param kept: asks the decision service
-    :param ended: set when it is to end
+    :param ended: set to stop it
     :param clock: monotonic
     """
 
@@ -113,18 +116,18 @@ class GarbageCollection:
         self._kept, self._servers, self._ended, self._clock = kept, servers, ended, clock
         self._left: list[checkpoint_record.Holder] = []
         self._last: dict[ids.HostId, ids.ImageId] = {}
-        """The disk that each holder was asked for last."""
+        """The last disk handled at each holder."""
         self._all_s = clock()
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
-        """Pass over the holders until the end."""
+        """Run passes periodically until ``ended`` is set."""
         pause_s = 0.0
         while not self._ended.wait(pause_s):
             pause_s = EVERY_S if self.collect() else AGAIN_S
 
     def collect(self) -> bool:
-        """Do one pass; return False if it is to be done again soon."""
+        """Run one pass; return False if it should be retried soon."""
         if self._servers.list_servers() is None:
             return False
         try:
@@ -136,10 +139,10 @@ class GarbageCollection:
         return True
 
     def _pass(self) -> None:
-        """Ask the holders; those for which there is no time are asked in the next pass.
+        """Call the holders; the next pass continues after a timeout.
 
-        :raises errors.AcstorError: the decision service does not say what stays
-        :raises OSError: the states cannot be listed
+        :raises errors.AcstorError: the decision service failed
+        :raises OSError: states cannot be listed
         """
         until_s = self._clock() + PASS_S
         self._left = self._left or self._holders()
@@ -150,7 +153,7 @@ class GarbageCollection:
             self._forget()
 
     def _holders(self) -> list[checkpoint_record.Holder]:
-        """Return who is to be asked in this pass."""
+        """Return the holders of this pass."""
         others = list(self._places.other_hosts())
         if self._clock() < self._all_s:
             known, _ = self._known()
@@ -162,22 +165,22 @@ class GarbageCollection:
         return others
 
     def _ask(self, holder: checkpoint_record.Holder) -> None:
-        """Have one holder drop what does not stay; one that does not answer is asked later.
+        """Delete obsolete data at one holder; its failure is logged.
 
-        :raises errors.AcstorError: the decision service does not say what stays
-        :raises OSError: the states cannot be listed
+        :raises errors.AcstorError: the decision service failed
+        :raises OSError: states cannot be listed
         """
         with self._places.client_of(holder) as client:
             if not (disks := self._disks(client)):
                 return
-            known, is_complete = self._known()  # before what stays: so each checkpoint is told of
+            known, is_complete = self._known()  # before _kept(), which then covers each of them
             kept = self._kept()
             if not is_complete:
                 disks = [disk for disk in disks if disk in known or disk in kept]
             self._with(client, lambda one: self._tidy_all(one, disks, kept, known))
 
     def _disks(self, client: vault_client.VaultClient) -> Sequence[ids.ImageId]:
-        """Return disks that a holder has of this host, from the one behind the last one on."""
+        """Return this host's disks at a holder, beginning after the last one."""
         disks: list[ids.ImageId] = []
         self._with(client, lambda one: disks.extend(one.list_disks(self._host)))
         disks.sort()
@@ -189,10 +192,14 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
+<<<<<<< ours
         """Do something with a holder; what fails, or takes too long, is logged.
 
         One that holds up a single request is replaced; one that has much to delete is not.
         """
+=======
+        """Call a holder; log failures and timeouts."""
+>>>>>>> theirs
         try:
             holder_group.call_all([client], work, HOLDER_S)
         except holder_group.HolderSlow as e:
@@ -222,7 +229,7 @@ class GarbageCollection:
                     self._tidy(client, disk, stay, known)
 
     def _note_drop(self, disk: ids.ImageId, stay: set[str], known: _Known) -> None:
-        """Note that holders will rightly lack chunks of the last manifest, unless it stays."""
+        """Record that holders may lack chunks of the last manifest."""
         if disk in known:
             instance, state = known[disk]
             if state.manifest not in stay and not state.is_dropped:
@@ -231,7 +238,7 @@ class GarbageCollection:
 
     @contextlib.contextmanager
     def _unchanged(self, disk: ids.ImageId, known: _Known) -> Iterator[bool]:
-        """Yield whether no checkpoint of a disk was begun since it was looked at; none is then."""
+        """Yield whether a disk's state is unchanged, and block its checkpoints."""
         if disk not in known:
             yield True
             return
@@ -240,9 +247,9 @@ class GarbageCollection:
             yield is_held and self._state(instance) == state
 
     def _known(self) -> tuple[_Known, bool]:
-        """Return what there is of all disks now, and whether all of it can be read.
+        """Return the states of all disks, and whether all are readable.
 
-        :raises OSError: the states cannot be listed
+        :raises OSError: states cannot be listed
         """
         known, is_complete = dict[str, tuple[ids.ImageId, disk_states.DiskState]](), True
         for instance in self._states.list_instances():
@@ -254,7 +261,7 @@ class GarbageCollection:
         return known, is_complete
 
     def _state(self, instance: ids.ImageId) -> disk_states.DiskState | None:
-        """Return a state, None if there is none; _UNREADABLE, if it cannot be read, set aside."""
+        """Return a state or None; set an unreadable one aside, return _UNREADABLE."""
         try:
             return self._states.read(instance)
         except OSError as e:
@@ -271,7 +278,7 @@ class GarbageCollection:
     def _tidy(
         self, client: vault_client.VaultClient, disk: ids.ImageId, stay: set[str], known: _Known
     ) -> None:
-        """Drop all of a disk, or what its manifests that stay do not name, if they are here."""
+        """Delete a disk, or what its retained manifests do not name if they are here."""
         folder = object_names.Disk(self._host, disk)
         if not stay:
             if gone := client.drop(folder):
@@ -289,22 +296,22 @@ class GarbageCollection:
             LOG.info("%s: disk %s: %d things went", client.holder, disk, gone)
 
     def _begun(self, disk: ids.ImageId, known: _Known) -> set[str]:
-        """Return the manifest of what is there of a checkpoint that is not whole yet."""
+        """Return the manifest of a partial capture of a server on this host."""
         if disk not in known:
             return set()
         instance, state = known[disk]
         return {state.manifest} if state.is_part and not self._is_gone(instance) else set()
 
     def _is_gone(self, instance: ids.ImageId) -> bool:
-        """Say whether a server is known not to be here; it may arrive during a pass."""
+        """Return whether a server is known not to be here."""
         here = self._servers.list_servers()
         return here is not None and instance not in here
 
     def _forget(self) -> None:
-        """Forget disks whose servers are gone from here, and of which nothing stays.
+        """Delete states of servers that left, unless checkpoints are retained.
 
-        :raises errors.AcstorError: the decision service does not say what stays
-        :raises OSError: the states cannot be listed
+        :raises errors.AcstorError: the decision service failed
+        :raises OSError: states cannot be listed
         """
         gone = [instance for instance in self._states.list_instances() if self._is_gone(instance)]
         if not gone:
