@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decision service is told of a checkpoint that all its holders keep.
-
-Whoever registers it returns only when it is registered.
-"""
+"""Record of a checkpoint for the decision service."""
 
 from collections.abc import Callable
 from collections.abc import Collection
@@ -13,31 +10,27 @@ from acstor_common.model import ids
 
 
 class Holder(NamedTuple):
-    """A host that keeps checkpoints for others.
-
-    :param address: of its vault, ``ip:port``
-    """
+    """A host that keeps checkpoints, and the ``ip:port`` of its vault."""
 
     host: ids.HostId
     address: str
 
 
 class Record(NamedTuple):
-    """A checkpoint.
+    """A checkpoint that all its holders have stored.
 
     :param checkpoint_id: a UUID
     :param owner: the host that took it
-    :param vault_disk: what the holders know the disk by
+    :param vault_disk: ID of the disk in vaults
     :param taken_ms: since 1970, by the owner's clock
-    :param number: counts the checkpoints of the disk; none is used twice
-    :param disk_bytes: length of the disk
-    :param changed_bytes: of its chunks that differ from the image
-    :param read_bytes: of the disk, for this checkpoint
-    :param sent_bytes: to all holders, for this checkpoint
-    :param whole_because: why all that the overlay has was read; "" if only what was written was
+    :param number: increases with each checkpoint of the disk
+    :param changed_bytes: chunks that differ from the image
+    :param read_bytes: read from the disk for this checkpoint
+    :param sent_bytes: sent to all holders
+    :param whole_because: why the whole overlay was read; "": only changes were
     :param manifest_name: BLAKE3 of the sealed manifest, in hex
-    :param key: the disk's key, in hex; a secret
-    :param slow_holder: that the other holders waited for; "" if none
+    :param key: the disk's key, in hex; secret
+    :param slow_holder: the other holders waited for it; "": none
     """
 
     checkpoint_id: str
@@ -61,6 +54,6 @@ class Record(NamedTuple):
 
 
 Register = Callable[[Record], Collection[str]]
-"""Registers a checkpoint; returns the names of the manifests of this disk that stay, in hex.
+"""Registers a checkpoint; returns the disk's manifests to retain, in hex.
 
-Raises an error of acstor's if it is not registered: then it is none."""
+Raises an error of acstor if registration fails."""

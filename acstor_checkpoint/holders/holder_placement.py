@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hosts keep the checkpoints of a disk.
+"""Placement of a disk's checkpoints on holders.
 
-A holder stays one while it lives.  A change of the v-node table moves no checkpoint; only a
-host that left the table, is drained, or is known to be unusable is replaced.
-
-No two copies are in one place, and none in that of the owner, as long as there are places: a
-rack fails as a whole.  A place is a whole location.  Among hosts that are as good, the ring
-decides by the disk, so that the disks of one host are spread over many.
+Holders are sticky: only a host that left the v-node table, is drained or unusable is replaced.
+Replicas are in different locations, and not in the owner's, if there are enough: a rack fails as a
+whole.  Among equal hosts the ring decides by the disk's ID, which spreads the disks of a host.
 """
 
 from collections.abc import Callable
@@ -24,12 +21,12 @@ def choose_holders(
     current: Sequence[ids.HostId] = (),
     is_usable: Callable[[ids.HostId], bool] = lambda _host: True,
 ) -> tuple[ids.HostId, ...]:
-    """Return the hosts that are to keep a disk's checkpoints, fewer if there are no more.
+    """Return the hosts that should keep a disk's checkpoints.
 
-    :param owner: the host that takes them, which is none of those
-    :param copies: how many are wanted
-    :param current: those that keep them now, the longest first
-    :param is_usable: says no to one that is full, or has not answered for long
+    :param owner: the disk's host, which is never chosen
+    :param copies: wanted number; fewer are returned if there are not enough hosts
+    :param current: present holders, the oldest first
+    :param is_usable: returns False for a host that is full or failed
     """
     staying = [
         host

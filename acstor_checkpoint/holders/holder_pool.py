@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holders as the v-node table gives them.
+"""Holders from the v-node table, with backoff after failures.
 
-A host that failed is left alone for AVOIDED_S, and then as good as any.  After a failure that costs
-a read of a whole disk it is left alone for twice as long each time, up to LONGEST_S: so a hostile
-host costs one such read of a disk a day, also where no other host can keep checkpoints.
+A failed host is avoided for AVOIDED_S.  After failures that cost a read of a whole disk the time
+doubles, up to LONGEST_S: so a hostile host costs one such read per disk and day, even if there is
+no other host.
 """
 
 import math
@@ -24,11 +24,11 @@ from acstor_common.ring import hash_ring
 
 AVOIDED_S: Final = 600.0
 LONGEST_S: Final = 86400.0
-"""When a host has been usable again for as long, its failures are forgotten."""
+"""A host that is usable for this time has its failures forgotten."""
 
 
 class _Avoided(NamedTuple):
-    """A host that is left alone until then; its last costly failure took ``costly_s``."""
+    """A host's backoff; ``costly_s`` is that after its last costly failure."""
 
     until_s: float = -math.inf
     costly_s: float = 0.0
@@ -38,9 +38,9 @@ class HolderPool:
     """Chooses among the hosts of the v-node table.
 
     :param ring: returns the table
-    :param proof: what this host proves to vaults
-    :param vault_port: on which each host's vault listens, at the address of its agent
-    :param only: hosts that may be chosen; none: all
+    :param proof: credentials for vaults
+    :param vault_port: port of all vaults, at the addresses of the agents
+    :param only: hosts that may be chosen; empty: all
     """
 
     def __init__(
@@ -60,10 +60,7 @@ class HolderPool:
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
     ) -> Sequence[checkpoint_record.Holder]:
-        """Return holders of a disk.
-
-        :raises errors.Unusable: there is no v-node table
-        """
+        """Return holders of a disk; Unusable without v-node table."""
         ring = self._ring()
         chosen = holder_placement.choose_holders(
             ring, self._host, disk, copies, current, self._is_usable
@@ -71,25 +68,22 @@ class HolderPool:
         return [checkpoint_record.Holder(host, self._address(ring, host)) for host in chosen]
 
     def other_hosts(self) -> Sequence[checkpoint_record.Holder]:
-        """Return all hosts but this one.
-
-        :raises errors.Unusable: there is no v-node table
-        """
+        """Return all hosts but this one; Unusable without v-node table."""
         ring = self._ring()
         hosts = [ids.HostId(host.host) for host in ring.hosts if host.host != self._host]
         return [checkpoint_record.Holder(host, self._address(ring, host)) for host in hosts]
 
     def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
-        """Return who asks the vault of a holder."""
+        """Return a client of a holder's vault."""
         return vault_client.VaultClient(holder.host, addresses.parse(holder.address), self._proof)
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Choose this one no more for a while.
+        """Avoid a holder for a while.
 
-        :param is_costly: it had acknowledged chunks, so a disk is read again in full
+        :param is_costly: it had acknowledged chunks, so a disk must be read in full
         """
         now_s, last = self._clock(), self._avoided.get(holder, _Avoided())
-        if now_s < last.until_s:  # disks of other workers, at the same time
+        if now_s < last.until_s:  # several workers may report one failure
             return
         costly_s = last.costly_s if now_s < last.until_s + LONGEST_S else 0.0
         if is_costly:

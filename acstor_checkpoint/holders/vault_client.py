@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this host asks the vault of another one.
+"""Client of another host's vault.
 
-It is that host, or nothing is sent: its certificate must have its name.
-
-A connection is kept between requests.  One that has ended meanwhile is replaced and the
-request sent again, once, for each request may be done twice.
-
-A request has REQUEST_S, and one second for each BYTES_PER_S that it sends or gets.
+The server's certificate must name that host.  Connections are kept alive; if one was closed
+meanwhile, the request is sent once more, as requests are idempotent.  A request has REQUEST_S, plus
+a second for each BYTES_PER_S sent or received.
 """
 
 import contextlib
@@ -38,11 +35,11 @@ from acstor_common.model import ids
 
 CONNECT_S: Final = 10.0
 BATCH_BYTES: Final = 8 << 20
-"""Sent together: 128 chunks of 64 KiB, for which the vault's disk waits once."""
+"""Sent together: 128 chunks of 64 KiB share one sync of the vault."""
 SHORT_BYTES: Final = 4096
-"""Of an answer that is a number or words."""
+"""Of a response that is a number or text."""
 REQUEST_S: Final = 120.0
-"""A vault on a slow disk takes 20 s to drop vault_store.MAX_REMOVED files, or to sync a batch."""
+"""A slow disk takes 20 s to delete vault_store.MAX_REMOVED files, or to sync."""
 BYTES_PER_S: Final = 1 << 20
 
 OWN_ERRORS: Final = frozenset(
@@ -54,14 +51,14 @@ OWN_ERRORS: Final = frozenset(
         errno.EADDRNOTAVAIL,
     }
 )
-"""This host has no descriptor, memory or port left."""
+"""This host is out of descriptors, memory or ports."""
 _DISK_BYTES: Final = 37
-"""Of a list: a UUID, and the end of its line."""
+"""A line of the list: a UUID and a newline."""
 _MOST_ROUNDS: Final = 2 * checkpoint_manifest.MAX_ENTRIES // vault_store.MAX_REMOVED
 
 
 class HostFault(errors.Unusable):
-    """This host cannot ask a vault, and would not get any further with another one."""
+    """This host cannot call any vault."""
 
     def __init__(self, why: str) -> None:
         super().__init__("this host", why)
@@ -72,7 +69,7 @@ class NoRoute(HostFault):
 
 
 class _Request(NamedTuple):
-    """A request, and the longest answer that it may have."""
+    """A request, and the limit of its response."""
 
     method: str
     path: str
@@ -90,17 +87,15 @@ class _Answer(NamedTuple):
 
 
 class VaultClient:
-    """The vault of one host, for one thread; a context manager that ends its connection.
+    """Client of one host's vault; context manager, not thread-safe.
 
     Each method may raise
 
-    * errors.SourceUnreachable: it cannot be reached, or broke off; ask again later
-    * errors.NotAuthenticated: who answers there is not that host
-    * errors.VaultRefused: this host may not do that, or it makes no sense to the vault
-    * HostFault: it was not asked
+    * errors.SourceUnreachable: not reachable, or connection lost; retry later
+    * errors.NotAuthenticated: the server is another host
+    * errors.VaultRefused: forbidden, or invalid request
+    * HostFault: the request was not sent
 
-    :param holder: whose vault it is
-    :param address: where it listens
     :param credentials: for ``tls_channel.PROTOCOL``
     :ivar asked_s: when its last request began, by the monotonic clock
     """
@@ -126,20 +121,20 @@ class VaultClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection; the next request makes another one."""
+        """Close the connection; the next request opens a new one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
 
     def abort(self) -> None:
-        """Have the request under way, and all later ones, fail; may be called by any thread."""
+        """Fail the running request and all later ones; thread-safe."""
         self._is_aborted = True
         if (sock := self._sock) is not None:
-            with contextlib.suppress(OSError):  # it has ended already
+            with contextlib.suppress(OSError):  # closed by the peer
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def has_route(self) -> bool:
-        """Return whether the kernel has a route; what the network says of that may be forged."""
+        """Return whether the kernel has a route (ICMP errors may be forged)."""
         family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -149,16 +144,16 @@ class VaultClient:
         return True
 
     def put(self, disk: object_names.Disk, chunks: Iterable[object_names.Sealed]) -> None:
-        """Have chunks kept; all of them are safe when this returns.
+        """Store chunks durably.
 
-        :param chunks: are taken as they are sent, so that few are in memory
-        :raises errors.VaultFull: there is no room for one; those before it may be kept
+        :param chunks: consumed while sending, to bound memory
+        :raises errors.VaultFull: limit reached; chunks before may be stored
         """
         for batch in _batches(chunks):
             self._ask("PUT", _path(disk, "chunks"), [b"".join(batch)])
 
     def missing_chunks(self, disk: object_names.Disk, chunks: Iterable[bytes]) -> set[bytes]:
-        """Return which of these chunks the vault has not got."""
+        """Return which chunks the vault lacks."""
         found: set[bytes] = set()
         left = iter(sorted(set(chunks)))
         while part := list(itertools.islice(left, object_names.MAX_ASKED)):
@@ -171,16 +166,16 @@ class VaultClient:
         return found
 
     def put_manifest(self, disk: object_names.Disk, sealed: bytes | bytearray) -> bytes:
-        """Have a sealed manifest kept; it is safe when this returns. Return its name.
+        """Store a sealed manifest durably; return its name.
 
-        :raises errors.VaultFull: there is no room
+        :raises errors.VaultFull: limit reached
         """
         name = checkpoint_encryption.manifest_name(sealed)
         self._ask("PUT", _path(disk, "manifests", name), [sealed])
         return name
 
     def retain_only(self, disk: object_names.Disk, stay: object_names.Stay) -> int:
-        """Have chunks and manifests of a disk dropped but those that stay; return how many went."""
+        """Delete other chunks and manifests of a disk; return how many."""
         gone = 0
         for within, some in object_names.split(stay):
             path = f"{_path(disk, 'keep')}/{within[0]:02x}-{within[-1]:02x}"
@@ -188,13 +183,13 @@ class VaultClient:
         return gone
 
     def drop(self, disk: object_names.Disk) -> int:
-        """Have all of a disk dropped; return how many things went."""
+        """Delete a disk; return the number of objects."""
         return self._until_all_went("DELETE", _path(disk), b"")
 
     def fetch_chunk(self, disk: object_names.Disk, name: bytes) -> bytes:
-        """Return a sealed chunk, as the vault says; ``Seal.open`` finds out if it is.
+        """Return a sealed chunk, to be verified by ``Seal.open``.
 
-        :raises errors.ChunkMissing: the vault has not got it
+        :raises errors.ChunkMissing: the vault lacks it
         """
         limit = checkpoint_encryption.MAX_SEALED_BYTES
         return self._ask("GET", _path(disk, "chunks", name), [], limit)
@@ -202,8 +197,8 @@ class VaultClient:
     def fetch_manifest(self, disk: object_names.Disk, name: bytes) -> bytes:
         """Return a sealed manifest.
 
-        :raises errors.ChunkMissing: the vault has not got it
-        :raises errors.ChunkInvalid: it gave another one
+        :raises errors.ChunkMissing: the vault lacks it
+        :raises errors.ChunkInvalid: the vault sent another one
         """
         limit = vault_api.MAX_MANIFEST_BYTES
         sealed = self._ask("GET", _path(disk, "manifests", name), [], limit)
@@ -217,9 +212,9 @@ class VaultClient:
         return list(_names(self._ask("GET", _path(disk, "manifests"), [], limit), self.holder))
 
     def list_disks(self, owner: ids.HostId) -> list[ids.ImageId]:
-        """Return the disks of which something is kept for a host.
+        """Return the disks of a host.
 
-        :raises errors.RemoteProtocolError: the answer makes no sense
+        :raises errors.RemoteProtocolError: malformed response
         """
         limit = vault_store.MAX_DISKS * _DISK_BYTES
         text = self._ask("GET", f"/v1/{owner}", [], limit).decode("ascii", "replace")
@@ -263,13 +258,13 @@ class VaultClient:
 
     def _try_again(self, request: _Request, until_s: float) -> _Answer:
         if self._channel is not None:
-            with contextlib.suppress(tls_channel.ConnectionBroken):  # it has ended meanwhile
+            with contextlib.suppress(tls_channel.ConnectionBroken):  # closed meanwhile
                 return self._try(request, until_s)
         return self._try(request, until_s)
 
     def _try(self, request: _Request, until_s: float) -> _Answer:
         channel = self._channel or self._connect(until_s)
-        self._channel = None  # unless all goes well
+        self._channel = None  # restored on success
         with contextlib.ExitStack() as stack:
             stack.callback(channel.close)
             answer = _exchange(channel, request, until_s)
@@ -279,10 +274,10 @@ class VaultClient:
         return answer
 
     def _connect(self, until_s: float) -> tls_channel.TlsChannel:
-        """Connect, and find out that it is the holder.
+        """Connect, and authenticate the holder.
 
-        :raises OSError: there is no connection
-        :raises errors.NotAuthenticated: it is another one
+        :raises OSError: connection failed
+        :raises errors.NotAuthenticated: another host
         :raises HostFault: this host cannot connect
         """
         self._check_not_aborted()
@@ -296,7 +291,7 @@ class VaultClient:
             tls = stack.enter_context(context.wrap_socket(sock))
             self._check(tls)
             self._sock = tls
-            self._check_not_aborted()  # else abort() has seen the connection
+            self._check_not_aborted()  # else abort() sees the connection
             stack.pop_all()
         return tls_channel.TlsChannel(tls, h11.CLIENT)
 
@@ -337,7 +332,7 @@ def _exchange(channel: tls_channel.TlsChannel, request: _Request, until_s: float
     headers = [("host", "vault"), ("content-length", str(request.length))]
     with contextlib.suppress(
         tls_channel.ConnectionBroken
-    ):  # who refuses answers before all has come
+    ):  # a refusal may come before the body is sent
         channel.send(h11.Request(method=request.method, target=request.path, headers=headers))
         channel.send_body(request.body, request.length)
     response = channel.receive(math.inf)
@@ -353,10 +348,7 @@ def _exchange(channel: tls_channel.TlsChannel, request: _Request, until_s: float
 
 
 def _left_s(until_s: float) -> float:
-    """Return how long there is until a time.
-
-    :raises tls_channel.ConnectionBroken: it is over
-    """
+    """Return the time until a deadline; ConnectionBroken if it has passed."""
     left_s = until_s - time.monotonic()
     if left_s <= 0:
         raise tls_channel.ConnectionBroken("it is too slow")
@@ -364,7 +356,7 @@ def _left_s(until_s: float) -> float:
 
 
 def _batches(chunks: Iterable[object_names.Sealed]) -> Iterator[list[bytes]]:
-    """Yield bodies of requests."""
+    """Yield request bodies."""
     batch: list[bytes] = []
     size = 0
     for name, data in chunks:
