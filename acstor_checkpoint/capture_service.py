@@ -43,7 +43,6 @@ Options = cfg.ConfigOpts.GroupAttr
 class DecisionLink(NamedTuple):
     """Calls to the decision service.
 
-    :param register: registers a checkpoint
     :param kept: returns checkpoints to retain; None: disables garbage collection
     :param intervals: returns Nova's intervals; None: none
     """

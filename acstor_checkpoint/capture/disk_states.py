@@ -182,7 +182,6 @@ class DiskStates:
             yield object_names.Stay(within, part)
 
     def _count(self, instance: ids.ImageId, name: str) -> int:
-        """Return the number of entries of a manifest."""
         path = self._path(instance, name)
         try:
             size_bytes = path.stat().st_size - checkpoint_manifest.HEADER_BYTES
@@ -208,10 +207,7 @@ class DiskStates:
                 path.unlink(missing_ok=True)
 
     def set_aside(self, instance: ids.ImageId) -> None:
-        """Rename an unreadable state, so that the next checkpoint is a full one.
-
-        :raises OSError: renaming failed
-        """
+        """Rename an unreadable state, so that the next checkpoint is a full one."""
         aside = self._folder / f"{instance}.unreadable"
         shutil.rmtree(aside, ignore_errors=True)
         self._of(instance).rename(aside)

@@ -107,7 +107,6 @@ class _Link:
     def call(self, what: str, work: Callable[[], T], undo: Callable[[], None] = lambda: None) -> T:
         """Run calls to libvirt; return their result.
 
-        :param what: for errors
         :param undo: called if they succeed too late
         :raises errors.Unusable: they fail or time out, or a previous call still runs
         """
@@ -301,7 +300,6 @@ class Domain:
             self._ended(socket)
 
     def _begin_frozen(self, bitmap: str, since: str, backup: str) -> bool:
-        """Begin a job; return whether file systems were frozen."""
         with self._frozen() as is_frozen:
             self._begin(bitmap, since, backup)
         return is_frozen

@@ -65,8 +65,6 @@ class _Option(enum.IntEnum):
 
 
 class _Said(enum.IntEnum):
-    """Replies to options."""
-
     ACK = 1
     INFO = 3
     META_CONTEXT = 4
@@ -79,8 +77,6 @@ class _Command(enum.IntEnum):
 
 
 class _Kind(enum.IntEnum):
-    """Replies to commands."""
-
     NONE = 0
     DATA = 1
     HOLE = 2
@@ -281,7 +277,6 @@ class Disk:
         self._send(struct.pack(">I", flags & (_FIXED_NEWSTYLE | _NO_ZEROES)))
 
     def _set_context(self, export: str, context: str) -> int:
-        """Return the ID of the context."""
         question = struct.pack(">I", 1) + _text(context)
         said = self._negotiate(_Option.SET_META_CONTEXT, _text(export) + question)
         for kind, raw in said:
@@ -290,7 +285,6 @@ class Disk:
         raise self._fault(f"it does not know {context}")
 
     def _go(self, export: str) -> int:
-        """Return the size of the export."""
         said = self._negotiate(_Option.GO, _text(export) + struct.pack(">H", 0))
         for kind, raw in said:
             is_export = kind == _Said.INFO and raw[:2] == struct.pack(">H", _INFO_EXPORT)

@@ -31,10 +31,7 @@ class DiskChanged(errors.Unusable):
 
 
 def bitmaps(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> set[str]:
-    """Return the consistent bitmaps of an overlay.
-
-    :raises errors.Unusable: unreadable, or not on the mirror of its image
-    """
+    """Return the consistent bitmaps of an overlay, or raise Unusable."""
     path = disk.path
     try:
         with _opened(disk, base_of) as fd:
@@ -62,7 +59,6 @@ def export_disk(
     """Export a disk until the block ends.
 
     :param bitmap: exported as well; "": none
-    :param folder: for the socket
     :param mirrors: folder of the agent's mirrors
     :raises DiskChanged: at the end: discard the data
     :raises errors.Unusable: it cannot be exported, or is not on the mirror of its image

@@ -45,8 +45,6 @@ def check_opened(fd: int, path: str, base: str) -> None:
     """Raise Unusable if an open overlay has a backing file other than ``base``.
 
     QEMU's tools run as root and follow the header, which the guest's QEMU could write.
-
-    :param path: for errors
     """
     check(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
 

@@ -14,7 +14,6 @@ class RateLimit:
 
     :param rate_bytes_s: 0: no limit
     :param ended: set when the daemon stops
-    :param clock: monotonic
     """
 
     def __init__(

@@ -36,10 +36,7 @@ class ScratchFull(errors.Unusable):
 
 
 class ScratchFile:
-    """One scratch file.
-
-    :param end: ends the backup job
-    """
+    """One scratch file."""
 
     def __init__(self, path: pathlib.Path, end: Callable[[], None]) -> None:
         self.path, self.end = path, end
@@ -70,7 +67,6 @@ class ScratchFiles:
     """Scratch files of this host's servers; thread-safe.
 
     :param limit_bytes: of all files
-    :param clock: monotonic
     """
 
     def __init__(

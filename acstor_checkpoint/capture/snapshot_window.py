@@ -67,7 +67,6 @@ class SnapshotWindow:
 
     :param longest_s: limit of a snapshot
     :param most_s: limit after PARTS parts without progress
-    :param clock: monotonic
     """
 
     def __init__(

@@ -71,8 +71,6 @@ class Settings(NamedTuple):
 =======
     """Configuration.
 
-    :param host: this host
-    :param copies: number of holders
     :param rate_bytes_s: limit of reading; 0: none
     :param folder: for sockets and scratch files; writable for QEMU
     :param mirrors: folder of the agent's mirrors
@@ -114,7 +112,6 @@ class _Snapshot(NamedTuple):
 class CheckpointTaker:
     """Takes checkpoints of this host's servers; one thread per server.
 
-    :param register: registers a checkpoint
     :param clock_ms: wall clock, since 1970
     """
 
@@ -146,11 +143,15 @@ class CheckpointTaker:
         :raises errors.AcstorError: there is none; says why
 =======
     def take_checkpoint(self, server: domain_xml.Server) -> checkpoint_record.Record:
+<<<<<<< ours
         """Take and register a checkpoint.
 
         :raises errors.AcstorError: it failed
 >>>>>>> theirs
         """
+=======
+        """Take and register a checkpoint, or raise AcstorError."""
+>>>>>>> theirs
         self.clear(server)
         image = self._image_of(server.disk.base)
         state, why = self._state_of(server, image)

@@ -131,11 +131,14 @@ class HolderGroup:
 
     :param clients: one for each holder
     :param acknowledged: holders that acknowledged all chunks of the last manifest
+<<<<<<< ours
     :param clock: monotonic
 <<<<<<< ours
     :param interval_s: of the server's checkpoints; 0: it has none
     :ivar left_s: of STEP_S, or of half an interval
 =======
+=======
+>>>>>>> theirs
     :ivar left_s: rest of STEP_S
 >>>>>>> theirs
     :ivar filled: holders that acknowledged chunks of the disk, now or before

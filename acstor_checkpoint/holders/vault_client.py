@@ -69,8 +69,6 @@ class NoRoute(HostFault):
 
 
 class _Request(NamedTuple):
-    """A request, and the limit of its response."""
-
     method: str
     path: str
     body: Sequence[bytes | bytearray]
@@ -187,10 +185,7 @@ class VaultClient:
         return self._until_all_went("DELETE", _path(disk), b"")
 
     def fetch_chunk(self, disk: object_names.Disk, name: bytes) -> bytes:
-        """Return a sealed chunk, to be verified by ``Seal.open``.
-
-        :raises errors.ChunkMissing: the vault lacks it
-        """
+        """Return a sealed chunk, to be verified by ``Seal.open``, or raise ChunkMissing."""
         limit = checkpoint_encryption.MAX_SEALED_BYTES
         return self._ask("GET", _path(disk, "chunks", name), [], limit)
 
@@ -212,10 +207,7 @@ class VaultClient:
         return list(_names(self._ask("GET", _path(disk, "manifests"), [], limit), self.holder))
 
     def list_disks(self, owner: ids.HostId) -> list[ids.ImageId]:
-        """Return the disks of a host.
-
-        :raises errors.RemoteProtocolError: malformed response
-        """
+        """Return the disks of a host, or raise RemoteProtocolError."""
         limit = vault_store.MAX_DISKS * _DISK_BYTES
         text = self._ask("GET", f"/v1/{owner}", [], limit).decode("ascii", "replace")
         try:
@@ -356,7 +348,6 @@ def _left_s(until_s: float) -> float:
 
 
 def _batches(chunks: Iterable[object_names.Sealed]) -> Iterator[list[bytes]]:
-    """Yield request bodies."""
     batch: list[bytes] = []
     size = 0
     for name, data in chunks:

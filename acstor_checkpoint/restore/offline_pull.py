@@ -60,10 +60,7 @@ class OfflineDisk(NamedTuple):
 
 
 class OfflinePull:
-    """Pulls offline disks.
-
-    :param ended: set to abort
-    """
+    """Pulls offline disks."""
 
     def __init__(self, ended: threading.Event) -> None:
         self._ended = ended
@@ -100,7 +97,6 @@ class OfflinePull:
 
         :param argv: without the output file, which is last
         :param fd: output file
-        :param path: of the output file, for errors
         :param more: further descriptors for the tool
         :raises errors.Unusable: it failed, or was aborted
         """
@@ -153,10 +149,7 @@ def _copy_of(path: str) -> str:
 
 @contextlib.contextmanager
 def _tool(argv: Sequence[str], fds: Collection[int]) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a tool with these descriptors, at most for the block.
-
-    :raises errors.Unusable: it cannot run, or does not terminate
-    """
+    """Run a tool with these descriptors, at most for the block, or raise Unusable."""
     try:
         tool = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=tuple(fds)

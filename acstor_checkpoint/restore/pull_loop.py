@@ -57,7 +57,6 @@ class PullLoop:
     :param domains: servers whose disks are on checkpoints, or may lack data of one; their ``base``
         is the checkpoint
     :param rate_bytes_s: of QEMU, per disk; 0: no limit
-    :param clock: monotonic
     """
 
     def __init__(
@@ -193,7 +192,6 @@ class PullLoop:
             offline_pull.rebase(path, shown, base)
 
     def _pause(self, instance: ids.ImageId) -> None:
-        """Schedule a retry with exponential backoff."""
         former = self._tried.get(instance)
         pause_s = min(2 * former.pause_s, LONGEST_PAUSE_S) if former else FIRST_PAUSE_S
         self._tried[instance] = _Tried(self._clock() + pause_s, pause_s)

@@ -81,7 +81,6 @@ class RecoveredDisks:
 class BackingImages:
     """Backing files of overlays: mirrors, or checkpoints' disks.
 
-    :param mount_point: of the agent
     :ivar mirrors: folder of the mirrors
     """
 

@@ -95,12 +95,7 @@ class Servers(Protocol):
 
 
 class GarbageCollection:
-    """The garbage collection loop.
-
-    :param kept: asks the decision service
-    :param ended: set to stop it
-    :param clock: monotonic
-    """
+    """The garbage collection loop."""
 
     def __init__(
         self,
@@ -153,7 +148,6 @@ class GarbageCollection:
             self._forget()
 
     def _holders(self) -> list[checkpoint_record.Holder]:
-        """Return the holders of this pass."""
         others = list(self._places.other_hosts())
         if self._clock() < self._all_s:
             known, _ = self._known()
@@ -247,10 +241,7 @@ class GarbageCollection:
             yield is_held and self._state(instance) == state
 
     def _known(self) -> tuple[_Known, bool]:
-        """Return the states of all disks, and whether all are readable.
-
-        :raises OSError: states cannot be listed
-        """
+        """Return the states of all disks, and whether all are readable, or raise OSError."""
         known, is_complete = dict[str, tuple[ids.ImageId, disk_states.DiskState]](), True
         for instance in self._states.list_instances():
             state = self._state(instance)

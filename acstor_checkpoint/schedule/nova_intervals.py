@@ -45,7 +45,6 @@ class NovaIntervals:
     """Polls intervals; not thread-safe, except for :attr:`last`.
 
     :param ask: None: there are none
-    :param clock: monotonic
     :param failing: returns failures to report
     """
 
@@ -88,7 +87,6 @@ def server_interval_s(
     (7, 6)
 
     :param spec_s: of its flavor
-    :param default_s: of this host
     """
     said = (told.of_servers.get(instance), spec_s, told.of_host)
     return next((wanted for wanted in said if wanted is not None), default_s)

@@ -48,8 +48,6 @@ _Said = TypeVar("_Said", bound=messages.Response)
 
 
 class _Identity(NamedTuple):
-    """Key and certificate of this host, PEM."""
-
     key: bytes
     certificate: bytes
 
@@ -80,7 +78,6 @@ class Registration:
     :param transport: see :func:`open_transport`
     :param promised_s: returns an instance's interval; 0: on request only
     :param vault_issues: returns issues of this host's vault as single words
-    :param wall: wall clock
     """
 
     def __init__(

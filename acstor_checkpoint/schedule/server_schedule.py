@@ -22,10 +22,7 @@ _FIRST_PAUSE_S: Final = 30.0
 
 
 def interval_s(server: domain_xml.Server, told: nova_intervals.Answer, default_s: int) -> int:
-    """Return a server's interval in seconds; 0: never.
-
-    :param default_s: of this host
-    """
+    """Return a server's interval in seconds; 0: never."""
     spec_s = checkpoint_intervals.parse(server.specs.get(checkpoint_intervals.NAME))
     wanted_s = nova_intervals.server_interval_s(server.instance, spec_s, told, default_s)
     return checkpoint_intervals.clamp(wanted_s)

@@ -70,7 +70,6 @@ class CheckpointTaker(Protocol):
 class WorkerPool:
     """The schedule and the workers' loop.  Public methods are thread-safe.
 
-    :param clock: monotonic
     :param wall_ms: wall clock, since 1970, for the age of a former daemon's checkpoints
     :param ask_intervals: asks the decision service; None: disabled
     """

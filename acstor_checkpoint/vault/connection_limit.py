@@ -41,7 +41,6 @@ class ConnectionLimit:
     """Counts connections, and closes some for new ones; thread-safe.
 
     :param hosts_at: returns the number of hosts in the v-node table with an address
-    :param clock: monotonic
     """
 
     def __init__(

@@ -37,10 +37,7 @@ Raises errors.DecisionUnreachable or errors.NotAuthenticated."""
 
 
 class OwnerDeletion:
-    """The deletion loop.
-
-    :param ended: set to stop it
-    """
+    """The deletion loop."""
 
     def __init__(
         self, vault: vault_store.VaultStore, gone: FindGone, ended: threading.Event
@@ -62,11 +59,7 @@ class OwnerDeletion:
             pause_s = EVERY_S
 
     def delete_departed(self) -> None:
-        """Delete data of all owners that left.
-
-        :raises errors.AcstorError: the decision service does not answer
-        :raises OSError: deletion failed
-        """
+        """Delete data of all owners that left; AcstorError or OSError on failure."""
         owners = sorted(vault_files.owners_in(self._vault.folder))
         for at in range(0, len(owners), messages.MAX_OWNERS):
             some = owners[at : at + messages.MAX_OWNERS]

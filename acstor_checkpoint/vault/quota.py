@@ -89,10 +89,7 @@ def allocated_bytes(size_bytes: int) -> int:
 
 
 class Quota:
-    """Space accounting of one vault; thread-safe.
-
-    :param here: this host, for errors
-    """
+    """Space accounting of one vault; thread-safe."""
 
     def __init__(self, limits: Limits, here: str) -> None:
         self.limits = limits

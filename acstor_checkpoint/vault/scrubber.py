@@ -42,11 +42,7 @@ def ended_s(folder: pathlib.Path) -> float | None:
 
 
 class Scrubber:
-    """The scrubbing loop.
-
-    :param ended: set to stop it
-    :param wall: wall clock
-    """
+    """The scrubbing loop."""
 
     def __init__(
         self,

@@ -99,8 +99,6 @@ class RequestBody:
 
 
 class _Refused(Exception):
-    """An invalid or forbidden request."""
-
     def __init__(self, status: int, why: str) -> None:
         super().__init__(status, why)
         self.status, self.why = status, why
@@ -140,10 +138,7 @@ class VaultApi:
     def answer_request(
         self, host: ids.HostId, method: str, target: str, body: RequestBody
     ) -> Iterator[Response]:
-        """Yield the response, to be sent before the block ends.
-
-        :param host: the authenticated client
-        """
+        """Yield the response, to be sent before the block ends."""
         with contextlib.ExitStack() as stack:
             try:
                 answer = self._answer(host, method, target, body, stack)

@@ -112,7 +112,6 @@ def write(path: pathlib.Path, length: int, pieces: Pieces, checksum: bytes | Non
 
     :param checksum: expected checksum, if known
     :raises ValueError: wrong length or checksum
-    :raises OSError: writing failed
     """
     found = blake3.blake3(max_threads=1)
     with path.open("xb", buffering=0) as file:

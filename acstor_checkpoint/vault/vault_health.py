@@ -25,10 +25,7 @@ class Issue(enum.StrEnum):
 
 
 class VaultHealth:
-    """Health of a vault over the last WINDOW_S; not thread-safe.
-
-    :param clock: monotonic
-    """
+    """Health of a vault over the last WINDOW_S; not thread-safe."""
 
     def __init__(
         self,

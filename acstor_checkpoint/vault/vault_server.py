@@ -139,7 +139,6 @@ class VaultServer:
             self._told_s = now_s
 
     def _meet(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
-        """Authenticate a connection, and serve it."""
         try:
             with sock, handle, contextlib.ExitStack() as unauthenticated:
                 unauthenticated.callback(self._places.remove, handle, ip)

@@ -60,12 +60,11 @@ class StoredObject:
 
 
 class VaultStore:
-    """Storage in a folder; thread-safe.
+    """Storage in a folder; thread-safe.  Methods raise OSError if the disk fails.
 
     Creation reads all names and sizes in the folder for the quota.
 
     :param folder: locked for this process (:func:`vault_files.locked`)
-    :raises OSError: it is unreadable
     """
 
     def __init__(self, folder: pathlib.Path, limits: quota.Limits, here: ids.HostId) -> None:
@@ -155,10 +154,7 @@ class VaultStore:
             yield StoredObject(file, length)
 
     def remove(self, disk: object_names.Disk, kind: object_names.Kind, name: bytes) -> int:
-        """Remove a corrupt object; return 1, or 0 if it does not exist.
-
-        :raises OSError: removal failed
-        """
+        """Remove a corrupt object; return 1, or 0 if it does not exist."""
         path = vault_files.path_of(self._folder_of(disk), kind, name)
         gone = self._remove(disk.owner, path)
         self.spoilt += gone
@@ -199,7 +195,6 @@ class VaultStore:
         :param connection: see :meth:`begin_connection`
         :param within: delete only names with these first bytes
         :raises errors.VaultRefused: fenced by a later connection
-        :raises OSError: removal failed
         """
         gone = 0
         self.lookups.spend_lookups(disk.owner, len(stay))
@@ -224,7 +219,6 @@ class VaultStore:
         """Delete a disk; return the number of objects as :meth:`retain_only`.
 
         :raises errors.VaultRefused: fenced by a later connection
-        :raises OSError: removal failed
         """
         gone = self.retain_only(disk, object_names.NameList(b""), connection)
         folder = self._folder_of(disk)
@@ -235,11 +229,7 @@ class VaultStore:
         return gone
 
     def make_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
-        """Create a host's folder if it does not exist.
-
-        :raises errors.VaultFull: limit reached
-        :raises OSError: creation failed
-        """
+        """Create a host's folder if it does not exist, or raise VaultFull."""
         if folder.is_dir():
             return
         with self._making:
@@ -260,7 +250,6 @@ class VaultStore:
         return self.folder / disk.owner / disk.disk
 
     def _folder_for(self, disk: object_names.Disk) -> pathlib.Path:
-        """Return the folder of a disk; create it if needed."""
         folder = self._folder_of(disk)
         if folder.is_dir():
             return folder
@@ -273,7 +262,6 @@ class VaultStore:
         return folder
 
     def _remove_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
-        """Remove a folder if it is empty."""
         with self._making, contextlib.suppress(OSError):
             folder.rmdir()
             self.room.give_back(owner, quota.BLOCK_BYTES)

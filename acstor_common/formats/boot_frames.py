@@ -28,7 +28,6 @@ def unpack_frame(
 
     It takes about 1 ms per MiB.  It does not verify the chunks against the image's chunk map.
 
-    :param keys: scope keys of the image's chunk map
     :raises errors.BootImageFormatError: the bytes are not the frame's
     """
     if len(stored) != frame.stored_bytes or not ids.Content(frame.cid, keys).matches_data(stored):
@@ -82,7 +81,6 @@ def check_boot_image(
 ) -> boot_image.Head:
     """Verify a complete boot image in parts of any length; return its head.
 
-    :param keys: scope keys of the image's chunk map
     :raises errors.BootImageFormatError: malformed or damaged
     """
     buffer = b"".join(parts)

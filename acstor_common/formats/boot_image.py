@@ -226,11 +226,7 @@ class Writer:
 
 
 def parse_header(buffer: Buffer, what: str) -> Header:
-    """Parse the header at the beginning of ``buffer``.
-
-    :param what: name of the boot image (a path, an image ID), for errors
-    :raises errors.BootImageFormatError: malformed or damaged
-    """
+    """Parse the header at the beginning of ``buffer``, or raise BootImageFormatError."""
     with memoryview(buffer) as view:
         return _parse_header(view, what)
 
@@ -252,7 +248,6 @@ def _parse_header(view: memoryview, what: str) -> Header:
 
 
 def _unpack_header(view: memoryview, what: str) -> tuple[Any, ...]:
-    """Return the fields of a complete header of a known version."""
     if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
         raise _fault(what, 0, "not a boot image")
     if view.nbytes < HEADER_BYTES:

@@ -87,8 +87,6 @@ class Entry(NamedTuple):
 
 
 class _Header(NamedTuple):
-    """The fields of _HEADER, in its order."""
-
     magic: bytes
     version: int
     consistency: int
@@ -157,7 +155,6 @@ class Manifest:
     def parse(cls, buffer: bytes | bytearray, what: str) -> "Manifest":
         """Validate ``buffer`` and return it as a manifest; 0.05 s per million entries.
 
-        :param what: name of the manifest, for errors
         :raises errors.CheckpointFormatError: malformed
         """
         header = _unpacked(buffer, what)
@@ -261,7 +258,6 @@ def _os_hash(header: _Header) -> chunk_map.OsHash:
 
 
 def _fault_of_subject(subject: Subject) -> str:
-    """Return what is invalid in a subject; "" if nothing."""
     cut = subject.cut
     if not 0 < cut.chunk_count <= MAX_CHUNKS:
         return f"a disk of {cut.size_bytes} bytes has no checkpoints"
@@ -274,7 +270,6 @@ def _fault_of_subject(subject: Subject) -> str:
 
 
 def _fault_of_entries(table: memoryview, cut: geometry.Geometry) -> str:
-    """Return what is invalid in the entries; "" if nothing."""
     before = -1
     for chunk_no, cid in _ENTRY.iter_unpack(table):
         if chunk_no <= before:

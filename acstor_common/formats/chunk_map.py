@@ -235,7 +235,6 @@ class ChunkMap:
     ) -> "ChunkMap":
         """Validate ``buffer`` and return it as a map.
 
-        :param what: name of the map (a path, an image ID), for errors
         :param check_trailer: hash the buffer (1 ms per 5 MiB), and check each CID and entry of the
             layout; omit it only if this host did so before
         :param pause: called after each 0.5 ms of work or so; sleeps to release the interpreter
@@ -417,7 +416,6 @@ def _parse_header(view: memoryview, what: str) -> tuple[Subject, Tables]:
 
 
 def _unpack_header(view: memoryview, what: str) -> _Header:
-    """Return the fields of a complete header of a known version."""
     if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
         raise _Fault(what, 0, "not a chunk map")
     if view.nbytes < HEADER_BYTES:
@@ -483,7 +481,6 @@ def _fault_of_count(chunk_count: int) -> str:
 
 
 def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
-    """Return why the stored file is invalid; "" if it is valid."""
     if stored.is_identity and stored != layout.raw(cut.size_bytes):
         return f"{stored.size_bytes} bytes and {stored.entries} extents are no raw image"
     if not 0 <= stored.size_bytes <= layout.MAX_STORED_BYTES:
@@ -492,7 +489,6 @@ def _fault_of_stored(stored: layout.Stored, cut: geometry.Geometry) -> str:
 
 
 def _fault_of_keys(keys: ScopeKeys) -> str:
-    """Return why the scope keys are invalid; "" if they are valid."""
     if len(keys) > MAX_SCOPE_KEYS:
         return f"{len(keys)} scope keys are too many"
     if any(len(key) != ids.SCOPE_KEY_BYTES or not any(key) for key in keys):
@@ -561,7 +557,6 @@ def _check_numbers(
 def _check_cids(
     view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
-    """Reject keyed CIDs in a map without keys."""
     if subject.scope_keys:
         return
     for at, piece in _pieces(view, of.blocks_at, of.index_at, pause):
@@ -584,7 +579,6 @@ def _pieces(
 def _check_layout(
     view: memoryview, subject: Subject, of: Sections, what: str, pause: layout.Pause
 ) -> None:
-    """Reject invalid extents."""
     cut, stored = subject.geometry, subject.stored
     if stored.is_identity:
         return

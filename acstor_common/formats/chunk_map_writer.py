@@ -60,7 +60,6 @@ def write_map(
     :param cids: of all chunks in order, in pieces of any length
     :param entries: of the layout in pieces of any length: :func:`layout.pack` of
         :func:`layout.merge_adjacent`; consumed after all CIDs
-    :param folder: for temporary files
     :raises ValueError: a field does not fit into a header
     :raises errors.LocalProtocolError: wrong number of CIDs or entries
     """
@@ -98,8 +97,6 @@ def _check_missing(what: str, missing: int) -> None:
 
 
 class _Tables:
-    """Directory, blocks and index of a map, built from its CIDs."""
-
     def __init__(self, folder: pathlib.Path | None) -> None:
         self.fed_bytes = 0
         self._files = contextlib.ExitStack()

@@ -214,7 +214,6 @@ class Writer:
     >>> len(writer.front + bytes(512) + writer.end()) == writer.head.stream_bytes
     True
 
-    :param os_hash: of the base, if known
     :raises ValueError: a field does not fit into a header
     """
 
@@ -262,11 +261,7 @@ def _header_bytes(head: Head) -> bytes:
 
 
 class Reader:
-    """Validates the stream in order: head, table, data, end.
-
-    :param what: name of the stream (an image ID), for errors
-    :param max_virtual_bytes: largest disk
-    """
+    """Validates the stream in order: head, table, data, end."""
 
     def __init__(self, what: str, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> None:
         self._what, self._max_virtual_bytes = what, max_virtual_bytes
@@ -275,19 +270,13 @@ class Reader:
         self._done_bytes = 0
 
     def read_head(self, raw: Buffer) -> Head:
-        """Parse the first HEADER_BYTES.
-
-        :raises errors.DiskDeltaFormatError: malformed or unsupported
-        """
+        """Parse the first HEADER_BYTES, or raise DiskDeltaFormatError."""
         self._head = _parse_head(raw, self._max_virtual_bytes, self._what)
         self._hash.update(raw)
         return self._head
 
     def read_table(self, raw: Buffer) -> Table:
-        """Parse the table, ``table_bytes`` of the head.
-
-        :raises errors.DiskDeltaFormatError: an extent is invalid
-        """
+        """Parse the table, ``table_bytes`` of the head, or raise DiskDeltaFormatError."""
         head, before, data_bytes = self._head, 0, 0
         if len(raw) != head.table_bytes:
             raise _Fault(self._what, HEADER_BYTES + len(raw), "truncated in the table")
@@ -366,7 +355,6 @@ def _fault_of_size(virtual_size: int, max_virtual_bytes: int = MAX_VIRTUAL_BYTES
 
 
 def _fault_of(change: tuple[int, int, int], before: int, virtual_size: int) -> str:
-    """Return why an extent after offset ``before`` is invalid; "" if it is valid."""
     at, length, kind = change
     if kind not in (Kind.DATA, Kind.ZERO):
         return f"a change of the kind {kind}"

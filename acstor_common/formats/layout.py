@@ -325,7 +325,6 @@ def why_invalid(
 
 
 def _fault_of(fields: tuple[int, int, int, int], floor: int, stop: int, stored_stop: int) -> str:
-    """Return why an entry between two guest offsets is invalid; "" if it is valid."""
     at, word, length, stored_bytes = fields
     if not floor <= at < at + length <= stop:
         return f"an extent of bytes {at} to {at + length} is not between {floor} and {stop}"

@@ -17,7 +17,6 @@ class LocalFile:
     """An open file as :class:`acstor_common.formats.qcow2_header.Source`; it may grow.
 
     :param descriptor: stays open while this is used
-    :param name: for errors
     """
 
     def __init__(self, descriptor: int, name: str) -> None:

@@ -45,7 +45,6 @@ class Qcow2:
     """An open qcow2 file with validated header and L1 table.
 
     :param source: the file; stays open while this is used
-    :param max_virtual_bytes: largest disk
     :param may_have_backing: accept an overlay; unallocated clusters read as zeros
     :raises Refused: unsupported or malformed
     :raises errors.Unusable: unreadable
@@ -211,7 +210,6 @@ class Qcow2:
             at += self.cluster_bytes
 
     def _stored_parts(self, offset: int, bitmap: int, at: int) -> Iterator[layout.Extent]:
-        """Yield the stored or zero subclusters of a bitmap."""
         is_stored, is_zero = bitmap & 0xFFFFFFFF, bitmap >> 32
         if is_stored & is_zero or (is_stored and not offset):
             why = f"the bitmap {bitmap:#x} of the cluster at {at} of the disk"
@@ -365,7 +363,6 @@ class Part:
 
 
 def _is_zeros(extent: layout.Extent) -> bool:
-    """Return whether an extent is zeros."""
     return not extent.stored_bytes
 
 

@@ -180,7 +180,6 @@ def parse(
 ) -> Header:
     """Read and validate the header of a qcow2 file.
 
-    :param max_virtual_bytes: largest disk
     :param may_have_backing: accept an overlay
     :raises Refused: unsupported or malformed
     :raises errors.Unusable: unreadable
@@ -227,7 +226,6 @@ def _read_fields(source: Source) -> _Fields:
 
 
 def _check_kind(fields: _Fields, name: str) -> None:
-    """Reject external data, encryption and corruption."""
     if fields.incompatible & Feature.EXTERNAL_DATA or fields.autoclear & _EXTERNAL_IS_RAW:
         raise Refused(name, Reason.EXTERNAL_DATA)
     if fields.crypt_method:

@@ -158,7 +158,6 @@ class Plan:
         return -(-length // self._cluster_bytes)
 
     def _placed(self) -> Iterator[_Placed]:
-        """Yield the runs with their ranges."""
         before = end = 0
         for run in self._runs():
             self._check_run(run, before)
@@ -222,7 +221,6 @@ class Plan:
         )
 
     def _refcounts(self) -> Iterator[int]:
-        """Yield the refcount of each cluster of the file."""
         yield from itertools.repeat(1, self.data_at // self._cluster_bytes)
         shared = count = 0  # cluster with compressed ones, and their number so far
         for run, offset, stop in self._placed():
@@ -243,7 +241,6 @@ class Plan:
             yield count
 
     def _l2_words(self) -> Iterator[int]:
-        """Yield the entries of all L2 tables."""
         at = 0  # disk offset of the next entry
         for run, offset, stop in self._placed():
             table_at = run.at - run.at % self._l2_guest_bytes

@@ -35,8 +35,6 @@ _read = functools.lru_cache(maxsize=256)(certificates.read_host_certificate)
 
 
 class _Loaded(NamedTuple):
-    """TLS contexts made of one set of files."""
-
     identity: identity_files.Identity
     own: certificates.HostCertificate
     server: ssl.SSLContext
@@ -48,7 +46,6 @@ class Credentials:
 
     :param protocol: ALPN that both sides must select
     :param grace_s: tolerance after a certificate's end
-    :param clock: wall clock
     """
 
     def __init__(
@@ -132,10 +129,7 @@ class Credentials:
         return self._loaded.server if is_server else self._loaded.client
 
     def check(self, der: bytes | None) -> certificates.HostCertificate:
-        """Return the peer's certificate if it is valid.
-
-        :raises errors.NotAuthenticated: it is not
-        """
+        """Return the peer's certificate, or raise NotAuthenticated."""
         what = "the other side's certificate"
         if self._loaded is None or der is None:
             raise errors.NotAuthenticated(what, "there is none")

@@ -51,10 +51,7 @@ def encrypt(public: bytes, data: bytes, said: bytes) -> bytes:
 
 
 def decrypt(secret_pem: bytes, concealed: bytes, said: bytes) -> bytes:
-    """Decrypt a message.
-
-    :raises errors.NotAuthenticated: altered, or encrypted to another key
-    """
+    """Decrypt a message, or raise NotAuthenticated."""
     key, theirs = _key_of(secret_pem), concealed[:PUBLIC_BYTES]
     try:
         shared = key.exchange(x25519.X25519PublicKey.from_public_bytes(theirs))

@@ -47,10 +47,7 @@ def new_key() -> bytes:
 
 
 def read_key(key_pem: bytes) -> ed25519.Ed25519PrivateKey:
-    """Return the key of a PEM file.
-
-    :raises errors.NotAuthenticated: malformed, not Ed25519, or encrypted
-    """
+    """Return the key of a PEM file, or raise NotAuthenticated."""
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm) as e:
@@ -61,10 +58,7 @@ def read_key(key_pem: bytes) -> ed25519.Ed25519PrivateKey:
 
 
 def public_pem(key_pem: bytes) -> bytes:
-    """Return the public key of a private key as PEM.
-
-    :raises errors.NotAuthenticated: see :func:`read_key`
-    """
+    """Return the public key of a private key as PEM, or raise NotAuthenticated."""
     return pem_of(read_key(key_pem).public_key()).encode()
 
 

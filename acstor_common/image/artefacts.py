@@ -326,7 +326,6 @@ def why_foreign(
 
     It does not check the artefact's bytes.
 
-    :param project_id: the service project
     :param format_version: the only version that the caller reads
     """
     if not is_artefact(artefact, project_id):

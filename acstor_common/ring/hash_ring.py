@@ -89,8 +89,6 @@ _BeforeS = Annotated[int, msgspec.Meta(ge=0, le=MAX_EPOCH)]
 
 
 class _FileHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A host in the file."""
-
     host: str
     address: str
     vnodes: _Count | _Names
@@ -98,8 +96,6 @@ class _FileHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The JSON document."""
-
     version: int
     epoch: _Epoch
     hosts: Annotated[tuple[_FileHost, ...], msgspec.Meta(max_length=MAX_HOSTS)]
@@ -113,8 +109,6 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class _Versioned(msgspec.Struct):
-    """The field that all versions of the format have."""
-
     version: int
 
 

@@ -39,10 +39,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class MetricsApp:
-    """WSGI application that shows a registry, cached for KEPT_S.
-
-    :param clock: monotonic, in seconds
-    """
+    """WSGI application that shows a registry, cached for KEPT_S."""
 
     def __init__(
         self, own: prometheus_client.CollectorRegistry, clock: Callable[[], float] = time.monotonic
@@ -75,8 +72,6 @@ class MetricsApp:
 
 
 class _Handler(simple_server.WSGIRequestHandler):
-    """Answers one request without logging it."""
-
     def setup(self) -> None:
         """Read the request's head; a head that is too long becomes empty."""
         super().setup()
@@ -95,8 +90,6 @@ class _Handler(simple_server.WSGIRequestHandler):
 
 
 class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
-    """One thread for each connection, at most CONNECTIONS."""
-
     daemon_threads = True
     request_queue_size = CONNECTIONS
 
@@ -149,8 +142,6 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 
 class _Loops(registry.Collector):
-    """Metric of failures of supervised loops."""
-
     def collect(self) -> Iterator[core.Metric]:
         family = core.CounterMetricFamily(
             "acstor_loop_failures",
@@ -163,8 +154,6 @@ class _Loops(registry.Collector):
 
 
 class _Build(registry.Collector):
-    """Metric with acstor's version."""
-
     def __init__(self) -> None:
         self._version = version.installed()
 

@@ -44,9 +44,7 @@ class _Call:
 class ConcurrencyLimit:
     """Slots for calls to one service.
 
-    :param what: the service, for errors
     :param most: slots
-    :param clock: monotonic, in seconds
     :param wait_s: longest wait; default WAIT_S
     :param waiting: length of the queue; one more call evicts the lowest-ranked
     """
@@ -90,7 +88,6 @@ class ConcurrencyLimit:
                 self._changed.notify_all()
 
     def _wait(self, call: _Call) -> None:
-        """-"""
         if len(self._waiting) > self._most_waiting:
             self._waiting.remove(max(self._waiting, key=self._rank))
             self._changed.notify_all()

@@ -140,7 +140,6 @@ def encode_chunks(
 
 
 def _frames(answers: Sequence[Chunk], run_bytes: int) -> Iterator[Sequence[Chunk]]:
-    """Yield the chunks of each frame."""
     frame: list[Chunk] = []
     total = 0
     numbers: set[int] = set()  # unique in a frame, even if a client reuses one too early
@@ -221,7 +220,6 @@ class Receiver:
 
     It holds at most MAX_DATA_BYTES and SMALL_BYTES.
 
-    :param peer: for errors
     :param accepts: types that the peer may send: FROM_CLIENT or FROM_SERVER
     :ivar expects: called before memory for a frame's chunks is allocated; if it returns False, each
         chunk is copied, so that a needed one does not keep all in memory
@@ -319,7 +317,6 @@ class Receiver:
         return self._take_small(type_, have, body_bytes, messages)
 
     def _check_header(self, buffer: Buffer, start: int) -> tuple[Type, int]:
-        """Return a frame's type and the length of its body."""
         magic, major_version, type_, body_bytes = _HEADER.unpack_from(buffer, start)
         if magic != MAGIC:
             raise self._error(_why_no_frame(magic))
@@ -448,7 +445,6 @@ class Receiver:
             raise self._error(f"a {type_.name} with a body of {body_bytes} bytes")
 
     def _decode(self, type_: Type, frame: bytes, messages: list[Message]) -> None:
-        """Decode a complete small frame."""
         try:
             message = _SMALL[type_].decode(frame[HEADER_BYTES:])
         except ValueError as error:
