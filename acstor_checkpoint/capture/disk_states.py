@@ -41,14 +41,9 @@ class DiskState(msgspec.Struct, forbid_unknown_fields=True):
     """State of one disk.
 
     :param disk: its ID in vaults; a new one if its image changes
-    :param base: base image of the disk
-    :param key: of the disk, in hex
-    :param chunk_bytes: of the image's chunk map
     :param number: of the last started checkpoint
     :param bitmap: dirty bitmap since the last one; "": none
     :param manifest: name of the last one's manifest, in hex; "": none
-    :param holders: of the checkpoints
-    :param taken_ms: time of the last one
     :param begun: bitmaps to delete
     :param was_frozen: an aborted checkpoint may have left file systems frozen
     :param is_part: ``manifest`` is a partial capture, no checkpoint

@@ -23,12 +23,7 @@ _AGENT_CHANNEL: Final = "org.qemu.guest_agent.0"
 
 
 class Disk(NamedTuple):
-    """A server's root disk.
-
-    :param target: libvirt's name (``vda``)
-    :param path: of the overlay
-    :param base: the image of its mirror
-    """
+    """A server's root disk: libvirt's name (``vda``), overlay, image of the mirror."""
 
     target: str
     path: str

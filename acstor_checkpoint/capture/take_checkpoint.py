@@ -3,15 +3,15 @@
 
 A kill at any time loses at most this checkpoint:
 
-1. record in the state what is about to begin: the new bitmap, and a possible freeze; 2. create the
-snapshot, store its chunks at all holders, then the manifest; 3. register the checkpoint; 4. record
-it and its bitmap in the state; 5. delete obsolete bitmaps, chunks and manifests.
+1. record in the state what is about to begin: the new bitmap, and a possible freeze;
+2. create the snapshot, store its chunks at all holders, then the manifest;
+3. register the checkpoint;
+4. record it and its bitmap in the state;
+5. delete obsolete bitmaps, chunks and manifests.
 
 A snapshot has a time limit (snapshot_window.py).  At its end the part that was read becomes the
-base of the next attempt, but no checkpoint.
-
-If registration fails, the next attempt ignores this checkpoint, but does not send stored chunks
-again.
+base of the next attempt, but no checkpoint.  If registration fails, the next attempt ignores this
+checkpoint, but does not send stored chunks again.
 """
 
 import contextlib
@@ -76,7 +76,10 @@ class Settings(NamedTuple):
     :param mirrors: folder of the agent's mirrors
     :param longest_s: limit of a snapshot, which blocks migrations
     :param most_s: the same, for a server that writes faster than its disk is read
+<<<<<<< ours
     :param ended: set when the daemon stops: abort the running checkpoint
+>>>>>>> theirs
+=======
 >>>>>>> theirs
     """
 

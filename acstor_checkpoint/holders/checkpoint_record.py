@@ -19,7 +19,6 @@ class Holder(NamedTuple):
 class Record(NamedTuple):
     """A checkpoint that all its holders have stored.
 
-    :param checkpoint_id: a UUID
     :param owner: the host that took it
     :param vault_disk: ID of the disk in vaults
     :param taken_ms: since 1970, by the owner's clock

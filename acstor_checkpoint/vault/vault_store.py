@@ -94,7 +94,6 @@ class VaultStore:
 
         :param connection: see :meth:`begin_connection`
         :raises errors.VaultFull: limit reached; nothing is stored
-        :raises OSError: writing failed; a part may be stored
         """
         made = Batch(self, self._folder_for(disk), disk.owner)
         self.begin_connection(disk, connection)
@@ -105,12 +104,10 @@ class VaultStore:
             made.close()
 
     def begin_connection(self, disk: object_names.Disk, connection: int) -> None:
-        """Fence earlier connections' deletions of a disk.
+        """Fence earlier connections' deletions of a disk; numbers increase.
 
         Hosts that exceed their rate wait here, as in :meth:`missing_chunks` and
         :meth:`retain_only`.
-
-        :param connection: numbers increase
         """
         self.lookups.spend_lookups(disk.owner, lookup_rate.OF_REQUEST)
         if self._folder_of(disk).is_dir():
@@ -137,7 +134,6 @@ class VaultStore:
 
         :raises errors.ChunkMissing: it does not exist
         :raises errors.ChunkInvalid: it was corrupt, and has been removed
-        :raises OSError: it is unreadable
         """
         path = vault_files.path_of(self._folder_of(disk), kind, name)
         what = f"{kind} {name.hex()} of {disk.disk}"

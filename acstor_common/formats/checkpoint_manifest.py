@@ -56,9 +56,6 @@ class Subject(NamedTuple):
     """What a checkpoint is of, and when it was taken.
 
     :param disk: a UUID for the disk's key; new for each full checkpoint
-    :param instance: Nova's server ID
-    :param project: Keystone's project ID
-    :param base: base image of the disk
     :param os_hash: Glance's hash of the base
     :param cut: size of the disk, and the chunk size of the base's map
     :param taken_ms: since 1970, wall clock of the host

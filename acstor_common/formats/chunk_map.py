@@ -129,11 +129,7 @@ class _Header(NamedTuple):
 class Sections(NamedTuple):
     """Offsets of a map's sections; the directory follows the header.
 
-    :param blocks_at: blocks of CIDs
-    :param index_at: first column of the index: heads of the contents' CIDs, ascending
-    :param firsts_at: second column: the first chunk of each content
-    :param entries_at: entries of the layout
-    :param stop: length of the map
+    The index has two columns: heads of the contents' CIDs (ascending), and their first chunks.
     """
 
     blocks_at: int

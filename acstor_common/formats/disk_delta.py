@@ -77,10 +77,7 @@ class Extent(NamedTuple):
 class Head(NamedTuple):
     """The header.
 
-    :param virtual_size: size of the disk
-    :param base: image ID
     :param os_hash: of the base; may be unknown
-    :param change_count: extents
     :param data_bytes: data of all extents
     """
 
@@ -261,7 +258,10 @@ def _header_bytes(head: Head) -> bytes:
 
 
 class Reader:
-    """Validates the stream in order: head, table, data, end."""
+    """Validates the stream in order: head, table, data, end.
+
+    Methods raise errors.DiskDeltaFormatError.
+    """
 
     def __init__(self, what: str, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> None:
         self._what, self._max_virtual_bytes = what, max_virtual_bytes
@@ -270,13 +270,13 @@ class Reader:
         self._done_bytes = 0
 
     def read_head(self, raw: Buffer) -> Head:
-        """Parse the first HEADER_BYTES, or raise DiskDeltaFormatError."""
+        """Parse the first HEADER_BYTES."""
         self._head = _parse_head(raw, self._max_virtual_bytes, self._what)
         self._hash.update(raw)
         return self._head
 
     def read_table(self, raw: Buffer) -> Table:
-        """Parse the table, ``table_bytes`` of the head, or raise DiskDeltaFormatError."""
+        """Parse the table, ``table_bytes`` of the head."""
         head, before, data_bytes = self._head, 0, 0
         if len(raw) != head.table_bytes:
             raise _Fault(self._what, HEADER_BYTES + len(raw), "truncated in the table")
@@ -292,20 +292,14 @@ class Reader:
         return Table(bytes(raw))
 
     def feed(self, data: Buffer) -> None:
-        """Hash the next data.
-
-        :raises errors.DiskDeltaFormatError: more than the table's
-        """
+        """Hash the next data."""
         self._done_bytes += len(data)
         if self._done_bytes > self._head.data_bytes:
             raise _Fault(self._what, self._at, "more bytes than the table says")
         self._hash.update(data)
 
     def end(self, raw: Buffer) -> None:
-        """Verify the trailer, the last TRAILER_BYTES; then the delta is valid.
-
-        :raises errors.DiskDeltaFormatError: data is missing or was altered
-        """
+        """Verify the trailer, the last TRAILER_BYTES; then the delta is valid."""
         if self._done_bytes != self._head.data_bytes:
             raise _Fault(self._what, self._at, "truncated in the bytes of the changes")
         if len(raw) != TRAILER_BYTES:

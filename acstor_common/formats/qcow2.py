@@ -44,10 +44,11 @@ _ZEROS = memoryview(bytes(1 << 20))
 class Qcow2:
     """An open qcow2 file with validated header and L1 table.
 
+    Methods raise :class:`Refused` if the file is malformed or unsupported, errors.Unusable if it is
+    unreadable.
+
     :param source: the file; stays open while this is used
     :param may_have_backing: accept an overlay; unallocated clusters read as zeros
-    :raises Refused: unsupported or malformed
-    :raises errors.Unusable: unreadable
     """
 
     def __init__(
@@ -72,8 +73,6 @@ class Qcow2:
         One per cluster or subcluster, clipped to ``stop`` and to the end of the file.
 
         :param start: must be the beginning of a cluster (ValueError)
-        :raises Refused: a table is malformed
-        :raises errors.Unusable: the file is unreadable
         """
         if start % self.cluster_bytes:
             raise ValueError(f"no cluster begins at {start}")
@@ -81,13 +80,7 @@ class Qcow2:
         return _apart(self._in_file(start, stop))
 
     def iter_changes(self) -> Iterator[disk_delta.Extent]:
-        """Yield the disk's delta to its backing file, in order.
-
-        Without a backing file it covers the whole disk.
-
-        :raises Refused: a table is malformed
-        :raises errors.Unusable: the file is unreadable
-        """
+        """Yield the delta to the backing file in order; without one, the whole disk."""
         found = (
             disk_delta.Extent(
                 extent.at, extent.length, Kind.ZERO if _is_zeros(extent) else Kind.DATA
@@ -102,21 +95,14 @@ class Qcow2:
         )
 
     def read_into(self, view: memoryview, at: int) -> None:
-        """Fill ``view`` with the disk's bytes from ``at``.
-
-        :raises Refused: a table or compressed cluster is malformed
-        :raises errors.Unusable: the file is unreadable
-        """
+        """Fill ``view`` with the disk's bytes from ``at``."""
         start = at - at % self.cluster_bytes
         uncut = geometry.Geometry(self.virtual_size, geometry.MAX_CHUNK_BYTES)
         if not self.part_reader(start, at + len(view), uncut).fill_buffer(view, at):
             _clear(view)
 
     def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "Part":
-        """Return a reader of a part of the disk; errors as of :meth:`iter_extents`.
-
-        :param cut: of the chunk map, for the ``extents`` of the part
-        """
+        """Return a reader of a part of the disk, with extents of the chunk map's layout."""
         extents = list(layout.merge_adjacent(self.iter_extents(start, stop), cut))
         return Part(self.source, self.cluster_bytes, extents, self._last)
 
@@ -314,8 +300,6 @@ class Part:
         """Fill ``view`` with the disk's bytes from ``start``, all in this part.
 
         :return: number of stored bytes; if 0, all are zeros and ``view`` is unchanged
-        :raises Refused: a compressed cluster is malformed
-        :raises errors.Unusable: the file is unreadable
         """
         stop, done, count = start + len(view), start, 0
         first = bisect.bisect_right(self.extents, start, key=_end_of)

@@ -58,9 +58,7 @@ new_key = signing.new_key
 class HostCertificate(NamedTuple):
     """A certificate that the cloud's authority issued to a host.
 
-    :param not_before_s: begin of validity (wall clock), BACKDATE_S before the issue
-    :param not_after_s: end of validity (wall clock)
-    :param pem: the certificate alone
+    Times are of the wall clock; ``not_before_s`` is BACKDATE_S before the issue.
     """
 
     host: ids.HostId
@@ -113,7 +111,6 @@ def fingerprint(key: ed25519.Ed25519PublicKey) -> str:
 class Authority:
     """A certificate authority, which issues host certificates.
 
-    :param certificate_pem: its certificate alone
     :param key_pem: its key: Ed25519, or the EC or RSA key of an operator's own authority
     :raises errors.NotAuthenticated: no authority's certificate, or not of this key
     """
@@ -145,9 +142,7 @@ class Authority:
     ) -> bytes:
         """Return a certificate (PEM) of ``host`` for the key of a request.
 
-        :param host: the authenticated requester; names in the request are ignored
-        :param valid_s: validity from ``now_s``
-        :raises errors.NotAuthenticated: see :func:`request_key`
+        Names in the request are ignored.  See :func:`request_key` for errors.
         """
         key = request_key(csr_pem)
         builder = _builder(x509.Name([]), self._certificate.subject, key, now_s, valid_s)

@@ -56,7 +56,6 @@ class Identity(NamedTuple):
     """Identity of this host, and trusted keys.
 
     :param certificate: None if there is no valid one
-    :param key: of the certificate, PEM
     :param signers: keys that sign v-node tables and tasks
     """
 

@@ -46,7 +46,6 @@ def set_defaults() -> None:
 class TokenCheck(auth_token.AuthProtocol):  # type: ignore[misc]  # without type hints
     """WSGI middleware that validates tokens; cached ones also without Keystone.
 
-    :param app: the application
     :param unavailable: returns the response if Keystone does not answer
     :param is_gone: text of that response
     """

@@ -53,7 +53,6 @@ class RingHost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One host of the v-node table.
 
     :param address: of its agent, ``ip:port`` or ``[ipv6]:port``
-    :param vnodes: number of v-nodes: its weight
     :param location: ``site/pod/rack``; empty if unknown
     :param names: its v-nodes, packed (:mod:`acstor_common.ring.vnode`); None: the first ``vnodes``
         that were created for it

@@ -162,9 +162,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     :param checkpoint_id: also the ID of the disk
     :param owner: the host that took the checkpoint
     :param vault_disk: ID of the disk in vaults
-    :param manifest_name: 64 hex digits
     :param holders: names and addresses
-    :param key: of the disk, 64 hex digits
     :param backing_file: path of the raw base image
     :param max_bytes: largest disk; 0: the limit for images
     """

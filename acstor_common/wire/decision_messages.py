@@ -127,7 +127,6 @@ class ImageTask(msgspec.Struct, frozen=True, kw_only=True):
     """A task for an agent.
 
     :param request: number of the request; progress reports repeat it
-    :param boots: number of boots to record
     :param deadline_s: of a hydrate, in seconds from the request; 0: as fast as possible
     :param due_at_s: the same as wall clock, because delivery may be late; 0: ``deadline_s`` counts
         from arrival
@@ -196,11 +195,9 @@ class HeldImage(msgspec.Struct, frozen=True, kw_only=True):
     """One image on one host; counters start with the agent's worker.
 
     :param size_bytes: None if nothing was read since the start
-    :param cached_bytes: in the cache; None likewise
+    :param cached_bytes: None likewise
     :param missing_bytes: neither cached nor zeros; None likewise
     :param boot_image: state of its boot image there
-    :param boot_revision: revision of the boot image; 0: none
-    :param fill: None: not reported
     """
 
     size_bytes: Bytes | None = None
@@ -249,7 +246,6 @@ class HostHealth(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One host's sample of one collection.
 
-    :param address: of the agent, as in the ring
     :param session: random number of the agent's run
     :param number: of the sample in its session, from 1, without gaps
     :param sent_s: wall clock of the collection's end
@@ -257,11 +253,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     :param link_bytes_s: capacity of the host's links in each direction
     :param total: all traffic of the links
     :param chunks: traffic of chunks, with agents and sources
-    :param sketch: MinHash of the cached chunks (:mod:`acstor_common.util.minhash`)
     :param source: data from sources that a guest waited for, on this host or another
     :param images: all mirrored images, by ID; None: unchanged
     :param boots: new data of boots; a later timeline of an instance replaces it
-    :param health: None: not reported
     """
 
     host: Annotated[str, msgspec.Meta(max_length=255)]

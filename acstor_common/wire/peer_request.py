@@ -71,8 +71,9 @@ class Mode(enum.IntEnum):
 
     To prevent deadlock, whatever v-node tables hosts have, a host waits only for later modes:
 
-    1. HELD waits for any pending fetch there, for a bounded time; 2. HOME waits for another home,
-    or for the source; 3. RELAYED waits for the source.
+    1. HELD waits for any pending fetch there, for a bounded time;
+    2. HOME waits for another home, or for the source;
+    3. RELAYED waits for the source.
 
     >>> Mode.HOME.may_refer, Mode.HOME.plain, Mode.HELD.reads_source
     (True, <Mode.HOME_ONLY: 3>, False)
