@@ -255,7 +255,7 @@ class Domain:
         if not self._domain.isActive():
             return False
         try:
-            self._tell(bitmap, _REDEFINE)
+            self._redefine(bitmap, _REDEFINE)
             self._domain.checkpointLookupByName(bitmap).delete()
         except libvirt.libvirtError as e:
             self._drop_notes()
@@ -314,13 +314,13 @@ class Domain:
 
     def _check(self, since: str) -> None:
         try:
-            self._tell(since, _REDEFINE | _VALIDATE)
+            self._redefine(since, _REDEFINE | _VALIDATE)
         except libvirt.libvirtError as e:
             if e.get_error_code() == libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT:
                 raise BitmapLost(self.name, str(e)) from e
             raise
 
-    def _tell(self, bitmap: str, flags: int) -> None:
+    def _redefine(self, bitmap: str, flags: int) -> None:
         """Define the libvirt checkpoint of an existing bitmap."""
         self._domain.checkpointCreateXML(
             _checkpoint_xml(bitmap, self._server.disk.target, is_there=True), flags
@@ -337,7 +337,7 @@ class Domain:
         if e.get_error_code() in _NOT_THERE:
             return True
         try:
-            self._tell(bitmap, _REDEFINE | _VALIDATE)
+            self._redefine(bitmap, _REDEFINE | _VALIDATE)
         except libvirt.libvirtError as why:
             return bool(why.get_error_code() == libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT)
         finally:
@@ -446,10 +446,10 @@ def _run_events() -> None:
             return
         libvirt.registerErrorHandler(lambda *_: None, None)  # errors are raised as exceptions
         libvirt.virEventRegisterDefaultImpl()
-        _events.append(supervision.start("libvirt", _turn))
+        _events.append(supervision.start("libvirt", _event_loop))
 
 
-def _turn() -> None:
+def _event_loop() -> None:
     while True:
         libvirt.virEventRunDefaultImpl()
 

@@ -64,7 +64,7 @@ class _Option(enum.IntEnum):
     SET_META_CONTEXT = 10
 
 
-class _Said(enum.IntEnum):
+class _OptionReply(enum.IntEnum):
     ACK = 1
     INFO = 3
     META_CONTEXT = 4
@@ -76,7 +76,7 @@ class _Command(enum.IntEnum):
     BLOCK_STATUS = 7
 
 
-class _Kind(enum.IntEnum):
+class _ReplyKind(enum.IntEnum):
     NONE = 0
     DATA = 1
     HOLE = 2
@@ -200,7 +200,7 @@ class Disk:
         with self._deadline(within_s):
             self._request(_Command.BLOCK_STATUS, at, length)
             for kind, length in self._replies():
-                if kind != _Kind.BLOCK_STATUS or raw:
+                if kind != _ReplyKind.BLOCK_STATUS or raw:
                     raise self._fault(f"an answer of kind {kind} to a question for the status")
                 raw = self._status_bytes(length)
         return _EXTENT.iter_unpack(memoryview(raw)[_CONTEXT.size :])
@@ -216,11 +216,11 @@ class Disk:
 
     def _fill(self, view: memoryview, at: int, kind: int, length: int) -> int:
         """Copy a reply into ``view``, which begins at ``at``; return the number of bytes."""
-        if kind == _Kind.DATA and length > _OFFSET.size:
+        if kind == _ReplyKind.DATA and length > _OFFSET.size:
             (offset,) = _OFFSET.unpack(self._receive(_OFFSET.size))
             part = self._part(view, offset - at, length - _OFFSET.size)
             self._receive_into(part)
-        elif kind == _Kind.HOLE and length == _HOLE.size:
+        elif kind == _ReplyKind.HOLE and length == _HOLE.size:
             offset, zeros = _HOLE.unpack(self._receive(_HOLE.size))
             part = self._part(view, offset - at, zeros)
             part[:] = bytes(zeros)
@@ -247,7 +247,7 @@ class Disk:
             is_last = bool(flags & _IS_LAST)
             if kind & _IS_ERROR_KIND:
                 raise self._refused(length)
-            if kind != _Kind.NONE:
+            if kind != _ReplyKind.NONE:
                 yield kind, length
             elif length or not is_last:
                 raise self._fault("an answer that says nothing, and is not the last")
@@ -278,16 +278,16 @@ class Disk:
 
     def _set_context(self, export: str, context: str) -> int:
         question = struct.pack(">I", 1) + _text(context)
-        said = self._negotiate(_Option.SET_META_CONTEXT, _text(export) + question)
-        for kind, raw in said:
-            if kind == _Said.META_CONTEXT and raw[_CONTEXT.size :] == context.encode():
+        replies = self._negotiate(_Option.SET_META_CONTEXT, _text(export) + question)
+        for kind, raw in replies:
+            if kind == _OptionReply.META_CONTEXT and raw[_CONTEXT.size :] == context.encode():
                 return int(_CONTEXT.unpack_from(raw)[0])
         raise self._fault(f"it does not know {context}")
 
     def _go(self, export: str) -> int:
-        said = self._negotiate(_Option.GO, _text(export) + struct.pack(">H", 0))
-        for kind, raw in said:
-            is_export = kind == _Said.INFO and raw[:2] == struct.pack(">H", _INFO_EXPORT)
+        replies = self._negotiate(_Option.GO, _text(export) + struct.pack(">H", 0))
+        for kind, raw in replies:
+            is_export = kind == _OptionReply.INFO and raw[:2] == struct.pack(">H", _INFO_EXPORT)
             if is_export and len(raw) == _EXPORT.size:
                 return int(_EXPORT.unpack(raw)[1])
         raise self._fault("it does not say how large the export is")
@@ -295,8 +295,8 @@ class Disk:
     def _negotiate(self, option: _Option, data: bytes) -> list[tuple[int, bytes]]:
         """Negotiate an option; return the replies before the acknowledgement."""
         self._send(_OPTION.pack(_OPTION_MAGIC, option, len(data)) + data)
-        said: list[tuple[int, bytes]] = []
-        while len(said) < 16:
+        replies: list[tuple[int, bytes]] = []
+        while len(replies) < 16:
             magic, answered, kind, length = _OPTION_REPLY.unpack(self._receive(_OPTION_REPLY.size))
             if magic != _OPTION_REPLY_MAGIC or answered != option or length > _MAX_OPTION_BYTES:
                 raise self._fault(f"no answer to option {option.name}")
@@ -304,9 +304,9 @@ class Disk:
             if kind & _IS_ERROR:
                 why = raw.decode(errors="replace") or f"error {kind & ~_IS_ERROR}"
                 raise self._fault(f"{option.name} was refused: {why}")
-            if kind == _Said.ACK:
-                return said
-            said.append((kind, raw))
+            if kind == _OptionReply.ACK:
+                return replies
+            replies.append((kind, raw))
         raise self._fault(f"too many answers to option {option.name}")
 
     @contextlib.contextmanager

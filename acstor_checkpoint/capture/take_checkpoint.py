@@ -132,7 +132,7 @@ class CheckpointTaker:
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._places, self._register = image_of, places, register
         self._scratch, self._clock_ms = scratch, clock_ms
-        self._patience = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
+        self._windows = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
         self._pace = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
 <<<<<<< ours
@@ -163,10 +163,14 @@ class CheckpointTaker:
             copies, chosen = self._copies(stack, state, interval_s)
             record, stay = self._registered(server, state, image, why, copies, chosen)
 <<<<<<< ours
+<<<<<<< ours
             slow = self._tidy(server, state, stay, copies)  # no manifest is in memory any more
         return record._replace(slow_holder=slow or record.slow_holder)
 =======
             self._tidy(server, state, stay, copies)  # manifests are freed by now
+=======
+            self._delete_obsolete(server, state, stay, copies)  # manifests are freed by now
+>>>>>>> theirs
         return record
 >>>>>>> theirs
 
@@ -184,35 +188,35 @@ class CheckpointTaker:
         before = None if why else self._states.read_manifest(instance, state, state.manifest)
         why = why or ("" if before else MANIFEST_LOST)
         with (
-            self._shown_for(server, state) as is_late,
-            self._shown(server, state, checkpoint_id, before) as shown,
+            self._open_window(server, state) as is_late,
+            self._open_snapshot(server, state, checkpoint_id, before) as snapshot,
         ):
-            why = why or ("" if shown.before else NO_BITMAP)
-            taking, sealed = self._taken(server, state, image, shown, copies, is_late)
+            why = why or ("" if snapshot.before else NO_BITMAP)
+            capture, sealed = self._capture_disk(server, state, image, snapshot, copies, is_late)
         name = self._states.save_manifest(instance, sealed)
         state.manifest, state.whole_because = name, why or state.whole_because
         state.is_part = True
-        if taking.left_bytes:
-            left_bytes, state.left_bytes = state.left_bytes, taking.left_bytes
+        if capture.left_bytes:
+            left_bytes, state.left_bytes = state.left_bytes, capture.left_bytes
             is_stuck = snapshot_window.is_useless_part(
-                left_bytes, taking.left_bytes, taking.read_bytes
+                left_bytes, capture.left_bytes, capture.read_bytes
             )
             state.stuck += is_stuck
-            self._note(instance, state, shown.bitmap, chosen)
+            self._record_base(instance, state, snapshot.bitmap, chosen)
             kind = (
                 snapshot_window.Overwritten
-                if is_stuck and shown.is_late()
+                if is_stuck and snapshot.is_late()
                 else snapshot_window.PartTaken
             )
-            raise kind(taking.read_bytes, taking.left_bytes, copies.slow_holder())
+            raise kind(capture.read_bytes, capture.left_bytes, copies.slow_holder())
         copies.put_manifest(sealed)
-        state.taken_ms = shown.taken_ms
+        state.taken_ms = snapshot.taken_ms
         why, state.whole_because = state.whole_because, ""
-        record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
+        record = self._record(server, state, checkpoint_id, snapshot, capture, why, chosen)
         record = record._replace(slow_holder=copies.slow_holder())
         stay = {*self._register(record), name}
         state.is_part, state.left_bytes, state.stuck = False, 0, 0
-        self._note(instance, state, shown.bitmap, chosen)
+        self._record_base(instance, state, snapshot.bitmap, chosen)
         return record, stay
 
     def clear(self, server: domain_xml.Server) -> None:
@@ -243,10 +247,10 @@ class CheckpointTaker:
         return state, "" if state.manifest else FIRST
 
     @contextlib.contextmanager
-    def _shown_for(
+    def _open_window(
         self, server: domain_xml.Server, state: disk_states.DiskState
     ) -> Iterator[snapshot_window.IsLate]:
-        with self._patience.open_window(state.stuck) as (is_late, is_long):
+        with self._windows.open_window(state.stuck) as (is_late, is_long):
             if is_long:
                 state.stuck = 0  # after an abort, begin with short ones again
                 LOG.warning(
@@ -285,7 +289,7 @@ class CheckpointTaker:
             raise
 
     @contextlib.contextmanager
-    def _shown(
+    def _open_snapshot(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
@@ -296,8 +300,8 @@ class CheckpointTaker:
         domain = self._domains.find_domain(server)
         if not domain.is_active():
             self._states.save(server.instance, state)
-            with self._shown_off(server, state, before) as shown:
-                yield shown
+            with self._open_offline(server, state, before) as snapshot:
+                yield snapshot
                 if domain.is_active():
                     raise offline_export.DiskChanged(domain.name, "it was started")
             return
@@ -332,7 +336,7 @@ class CheckpointTaker:
         return stack.enter_context(domain.export_snapshot(bitmap, since, self._settings.folder))
 
     @contextlib.contextmanager
-    def _shown_off(
+    def _open_offline(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
@@ -352,48 +356,52 @@ class CheckpointTaker:
         ):
             yield _Snapshot(disk, before if since else None, since, False, taken_ms)
 
-    def _taken(
+    def _capture_disk(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         image: chunk_map.Subject,
-        shown: _Snapshot,
+        snapshot: _Snapshot,
         copies: holder_group.HolderGroup,
         is_late: snapshot_window.IsLate,
     ) -> tuple[disk_capture.DiskCapture, bytearray]:
         """Store the chunks; return the capture, and the sealed manifest."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         # Without a bitmap the next attempt would start over, so there is no limit.
-        ends = (lambda: is_late() or shown.is_late()) if shown.bitmap else lambda: False
-        taking = disk_capture.DiskCapture(
-            shown.disk, state.chunk_bytes, seal, copies, self._pace, ends
+        ends = (lambda: is_late() or snapshot.is_late()) if snapshot.bitmap else lambda: False
+        capture = disk_capture.DiskCapture(
+            snapshot.disk, state.chunk_bytes, seal, copies, self._pace, ends
         )
         seen = disk_capture.ChangedRanges(
-            shown.before,
-            functools.partial(_written, shown),
+            snapshot.before,
+            functools.partial(_written, snapshot),
             lambda: (change[:2] for change in overlay.allocated_ranges(server.disk.path)),
         )
-        entries = taking.iter_entries(seen)
+        entries = capture.iter_entries(seen)
         subject = checkpoint_manifest.Subject(
             disk=ids.ImageId(state.disk),
             instance=server.instance,
             project=server.project,
             base=server.disk.base,
             os_hash=image.os_hash,
-            cut=taking.cut,
-            taken_ms=shown.taken_ms,
-            consistency=_consistency(shown),
+            cut=capture.cut,
+            taken_ms=snapshot.taken_ms,
+            consistency=_consistency(snapshot),
             number=state.number,
         )
+<<<<<<< ours
         return taking, seal.close_manifest_in_place(checkpoint_manifest.build(subject, entries))
+=======
+        return capture, seal.close_manifest(checkpoint_manifest.build(subject, entries))
+>>>>>>> theirs
 
     def _record(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         checkpoint_id: str,
-        shown: _Snapshot,
-        taking: disk_capture.DiskCapture,
+        snapshot: _Snapshot,
+        capture: disk_capture.DiskCapture,
         why: str,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> checkpoint_record.Record:
@@ -404,20 +412,20 @@ class CheckpointTaker:
             image_id=server.disk.base,
             owner=self._settings.host,
             vault_disk=ids.ImageId(state.disk),
-            taken_ms=shown.taken_ms,
-            consistency=_consistency(shown),
+            taken_ms=snapshot.taken_ms,
+            consistency=_consistency(snapshot),
             number=state.number,
-            disk_bytes=taking.cut.size_bytes,
-            changed_bytes=taking.changed_bytes,
-            read_bytes=taking.read_bytes,
-            sent_bytes=taking.sent_bytes,
+            disk_bytes=capture.cut.size_bytes,
+            changed_bytes=capture.changed_bytes,
+            read_bytes=capture.read_bytes,
+            sent_bytes=capture.sent_bytes,
             whole_because=why,
             manifest_name=state.manifest,
             holders=tuple(chosen),
             key=state.key,
         )
 
-    def _note(
+    def _record_base(
         self,
         instance: ids.ImageId,
         state: disk_states.DiskState,
@@ -431,7 +439,7 @@ class CheckpointTaker:
         state.was_frozen = state.is_dropped = False
         self._states.save(instance, state)
 
-    def _tidy(
+    def _delete_obsolete(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
@@ -470,12 +478,12 @@ class CheckpointTaker:
             self._states.save(server.instance, state)
 
 
-def _written(shown: _Snapshot) -> Iterator[tuple[int, int]]:
+def _written(snapshot: _Snapshot) -> Iterator[tuple[int, int]]:
     """Yield dirty ranges since ``before``; nothing without it."""
-    extents = shown.disk.iter_extents() if shown.before else ()
+    extents = snapshot.disk.iter_extents() if snapshot.before else ()
     return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 
 
-def _consistency(shown: _Snapshot) -> checkpoint_manifest.Consistency:
+def _consistency(snapshot: _Snapshot) -> checkpoint_manifest.Consistency:
     frozen = checkpoint_manifest.Consistency.FILESYSTEM
-    return frozen if shown.is_frozen else checkpoint_manifest.Consistency.CRASH
+    return frozen if snapshot.is_frozen else checkpoint_manifest.Consistency.CRASH

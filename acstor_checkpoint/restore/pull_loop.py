@@ -71,10 +71,10 @@ class PullLoop:
     ) -> None:
         self._domains, self._recovered, self._bases = domains, recovered, bases
         self._rate_bytes_s, self._ended = rate_bytes_s, ended
-        self._pull_off, self._clock = pull_off, clock
+        self._pull_offline, self._clock = pull_off, clock
         self._tried: dict[ids.ImageId, _Tried] = {}
-        self._off: threading.Thread | None = None
-        self._off_instance: ids.ImageId | None = None
+        self._offline_thread: threading.Thread | None = None
+        self._offline_instance: ids.ImageId | None = None
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
@@ -88,8 +88,8 @@ class PullLoop:
 
     def wait_for_pull(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
         """Wait for the running offline pull."""
-        if self._off is not None:
-            self._off.join(timeout_s)
+        if self._offline_thread is not None:
+            self._offline_thread.join(timeout_s)
 
     def start_due_pulls(self) -> None:
         """Start all pulls that are due."""
@@ -112,16 +112,16 @@ class PullLoop:
         return tried is None or self._clock() >= tried.again_s
 
     def _try(self, server: domain_xml.Server) -> None:
-        if self._is_pulled_off() and server.instance == self._off_instance:
+        if self._is_pulling_offline() and server.instance == self._offline_instance:
             return
-        with self._told(server.instance):
+        with self._log_and_retry(server.instance):
             if not self._bases.lies_on_checkpoint(server.disk.path):
                 self._end(server)
             elif self._is_due(server.instance) and self._recovered.is_whole(server.disk.base):
                 self._pull(server)
 
     @contextlib.contextmanager
-    def _told(self, instance: ids.ImageId) -> Iterator[None]:
+    def _log_and_retry(self, instance: ids.ImageId) -> Iterator[None]:
         """Log errors of the block, and schedule a retry."""
         try:
             yield
@@ -136,7 +136,7 @@ class PullLoop:
         base = self._recovered.base_path(checkpoint_id)
         domain = self._domains.find_domain(server)
         if not domain.is_active():
-            self._begin_off(server, base, domain)
+            self._start_offline(server, base, domain)
             return
         offline_pull.remove_copy(server.disk.path)
         if recovery_marker.read(server.disk.path) != checkpoint_id:
@@ -145,14 +145,14 @@ class PullLoop:
             LOG.info("server %s: checkpoint %s is pulled", server.instance, checkpoint_id)
             self._pause(server.instance)
 
-    def _is_pulled_off(self) -> bool:
-        return self._off is not None and self._off.is_alive()
+    def _is_pulling_offline(self) -> bool:
+        return self._offline_thread is not None and self._offline_thread.is_alive()
 
-    def _begin_off(
+    def _start_offline(
         self, server: domain_xml.Server, base: str, domain: libvirt_domains.Domain
     ) -> None:
         """Start an offline pull unless another one runs."""
-        if self._is_pulled_off():
+        if self._is_pulling_offline():
             return
         path, checkpoint_id = server.disk.path, server.disk.base
         shown, file = (
@@ -161,13 +161,13 @@ class PullLoop:
         )
 
         def pull() -> None:
-            with self._told(server.instance):
+            with self._log_and_retry(server.instance):
                 disk = offline_pull.OfflineDisk(path, base, shown, file)
-                self._pull_off(disk, lambda: not domain.is_active())
+                self._pull_offline(disk, lambda: not domain.is_active())
                 recovery_marker.remove(path)
 
-        self._off_instance = server.instance
-        self._off = supervision.start_once("pulling off", pull)
+        self._offline_instance = server.instance
+        self._offline_thread = supervision.start_once("pulling off", pull)
 
     def _end(self, server: domain_xml.Server) -> None:
         """Remove the marker if the file is complete; rebase an incomplete offline disk.

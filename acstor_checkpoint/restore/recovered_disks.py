@@ -23,7 +23,7 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 _MAX_RECOVERY_BYTES: Final = 64 * 1024
-_MAX_TOLD: Final = 1000
+_MAX_LOGGED: Final = 1000
 """Disks with a logged marker error."""
 
 
@@ -87,7 +87,7 @@ class BackingImages:
     def __init__(self, mount_point: str) -> None:
         shown = mount_point.rstrip("/")
         self.mirrors, self._disks = f"{shown}/images", f"{shown}/disks"
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def image_of(self, path: str) -> ids.ImageId | None:
         """Return the image of an overlay's mirror; None if it has none.
@@ -114,12 +114,12 @@ class BackingImages:
         try:
             may_lack_some = recovery_marker.read(path) is not None
         except (OSError, ValueError) as e:
-            if path not in self._told and len(self._told) < _MAX_TOLD:
+            if path not in self._logged and len(self._logged) < _MAX_LOGGED:
                 why = "is damaged or cannot be read, so no checkpoint of this disk is taken"
                 LOG.warning("%s%s %s: %s", path, recovery_marker.ENDING, why, e)
-                self._told.add(path)
+                self._logged.add(path)
             return True
-        self._told.discard(path)
+        self._logged.discard(path)
         return may_lack_some
 
 

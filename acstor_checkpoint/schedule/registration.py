@@ -44,7 +44,7 @@ RETRY_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0)
 """Pauses while the service is busy, randomized by half."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_Said = TypeVar("_Said", bound=messages.Response)
+_ResponseType = TypeVar("_ResponseType", bound=messages.Response)
 
 
 class _Identity(NamedTuple):
@@ -114,7 +114,7 @@ class Registration:
 
     def _registered(self, record: checkpoint_record.Record) -> messages.CheckpointResponse:
         identity = self._identity()
-        told = self._concealed(self._taken(record))
+        told = self._encrypt_record(self._message_of(record))
         return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
 
     def list_kept(self) -> dict[str, set[str]]:
@@ -169,7 +169,7 @@ class Registration:
             raise errors.DecisionUnreachable("the message bus", answer.why)
         return set(map(ids.HostId, answer.gone))
 
-    def _taken(self, record: checkpoint_record.Record) -> messages.RegisteredCheckpoint:
+    def _message_of(self, record: checkpoint_record.Record) -> messages.RegisteredCheckpoint:
         return messages.RegisteredCheckpoint(
             checkpoint_id=record.checkpoint_id,
             host=self._host,
@@ -190,18 +190,18 @@ class Registration:
             sent_s=self._wall(),
         )
 
-    def _concealed(self, taken: messages.RegisteredCheckpoint) -> messages.SealedMessage:
+    def _encrypt_record(self, taken: messages.RegisteredCheckpoint) -> messages.SealedMessage:
         """Encrypt a checkpoint to the service, because the bus is shared."""
         purpose = signing.CHECKPOINT_KEY
-        key = self._opened(self._call(messages.SERVICE_KEY, {}), purpose, messages.ServiceKey)
-        data, said = msgspec.json.encode(taken), taken.host.encode()
-        box = sealed_box.encrypt(bytes.fromhex(key.public), data, said)
+        key = self._verify_reply(self._call(messages.SERVICE_KEY, {}), purpose, messages.ServiceKey)
+        data, reply = msgspec.json.encode(taken), taken.host.encode()
+        box = sealed_box.encrypt(bytes.fromhex(key.public), data, reply)
         return messages.SealedMessage(
             host=taken.host, box=base64.b64encode(box).decode(), sent_s=taken.sent_s
         )
 
-    def _opened(self, said: object, purpose: str, kind: type[_T]) -> _T:
-        signed = decision_messages.decode(said, decision_messages.Signed)
+    def _verify_reply(self, reply: object, purpose: str, kind: type[_T]) -> _T:
+        signed = decision_messages.decode(reply, decision_messages.Signed)
         return signed_messages.verify_from_service(signed, purpose, self._files.signer_keys(), kind)
 
     def _identity(self) -> _Identity:
@@ -216,12 +216,12 @@ class Registration:
         method: str,
         payload: messages.SealedMessage | messages.RetentionRequest | messages.OwnerRequest,
         identity: _Identity,
-        kind: type[_Said],
+        kind: type[_ResponseType],
         purpose: str = signing.CHECKPOINT_ANSWER,
-    ) -> _Said:
+    ) -> _ResponseType:
         told = signed_messages.sign_payload(payload, signing.CHECKPOINT, *identity)
-        said = self._call(method, decision_messages.encode(told))
-        answer = self._opened(said, purpose, kind)
+        reply = self._call(method, decision_messages.encode(told))
+        answer = self._verify_reply(reply, purpose, kind)
         if not answer.why and (answer.host, answer.sent_s) != (self._host, payload.sent_s):
             raise errors.NotAuthenticated(
                 "the decision service's answer", "it is to another question"
@@ -236,11 +236,11 @@ class Registration:
             self._transport, target, timeout=ANSWER_S, retry=SEND_RETRIES
         )
         try:
-            said: object = client.call({}, method, payload=payload)
+            reply: object = client.call({}, method, payload=payload)
         except Exception as e:  # also errors of kombu
             why = message_bus.why_unreachable(e, self._transport)
             raise errors.DecisionUnreachable("the message bus", why) from e
-        return said
+        return reply
 
     def listen_for_requests(self, ask: AskCheckpoint) -> None:
         """Listen for requested checkpoints in a thread."""

@@ -85,16 +85,16 @@ class WorkerPool:
         ask_intervals: nova_intervals.AskIntervals | None = None,
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
-        self._cadence = server_schedule.ServerSchedule(default_s)
+        self._schedule = server_schedule.ServerSchedule(default_s)
         self._intervals = nova_intervals.NovaIntervals(ask_intervals, clock, self._failing)
         self._clock, self._wall_ms = clock, wall_ms
-        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._lock, self._refreshing = threading.Lock(), threading.Lock()
         self._woken = threading.Event()
         self._has_ended = False
-        self._look_s = clock()
+        self._refresh_s = clock()
         self._present: list[domain_xml.Server] | None = None
         self._cleared: set[ids.ImageId] = set()
-        self._on: dict[ids.ImageId, float] = {}
+        self._running: dict[ids.ImageId, float] = {}
         self._held: set[ids.ImageId] = set()
         self._faults = log_once.LogOnce(LOG)
         self.failures = failures.Failures()
@@ -121,29 +121,31 @@ class WorkerPool:
         :raises errors.Unusable: the server has no checkpoints here
         """
         with self._lock:
-            is_here = self._cadence.is_here(instance)
+            is_here = self._schedule.is_here(instance)
         if not is_here:  # it may be new
-            self._see(self._domains.list_servers(), self._intervals.last)
+            self._update_schedule(self._domains.list_servers(), self._intervals.last)
         state = self._states.load(instance)  # first: the requested checkpoint may begin at once
         with self._lock:
-            self._cadence.request_turn(instance, self._clock())
+            self._schedule.request_turn(instance, self._clock())
         self._woken.set()
         return state.number if state else 0
 
     def promised_s(self, instance: ids.ImageId) -> int:
         """Return a server's interval in seconds; 0: never."""
         with self._lock:
-            return self._cadence.every_s(instance)
+            return self._schedule.every_s(instance)
 
     def overdue_s(self) -> dict[ids.ImageId, float]:
         """Return for how long servers are overdue."""
         with self._lock:
-            return self._cadence.overdue_s(self._clock())
+            return self._schedule.overdue_s(self._clock())
 
     def taking_s(self) -> dict[ids.ImageId, float]:
         """Return for how long checkpoints have been running."""
         with self._lock:
-            return {instance: self._clock() - began_s for instance, began_s in self._on.items()}
+            return {
+                instance: self._clock() - began_s for instance, began_s in self._running.items()
+            }
 
     def list_servers(self) -> frozenset[ids.ImageId] | None:
         """Return the servers of this host; None while libvirt fails."""
@@ -155,7 +157,7 @@ class WorkerPool:
     def hold_server(self, instance: ids.ImageId) -> Iterator[bool]:
         """Block checkpoints of a server during the block; yield False if one runs."""
         with self._lock:
-            is_held = instance not in self._on and instance not in self._held
+            is_held = instance not in self._running and instance not in self._held
             if is_held:
                 self._held.add(instance)
         try:
@@ -168,50 +170,50 @@ class WorkerPool:
 
     def run_turn(self) -> bool:
         """Do the next due work for one server; return whether there was any."""
-        self._look()
+        self._refresh()
         with self._lock:
             found = self._next()
             if found is None:
                 return False
             server, work = found
-            self._on[server.instance] = self._clock()
+            self._running[server.instance] = self._clock()
         try:
             work(server)
         finally:
             with self._lock:
-                del self._on[server.instance]
+                del self._running[server.instance]
         return True
 
     def _next(self) -> tuple[domain_xml.Server, Callable[[domain_xml.Server], None]] | None:
         """Return the next server and its work; None if nothing is due."""
-        busy = self._on.keys() | self._held
+        busy = self._running.keys() | self._held
         for server in self._present or ():
             if server.instance not in self._cleared and server.instance not in busy:
                 return server, self._clear
-        may_retry = sum(map(self._cadence.is_retried, self._on)) < RETRY_WORKERS
-        due = self._cadence.next_server(self._clock(), busy, may_retry=may_retry)
+        may_retry = sum(map(self._schedule.is_retried, self._running)) < RETRY_WORKERS
+        due = self._schedule.next_server(self._clock(), busy, may_retry=may_retry)
         return None if due is None else (due, self._try)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Update the list of servers, if due and no other worker does."""
-        if self._clock() < self._look_s or not self._looking.acquire(blocking=False):
+        if self._clock() < self._refresh_s or not self._refreshing.acquire(blocking=False):
             return
         try:
-            present = self._seen()
-            self._look_s = self._clock() + _LOOK_EVERY_S
+            present = self._query_servers()
+            self._refresh_s = self._clock() + _LOOK_EVERY_S
         finally:
-            self._looking.release()
+            self._refreshing.release()
         with self._lock:
             self._present = present
             self._cleared &= {server.instance for server in present or ()}
 
-    def _seen(self) -> list[domain_xml.Server] | None:
+    def _query_servers(self) -> list[domain_xml.Server] | None:
         try:
             told = (
                 self._intervals.current_intervals()
             )  # first: reports failures even if libvirt fails
             present = self._domains.list_servers()
-            self._see(present, told)
+            self._update_schedule(present, told)
         except Exception as e:
             self._faults.log_warning(str(e))
             if _counted(e):
@@ -223,9 +225,11 @@ class WorkerPool:
     def _failing(self) -> list[messages.Failing]:
         return self.failures.failing_servers(self.list_servers())
 
-    def _see(self, present: list[domain_xml.Server], told: nova_intervals.Answer) -> None:
+    def _update_schedule(
+        self, present: list[domain_xml.Server], told: nova_intervals.Answer
+    ) -> None:
         with self._lock:
-            self._cadence.set_servers(present, self._clock(), self._age_s, told)
+            self._schedule.set_servers(present, self._clock(), self._age_s, told)
 
     def _clear(self, server: domain_xml.Server) -> None:
         try:
@@ -246,7 +250,7 @@ class WorkerPool:
             record = self._taker.take_checkpoint(server, self.promised_s(instance))
         except snapshot_window.PartTaken as e:
             with self._lock:  # others first: a busy guest must not block them
-                self._cadence.cut_off(instance, self._clock())
+                self._schedule.cut_off(instance, self._clock())
             self.failures.note_wait(instance, e.slow_holder)
             if isinstance(e, snapshot_window.Overwritten):
                 self.failures.count_failure(instance, e)
@@ -254,10 +258,14 @@ class WorkerPool:
             return
         except Exception as e:
             with self._lock:
+<<<<<<< ours
                 is_replaced = isinstance(e, holder_group.HolderFailed)
                 pause_s = self._cadence.record_failure(
                     instance, self._clock(), is_replaced=is_replaced
                 )
+=======
+                pause_s = self._schedule.record_failure(instance, self._clock())
+>>>>>>> theirs
             self.failures.count_failure(instance, e)
             LOG.warning(
                 "server %s: no checkpoint: %s; tried again in %.0f s",
@@ -268,7 +276,7 @@ class WorkerPool:
             )
             return
         with self._lock:
-            self._cadence.record_taken(instance, began_s, is_held_up=bool(record.slow_holder))
+            self._schedule.record_taken(instance, began_s, is_held_up=bool(record.slow_holder))
         self.failures.note_success(instance)
         self.failures.note_wait(instance, record.slow_holder)
         LOG.info(

@@ -27,7 +27,7 @@ FIRST_S: Final = 3600.0
 """Least delay after the daemon's start, when the host is busy."""
 MAX_UNREADABLE: Final = 100
 """Files per pass; more indicate a fault of the whole disk, maybe transient."""
-_SPOILT: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
+_CORRUPT: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 """Errors of corrupt data: medium error, or a file system's checksum."""
 _LAST: Final = ".scrubbed"
 """Its modification time is the end of the last pass."""
@@ -89,18 +89,18 @@ class Scrubber:
                 unreadable += 1
                 if unreadable > MAX_UNREADABLE:
                     raise
-                gone += self._given_up(*one, e)
+                gone += self._remove_unreadable(*one, e)
             else:
                 if self._ended.wait(length / BYTES_PER_S):
                     break
         return gone
 
-    def _given_up(
+    def _remove_unreadable(
         self, disk: object_names.Disk, kind: object_names.Kind, name: bytes, why: OSError
     ) -> int:
         """Remove an unreadable file if its data is lost; return how many."""
         LOG.error("%s %s of %s cannot be read: %s", kind, name.hex(), disk.disk, why)
-        if why.errno not in _SPOILT:
+        if why.errno not in _CORRUPT:
             return 0
         try:
             return self._vault.remove(disk, kind, name)

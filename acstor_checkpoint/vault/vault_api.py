@@ -143,22 +143,22 @@ class VaultApi:
             try:
                 answer = self._answer(host, method, target, body, stack)
             except _Refused as e:
-                answer = _said(e.status, e.why)
+                answer = _text_response(e.status, e.why)
             except ValueError as e:
-                answer = _said(BAD, str(e))
+                answer = _text_response(BAD, str(e))
             except errors.VaultFull as e:
-                answer = _said(FULL, e.what)
+                answer = _text_response(FULL, e.what)
             except errors.VaultRefused as e:
-                answer = _said(LATE, e.why)
+                answer = _text_response(LATE, e.why)
             except errors.ChunkInvalid as e:
-                answer = _said(GONE, e.why)
+                answer = _text_response(GONE, e.why)
             except errors.ChunkMissing:
-                answer = _said(NOT_HERE, "it is not here")
+                answer = _text_response(NOT_HERE, "it is not here")
             except OSError as e:
                 LOG.error("%s %s of %s: %s", method, target, host, e)
                 is_full = e.errno in _FULL
                 self._vault.room.refused[quota.Bound.DISK] += is_full
-                answer = _said(
+                answer = _text_response(
                     FULL if is_full else FAULT, e.strerror or "the folder cannot be used"
                 )
             yield answer
@@ -189,12 +189,12 @@ class VaultApi:
     def _disks(self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         if place.disk:
             raise _Refused(NOT_HERE, "a disk is read by its manifests")
-        return _said(OK, "\n".join(self._vault.list_disks(place.owner)))
+        return _text_response(OK, "\n".join(self._vault.list_disks(place.owner)))
 
     def _manifests(
         self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack
     ) -> Response:
-        return _whole(b"".join(self._vault.list_manifests(place.of)))
+        return _data_response(b"".join(self._vault.list_manifests(place.of)))
 
     def _get(self, place: _Place, _body: RequestBody, stack: contextlib.ExitStack) -> Response:
         name = object_names.parse_name(place.name)
@@ -228,16 +228,18 @@ class VaultApi:
         return Response(NO_CONTENT)
 
     def _missing(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
-        return _whole(b"".join(self._vault.missing_chunks(place.of, _names(body))))
+        return _data_response(b"".join(self._vault.missing_chunks(place.of, _names(body))))
 
     def _keep(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         within, stay = object_names.parse_range(place.name), _names(body)
         if not stay and within == object_names.ALL:
             raise ValueError("nothing is to stay: that is a DELETE")
-        return _said(OK, str(self._vault.retain_only(place.of, stay, body.connection, within)))
+        return _text_response(
+            OK, str(self._vault.retain_only(place.of, stay, body.connection, within))
+        )
 
     def _drop(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
-        return _said(OK, str(self._vault.drop(place.of, body.connection)))
+        return _text_response(OK, str(self._vault.drop(place.of, body.connection)))
 
 
 _Handler = Callable[[_Place, RequestBody, contextlib.ExitStack], Response]
@@ -256,10 +258,10 @@ def _parse(target: str) -> _Place:
     return _Place(ids.parse_host_id(parts[2]), *parts[3:])
 
 
-def _whole(data: bytes) -> Response:
+def _data_response(data: bytes) -> Response:
     return Response(OK, len(data), [data])
 
 
-def _said(status: int, text: str) -> Response:
+def _text_response(status: int, text: str) -> Response:
     data = text.encode()
     return Response(status, len(data), [data])

@@ -91,7 +91,7 @@ def names_in(part: pathlib.Path) -> Iterator[bytes]:
             try:
                 name = object_names.parse_name(text)
             except ValueError:
-                _say(part / text)
+                _warn_ignored(part / text)
             else:
                 yield name
 
@@ -176,10 +176,10 @@ def _parsed(folder: pathlib.Path, parse: Callable[[str], _T]) -> Iterator[_T]:
         try:
             parsed = parse(name)
         except ValueError:
-            _say(folder / name)
+            _warn_ignored(folder / name)
         else:
             yield parsed
 
 
-def _say(path: pathlib.Path) -> None:
+def _warn_ignored(path: pathlib.Path) -> None:
     LOG.warning("%s: not a file of a vault; ignored", path)

@@ -75,7 +75,7 @@ class VaultServer:
         self._credentials, self._fault = credentials, fault
         self._places = connection_limit.ConnectionLimit(hosts_at)
         self._handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
-        self._said_s = self._told_s = -_SAY_AGAIN_S
+        self._refusal_logged_s = self._error_logged_s = -_SAY_AGAIN_S
         self._numbers = itertools.count(1)
         self._is_closed = threading.Event()
 
@@ -92,7 +92,7 @@ class VaultServer:
                     LOG.warning("no connection to the vault can be taken: %s", e)
                     self._is_closed.wait(_LOOK_S)
                 continue
-            self._take(sock, address[0])
+            self._start_thread(sock, address[0])
 
     @property
     def connections(self) -> int:
@@ -105,7 +105,7 @@ class VaultServer:
         self._sock.close()
         self._places.end_all()
 
-    def _take(self, sock: socket.socket, ip: str) -> None:
+    def _start_thread(self, sock: socket.socket, ip: str) -> None:
         with contextlib.ExitStack() as stack:
             stack.enter_context(sock)
             if not self._may_begin(ip, time.monotonic()):
@@ -114,7 +114,9 @@ class VaultServer:
                 handle = stack.enter_context(sock.dup())  # TLS takes ownership of the socket
                 stack.callback(self._places.remove, handle, ip)
                 self._places.add(handle, ip)
-                supervision.start_once("vault connection", lambda: self._meet(sock, handle, ip))
+                supervision.start_once(
+                    "vault connection", lambda: self._serve_connection(sock, handle, ip)
+                )
             except (OSError, RuntimeError) as e:  # no more descriptors, or threads
                 LOG.warning("a connection of %s cannot be served: %s", ip, e)
                 return
@@ -122,53 +124,53 @@ class VaultServer:
 
     def _may_begin(self, ip: str, now_s: float) -> bool:
         may = self._handshakes.may_begin(ip, now_s)
-        if not may and now_s - self._said_s >= _SAY_AGAIN_S:
+        if not may and now_s - self._refusal_logged_s >= _SAY_AGAIN_S:
             LOG.warning(
                 "Handshakes come too quickly: one from %s is refused (and %d before it)",
                 ip,
                 self._handshakes.refused - 1,
             )
-            self._said_s = now_s
+            self._refusal_logged_s = now_s
         return may
 
-    def _say(self, ip: str, error: Exception) -> None:
+    def _log_error(self, ip: str, error: Exception) -> None:
         """Log why a connection ended, at most once a second, as anybody can connect."""
         now_s = time.monotonic()
-        if now_s - self._told_s >= _LOOK_S:
+        if now_s - self._error_logged_s >= _LOOK_S:
             LOG.info("connection of %s: %s", ip, error)
-            self._told_s = now_s
+            self._error_logged_s = now_s
 
-    def _meet(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
+    def _serve_connection(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
         try:
             with sock, handle, contextlib.ExitStack() as unauthenticated:
                 unauthenticated.callback(self._places.remove, handle, ip)
-                with self._shaken(sock) as tls:
-                    certificate = self._known(tls)
+                with self._handshake(sock) as tls:
+                    certificate = self._authenticate(tls)
                     unauthenticated.close()
                     with self._places.admit_host(handle, certificate.host) as has_place:
                         if has_place:
-                            self._converse(tls, handle, certificate)
+                            self._serve_requests(tls, handle, certificate)
         except (OSError, ValueError, errors.NotAuthenticated, tls_channel.ConnectionBroken) as e:
-            self._say(ip, e)
+            self._log_error(ip, e)
 
-    def _shaken(self, sock: socket.socket) -> ssl.SSLSocket:
+    def _handshake(self, sock: socket.socket) -> ssl.SSLSocket:
         self._credentials.reload_files()
         sock.settimeout(HANDSHAKE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._credentials.tls_context(is_server=True).wrap_socket(sock, server_side=True)
 
-    def _known(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
+    def _authenticate(self, tls: ssl.SSLSocket) -> certificates.HostCertificate:
         if tls.selected_alpn_protocol() != tls_channel.PROTOCOL:
             raise errors.NotAuthenticated("the other side's TLS", "it does not speak to vaults")
-        return self._trusted(tls.getpeercert(binary_form=True))
+        return self._check_trust(tls.getpeercert(binary_form=True))
 
-    def _trusted(self, certificate: bytes | None) -> certificates.HostCertificate:
+    def _check_trust(self, certificate: bytes | None) -> certificates.HostCertificate:
         found = self._credentials.check(certificate)
         if why := self._fault(found):
             raise errors.NotAuthenticated(f"the certificate of {found.host}", why)
         return found
 
-    def _converse(
+    def _serve_requests(
         self, tls: ssl.SSLSocket, handle: socket.socket, certificate: certificates.HostCertificate
     ) -> None:
         channel, number = tls_channel.TlsChannel(tls, h11.SERVER), next(self._numbers)
@@ -189,18 +191,18 @@ class VaultServer:
         :raises errors.NotAuthenticated: the host is revoked
         """
         self._credentials.reload_files()
-        self._trusted(certificate.pem)
+        self._check_trust(certificate.pem)
         if request.method not in _METHODS:
             return False
         length = tls_channel.content_length(request)
-        pieces = self._while_trusted(channel.iter_body(length or 0), certificate)
+        pieces = self._checked_body(channel.iter_body(length or 0), certificate)
         body = vault_api.RequestBody(length, pieces, connection)
         method, target = request.method.decode(), request.target.decode("latin-1")
         with self._api.answer_request(certificate.host, method, target, body) as answer:
             _send(channel, answer)
         return _finished(channel, body)
 
-    def _while_trusted(
+    def _checked_body(
         self, pieces: Iterator[bytes], certificate: certificates.HostCertificate
     ) -> Iterator[bytes]:
         """Yield a body; NotAuthenticated if the host is revoked meanwhile."""
@@ -208,7 +210,7 @@ class VaultServer:
         for piece in pieces:
             if time.monotonic() - checked_s >= _LOOK_S:
                 self._credentials.reload_files()
-                self._trusted(certificate.pem)
+                self._check_trust(certificate.pem)
                 checked_s = time.monotonic()
             yield piece
 

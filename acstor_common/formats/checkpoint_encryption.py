@@ -35,7 +35,7 @@ KEY_BYTES: Final = 32
 VERSION: Final = 1
 _HEAD: Final = struct.Struct("<BB2x12s")  # version, codec, reserved, nonce
 _ALTERED: Final = "it was altered, or is another one's"
-_SAID_BYTES: Final = 4  # of the head, authenticated with the name
+_ASSOCIATED_BYTES: Final = 4  # of the head, authenticated with the name
 _TAG_BYTES: Final = 16
 SEAL_BYTES: Final = _HEAD.size + _TAG_BYTES
 """Overhead of sealing."""
@@ -52,14 +52,14 @@ _PIECE_BYTES: Final = 1 << 20
 Data = bytes | bytearray | memoryview
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     """A compressor per thread: creating one takes longer than compressing a chunk."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdCompressor(level=LEVEL)
 
 
-_of_thread = _OfThread()
+_thread_state = _ThreadState()
 
 
 class Seal:
@@ -76,10 +76,12 @@ class Seal:
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES or not any(key):
             raise ValueError(f"a disk's key of {KEY_BYTES} random bytes is needed")
-        self.scope_key = ids.ScopeKey(_derived(key, "names of chunks"))
+        self.scope_key = ids.ScopeKey(_derive_key(key, "names of chunks"))
         """Key of chunk names, for chunk maps."""
-        self._chunks = _Cipher(_derived(key, "chunks"), _derived(key, "nonces of chunks"))
-        self._manifests = _Cipher(_derived(key, "manifests"), _derived(key, "nonces of manifests"))
+        self._chunks = _Cipher(_derive_key(key, "chunks"), _derive_key(key, "nonces of chunks"))
+        self._manifests = _Cipher(
+            _derive_key(key, "manifests"), _derive_key(key, "nonces of manifests")
+        )
 
     def chunk_name(self, plain: Data) -> ids.Cid:
         """Return the name of a chunk; ``ids.ZERO_CID``, which is never sealed, for zeros."""
@@ -93,7 +95,7 @@ class Seal:
         :param name: :meth:`chunk_name` of the chunk, not ZERO_CID
         :param plain: at most 4 MiB
         """
-        packed = _of_thread.zstd.compress(plain)
+        packed = _thread_state.zstd.compress(plain)
         if len(packed) < len(plain):
             return self._chunks.close(layout.Codec.ZSTD, name, packed)
         return self._chunks.close(layout.Codec.STORED, name, plain)
@@ -166,12 +168,12 @@ class _Cipher:
 
     def close(self, codec: layout.Codec, name: bytes, stored: Data) -> bytes:
         head, nonce = self._head(codec, name, stored)
-        return head + self._aead.encrypt(nonce, stored, head[:_SAID_BYTES] + name)
+        return head + self._aead.encrypt(nonce, stored, head[:_ASSOCIATED_BYTES] + name)
 
     def close_in_place(self, codec: layout.Codec, name: bytes, data: bytearray) -> None:
         head, nonce = self._head(codec, name, data)
         cipher = ciphers.Cipher(self._aes, modes.GCM(nonce)).encryptor()
-        cipher.authenticate_additional_data(head[:_SAID_BYTES] + name)
+        cipher.authenticate_additional_data(head[:_ASSOCIATED_BYTES] + name)
         _in_place(cipher, data)
         cipher.finalize()
         data[:0] = head
@@ -185,9 +187,9 @@ class _Cipher:
     def open(self, name: bytes, sealed: Data, max_bytes: int) -> tuple[layout.Codec, bytes]:
         """Return codec and plaintext; ValueError if altered or longer than ``max_bytes``."""
         codec, nonce = _opened_head(sealed, max_bytes)
-        said = bytes(sealed[:_SAID_BYTES]) + name
+        associated_data = bytes(sealed[:_ASSOCIATED_BYTES]) + name
         try:
-            stored = self._aead.decrypt(nonce, memoryview(sealed)[_HEAD.size :], said)
+            stored = self._aead.decrypt(nonce, memoryview(sealed)[_HEAD.size :], associated_data)
         except exceptions.InvalidTag:
             raise ValueError(_ALTERED) from None
         return layout.Codec(codec), stored
@@ -195,9 +197,9 @@ class _Cipher:
     def open_in_place(self, name: bytes, data: bytearray, max_bytes: int) -> layout.Codec:
         """Decrypt in place; as :meth:`open`.  On error the bytes are garbage."""
         codec, nonce = _opened_head(data, max_bytes)
-        said, tag = bytes(data[:_SAID_BYTES]) + name, bytes(data[-_TAG_BYTES:])
+        associated_data, tag = bytes(data[:_ASSOCIATED_BYTES]) + name, bytes(data[-_TAG_BYTES:])
         cipher = ciphers.Cipher(self._aes, modes.GCM(nonce, tag)).decryptor()
-        cipher.authenticate_additional_data(said)
+        cipher.authenticate_additional_data(associated_data)
         del data[: _HEAD.size], data[-_TAG_BYTES:]
         _in_place(cipher, data)
         try:
@@ -224,5 +226,5 @@ def _in_place(cipher: ciphers.CipherContext, data: bytearray) -> None:
             piece[:] = cipher.update(piece)
 
 
-def _derived(key: bytes, what: str) -> bytes:
+def _derive_key(key: bytes, what: str) -> bytes:
     return blake3.blake3(key, derive_key_context=_CONTEXT + what).digest()

@@ -37,14 +37,14 @@ class CodecError(Exception):
     """The stored bytes are malformed, or decompress to too few bytes."""
 
 
-class _OfThread(threading.local):
+class _ThreadState(threading.local):
     """A decompressor per thread: creating one takes as long as a small cluster."""
 
     def __init__(self) -> None:
         self.zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
 
 
-_of_thread = _OfThread()
+_thread_state = _ThreadState()
 
 
 def decode(codec: layout.Codec, stored: Buffer, length: int) -> Buffer:
@@ -126,9 +126,9 @@ def _inflate_steps(stored: memoryview, length: int) -> Generator[int, None, byte
 
 def _unzstd(stored: Buffer, length: int) -> Buffer:
     if zstandard.frame_content_size(stored) == length:
-        return _of_thread.zstd.decompress(stored)
+        return _thread_state.zstd.decompress(stored)
     decoded = bytearray(length)
-    with _of_thread.zstd.stream_reader(stored) as reader:
+    with _thread_state.zstd.stream_reader(stored) as reader:
         count = reader.readinto(decoded)
     return memoryview(decoded)[:count]
 

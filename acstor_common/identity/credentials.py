@@ -63,7 +63,7 @@ class Credentials:
         self._clock = clock
         self._seen: identity_files.Identity | None = None
         self._loaded: _Loaded | None = None
-        self._said = ("", 0.0)
+        self._logged = ("", 0.0)
 
     @property
     def is_there(self) -> bool:
@@ -79,10 +79,12 @@ class Credentials:
         if identity is not self._seen:
             self._seen = identity
             if identity.certificate is not None:
-                fault = self._take(identity, identity.certificate)
-        self._say(fault or self._own_fault())
+                fault = self._load_set(identity, identity.certificate)
+        self._log_fault(fault or self._own_fault())
 
-    def _take(self, identity: identity_files.Identity, own: certificates.HostCertificate) -> str:
+    def _load_set(
+        self, identity: identity_files.Identity, own: certificates.HostCertificate
+    ) -> str:
         """Put a set in force; return the fault if it is unusable."""
         try:
             server, client = (self._context(identity, own, protocol) for protocol in _PROTOCOLS)
@@ -112,15 +114,15 @@ class Credentials:
     def _own_fault(self) -> str:
         return certificates.time_fault(self._loaded.own, self._clock(), 0.0) if self._loaded else ""
 
-    def _say(self, fault: str) -> None:
-        said, at_s = self._said
+    def _log_fault(self, fault: str) -> None:
+        logged, at_s = self._logged
         now = self._clock()
-        if fault and (fault != said or abs(now - at_s) >= SAY_AGAIN_S):
+        if fault and (fault != logged or abs(now - at_s) >= SAY_AGAIN_S):
             LOG.warning("%s: %s", self._files.files.certificate, fault)
-            self._said = fault, now
-        elif said and not fault:
+            self._logged = fault, now
+        elif logged and not fault:
             LOG.info("%s can be used again", self._files.files.certificate)
-            self._said = "", 0.0
+            self._logged = "", 0.0
 
     def tls_context(self, *, is_server: bool) -> ssl.SSLContext:
         """Return the TLS context for a new connection; OSError without a certificate."""

@@ -82,29 +82,29 @@ class IdentityFiles:
         self.files = files
         self.here, self._clock = here, clock
         self._lock = threading.Lock()
-        self._looked_s = -LOOK_EVERY_S
+        self._refreshed_s = -LOOK_EVERY_S
         self._stamps: _Stamps | None = None
         self._identity = Identity()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def current_credentials(self) -> Identity:
         """Return the current set, at most LOOK_EVERY_S old."""
         with self._lock:
-            if self._clock() - self._looked_s >= LOOK_EVERY_S:
-                self._look()
+            if self._clock() - self._refreshed_s >= LOOK_EVERY_S:
+                self._refresh()
             return self._identity
 
     def look_again(self) -> None:
         """Read the files again on next use."""
         with self._lock:
-            self._looked_s = -LOOK_EVERY_S
+            self._refreshed_s = -LOOK_EVERY_S
 
     def signer_keys(self) -> Signers:
         """Return the trusted signing keys of the decision service."""
         return self.current_credentials().signers
 
-    def _look(self) -> None:
-        self._looked_s = self._clock()
+    def _refresh(self) -> None:
+        self._refreshed_s = self._clock()
         stamps = tuple(_stamp(path) for path in self.files)
         if stamps == self._stamps:
             return
@@ -116,13 +116,18 @@ class IdentityFiles:
         signers: Signers = ()
         certificate = None
         if found.signers:
-            with self._said_once(self.files.signers):
+            with self._log_errors(self.files.signers):
                 signers = signing.read_public_keys(found.signers)
         if found.certificate and found.key and found.ca:
-            with self._said_once(self.files.ca):
+            with self._log_errors(self.files.ca):
                 certificates.read_ca(found.ca)
+<<<<<<< ours
                 with self._said_once(self.files.certificate):
                     certificate = checked(found, self.here)
+=======
+                with self._log_errors(self.files.certificate):
+                    certificate = checked(found, self._here)
+>>>>>>> theirs
         return Identity(certificate, found.key if certificate else b"", found.ca, signers)
 
     def _bytes_of(self, path: pathlib.Path) -> bytes:
@@ -132,19 +137,19 @@ class IdentityFiles:
         except FileNotFoundError:
             return b""
         except OSError as e:
-            self._say(f"{path}: {e.strerror}")
+            self._log_once(f"{path}: {e.strerror}")
             return b""
 
     @contextlib.contextmanager
-    def _said_once(self, path: pathlib.Path) -> Iterator[None]:
+    def _log_errors(self, path: pathlib.Path) -> Iterator[None]:
         try:
             yield
         except errors.NotAuthenticated as e:
-            self._say(f"{path}: {e}")
+            self._log_once(f"{path}: {e}")
 
-    def _say(self, what: str) -> None:
-        if what not in self._told:
-            self._told = {*self._told, what} if len(self._told) < 64 else {what}
+    def _log_once(self, what: str) -> None:
+        if what not in self._logged:
+            self._logged = {*self._logged, what} if len(self._logged) < 64 else {what}
             LOG.warning("%s; it is not used", what)
 
 

@@ -30,7 +30,7 @@ def public_key(secret_pem: bytes) -> bytes:
     return _key_of(secret_pem).public_key().public_bytes_raw()
 
 
-def encrypt(public: bytes, data: bytes, said: bytes) -> bytes:
+def encrypt(public: bytes, data: bytes, associated_data: bytes) -> bytes:
     """Encrypt ``data`` to the service; the result is 48 bytes longer.
 
     >>> secret = signing.new_key()
@@ -38,7 +38,7 @@ def encrypt(public: bytes, data: bytes, said: bytes) -> bytes:
     b'a key'
 
     :param public: see :func:`public_key`
-    :param said: additional authenticated data
+    :param associated_data: additional authenticated data
     :raises errors.NotAuthenticated: ``public`` is no key
     """
     own = x25519.X25519PrivateKey.generate()
@@ -47,16 +47,16 @@ def encrypt(public: bytes, data: bytes, said: bytes) -> bytes:
         shared = own.exchange(x25519.X25519PublicKey.from_public_bytes(public))
     except ValueError as e:
         raise errors.NotAuthenticated("the decision service's key", str(e)) from e
-    return own_public + _cipher(shared, own_public, public).encrypt(_NONCE, data, said)
+    return own_public + _cipher(shared, own_public, public).encrypt(_NONCE, data, associated_data)
 
 
-def decrypt(secret_pem: bytes, concealed: bytes, said: bytes) -> bytes:
+def decrypt(secret_pem: bytes, encrypted: bytes, associated_data: bytes) -> bytes:
     """Decrypt a message, or raise NotAuthenticated."""
-    key, theirs = _key_of(secret_pem), concealed[:PUBLIC_BYTES]
+    key, sender_public = _key_of(secret_pem), encrypted[:PUBLIC_BYTES]
     try:
-        shared = key.exchange(x25519.X25519PublicKey.from_public_bytes(theirs))
-        cipher = _cipher(shared, theirs, key.public_key().public_bytes_raw())
-        return cipher.decrypt(_NONCE, concealed[PUBLIC_BYTES:], said)
+        shared = key.exchange(x25519.X25519PublicKey.from_public_bytes(sender_public))
+        cipher = _cipher(shared, sender_public, key.public_key().public_bytes_raw())
+        return cipher.decrypt(_NONCE, encrypted[PUBLIC_BYTES:], associated_data)
     except (ValueError, exceptions.InvalidTag) as e:
         why = "it cannot be read with the key of now"
         raise errors.NotAuthenticated("a concealed message", why) from e

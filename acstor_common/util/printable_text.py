@@ -7,32 +7,32 @@ It removes escape sequences and line ends, which could forge rows.  JSON output 
 from typing import Any
 
 
-def text(told: str) -> str:
+def text(given: str) -> str:
     r"""Return text with a question mark for each character that is not printable.
 
     >>> text("\x1b[2J\u202eaway\n")
     '?[2J?away?'
     """
-    return told if told.isprintable() else "".join(c if c.isprintable() else "?" for c in told)
+    return given if given.isprintable() else "".join(c if c.isprintable() else "?" for c in given)
 
 
-def lines(told: str) -> str:
+def lines(given: str) -> str:
     r"""Return the same for text with several lines; line ends stay.
 
     >>> lines("a\nb\x1bc\n")
     'a\nb?c\n'
     """
-    return "\n".join(map(text, told.split("\n")))
+    return "\n".join(map(text, given.split("\n")))
 
 
-def data(told: Any) -> Any:
+def data(given: Any) -> Any:
     r"""Return JSON-like data with all its strings filtered.
 
     >>> data({"\n": ["a\n", 1]})
     {'?': ['a?', 1]}
     """
-    if isinstance(told, str):
-        return text(told)
-    if isinstance(told, dict):
-        return {data(name): data(value) for name, value in told.items()}
-    return [data(one) for one in told] if isinstance(told, list) else told
+    if isinstance(given, str):
+        return text(given)
+    if isinstance(given, dict):
+        return {data(name): data(value) for name, value in given.items()}
+    return [data(one) for one in given] if isinstance(given, list) else given

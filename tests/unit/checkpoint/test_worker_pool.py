@@ -216,7 +216,7 @@ def test_who_is_asked_for_is_next(host):
 def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host):
     it = host(server(0))
     it.run(20)
-    ask = it.daemon._cadence.request_turn
+    ask = it.daemon._schedule.request_turn
 
     def begin_at_once(instance, now_s):
         ask(instance, now_s)
@@ -224,7 +224,7 @@ def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host)
         state.number = 1
         it.states.save(instance, state)
 
-    it.daemon._cadence.request_turn = begin_at_once
+    it.daemon._schedule.request_turn = begin_at_once
     assert it.daemon.request_checkpoint(IDS[0]) == 0
 
 
