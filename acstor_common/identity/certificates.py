@@ -28,7 +28,9 @@ from acstor_common.model import ids
 
 BACKDATE_S: Final = 300
 GRACE_S: Final = 7 * 86400
-"""How long an expired certificate may be renewed: longer than a weekend."""
+"""How long an expired certificate is accepted: renewal may fail for a weekend.
+
+The decision service and Glance's listener use the same value."""
 CA_FILE: Final = "ca.pem"
 CA_KEY_FILE: Final = "ca.key.pem"
 """File names of an authority's certificate and key in its folder."""

@@ -52,7 +52,7 @@ class State(enum.StrEnum):
 
     HASHED = "hashed"  # the import plugin will publish the chunk map
     READY = "ready"  # the chunk map is published
-    REFUSED = "refused"  # permanently; see acstor_message
+    REFUSED = "refused"  # permanent; see acstor_message
     FAILED = "failed"  # see acstor_message, acstor_retry
 
 
@@ -63,7 +63,7 @@ class BootState(enum.StrEnum):
     BUILDING = "building"  # the image is booting; see acstor_boot_retry
     READY = "ready"  # published
     FAILED = "failed"  # see acstor_boot_message, acstor_boot_retry
-    UNBOOTABLE = "unbootable"  # permanently: no boot loader
+    UNBOOTABLE = "unbootable"  # nothing bootable in it; permanent
 
 
 class BootOrigin(enum.StrEnum):

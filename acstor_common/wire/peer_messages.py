@@ -37,7 +37,7 @@ class RefuseCode(enum.IntEnum):
     MISSING = 1  # not here, or not readable
     UNREACHABLE = 2  # transient fault of the source, or timeout
     BUSY = 3  # overloaded: ask another host
-    WITHHELD = 4  # the source denies this host, not the requester
+    WITHHELD = 4  # the source denies this host; other hosts may get it
 
 
 class Hello(NamedTuple):
@@ -114,8 +114,8 @@ class Advertise(NamedTuple):
 class Refer(NamedTuple):
     """A referral: these hosts have the chunk, or get it first.
 
-    :param hosts: 1 to 4, the best first; with the variant ``ring`` the next host in lockstep,
-        followed by the sender if it knows no other
+    :param hosts: 1 to 4, the best first; with the variant ``ring`` a single host is the next in
+        lockstep, and a sender that knows only one host adds itself as the last
     """
 
     request_id: int
