@@ -61,7 +61,7 @@ def test_equal_chunks_are_sealed_alike() -> None:
 def test_other_bytes_of_the_compressor_get_another_nonce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two plaintexts under one nonce would give both away."""
     other = zstandard.ZstdCompressor(level=19, write_checksum=True)
-    monkeypatch.setattr(checkpoint_encryption._of_thread, "zstd", other)
+    monkeypatch.setattr(checkpoint_encryption._thread_state, "zstd", other)
     sealed = SEAL.close(NAME, CHUNK)
     assert sealed[4:16] != SEALED[4:16]
     assert SEAL.open(NAME, sealed, len(CHUNK), "a holder") == CHUNK
