@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-boot-image: build the boot image of an image, show one, verify one.
+"""``acstor-boot-image``: builds, shows and verifies boot images.
 
-Results go to standard output, everything else to standard error.  Exit status:
-0 done, 1 it could not be done or is not right, 2 wrong usage, 130 stopped by Ctrl-C.
+Prints results to standard output, all else to standard error. Exit status: 0 success, 1 failure or
+invalid boot image, 2 wrong usage, 130 interrupted.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def build(options: argparse.Namespace) -> dict[str, Any]:
-    """Build a boot image and show how far it is."""
+    """Build a boot image, with a progress bar."""
     limits = dataclasses.replace(
         DEFAULTS,
         longest_s=options.longest,
@@ -187,7 +187,7 @@ def _map_of(path: pathlib.Path) -> Iterator[chunk_map.ChunkMap]:
 
 
 def show(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the head of a boot image says."""
+    """Return the facts in the head of a boot image."""
     with options.path.open("rb") as file:
         header = boot_image.parse_header(file.read(boot_image.HEADER_BYTES), str(options.path))
         file.seek(0)
@@ -196,7 +196,7 @@ def show(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def verify(options: argparse.Namespace) -> dict[str, Any]:
-    """Check a whole boot image, against the chunk map if there is one."""
+    """Check all data of a boot image, and its chunks against the chunk map if given."""
     what = str(options.path)
     raw = options.path.read_bytes()
     if not options.map:
@@ -228,7 +228,7 @@ def _facts(head: boot_image.Head) -> dict[str, Any]:
 
 
 def print_result(result: dict[str, Any], as_json: bool) -> None:
-    """Print facts, one a line or as JSON."""
+    """Print facts, one per line or as JSON."""
     if as_json:
         print(json.dumps(result))
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of commands that make a file of an image."""
+"""Arguments of commands that make a file from an image."""
 
 import argparse
 import contextlib
@@ -11,7 +11,7 @@ from acstor_common import errors
 
 
 def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> None:
-    """Add the image that is read, and the file that is made of it."""
+    """Add the arguments for the image and the output file."""
     what = "file of the image, as Glance has it"
     parser.add_argument("image", metavar="IMAGE", type=pathlib.Path, help=what)
     parser.add_argument(
@@ -24,10 +24,7 @@ def add_files(parser: argparse.ArgumentParser, metavar: str, ending: str) -> Non
 
 @contextlib.contextmanager
 def readable(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Yield a file that is open for reading.
-
-    :raises errors.Unusable: it cannot be opened
-    """
+    """Yield a file that is open for reading; raises errors.Unusable."""
     try:
         file = path.open("rb")
     except OSError as exc:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-glance-listener``: prepares images that Glance tells of, or that it finds.
+"""``acstor-glance-listener``: keeps the artefacts of Glance's images up to date.
 
-It uses the process's global configuration object, because oslo.messaging does.
+It uses the global configuration object, because oslo.messaging does.
 """
 
 import signal
@@ -31,10 +31,7 @@ PROG = "acstor-glance-listener"
 
 
 def build(conf: cfg.ConfigOpts) -> tuple[listener_service.ListenerService, metrics.ListenerMetrics]:
-    """Put the service together.
-
-    :raises errors.Unusable: some option makes no sense
-    """
+    """Create the service and its metrics; raises errors.Unusable for invalid options."""
     counters = metrics.ListenerMetrics()
     images = glance_client.connect(conf)
     preparer = image_preparer.ImagePreparer(images, conf, counters)
@@ -73,7 +70,7 @@ def run(
     counters: metrics.ListenerMetrics,
     metrics_listen: str,
 ) -> int:
-    """Serve until a signal comes."""
+    """Run the listener and the metrics endpoint until a signal arrives."""
 
     def stop(_number: int, _frame: Any) -> None:
         listener.stop()

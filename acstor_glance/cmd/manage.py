@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-glance-manage``: prepare images by hand, look at artefacts, remove them.
+"""``acstor-glance-manage``: prepares images, manages their artefacts.
 
-Results go to standard output (``--json``: one object a line), everything else to
-standard error.  Exit status: 0 all well, 1 it could not be done, 2 wrong usage,
-3 some image is faulty, could not be prepared or can be deleted too early, 130 stopped by Ctrl-C.
+Prints results to standard output (``--json``: one object per line), all else to standard error.
+Exit status: 0 success, 1 failure, 2 wrong usage, 3 an image is faulty, could not be prepared or can
+be deleted too early, 130 interrupted.
 """
 
 import argparse
@@ -72,11 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load_conf(path: str) -> cfg.ConfigOpts:
-    """Return the configuration in the file ``path``.
-
-    :raises cfg.Error: it is not there, or some option's value makes no sense
-    :raises errors.Unusable: an option makes no sense
-    """
+    """Return the configuration in the file ``path``; raises cfg.Error."""
     conf = cfg.ConfigOpts()
     glance_conf.load(conf, ["--config-file", path], PROG, common_conf.read)
     return conf
@@ -137,7 +133,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 class Tool:
-    """The commands; each returns an exit status."""
+    """The subcommands; each returns an exit status."""
 
     def __init__(self, conf: cfg.ConfigOpts, options: argparse.Namespace) -> None:
         self._conf, self._options = conf, options
@@ -148,14 +144,13 @@ class Tool:
         return image_preparer.ImagePreparer(self._images, self._conf)
 
     def prepare(self) -> int:
-        """Make chunk maps of the named images, or of all that need one."""
+        """Make the chunk maps of the named images, or of all that need one."""
         is_forced = self._options.force
         if self._options.images or is_forced:
             return self._prepare([image["id"] for image in self._chosen()], is_forced=is_forced)
         return self._prepare(self._in_need())
 
     def _in_need(self) -> list[str]:
-        """Return the images that need something: of a catalogue that was begun, the rest."""
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         found = []
         with self._steps("looked at", None) as step:
@@ -169,7 +164,7 @@ class Tool:
         return found
 
     def reconcile(self) -> int:
-        """Do what the listener does from time to time."""
+        """Run one reconciliation, as the listener does regularly."""
         wanted = self._preparer.wanted
         findings = image_reconciler.ImageReconciler(self._images, wanted, builds=False).run()
         for artefact_id in findings.deleted:
@@ -177,7 +172,7 @@ class Tool:
         return self._prepare(findings.todo)
 
     def show(self) -> int:
-        """Show every image of the selection, and where its artefacts are."""
+        """Show every selected image, with its states and artefacts."""
         for image in self._chosen():
             state, boot_state = artefacts.state_of(image), artefacts.boot_state_of(image)
             self._say(
@@ -197,7 +192,7 @@ class Tool:
         return 0
 
     def _scope_facts(self, image: image_record.Record) -> dict[str, str]:
-        """Return in which scope an image is named, and which is due if that is another one."""
+        """Return the scope in which an image is named, and the scope due if it differs."""
         image_map = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
         if image_map is None:
             return {"scope": "", "scope_due": ""}
@@ -208,7 +203,7 @@ class Tool:
         return {"scope": named_in, "scope_due": "" if named_in == due else due.value}
 
     def verify(self) -> int:
-        """Check the artefacts of the selection; with --repair make the faulty ones anew."""
+        """Check the artefacts of the selection; with --repair replace the faulty ones."""
         faulty, bad_boot_images = [], {}
         for image in self._chosen():
             with self._bar(image) as progress:
@@ -227,13 +222,12 @@ class Tool:
         return self._prepare(faulty, is_forced=True)
 
     def _drop_boot_image(self, image_id: str, artefact_id: str) -> None:
-        """Delete a boot image; the listener makes another one."""
         self._images.set_properties(image_id, {artefacts.Kind.BOOT_IMAGE.pointer: ""})
         self._images.delete_artefact(artefact_id)
         self._say({"artefact": artefact_id, "outcome": "deleted"})
 
     def export(self) -> int:
-        """Bring the selection into a folder; without a selection, take out what is not served."""
+        """Copy the selection into a folder; without one, also remove unserved images."""
         folder: pathlib.Path = self._options.folder
         served: set[str] = set()
         is_whole = True
@@ -253,7 +247,7 @@ class Tool:
         return 0 if is_whole else EXIT_FAULTY
 
     def check(self) -> int:
-        """Say where images that hosts need can be deleted, and which images are not served."""
+        """Report needed images that can be deleted, and images that are not served."""
         is_well = True
         for finding in protection_check.check_protection(self._conf, self._images):
             outcome = "ok" if finding.is_well else "not guaranteed"
@@ -262,7 +256,7 @@ class Tool:
         return 0 if self._count() and is_well else EXIT_FAULTY
 
     def _count(self) -> bool:
-        """Say how many images are served, and how many are not for which reason."""
+        """Report the numbers of images by status; return whether none needs attention."""
         counting = image_scan.ImageScan(
             self._images,
             range_support.RangeProber(self._conf).has_ranges,
@@ -279,7 +273,7 @@ class Tool:
         return counting.is_well
 
     def purge(self) -> int:
-        """Delete artefacts, then acstor's properties, of the selection."""
+        """Delete artefacts, then acstor's properties and tags, of the selection."""
         named = set(self._options.images)
         for artefact in list(self._images.list_artefacts()):
             if not named or artefact.get(artefacts.OF_IMAGE) in named:
@@ -299,7 +293,7 @@ class Tool:
         return 0
 
     def _give_back(self, image_id: str, project_id: str) -> None:
-        """Take acstor's tags from an image as it is now, and the protection that is acstor's."""
+        """Remove acstor's tags and protection from an image."""
         image = self._images.get_image(image_id)
         is_ours = (
             deletion_protection.protection_of(image, project_id)
@@ -352,7 +346,7 @@ class Tool:
 
     @contextlib.contextmanager
     def _steps(self, what: str, total: int | None) -> Iterator[Callable[[], object]]:
-        """Yield what is called after each of ``total`` images; None: it is not known how many."""
+        """Yield a function to call after each of ``total`` images (None: number unknown)."""
         with tqdm.tqdm(
             desc=what, total=total, unit=" images", disable=not self._shows_progress, leave=False
         ) as bar:
@@ -363,7 +357,6 @@ class Tool:
         return sys.stderr.isatty() and not self._options.quiet
 
     def _say(self, facts: dict[str, Any]) -> None:
-        """Print a result, above the progress bars."""
         shown = {name: ", ".join(value) if isinstance(value, list) else value
                  for name, value in printable_text.data(facts).items()}  # fmt: skip
         words = "  ".join(f"{name} {value}" for name, value in shown.items() if value)

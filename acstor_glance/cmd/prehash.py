@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-prehash: make the chunk map of an image file.
+"""``acstor-prehash``: makes the chunk map of an image file.
 
-Results go to standard output, everything else to standard error.  Exit status:
-0 done, 1 it could not be done, 2 wrong usage, 130 stopped by Ctrl-C.
+Prints results to standard output, all else to standard error. Exit status: 0 success, 1 failure, 2
+wrong usage, 130 interrupted.
 """
 
 import argparse
@@ -34,10 +34,10 @@ from acstor_glance.cmd import file_arguments
 from acstor_glance.prepare import prehash
 
 DEFAULT_OS_HASH_ALGO = "sha512"
-"""What Glance computes unless its operator says otherwise ([DEFAULT] hashing_algorithm)."""
+"""Glance's default of ``[DEFAULT] hashing_algorithm``."""
 
 ENDINGS = {one: f".{one.glance_name}" for one in layout.DiskFormat}
-"""Of the files' names, by the format that they stand for."""
+"""File name endings by disk format."""
 
 EXIT_FAILED = 1
 EXIT_STOPPED = 130
@@ -135,7 +135,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
-    """Hash the image and show how far it is."""
+    """Hash the image, with a progress bar."""
     output = options.output or options.image.with_suffix(".acmap")
     is_shown = not options.quiet and sys.stderr.isatty()
     with naming_of(options) as naming, Bar(options.image, is_shown) as bar:
@@ -154,11 +154,7 @@ def run(options: argparse.Namespace, image_id: ids.ImageId) -> prehash.Summary:
 
 @contextlib.contextmanager
 def naming_of(options: argparse.Namespace) -> Iterator[deduplication.Naming]:
-    """Yield how the chunks are to be named.
-
-    :raises errors.Unusable: a file cannot be read, or others can read the key
-    :raises errors.ChunkMapFormatError: ``--base`` is no chunk map
-    """
+    """Yield the naming of the chunks; raises Unusable or ChunkMapFormatError."""
     if not options.scope_key_file:
         yield deduplication.PLAIN
         return
@@ -171,10 +167,7 @@ def naming_of(options: argparse.Namespace) -> Iterator[deduplication.Naming]:
 
 
 def read_key(path: pathlib.Path) -> ids.ScopeKey:
-    """Return the key in a file.
-
-    :raises errors.Unusable: it cannot be read, is no key, or others than its owner can read it
-    """
+    """Return the scope key in a file; raises Unusable if others can read it."""
     with file_arguments.readable(path) as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
             raise errors.Unusable(str(path), "others can read this key", "chmod 600")
@@ -185,7 +178,7 @@ def read_key(path: pathlib.Path) -> ids.ScopeKey:
 
 
 class Bar:
-    """A progress bar in bytes; what an earlier run did does not count for the rate."""
+    """Progress bar in bytes; its rate excludes bytes hashed by an earlier run."""
 
     def __init__(self, image: pathlib.Path, show: bool) -> None:
         self._image, self._show = image, show
@@ -213,7 +206,7 @@ class Bar:
 
 
 def report(summary: prehash.Summary, options: argparse.Namespace) -> None:
-    """Print the summary in the form that was asked for."""
+    """Print the summary as text or JSON."""
     if options.json:
         print(json.dumps(dataclasses.asdict(summary)))
     elif not options.quiet:
@@ -225,17 +218,14 @@ def report(summary: prehash.Summary, options: argparse.Namespace) -> None:
 
 
 def format_of(options: argparse.Namespace) -> layout.DiskFormat:
-    """Return the format that was named, or that of the file's name."""
+    """Return the format of ``--format``, or that of the file's name."""
     is_named_qcow2 = options.image.suffix == ENDINGS[layout.DiskFormat.QCOW2]
     by_name = layout.DiskFormat.QCOW2 if is_named_qcow2 else layout.DiskFormat.RAW
     return layout.DiskFormat[options.format.upper()] if options.format else by_name
 
 
 def image_id_of_name(image: pathlib.Path) -> ids.ImageId:
-    """Return the image id that a file named ``<UUID>.raw`` or ``<UUID>.qcow2`` is of.
-
-    :raises ValueError: it is named otherwise
-    """
+    """Return the ID in a file name ``<UUID>.raw`` or ``<UUID>.qcow2``, or ValueError."""
     try:
         if image.suffix in ENDINGS.values():
             return ids.parse_image_id(image.stem)
@@ -256,7 +246,7 @@ def parse_chunk_size(text: str) -> int:
 
 
 def parse_os_hash(text: str) -> chunk_map.OsHash:
-    """Return an image hash from ``ALGO:HEX``; with ``compute`` one that has no value yet."""
+    """Return an image hash from ``ALGO:HEX``; for ``compute`` one without value."""
     if text == "compute":
         return chunk_map.OsHash(DEFAULT_OS_HASH_ALGO, b"")
     algo, _, digits = text.partition(":")
