@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs beside Glance: it prepares images before any host asks for them."""
+"""Services beside Glance: the listener, the gateway, the import plugin, commands."""

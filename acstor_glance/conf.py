@@ -181,17 +181,16 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 
 def load(conf: cfg.ConfigOpts, args: Sequence[str], prog: str, read: Callable[..., None]) -> None:
-    """Read the files that the command line ``args`` names into ``conf``.
+    """Load the files that the command line ``args`` names into ``conf``.
 
-    :param read: a service's way to do so or a command's, of :mod:`acstor_common.service.conf`
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :param read: reader for a service or for a command, from :mod:`acstor_common.service.conf`
     """
     options = [*list_opts(), (GROUP, _sign_in_options())]
     read(conf, args, prog, register_opts, options, description=DESCRIPTION)
 
 
 def _sign_in_options() -> list[cfg.Opt]:
-    """Return the options of all ways to sign in: keystoneauth registers those of the one in use."""
+    """Return the options of all sign-in plugins; keystoneauth registers one's only."""
     loaders: dict[str, loading.BaseLoader[Any]] = loading.get_available_plugin_loaders()
     return [cfg.Opt(option.dest) for loader in loaders.values() for option in loader.get_options()]
 
@@ -213,5 +212,5 @@ def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 
 
 def state_dir(conf: cfg.ConfigOpts) -> pathlib.Path:
-    """Return the folder of what must survive a restart."""
+    """Return the folder of files that must survive a restart."""
     return pathlib.Path(conf.acstor_glance.state_dir)

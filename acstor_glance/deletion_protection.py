@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images acstor protects from being deleted, and which it no longer does.
+"""Decides which images acstor protects against deletion in Glance.
 
-An image is *needed* while a host uses it and is not whole there: who deletes it then takes bytes
-that a guest may still want.  So its property ``protected`` is set in Glance, and taken back when
-it is needed no longer.  Beside it stands a mark, the tag ``acstor_protected=…`` that says which
-image, for which service project and since when, and is set and removed in the same request.  There
-is no other record: whoever comes after a crash finds in Glance what was done.  A mark that names
-another image was copied, one of another project is another acstor's: neither counts.
+An image is *needed* while a host uses it and has not fully cached it. acstor sets the property
+``protected`` of a needed image, with a mark, the tag ``acstor_protected=…`` of image, service
+project and time. There is no other record, so a listener continues from Glance after a crash. Marks
+with another image's ID are copies, those with another project are another acstor's; both are
+ignored.
 
-The two rules: acstor takes back only what it has set itself; and where somebody has taken back
-what acstor had set (the mark is there, and the image is not protected) he has the last word.  The
-tag ``acstor_unprotected=…`` takes the mark's place then, so that he may protect it himself.
+acstor removes only protection that it has set. Where a user removed it (a mark without
+``protected``), acstor replaces the mark by ``acstor_unprotected=…`` and never protects the image
+again.
 
-Nothing is taken back for want of news: not before an image has been needed by nobody for a
-while in which the service was asked all the time and told all, not while no host is heard, and
-not because the service has lost its database.
+Missing data never removes protection: it needs complete answers without the image for a while, and
+a host that reports; a loss of the decision service's database does not count as such.
 """
 
 import datetime
@@ -31,29 +29,26 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 
 UNNEEDED_S = 120.0
-"""How long an image must have been needed by nobody before it may be deleted again."""
+"""An image must be unneeded for so long before its protection is removed."""
 HEARD_S = 120.0
-"""How long ago a host may have been heard last if anything is to be taken back."""
+"""Protection is removed only if a host has reported within this time."""
 SILENT_S = 86400.0
-"""How long the service counts what a host needed that fell silent."""
+"""The decision service counts the needs of a silent host for so long."""
 LOOK_AGAIN_S = 300.0
-"""How often everything is read from Glance anew."""
+"""Interval between full reads of the protected images from Glance."""
 AGAIN_S = 30.0
-"""When an image is tried again that could not be looked at or changed."""
+"""Delay before an image that could not be read or changed is tried again."""
 GAP_S = 60.0
-"""How long nobody may have asked what is needed if the time before is to count."""
+"""Longest interval between answers over which an image counts as unneeded."""
 _GONE = frozenset({"deleted", "pending_delete", "killed"})
 
 
 class NeededImages(msgspec.Struct, frozen=True):
-    """What the decision service tells (``GET /v1/needed-images``); times by its clock.
+    """The answer of ``GET /v1/needed-images``; times by the decision service's clock.
 
-    :param images: ids of the images that are needed
-    :param is_complete: no others are needed
-    :param last_sample_s: when a host was heard last; None: there is none
-    :param first_sample_s: since when the service knows of hosts; None: it knows none
-    :param silent_hosts: those that were not heard lately
-    :param now_s: when it told this
+    :param is_complete: the list has all needed images
+    :param last_sample_s: time of the last sample of any host; ``first_sample_s`` is the oldest's
+    :param silent_hosts: number of hosts without recent samples
     """
 
     images: list[str]
@@ -69,19 +64,19 @@ class NeededImages(msgspec.Struct, frozen=True):
 
 
 class ProtectionStatus(enum.StrEnum):
-    """How an image stands in Glance; the values are in metrics and in what commands print."""
+    """Protection of an image in Glance; values appear in metrics and output."""
 
-    FREE = "free"  # whoever may delete it can do so
+    FREE = "free"  # not protected
     OTHERS = "others"  # protected, and not by this acstor
     OURS = "acstor"  # protected by acstor
-    DECLINED = "declined"  # acstor had protected it, and somebody took that back
-    GONE = "gone"  # it is not in Glance any more
-    FAILED = "failed"  # Glance did not let it be looked at or changed
-    ARTEFACT = "artefact"  # acstor made it: no server uses it, and acstor has to delete it one day
+    DECLINED = "declined"  # a user removed acstor's protection
+    GONE = "gone"  # not in Glance any more
+    FAILED = "failed"  # Glance refused or failed to read or change it
+    ARTEFACT = "artefact"  # acstor made it: no server uses it, and acstor must be able to delete it
 
 
 class Change(enum.StrEnum):
-    """What is to be done about an image."""
+    """A change of an image's protection or tags."""
 
     SET = "set"
     TAKE_BACK = "taken back"
@@ -91,7 +86,7 @@ class Change(enum.StrEnum):
 def tags_after(
     change: Change, record: image_record.Record, project_id: str, now_s: float
 ) -> list[str]:
-    """Return an image's tags as they are after a change at a time.
+    """Return an image's tags after a change at ``now_s``.
 
     >>> tags_after(Change.SET, {"id": "ID", "tags": ["mine"]}, "PROJECT", 1800000000.5)
     ['mine', 'acstor_protected=ID,PROJECT,2027-01-15T08:00:01+00:00']
@@ -104,17 +99,14 @@ def tags_after(
 
 
 def tags_of(record: image_record.Record, project_id: str) -> list[str]:
-    """Return an image's tags but for acstor's own."""
+    """Return an image's tags without acstor's own."""
     words = (artefacts.PROTECTED, artefacts.UNPROTECTED)
     own = tuple(word + _of_image(record, project_id) for word in words)
     return [tag for tag in _tags(record) if not tag.startswith(own)]
 
 
 def marked_s(record: image_record.Record, project_id: str) -> float | None:
-    """Return since when acstor protects an image; None if it bears no mark.
-
-    A mark whose time makes no sense is as old as can be.
-    """
+    """Return when acstor protected an image: None without mark, 0 if unreadable."""
     own = artefacts.PROTECTED + _of_image(record, project_id)
     marks = [tag.removeprefix(own) for tag in _tags(record) if tag.startswith(own)]
     if not marks:
@@ -140,11 +132,7 @@ def _tags(record: image_record.Record) -> list[str]:
 
 
 def protection_of(record: image_record.Record | None, project_id: str) -> ProtectionStatus:
-    """Return how an image stands.
-
-    :param record: None: Glance has no such image
-    :param project_id: of acstor's service user
-    """
+    """Return the protection status of an image; ``record`` None: it is not in Glance."""
     if record is None or image_record.text_of(record, "status") in _GONE:
         return ProtectionStatus.GONE
     if artefacts.is_left_alone(record, project_id):
@@ -157,21 +145,18 @@ def protection_of(record: image_record.Record | None, project_id: str) -> Protec
 
 
 def is_to_be_noted(record: image_record.Record, project_id: str) -> bool:
-    """Say whether somebody took acstor's protection back and no tag says so yet."""
+    """Return whether a user removed acstor's protection and no tag records it yet."""
     is_declined = protection_of(record, project_id) is ProtectionStatus.DECLINED
     return is_declined and not _is_noted(record, project_id)
 
 
 class ProtectionState:
-    """What is known of the images that are needed, and of those that acstor protects.
-
-    Times ``now_s`` are of one clock that never jumps.
-    """
+    """Protection of images needed or protected; ``now_s`` is of a monotonic clock."""
 
     def __init__(self) -> None:
         self._told = NeededImages([], False, None, None, 0, 0.0)
         self._told_at_s = float("-inf")
-        self._needed: dict[str, None] = {}  # in the order in which they came to be needed
+        self._needed: dict[str, None] = {}  # in the order in which they became needed
         self._known: dict[str, ProtectionStatus] = {}
         self._marked_s: dict[str, float] = {}
         self._unneeded_since: dict[str, float] = {}
@@ -179,20 +164,16 @@ class ProtectionState:
         self._to_note: set[str] = set()
 
     def set_needed(self, told: NeededImages, now_s: float) -> None:
-        """Take what the decision service tells."""
+        """Store an answer of the decision service."""
         needed = dict.fromkeys(told.images)
         before = {image_id: None for image_id in self._needed if image_id in needed}
         if not told.is_complete or now_s - self._told_at_s > GAP_S:
-            self._unneeded_since.clear()  # somebody may have needed them
+            self._unneeded_since.clear()  # answers in between may have had them
         self._told, self._needed, self._told_at_s = told, before | needed, now_s
         self._settle(now_s)
 
     def set_protected(self, ours: Mapping[str, float], now_s: float) -> None:
-        """Take what acstor protects, with since when; the rest is looked at again when needed.
-
-        What was looked at comes again after what never was, or the same images always came first.
-        So does what was acstor's and is missing: somebody may have taken it back, which is noted.
-        """
+        """Store all images that acstor protects, with their times; recheck the others."""
         rest = {one: is_now for one, is_now in self._known.items() if one not in ours}
         for image_id in rest:
             self._again.setdefault(image_id, now_s)
@@ -204,7 +185,7 @@ class ProtectionState:
     def update_image(
         self, image_id: str, record: image_record.Record | None, project_id: str
     ) -> None:
-        """Take an image as Glance tells it."""
+        """Store an image's record as read from Glance."""
         self._forget(image_id)
         self._known[image_id] = standing = protection_of(record, project_id)
         if record is not None and standing is ProtectionStatus.OURS:
@@ -213,26 +194,18 @@ class ProtectionState:
             self._to_note.add(image_id)
 
     def mark_failed(self, image_id: str, now_s: float) -> None:
-        """Note that an image could not be looked at or changed; others come first for a while.
-
-        What acstor protects stays so: it is to be taken back one day.
-        """
+        """Record a failure and delay the next attempt; OURS stays, to be removed one day."""
         if self._known.get(image_id) is not ProtectionStatus.OURS:
             self._known[image_id] = ProtectionStatus.FAILED
         self._again[image_id] = now_s + AGAIN_S
 
     def mark_changed(self, image_id: str) -> None:
-        """Note that something happened to an image: if it matters here it is looked at again."""
+        """Queue an image for another look, if it is known here."""
         if image_id in self._known:
             self._again.setdefault(image_id, 0.0)
 
     def images_to_check(self, now_s: float) -> list[str]:
-        """Return the images to look at now, in the order in which they are.
-
-        In turn one that was never looked at, one that is to be changed and one that is to be looked
-        at again; each kind in the order in which they came.  So no host that names very many, or
-        others each time, holds up the rest for ever.
-        """
+        """Return the images to read now: new ones, changes and rechecks take turns."""
         known, again_s = self._known, self._again
         new = [one for one in self._needed if one not in known]
         changes = sorted(
@@ -245,7 +218,7 @@ class ProtectionState:
         return list(dict.fromkeys(one for turn in in_turn for one in turn if one is not None))
 
     def plan_change(self, image_id: str, now_s: float) -> Change | None:
-        """Return what is to be done about an image that was just looked at."""
+        """Return the change that an image needs, after :meth:`update_image`."""
         return self._change(image_id, self._known[image_id], now_s)
 
     def service_s(self) -> float:
@@ -253,11 +226,11 @@ class ProtectionState:
         return self._told.now_s
 
     def list_states(self) -> dict[str, ProtectionStatus | None]:
-        """Return how the needed images stand; None: not looked at yet."""
+        """Return the status of each needed image; None: not read yet."""
         return {image_id: self._known.get(image_id) for image_id in sorted(self._needed)}
 
     def list_protected(self, now_s: float = math.inf) -> Collection[str]:
-        """Return the images that acstor protects, but for those to be tried again after a time."""
+        """Return the images that acstor protects, without those to be retried later."""
         return [
             one
             for one, is_now in self._known.items()
@@ -288,10 +261,7 @@ class ProtectionState:
         return is_of_this_database or told.now_s - told.first_sample_s > SILENT_S
 
     def _settle(self, now_s: float) -> None:
-        """Forget what is neither needed nor acstor's, and note since when nobody needs the rest.
-
-        What is to be noted is remembered until it was.
-        """
+        """Drop irrelevant images; record since when protected ones are unneeded."""
         kept = self._needed.keys() | self._to_note
         for image_id, is_now in list(self._known.items()):
             if image_id not in kept and is_now is not ProtectionStatus.OURS:

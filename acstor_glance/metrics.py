@@ -14,7 +14,7 @@ from acstor_glance import deletion_protection
 
 
 class ListenerMetrics:
-    """One process's counts, in a registry of their own."""
+    """The metrics of one listener process, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = prometheus_client.CollectorRegistry()
@@ -81,27 +81,24 @@ class ListenerMetrics:
         )
 
     def show_ways(self, modes: tuple[bool, bool]) -> None:
-        """Show in which ways boot images are made here."""
+        """Show which methods make boot images; ``modes``: builds, records."""
         for mode, is_on in zip(("built", "recorded"), modes, strict=True):
             self.boot_images_made.labels(mode).set(is_on)
 
     def show_boot_states(self, counted: Mapping[artefacts.BootState, int]) -> None:
-        """Show how far boot images are."""
+        """Show the number of images in each state of their boot image."""
         for state in artefacts.BootState:
             self.boot_images.labels(state.value).set(counted.get(state, 0))
 
     def show_needed(self, standings: Iterable[deletion_protection.ProtectionStatus | None]) -> None:
-        """Show how the needed images stand."""
+        """Show the number of needed images by protection status; None: status unknown."""
         counted = collections.Counter(standings)
         for standing in (*deletion_protection.ProtectionStatus, None):
             label = standing.value if standing else "unknown"
             self.needed.labels(label).set(counted[standing])
 
     def serve(self, address: str) -> Callable[[], None]:
-        """Start the Prometheus endpoint in a thread; return what stops it.
-
-        :raises errors.Unusable: the address cannot be used
-        """
+        """Start the Prometheus endpoint in a thread; return a function that stops it."""
         return metrics_endpoint.serve(address, self.registry, "[acstor_glance] metrics_listen")
 
     def _counter(

@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What QEMU runs in while it boots a hostile image: bubblewrap, a user without rights, limits.
+"""Sandbox for QEMU with hostile images: bubblewrap, another user and limits.
 
-The one rule: whoever breaks out of QEMU finds nothing.  There is the system's /usr, only to be
-read, and a few empty devices: no file of this host besides, no network, no other process, no
-/proc.  What comes in and goes out are the open files that QEMU was started with.
+A guest that breaks out of QEMU finds a read-only /usr and a few empty devices: no other file of the
+host, no network, no other process, no /proc. Data passes through the descriptors that QEMU
+inherited, and through the files that :func:`command` binds.
 
-bubblewrap and not a transient unit of systemd, because it asks nobody: it works for root and for
-an ordinary user, with and without systemd, in a container, and ends with its parent.  Root needs
-no user namespace for it and becomes another user inside; an ordinary user stays the user that it
-is, alone in a namespace of its own, in which it can make no other one (``--disable-userns``, from
-bubblewrap 0.8 on and where /proc/sys/user may be written).  A memory limit of a control group would
-need rights that an ordinary user has not got, so :func:`resident_bytes` is watched by the builder;
-where memory becomes short the kernel takes QEMU first (``oom_score_adj``).
+Root needs no user namespace, and becomes another user inside. Another user gets a user namespace in
+which it cannot create more (``--disable-userns``, with bubblewrap 0.8 or later and a writable
+/proc/sys/user). Memory limits of control groups need privileges, so the builder watches
+:func:`resident_bytes` instead; the kernel kills QEMU first (``oom_score_adj``).
 """
 
 import contextlib
@@ -30,7 +27,7 @@ from acstor_common import errors
 
 BUBBLEWRAP = "bwrap"
 USERS = ("acstor-build", "nobody")
-"""Who QEMU runs as where root starts it: the first of these that there is."""
+"""Users for QEMU when root starts it; the first that exists is used."""
 _PATH = "/usr/bin:/usr/sbin"
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _SHM_BYTES = 1 << 20
@@ -44,17 +41,14 @@ _REMEDY = (
 
 
 class Sandbox(enum.StrEnum):
-    """What holds QEMU, beside its own seccomp filter and resource limits."""
+    """Sandbox of QEMU, in addition to its seccomp filter and resource limits."""
 
     BUBBLEWRAP = "bubblewrap"
     NONE = "none"
 
 
 def check(sandbox: Sandbox) -> None:
-    """Try whether this process can make the sandbox.
-
-    :raises errors.Unusable: it cannot; says why and how to mend it
-    """
+    """Raise errors.Unusable if this process cannot create the sandbox."""
     if sandbox is Sandbox.NONE:
         return
     argv = [*command(sandbox, {}), "true"]
@@ -78,13 +72,11 @@ def command(
     group: str = "",
     files: Mapping[str, pathlib.Path] | None = None,
 ) -> list[str]:
-    """Return what a program is started by.
+    """Return the command prefix that starts a program in the sandbox.
 
-    :param bounds: its resource limits, by the names that prlimit(1) has for them; a text is a soft
-        and a hard one, ``SOFT:HARD``
-    :param devices: what it may use of /dev
-    :param group: its group, if it needs a certain one
-    :param files: of this host that it sees, by their names there; their modes say what it may do
+    :param bounds: resource limits by names of prlimit(1); a text is ``SOFT:HARD``
+    :param devices: files in /dev that the program may use
+    :param files: files of this host by their paths inside; their modes apply
     """
     limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
     first_to_go = ["choom", "--adjust", "1000", "--"]
@@ -106,7 +98,6 @@ def command(
 
 
 def _dropped(group: str) -> list[str]:
-    """Return how root becomes another user, by numbers: there is no list of users inside."""
     user = next(entry for entry in map(_user, USERS) if entry)
     gid = grp.getgrnam(group).gr_gid if group else user.pw_gid
     names = ["--reuid", str(user.pw_uid), "--regid", str(gid), "--clear-groups"]
@@ -120,13 +111,12 @@ def _user(name: str) -> pwd.struct_passwd | None:
 
 
 def _walls(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[str]:
-    """Return bubblewrap's arguments."""
     kinds = ("ipc", "pid", "net", "uts", "cgroup-try")
     apart = [f"--unshare-{kind}" for kind in kinds]
     if os.geteuid():
         rights = ["--unshare-user", *_no_other_users(), "--cap-drop", "ALL"]
     else:
-        wanted = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")  # setpriv's, which drops them
+        wanted = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")  # setpriv needs them, and drops them
         added = [word for name in wanted for word in ("--cap-add", name)]
         rights = ["--cap-drop", "ALL", *added]
     seen = ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/local", "--dev", "/dev"]
@@ -158,30 +148,24 @@ def _walls(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[st
 
 @functools.cache
 def _no_other_users() -> list[str]:
-    """Return what keeps programs inside from making user namespaces, where that can be had.
-
-    In those they would have capabilities, and with them more of the kernel to attack.
-    """
+    """Return the option that forbids user namespaces, and their capabilities, inside."""
     option = "--disable-userns"
     argv = [BUBBLEWRAP, "--unshare-user", option, "--ro-bind", "/", "/", "true"]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=_CHECK_S, check=False, cwd="/")
     except (OSError, subprocess.TimeoutExpired):
-        return []  # check() says what is wrong
+        return []  # check() reports the reason
     return [] if done.returncode else [option]
 
 
 def is_installed(sandbox: Sandbox, program: str) -> bool:
-    """Say whether the sandbox has a program."""
+    """Return whether a program is installed where the sandbox finds it."""
     path = _PATH if sandbox is Sandbox.BUBBLEWRAP else None
     return shutil.which(program, path=path) is not None
 
 
-# What is seen of it from outside
-
-
 def process_tree(pid: int) -> list[int]:
-    """Return a process and all that descend from it; those that have ended are left out."""
+    """Return the PIDs of a process and of its descendants."""
     found = [pid]
     for one in found:
         for path in pathlib.Path(f"/proc/{one}/task").glob("*/children"):
@@ -191,7 +175,7 @@ def process_tree(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the memory that a process and its descendants take."""
+    """Return the resident memory of a process and its descendants."""
     pages = 0
     for one in process_tree(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -200,10 +184,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def cpu_wait_s(pid: int) -> float:
-    """Return how long a process has waited for a processor so far, in its unluckiest thread.
-
-    0 where the kernel does not count it, or the process has ended.
-    """
+    """Return the longest wait of any thread for a processor; 0 if unknown."""
     longest_ns = 0
     for one in process_tree(pid):
         for path in pathlib.Path(f"/proc/{one}/task").glob("*/schedstat"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work queue: images that wait for a worker, with fair turns between projects."""
+"""Work queue: images that wait for a worker, shared fairly among projects."""
 
 import collections
 import enum
@@ -11,19 +11,19 @@ from acstor_common.model import ids
 
 MOST_WAITING = 100_000
 UNKNOWN = ""
-"""Project of images of which only a message told: it has turns like one project."""
+"""Project of images that only a notification named; treated as one project."""
 
 
 class Rank(enum.IntEnum):
-    """How urgent an image is; the lowest goes first."""
+    """Urgency of an image; the smallest value goes first."""
 
-    BOOTED = 0  # hosts boot it, or an operator asked for it
-    NEW = 1  # something happened to it just now
+    BOOTED = 0  # hosts boot it, or an operator requested it
+    NEW = 1  # a notification named it
     OLD = 2  # a reconcile found it
 
 
 class Turn(NamedTuple):
-    """An image that a worker has taken, and how it waited."""
+    """An image that a worker has taken from the queue."""
 
     image_id: ids.ImageId
     rank: Rank
@@ -31,8 +31,6 @@ class Turn(NamedTuple):
 
 
 class _Project:
-    """The images of a project that wait, by rank, in the order of arrival."""
-
     def __init__(self) -> None:
         self.by_rank: dict[Rank, collections.OrderedDict[ids.ImageId, None]]
         self.by_rank = {rank: collections.OrderedDict() for rank in Rank}
@@ -42,26 +40,21 @@ class _Project:
 
     @property
     def last_rank(self) -> Rank:
-        """The least urgent rank of which an image waits."""
+        """The least urgent rank with a queued image."""
         return max(rank for rank, images in self.by_rank.items() if images)
 
 
 class WorkQueue:
-    """Images that wait for one of some workers; no image waits twice.
+    """Queue of images for ``workers`` workers; an image is queued once at most.
 
-    What hosts boot goes first.  Beyond that projects take turns: the next image is of the project
-    with the fewest workers, and of those of the one that was served longest ago.  Within a project
-    it goes by rank, then by arrival.  One project has all workers but one at most, so that images
-    that take long hold up no other project.
+    Images with rank BOOTED go first. Then the next image is of the project with the fewest busy
+    workers; among equals, of the project served longest ago. Within a project, images go by rank,
+    then by arrival. A project uses all workers but one at most. A changed image is queued again.
 
-    MOST_WAITING wait at most.  A full queue takes an image that hosts boot instead of a less
-    urgent one, and an image of a known project instead of one of a project with more waiting.
-    Whoever publishes on the message bus may name images without a known project: these take no
-    place of others.  The next reconcile finds those that are left out.
-
-    An image that is put while a worker has it waits again: what the worker saw may be old.
-
-    :param workers: how many there are
+    When the queue is full, an image with rank BOOTED displaces a less urgent one, and an image of a
+    known project displaces one of a project with more images. Images without a known project
+    displace none, because any publisher on the message bus may name them. The next reconcile finds
+    the rest.
     """
 
     def __init__(self, workers: int = 1) -> None:
@@ -75,10 +68,7 @@ class WorkQueue:
     def add_image(
         self, image_id: ids.ImageId, rank: Rank = Rank.NEW, project: str = UNKNOWN
     ) -> None:
-        """Let the image wait for a worker; one that waits already never moves down.
-
-        :param project: its owner
-        """
+        """Queue an image of a project; the rank of a queued image is never lowered."""
         with self._changed:
             before = self._waiting.get(image_id)
             if before is not None:
@@ -98,7 +88,7 @@ class WorkQueue:
             del self._projects[project]
 
     def _has_room_for(self, project: str, rank: Rank) -> bool:
-        """Say whether one more may wait, after another one gave way if need be."""
+        """Return whether one more image fits, after displacing another if necessary."""
         if len(self._waiting) < MOST_WAITING:
             return True
         largest = max(self._projects.values(), key=len)
@@ -111,7 +101,7 @@ class WorkQueue:
         return True
 
     def take_image(self) -> Turn | None:
-        """Wait for an image that no other worker has; None when the queue is closed."""
+        """Wait for an image, and return it; None when the queue is closed."""
         with self._changed:
             while not self._is_closed:
                 turn = self._next([Rank.BOOTED]) or self._next(Rank)
@@ -125,18 +115,13 @@ class WorkQueue:
         return None
 
     def may_begin(self, turn: Turn, project: str) -> bool:
-        """Say whether the work on an image may begin in this turn; else it waits for another one.
-
-        :param turn: that has not ended
-        :param project: the image's owner, as Glance says
-        """
+        """Return whether ``turn`` is the owner's; else queue the image for its project."""
         if turn.project == project:
             return True
         self.add_image(turn.image_id, turn.rank, project)
         return False
 
     def _next(self, ranks: Iterable[Rank]) -> Turn | None:
-        """Return whose turn it is among images of some ranks."""
         ranks = list(ranks)
         workers = collections.Counter(self._working.values())
         for project in sorted(self._projects, key=lambda name: workers[name]):
@@ -148,18 +133,18 @@ class WorkQueue:
         return None
 
     def finish_image(self, image_id: ids.ImageId) -> None:
-        """Say that the worker who took the image is through with it."""
+        """Record that the worker has finished with the image."""
         with self._changed:
             self._working.pop(image_id, None)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let every worker end when it is through with what it has."""
+        """Let every worker end after its current image."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def queue_sizes(self) -> tuple[int, int]:
-        """Return how many images wait, and how many workers have one."""
+        """Return the numbers of queued images and of busy workers."""
         with self._changed:
             return len(self._waiting), len(self._working)
