@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Artefact quota: the bytes that the chunk maps and boot images of one project may take.
+"""Artefact quota: limits the chunk maps and boot images of one project.
 
-They are images of the service's own project, so the quota that Glance has for the tenant does not
-count them.  Conversions are not counted: each is bounded by what was uploaded of its image.
+They belong to the service's project, so Glance's quota of the tenant does not count them. An
+image's conversion is not counted: the size of the upload bounds it.
 """
 
 import threading
@@ -19,9 +19,9 @@ from acstor_common.util import byte_sizes
 from acstor_glance.client import glance_client
 
 REMEMBERED_S = 300.0
-"""How long a project's sum is believed; what this process adds is added to it."""
+"""Age after which a project's sum is read again; reservations are added meanwhile."""
 ASK_AGAIN_S = 10.0
-"""How old it is at most when something is refused because of it."""
+"""Largest age of the sum when a reservation is refused."""
 _COUNTED = (artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE)
 
 
@@ -31,7 +31,7 @@ class _Used(NamedTuple):
 
 
 class ArtefactQuota:
-    """What projects use of their quota; any number of threads may ask."""
+    """The quota used by each project; thread-safe."""
 
     def __init__(
         self,
@@ -45,10 +45,9 @@ class ArtefactQuota:
         self._known: dict[str, _Used] = {}
 
     def reserve_bytes(self, image: image_record.Record, count: int) -> None:
-        """Count bytes of an artefact that is about to be stored; 0: look whether any are left.
+        """Reserve ``count`` bytes for a new artefact; 0: check that any are left.
 
-        :raises errors.QuotaExceeded: the image's project has not so many left
-        :raises errors.ImageServiceError: Glance does not say what it has
+        :raises errors.QuotaExceeded: the quota of the image's project does not suffice
         """
         project = image_record.text_of(image, "owner")
         with self._lock:
@@ -68,7 +67,6 @@ class ArtefactQuota:
         return used.used_bytes + max(count, 1) <= self._most_bytes
 
     def _used(self, project: str, age_s: float) -> _Used:
-        """Return what a project uses, as Glance had it no longer ago than ``age_s``."""
         known, now_s = self._known.get(project), self._clock()
         if known is None or now_s - known.read_s > age_s:
             found = self._images.artefact_quota_per_project(project)

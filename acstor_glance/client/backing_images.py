@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of an image: what it says it was made from, if its owner may read that.
+"""Finds the backing image that an image's properties name, with its chunk map.
 
-What an image says is a hint that its owner may have written, so nothing of another image
-is looked at, and nothing of it is told, before Glance has said that he may read it.
+Tenants can write these properties. So nothing of a backing image is read or revealed unless Glance
+says that the owner of the image may read it.
 """
 
 import contextlib
@@ -26,10 +26,7 @@ LOG = logging.getLogger(__name__)
 def find_backing_image(
     images: glance_client.GlanceClient, image: image_record.Record
 ) -> image_record.Record | None:
-    """Return the image that another one was made from, the nearest that is there and may be read.
-
-    :raises errors.ImageServiceError: Glance does not say
-    """
+    """Return the nearest backing image that exists and that the owner may read."""
     owner = image_record.text_of(image, "owner")
     for base_id in lineage.bases_of(image):
         base = images.read_or_none(base_id)
@@ -48,10 +45,7 @@ def find_backing_image(
 def chunk_map_of(
     images: glance_client.GlanceClient, image: image_record.Record | None
 ) -> Iterator[chunk_map.ChunkMap | None]:
-    """Yield the chunk map of an image; None if it has none.  It is of use inside the block only.
-
-    :raises errors.ImageServiceError: Glance does not give it
-    """
+    """Yield the chunk map of an image, valid inside the block; None: it has none."""
     artefact = images.artefact_of(image, artefacts.Kind.CHUNK_MAP) if image is not None else None
     if image is None or artefact is None:
         yield None

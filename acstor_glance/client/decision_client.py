@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the decision service's REST API, as acstor's service user.
-
-An answer is believed as far as its form goes, and no longer than asked for.
-"""
+"""Client of the decision service's REST API, as acstor's service user."""
 
 import functools
 import logging
@@ -26,7 +23,7 @@ T = TypeVar("T")
 
 
 class DecisionClient:
-    """Asks the service that ``[acstor_glance]`` names, or Keystone's catalog."""
+    """Client of the service at ``decision_endpoint``, or in Keystone's catalog."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
@@ -37,19 +34,15 @@ class DecisionClient:
         return glance_client.session_of(self._conf)
 
     def get(self, path: str, kind: type[T], most_bytes: int) -> T:
-        """Return what the service answers.
+        """Return the decoded answer to a GET, of up to ``most_bytes``.
 
-        :param most_bytes: of the answer; a longer one makes no sense
-        :raises errors.ImageServiceError: it says nothing, or nothing that makes sense
-        :raises errors.Unusable: the options of the service user make no sense
+        :raises errors.ImageServiceError: no answer, or an invalid one
+        :raises errors.Unusable: the options of the service user are invalid
         """
         return self._asked("GET", path, None, kind, most_bytes)
 
     def post(self, path: str, body: object, kind: type[T], most_bytes: int) -> T:
-        """Have something done, and return what the service answers; raises as :meth:`get` does.
-
-        :param body: becomes JSON
-        """
+        """Return the decoded answer to a POST of ``body`` as JSON; raises as :meth:`get`."""
         return self._asked("POST", path, body, kind, most_bytes)
 
     def _asked(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:
@@ -57,7 +50,7 @@ class DecisionClient:
             with glance_client.translate_errors(f"the decision service's {path}"):
                 return self._ask(method, path, body, kind, most_bytes)
         except errors.ImageServiceError:
-            self.__dict__.pop("_session", None)  # Keystone's catalog may name another place by now
+            self.__dict__.pop("_session", None)  # Keystone's catalog may have changed
             raise
 
     def _ask(self, method: str, path: str, body: object, kind: type[T], most_bytes: int) -> T:

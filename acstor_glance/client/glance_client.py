@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place of this room that talks to Glance, as acstor's service user.
+"""Client of Glance, as acstor's service user.
 
-Nothing of keystoneauth or glanceclient leaves this file; their errors become
-those of the family (:func:`translate_errors`), and images are plain records
-(:mod:`acstor_common.image.image_record`).
-
-Calls block and may come from several threads.
+It hides keystoneauth and glanceclient: their errors become acstor's (:func:`translate_errors`),
+images are plain records (:mod:`acstor_common.image.image_record`). Calls block; thread-safe.
 """
 
 import contextlib
@@ -49,13 +46,13 @@ FORMAT_VERSIONS = {
     artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
     artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION,
 }
-"""Version of each kind's format that is written and read."""
+"""The format version of each kind that is written and read."""
 
 
 def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
-    """Return a session of the service user; nothing is asked of Keystone yet.
+    """Return a session of the service user, without contacting Keystone.
 
-    :raises errors.Unusable: the options of the service user make no sense
+    :raises errors.Unusable: the options of the service user are invalid
     """
     group = glance_conf.GROUP.name
     try:
@@ -73,10 +70,7 @@ def session_of(conf: cfg.ConfigOpts) -> keystone_session.Session:
 
 
 def connect(conf: cfg.ConfigOpts) -> "GlanceClient":
-    """Return the images of the Glance that ``conf`` names; nothing is asked of it yet.
-
-    :raises errors.Unusable: the options of the service user make no sense
-    """
+    """Return a client of Glance, without contacting it; raises as :func:`session_of`."""
     session = session_of(conf)
     own = conf.acstor_glance
     client = glanceclient.Client(
@@ -92,8 +86,10 @@ def connect(conf: cfg.ConfigOpts) -> "GlanceClient":
 class GlanceClient:
     """Glance's images, and the artefacts among them.
 
+    Every method raises :class:`errors.ImageServiceError` when Glance or Keystone fails or refuses.
+
     :param client: a glanceclient of API v2 with a keystoneauth session
-    :param find_project_id: returns the id of the project of the service user
+    :param find_project_id: returns the ID of the service user's project
     """
 
     def __init__(self, client: Any, find_project_id: Any) -> None:
@@ -101,10 +97,7 @@ class GlanceClient:
 
     @property
     def project_id(self) -> str:
-        """The project that owns artefacts.
-
-        :raises errors.ImageServiceError: Keystone does not say; so each of the methods
-        """
+        """The service user's project, which owns artefacts."""
         with translate_errors("the service user's project"):
             project_id = self._find_project_id()
         if not project_id:
@@ -114,27 +107,23 @@ class GlanceClient:
         return str(project_id)
 
     def get_image(self, image_id: str) -> image_record.Record:
-        """Return an image.
-
-        :raises errors.ImageGone: there is none
-        """
+        """Return an image; raises errors.ImageGone."""
         with translate_errors(f"image {image_id}"):
             return dict(self._client.images.get(image_id))
 
     def read_or_none(self, image_id: str) -> image_record.Record | None:
-        """Return an image; None if there is none."""
+        """Return an image; None if it does not exist."""
         try:
             return self.get_image(image_id)
         except errors.ImageGone:
             return None
 
     def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
-        """Yield all images page by page, those of other projects, communities' and hidden ones too.
+        """Yield all images page by page, with other projects', community and hidden ones.
 
-        :param sorted_by: a base property, whose smallest value comes first; by default the youngest
-            images come first, and the hidden ones last
+        :param sorted_by: a base property, ascending; default: newest first, hidden ones last
         """
-        everybodys = {"visibility": "all", **filters}  # else those of communities are left out
+        everybodys = {"visibility": "all", **filters}  # the default leaves community images out
         parts = [
             self._listed(sorted_by, {"os_hidden": is_hidden, **everybodys})
             for is_hidden in ("false", "true")
@@ -175,7 +164,7 @@ class GlanceClient:
     def artefact_of(
         self, image: image_record.Record, kind: artefacts.Kind
     ) -> image_record.Record | None:
-        """Return the artefact that ``image`` points to, if it belongs to it; else None."""
+        """Return the artefact that ``image`` points to if it belongs to it, else None."""
         pointer = artefacts.pointer_of(image, kind)
         found = self.read_or_none(pointer) if pointer else None
         if found is None:
@@ -187,17 +176,15 @@ class GlanceClient:
         return found
 
     def read_converted(self, image: image_record.Record) -> image_record.Record | None:
-        """Return what an image of another format points to as its conversion, if there is one."""
+        """Return the conversion that an image of another format points to, if any."""
         pointer = artefacts.pointer_of(image, artefacts.Kind.CONVERTED)
         is_one = pointer is not None and image_record.is_convertible(image)
         return self.read_or_none(pointer) if pointer and is_one else None
 
     def list_locations(self, image_id: str) -> list[tuple[str, str]]:
-        """Return where the image's bytes are: URLs, which may hold passwords, and stores' names.
+        """Return URL and store of each location of the image's bytes, preferred first.
 
-        The place that Glance prefers comes first; the name is empty where Glance does not say it.
-
-        :raises errors.ImageServiceRefused: Glance does not tell this user, or is too old
+        URLs may hold passwords; the store may be empty. Older Glances refuse.
         """
         with translate_errors(f"locations of image {image_id}"):
             try:
@@ -211,15 +198,15 @@ class GlanceClient:
         ]
 
     def file_path(self, image_id: str) -> str:
-        """Return the path of the image's bytes in a file store; empty if they are elsewhere."""
+        """Return the path of the image's bytes in a file store; empty if not in one."""
         try:
             urls = [url for url, _store in self.list_locations(image_id)]
         except errors.ImageServiceRefused:
-            return ""  # an older Glance, or a user who may not see them
+            return ""  # Glance is older, or hides locations from this user
         return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
 
     def local_path(self, image: image_record.Record, folders: Sequence[str]) -> pathlib.Path | None:
-        """Return the file of an image if it lies below one of ``folders`` and is as Glance says."""
+        """Return an image's file if it is below one of ``folders`` and has its size."""
         text = self.file_path(image["id"]) if folders else ""
         path = pathlib.Path(text).resolve() if text else None
         roots = [pathlib.Path(folder).resolve() for folder in folders]
@@ -230,13 +217,10 @@ class GlanceClient:
 
     @contextlib.contextmanager
     def open_image_data(self, image_id: str) -> Iterator[Iterator[bytes]]:
-        """Yield the image's bytes, in order, in pieces of any length.
-
-        The connection is closed with the block, whatever was read.
-        """
+        """Yield an iterator over the image's bytes; the block's end closes the connection."""
         what = f"bytes of image {image_id}"
         with translate_errors(what):
-            # glanceclient's images.data hides the response, which could not be closed early then.
+            # glanceclient's images.data hides the response, which then could not be closed early.
             response, _body = self._client.http_client.get(f"/v2/images/{image_id}/file")
         with contextlib.closing(response):
             yield _pieces(response, what)
@@ -251,15 +235,13 @@ class GlanceClient:
         also: Mapping[str, str] | None = None,
         said: Mapping[str, str] | None = None,
     ) -> ids.ImageId:
-        """Store ``file`` as the artefact of ``image``, point to it, delete the ones before it.
+        """Store ``file`` as an artefact, point the image to it, delete earlier ones.
 
-        A kill at any moment leaves the old artefact in force or the new one; what is left over
-        is an orphan that a reconcile deletes.
+        A kill leaves the old or the new artefact in force; a reconcile deletes the other.
 
-        :param also: properties of the artefact that its kind alone has
+        :param also: further properties of the artefact
         :param said: properties of the image that change together with its pointer
         :raises ValueError: the image has no hash yet
-        :raises errors.ImageGone: the image was deleted meanwhile
         """
         made = artefacts.new_artefact(
             image, kind, self.project_id, FORMAT_VERSIONS[kind], revision, also
@@ -274,7 +256,7 @@ class GlanceClient:
         return artefact_id
 
     def create_image(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
-        """Make an image of ``record`` with the bytes of ``file``; if that fails nothing stays."""
+        """Create an image with the bytes of ``file``; delete it if the upload fails."""
         image_id = self._create(record)
         try:
             with translate_errors(f"upload of {record['name']}"):
@@ -285,15 +267,12 @@ class GlanceClient:
         return image_id
 
     def list_members(self, image_id: str) -> list[str]:
-        """Return the projects that a shared image is shared with, whether they accepted it or not.
-
-        :raises errors.ImageGone: there is no such image
-        """
+        """Return the projects with which an image is shared, accepted or not."""
         with translate_errors(f"members of image {image_id}"):
             return [str(m["member_id"]) for m in self._client.image_members.list(image_id)]
 
     def delete_others(self, kind: artefacts.Kind, image_id: str, artefact_id: ids.ImageId) -> None:
-        """Delete an image's other artefacts of a kind; keep the one that it points to now."""
+        """Delete an image's other artefacts of a kind, but not the one in force."""
         others = [old for old in self.list_artefacts(image_id) if artefacts.kind_of(old) is kind]
         in_force = artefacts.pointer_of(self.get_image(image_id), kind)
         for old in others:
@@ -301,7 +280,7 @@ class GlanceClient:
                 self.delete_artefact(old["id"])
 
     def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
-        """Set properties of an image as it is now; an empty one is removed."""
+        """Set properties of an image; an empty value removes the property."""
         now = self.get_image(image_id)
         changes = [
             {"op": "add", "path": f"/{name}", "value": value}
@@ -319,12 +298,10 @@ class GlanceClient:
     def set_protection(
         self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
     ) -> image_record.Record:
-        """Let nobody delete an image, or let it be deleted, and set its tags, in one request.
+        """Set tags and protection (None: keep) in one request; return the changed image.
 
-        :param image: as it was read just now
-        :param is_protected: None: as it is
-        :return: the image as it is then
-        :raises errors.ImageServiceRefused: it has as many tags as Glance lets it have; or as ever
+        :param image: its record, just read
+        :raises errors.ImageServiceRefused: also if Glance allows no more tags
         """
         changes: list[dict[str, Any]] = [{"op": "replace", "path": "/tags", "value": list(tags)}]
         if is_protected is not None:
@@ -344,7 +321,7 @@ class GlanceClient:
         return dict(record)
 
     def delete_artefact(self, image_id: str) -> None:
-        """Delete an artefact; one that is gone already is no error."""
+        """Delete an artefact, if it still exists."""
         try:
             with translate_errors(f"image {image_id}"):
                 self._client.images.delete(image_id)
@@ -357,7 +334,6 @@ class GlanceClient:
         return ids.parse_image_id(made["id"])
 
     def _delete_quietly(self, artefact_id: str) -> None:
-        """Delete what could not be finished; what stays is an orphan for a reconcile."""
         try:
             self.delete_artefact(artefact_id)
         except errors.ImageServiceError as exc:
@@ -371,7 +347,7 @@ def _pieces(response: requests.Response, what: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Make errors of the family from those of keystoneauth, glanceclient and requests."""
+    """Translate errors of keystoneauth, glanceclient and requests into acstor's."""
     try:
         yield
     except (glance_errors.HTTPNotFound, keystone_errors.NotFound) as exc:
@@ -403,6 +379,6 @@ def _of_status(what: str, status: object, exc: Exception) -> errors.ImageService
 
 
 def first_line(exc: Exception) -> str:
-    """Return the first line of what an error says; glanceclient quotes whole HTML pages."""
+    """Return the first line of an error's text; glanceclient quotes whole HTML pages."""
     text = str(exc).strip().splitlines()
     return text[0][:300] if text else type(exc).__name__

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All images with their chunk maps, one after the other, however many there are.
+"""Iterates over all images with their chunk maps, in memory for a few pages.
 
-Of the cloud no more is held than some pages.  Images come by their ids, the artefacts beside
-them by their names, in which these ids are, so both are in one order; what is out of it,
-because somebody renamed it, is looked up.
+Merges images, sorted by ID, with chunk maps, sorted by names that contain the image IDs. It looks
+up a renamed chunk map separately.
 """
 
 from collections.abc import Iterator
@@ -17,20 +16,14 @@ CHUNK_MAP = artefacts.Kind.CHUNK_MAP
 
 
 class MappedImage(NamedTuple):
-    """An image, and what it points to as its chunk map; None if there is no such thing.
-
-    That it points to it proves nothing (:func:`artefacts.why_foreign`).
-    """
+    """An image, and the record its pointer names, which may be another image's."""
 
     image: image_record.Record
     chunk_map: image_record.Record | None
 
 
 def iterate_images(images: glance_client.GlanceClient) -> Iterator[MappedImage]:
-    """Yield every image that is no artefact.
-
-    :raises errors.ImageServiceError: Glance is away or refuses
-    """
+    """Yield every image except artefacts."""
     project_id = images.project_id
     maps = _Maps(images)
     for image in images.list_images(sorted_by="id"):
@@ -39,8 +32,6 @@ def iterate_images(images: glance_client.GlanceClient) -> Iterator[MappedImage]:
 
 
 class _Maps:
-    """The chunk maps, which are asked for in the order of their images."""
-
     def __init__(self, images: glance_client.GlanceClient) -> None:
         self._images = images
         found = images.list_artefacts(kind=CHUNK_MAP.value, sorted_by="name")
@@ -48,7 +39,7 @@ class _Maps:
         self._next = next(self._left, None)
 
     def linked_map(self, image: image_record.Record) -> image_record.Record | None:
-        """Return what an image points to, from the list if it is there."""
+        """Return the record that an image points to, from the list if it is there."""
         pointer = artefacts.pointer_of(image, CHUNK_MAP)
         found = None
         while self._next is not None and _image_of(self._next) <= image["id"]:

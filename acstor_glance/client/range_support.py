@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether agents can read parts of an image: from Glance, or from the gateway beside it.
+"""Probes whether Glance, or the gateway beside it, serves ranges of an image.
 
-A store is asked for one byte of one image, not of each; all images of a cloud that lie in the
-same stores are as this one.  What neither says clearly is not called well, and is not asked for
-again and again.
+One byte of one image is read for all images in the same stores.
 """
 
 import enum
@@ -22,34 +20,31 @@ from acstor_glance.client import glance_client
 
 GATEWAY_TYPE = "acstor-gateway"
 MOST_STORES = 64
-"""Sets of stores that are remembered; of more than that each image is asked for."""
+"""Limit of remembered sets of stores; images in others are each probed."""
 MOST_UNCLEAR = 3
-"""Images of the same stores that are tried before these stores are taken for away."""
+"""Images of the same stores to try before these stores count as unavailable."""
 _NO_PARTS = (http.HTTPStatus.OK, http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.CONFLICT)
-"""A store without ranges, as Glance and as the gateway say it."""
+"""Answers of Glance and of the gateway for a store without range reads."""
 _BYTE = {"Range": "bytes=0-0"}
 
 
 class RangeSupport(enum.StrEnum):
-    """What a store gives."""
+    """Range support of a store."""
 
     RANGES = "ranges"
-    WHOLE = "whole"  # no parts
-    NOTHING = "nothing"  # neither: it is away, or the image's bytes are
+    WHOLE = "whole"  # no ranges
+    NOTHING = "nothing"  # the store or the image's bytes are unavailable
 
 
 class ProbeResult(NamedTuple):
-    """What came of asking, and why it is not ranges."""
+    """Range support of an image's stores, and the reason if it is not RANGES."""
 
     readable: RangeSupport
     why: str = ""
 
 
 class RangeProber:
-    """Asks, and remembers it by the stores.
-
-    :raises errors.Unusable: the options of the service user make no sense
-    """
+    """Probes stores, and remembers the results."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         own, session = conf.acstor_glance, glance_client.session_of(conf)
@@ -63,7 +58,7 @@ class RangeProber:
         self._unclear: dict[str, int] = {}
 
     def has_ranges(self, image: image_record.Record) -> ProbeResult:
-        """Return whether parts of an active image can be read."""
+        """Return whether an active image can be read in ranges."""
         stores = stores_of(image)
         if (known := self._known.get(stores)) is not None:
             return known
@@ -84,12 +79,11 @@ class RangeProber:
 
 
 def stores_of(image: image_record.Record) -> str:
-    """Return the names of the stores that an image is in; empty where Glance has only one."""
+    """Return the names of an image's stores; empty where Glance has only one."""
     return image_record.text_of(image, "stores")
 
 
 def _gateway(session: keystone_session.Session, place: dict[str, Any]) -> adapter.Adapter | None:
-    """Return the gateway of Keystone's catalog, if there is one."""
     found = adapter.Adapter(session, GATEWAY_TYPE, **place)
     try:
         return found if found.get_endpoint() else None

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out how the chunks of an image are to be named, from what Glance says of it.
+"""Determines the naming of an image's chunks, from Glance's record of it.
 
-The cloud's secret is an artefact in Glance like the chunk maps: hidden, private, of
-acstor's service project, made by whoever needs it first.  So all hosts have the same
-one without handwork, it is kept as long as the maps are, and who may read it may
-read every image anyway.  It lies in the artefact's bytes, for its properties are in
-Glance's notifications.  The oldest one that is whole counts, so that two who make
-one at the same time agree from the next image on.
+The cloud's secret is an artefact like chunk maps: hidden, private and in acstor's service project.
+The first process that needs it creates it, so all hosts share it without configuration. It is in
+the artefact's bytes, because notifications contain properties. The oldest active secret counts, so
+processes that create one at the same time soon agree.
 
-If it is lost, new private images share nothing with those before; nothing else.
+If the secret is lost, new private images share no chunks with earlier ones.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ LOG = logging.getLogger(__name__)
 
 
 class ScopeLookup:
-    """The scopes of the images of one cloud."""
+    """Naming of chunks in the scopes of one cloud."""
 
     def __init__(self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts) -> None:
         self._images = images
@@ -39,9 +37,8 @@ class ScopeLookup:
 
     @contextlib.contextmanager
     def naming_of_image(self, image: image_record.Record) -> Iterator[deduplication.Naming]:
-        """Yield how the chunks of an image are named; it is of use inside the block only.
+        """Yield the naming of an image's chunks, valid inside the block.
 
-        :raises errors.ImageServiceError: Glance does not say
         :raises errors.Unusable: the cloud's secret is damaged
         """
         if deduplication.scope_of(image, self._dedup_scope) is deduplication.DedupScope.CLOUD:
@@ -52,10 +49,7 @@ class ScopeLookup:
         with backing_images.chunk_map_of(self._images, base) as base_map:
             yield deduplication.Naming(deduplication.key_of(self._secret(), owner), base_map)
 
-    # The secret
-
     def _secret(self) -> bytes:
-        """Return the cloud's secret; make it if there is none."""
         found = self._oldest_secret()
         if found is None:
             LOG.info("The secret of this cloud's scopes is made: private images share no chunks "
@@ -90,5 +84,5 @@ class ScopeLookup:
 
 
 def _age(record: image_record.Record) -> tuple[str, str]:
-    """Return what sorts older images before younger ones, and the same everywhere."""
+    """Return a sort key by creation time that is the same everywhere."""
     return image_record.text_of(record, "created_at"), image_record.text_of(record, "id")

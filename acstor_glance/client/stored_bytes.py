@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What agents read of an image: its own bytes, or of another format what it was converted to.
-
-Who reads an image's bytes to compare them with its chunk map asks here which.
-"""
+"""Finds the bytes that agents read of an image: its own, or its conversion's."""
 
 from typing import NamedTuple
 
@@ -16,11 +13,10 @@ CONVERTED = artefacts.Kind.CONVERTED
 
 
 class StoredBytes(NamedTuple):
-    """What is read.
+    """The bytes that agents read of an image.
 
-    :param record: the image's, with the format and size of what is read
-    :param glance_id: what Glance has these bytes under
-    :param os_hash: theirs, as Glance knows it
+    :param record: the image's record, with format and size of these bytes
+    :param glance_id: the Glance image that holds them
     """
 
     record: image_record.Record
@@ -29,22 +25,19 @@ class StoredBytes(NamedTuple):
 
     @property
     def own_record(self) -> image_record.Record:
-        """What Glance says of these bytes: their id and their size, and no more that is right."""
+        """``record`` with the ID of the stored bytes; only ID and size are valid."""
         return {**self.record, "id": self.glance_id}
 
     @property
     def other_hash(self) -> chunk_map.OsHash | None:
-        """Their hash, if it is not the image's; else None."""
+        """The hash of the bytes if they are a conversion's, else None."""
         return None if self.glance_id == self.record["id"] else self.os_hash
 
 
 def find_stored_bytes(
     images: glance_client.GlanceClient, image: image_record.Record
 ) -> StoredBytes:
-    """Return what is read of an image.
-
-    :raises errors.Unusable: it was not converted
-    """
+    """Return the bytes that agents read; Unusable if the conversion is missing."""
     if not image_record.is_convertible(image):
         return StoredBytes(image, str(image["id"]), image_record.os_hash_of(image))
     found = images.artefact_of(image, CONVERTED)

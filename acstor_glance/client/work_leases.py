@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claims: of all plugins and listeners one works on a thing of an image at a time.
+"""Work leases: one plugin or listener at a time works on an image.
 
-A claim saves work and guards nothing.  Who gets one reads the image again before
-he begins; and two who work on one image all the same (a coordination service that
-is away, listeners without a common one) leave one artefact in force.
+A lease only saves work. Its holder reads the image again before it starts, and if two work on one
+image anyway (the coordination service fails, or is not shared), one artefact is in force.
 """
 
 import contextlib
@@ -23,17 +22,14 @@ from acstor_common.util import call_deadline
 LOG = logging.getLogger(__name__)
 
 ANSWER_S = 20.0
-"""The longest that the coordination service may take; most of tooz' drivers wait for ever."""
+"""Longest wait for the coordination service; most tooz drivers wait forever."""
 
 
 class WorkLeases:
-    """This process's way to claim images, over any driver of tooz.
+    """Leases on images for one kind of work (``what``), over any driver of tooz.
 
-    Each thread that claims has a coordinator of its own at a time: not every driver can be
-    shared.
-
-    :param url: of the coordination service; without one, files below ``state_dir``
-    :param what: is worked on; a claim to one thing of an image leaves the others free
+    Each lease has its own coordinator, because some drivers are not thread-safe. Without ``url``,
+    leases are files below ``state_dir``.
     """
 
     def __init__(self, url: str | None, state_dir: pathlib.Path, what: str) -> None:
@@ -46,7 +42,7 @@ class WorkLeases:
 
     @contextlib.contextmanager
     def lease_image(self, image_id: ids.ImageId) -> Iterator[bool]:
-        """Yield whether the image is ours now; if so it stays ours until the block ends.
+        """Yield whether this thread got the lease, which ends with the block.
 
         :raises errors.ImageServiceUnreachable: the coordination service does not answer
         """
@@ -64,15 +60,11 @@ class WorkLeases:
                 self._mine.discard(image_id)
 
     def remove_older(self, age_s: float) -> int:
-        """Delete the files of claims first made so long ago; return how many files that were.
-
-        Each thing of an image that was ever claimed leaves one.  To take away that of a claim which
-        is held still does no harm: a claim guards nothing.
-        """
+        """Delete lease files older than ``age_s``, held or not; return their number."""
         removed = 0
         if self._own_folder is not None:
             for path in self._own_folder.glob("acstor-*"):
-                with contextlib.suppress(OSError):  # somebody else did, or may not: it stays
+                with contextlib.suppress(OSError):  # removed by another process, or not permitted
                     if time.time() - path.stat().st_mtime > age_s:
                         path.unlink()
                         removed += 1
@@ -80,7 +72,7 @@ class WorkLeases:
 
     @contextlib.contextmanager
     def _locked(self, image_id: ids.ImageId) -> Iterator[bool]:
-        # It takes a third of the start of a command, and most commands claim nothing.
+        # The import takes a third of a command's start, and most commands need no lease.
         from tooz import coordination
 
         is_given_up = threading.Event()
@@ -116,10 +108,10 @@ def _let_go(coordinator: Any, lock: Any) -> None:
 
 
 def _quietly(end: Callable[[], object]) -> None:
-    """Give up a claim or a connection; if that fails it ends by itself."""
+    """Release a lease or close a connection; if that fails, it expires."""
     try:
         end()
-    except Exception as exc:  # as below
+    except Exception as exc:  # drivers let errors of their libraries through
         LOG.info("a claim ends by itself only: %s", exc)
 
 
@@ -127,7 +119,7 @@ def _quietly(end: Callable[[], object]) -> None:
 def _translated(url: str) -> Iterator[None]:
     try:
         yield
-    except Exception as exc:  # drivers of tooz let errors of their own libraries through
+    except Exception as exc:  # drivers let errors of their libraries through
         where = url.partition("://")[0]  # the rest may hold a password
         why = f"{str(exc) or type(exc).__name__} ([acstor_glance] coordination_url)"
         raise errors.ImageServiceUnreachable(f"claiming an image ({where})", why) from exc
