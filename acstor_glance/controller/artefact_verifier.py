@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks whether what Glance has of an image's artefacts is whole and its own.
-
-It reads and changes nothing.
-"""
+"""Verifies the artefacts of an image in Glance, without changes."""
 
 import dataclasses
 import hashlib
@@ -27,10 +24,9 @@ CHUNK_MAP, BOOT_IMAGE = artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What was found about one image.
+    """The result for one image; ``fault`` is empty if its artefacts are valid.
 
-    :param fault: empty if its artefacts are whole, or if it rightly has none
-    :param bad_boot_image: the artefact that is at fault, if it is the image's boot image
+    :param bad_boot_image: ID of the faulty artefact, if it is the boot image
     """
 
     image_id: str
@@ -46,9 +42,8 @@ def verify_image(
     is_thorough: bool = False,
     progress: image_preparer.Progress = lambda done_bytes: None,
 ) -> Verdict:
-    """Check the artefacts of one image.
+    """Check the artefacts of one image; ``is_thorough``: read it and compare CIDs.
 
-    :param is_thorough: read the image as well and compare every CID
     :raises errors.ImageServiceUnreachable: Glance is away
     """
     state = artefacts.state_of(image)
@@ -66,7 +61,6 @@ def _fault(
     is_thorough: bool,
     progress: image_preparer.Progress,
 ) -> tuple[str, str]:
-    """Return what is wrong, and the image's boot image if it is that."""
     try:
         for kind in artefacts.Kind:
             _check_pointer(images, image, kind)
@@ -89,7 +83,6 @@ def _fault(
 def _check_boot_image(
     images: glance_client.GlanceClient, image: image_record.Record, image_map: chunk_map.ChunkMap
 ) -> None:
-    """Raise if the image has a boot image that is not whole, or of other chunks."""
     artefact_id = artefacts.pointer_of(image, BOOT_IMAGE)
     if artefact_id is None:
         return
@@ -103,7 +96,7 @@ def _check_boot_image(
 def _check_pointer(
     images: glance_client.GlanceClient, image: image_record.Record, kind: artefacts.Kind
 ) -> None:
-    """Raise if the image has a pointer that leads nowhere good, or lacks its chunk map's."""
+    """Raise if a pointer leads to no artefact of the image, or a needed one is missing."""
     pointer = artefacts.pointer_of(image, kind)
     if pointer is None:
         if kind is CHUNK_MAP or kind.pointer in image:
@@ -126,10 +119,7 @@ def _compare(
     stored: io.BufferedIOBase,
     progress: image_preparer.Progress,
 ) -> None:
-    """Hash the image once more and raise if that gives another map.
-
-    Its chunks are named like those of the stored map, whatever scope the image is of by now.
-    """
+    """Raise if the image's bytes, named as in the stored map, give another map."""
     naming = deduplication.Naming(next(iter(image_map.scope_keys), None), image_map)
     chunk_bytes = image_map.geometry.chunk_bytes
     with tempfile.TemporaryFile() as fresh, images.open_image_data(read.glance_id) as pieces:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bus's server: what agents and the decision service may tell those who prepare images.
-
-A message that makes no sense costs a look and a line in the log.
-"""
+"""Message bus server for messages from agents and from the decision service."""
 
 import logging
 import socket
@@ -23,11 +20,10 @@ LOG = logging.getLogger(__name__)
 
 
 class BusServer:
-    """Hears, in one of all listeners at a time, what is sent to those who prepare images.
+    """Serves messages to listeners; each message reaches one listener.
 
-    :param conf: the global configuration object: oslo.messaging works with no other
-    :param heard: what to do with the payload, by method
-    :raises errors.Unusable: ``transport_url`` names no broker that oslo.messaging knows
+    :param conf: the global configuration object, which oslo.messaging needs
+    :param heard: handler of the payload by method
     """
 
     def __init__(self, conf: cfg.ConfigOpts, heard: Mapping[str, message_bus.Heard]) -> None:
@@ -37,11 +33,11 @@ class BusServer:
         self._server: message_bus.BusServer | None = None
 
     def start(self) -> None:
-        """Begin to hear as soon as the broker answers; waits for nothing."""
+        """Start serving in the background, as soon as the broker answers."""
         supervision.start("acstor-bus-server", self._serve, self._stopping)
 
     def stop(self) -> Callable[[], None]:
-        """Hear no more; return what waits until the broker is let go of, a few seconds at most."""
+        """Stop serving; return a function that waits some seconds for the disconnection."""
         self._stopping.set()
         return message_bus.close_in_background(self._close)
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that notifications name, checked against Glance before they wait for a worker.
+"""Queue of image IDs from notifications, each checked in Glance by one thread.
 
-Anybody who reaches the message bus may name images, and nobody signs it.  So a hint costs one look
-at a time, in a thread of its own, and an id that Glance does not know takes no place in the queue.
-What is left out is found by the next reconcile.
+Anyone on the message bus can send unsigned notifications. So unknown IDs must not reach the work
+queue; the next reconcile finds the images that are dropped here.
 """
 
 import collections
@@ -21,11 +20,10 @@ MOST_HINTS = 1000
 
 
 class HintQueue:
-    """The hints that were not checked yet.
+    """Image IDs that are not checked yet; thread-safe.
 
-    :param look: says whether there is an image, and removes what is left of one that is gone
-    :param found: is told of an image that there is
-    :param failed: is told that Glance did not say it
+    :param look: returns whether the image exists; then ``found`` is called
+    :param failed: called when Glance did not answer
     """
 
     def __init__(
@@ -41,14 +39,14 @@ class HintQueue:
         self._fault = log_once.LogOnce(LOG)
 
     def put(self, image_id: ids.ImageId) -> None:
-        """Let a hint wait, if there is room; may be called from any thread."""
+        """Queue an image ID if there is room."""
         with self._changed:
             if len(self._waiting) < MOST_HINTS:
                 self._waiting[image_id] = None
                 self._changed.notify()
 
     def run(self) -> None:
-        """Check one after the other until :meth:`close` is called."""
+        """Check the IDs in order until :meth:`close` is called."""
         while (image_id := self._next()) is not None:
             try:
                 if self._look(image_id):
@@ -59,7 +57,7 @@ class HintQueue:
                 self._failed()
 
     def close(self) -> None:
-        """Let :meth:`run` end."""
+        """Make :meth:`run` return."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()

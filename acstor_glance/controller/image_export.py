@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams images out of Glance into a folder that the sources ``file`` and ``http`` read.
+"""Exports images from Glance into a folder for the sources ``file`` and ``http``.
 
-For stores without range reads: one host streams each image once, for all.  The one
-rule: a name in the folder stands for a whole file of the right bytes; the chunk map
-comes last, so an image that has one there is complete.
-
-The folder holds the bytes of every tenant's images: only its owner and group may
-read what is in it.
+For stores without range reads: one host downloads each image for all. Every name in the folder is a
+complete verified file, and the chunk map is written last. The folder has images of all tenants, so
+only its owner and group may read the files.
 """
 
 import enum
@@ -30,16 +27,16 @@ LOG = logging.getLogger(__name__)
 
 IMAGE_ENDINGS = {one: f".{one}" for one in image_record.SERVED_DISK_FORMATS}
 ENDINGS = {artefacts.Kind.BOOT_IMAGE: ".acboot", artefacts.Kind.CHUNK_MAP: ".acmap"}
-"""In the order in which they are written."""
+"""In the order of writing."""
 MODE = 0o640
 
 
 class ExportOutcome(enum.StrEnum):
-    """What came of exporting an image."""
+    """Result of the export of an image."""
 
     EXPORTED = "exported"
-    THERE = "there"  # all of it was there already
-    UNPREPARED = "unprepared"  # it has no chunk map yet, or is not served
+    THERE = "there"  # was complete
+    UNPREPARED = "unprepared"  # no chunk map, or not served
 
 
 def export(
@@ -48,12 +45,10 @@ def export(
     folder: pathlib.Path,
     progress: image_preparer.Progress = lambda done_bytes: None,
 ) -> ExportOutcome:
-    """See to it that an image and its artefacts are in ``folder``.
+    """Export an image and its artefacts into ``folder``, where they are missing.
 
-    :raises errors.Unusable: its bytes are not those that Glance has a hash of
+    :raises errors.Unusable: the image's bytes do not have Glance's hash
     :raises errors.FormatError: an artefact is damaged
-    :raises errors.ImageServiceError: Glance does not do its part
-    :raises OSError: the folder cannot be written
     """
     if image_record.why_not_served(image):
         return ExportOutcome.UNPREPARED
@@ -81,10 +76,7 @@ def export(
 
 
 def remove_unserved(folder: pathlib.Path, served: Collection[str]) -> list[str]:
-    """Delete the files of images that are not among ``served``; return their ids.
-
-    What is in the folder and is not named like an image stays.
-    """
+    """Delete files of images that are not in ``served``; return the images' IDs."""
     removed = []
     for path in sorted(folder.iterdir()):
         if path.suffix not in (*IMAGE_ENDINGS.values(), *ENDINGS.values()) or path.stem in served:
@@ -129,7 +121,6 @@ def _read(images: glance_client.GlanceClient, artefact_id: str) -> bytes:
 
 
 def _write_artefact(raw: bytes, path: pathlib.Path) -> bool:
-    """Write an artefact unless it is there already; say whether that was needed."""
     if path.exists() and path.read_bytes() == raw:
         return False
     with atomic_file.atomic_write(path, MODE) as file:

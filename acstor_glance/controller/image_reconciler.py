@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over all images and all artefacts, for what no message told.
+"""Reconciliation: one pass over all images and artefacts in Glance.
 
-A pass only finds; images are prepared by whoever takes them from the list it returns,
-and an artefact is deleted only after one more look at the image that it names.  Of
-images no record is held, of artefacts no more than plans need.
+A pass returns the images to prepare, and deletes orphaned artefacts after another look at their
+image. It keeps no image records, and of artefact records only what plans need.
 """
 
 import collections
@@ -24,14 +23,11 @@ BootState = artefacts.BootState
 
 @dataclasses.dataclass
 class Findings:
-    """What a pass found and did.
+    """Findings and actions of a pass.
 
-    :param todo: images to prepare, as Glance lists them: the youngest first, the hidden ones last
-    :param to_boot: images whose boot image is to be built now, in the same order
-    :param to_compare: images that were not compared with their base, or share no room with it
-    :param owners: the projects of images to prepare, and of those whose boot image is to be built
-    :param boot_states: how many images' boot images are how far
-    :param next_at: when the first of the images that wait may be tried again
+    :param todo: images to prepare, in Glance's order: newest first, hidden ones last
+    :param to_compare: images to compare with their backing image, or to deduplicate with it
+    :param owners: projects of the images in ``todo`` and ``to_boot``
     """
 
     images: int = 0
@@ -56,11 +52,7 @@ class Findings:
 
 
 class ImageReconciler:
-    """Compares what there is with what there should be.
-
-    :param wanted: what each image should have (:attr:`Preparer.wanted`)
-    :param builds: boot images are built here
-    """
+    """Compares Glance's artefacts with the desired ones."""
 
     def __init__(
         self,
@@ -72,14 +64,11 @@ class ImageReconciler:
         self._images, self._wanted, self._builds = images, wanted, builds
 
     def run(self) -> Findings:
-        """Go through everything once; delete artefacts that nobody needs.
-
-        :raises errors.ImageServiceError: Glance is away or refuses
-        """
+        """Make one pass; delete orphaned artefacts."""
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         findings = Findings()
-        # Artefacts first: an image that appears in between then looks as if it had none, which
-        # costs a look, not an artefact.
+        # Artefacts first: an image created in between then seems to lack one, which costs a look,
+        # whereas an artefact would seem to be an orphan.
         left = self._artefacts_by_image(findings)
         orphans: list[image_record.Record] = []
         for image in self._images.list_images():
@@ -96,7 +85,7 @@ class ImageReconciler:
         return findings
 
     def _artefacts_by_image(self, findings: Findings) -> dict[str, list[image_record.Record]]:
-        """Return what is needed of all artefacts, by the images that they say they are of."""
+        """Return all artefacts, reduced to what plans need, by image ID."""
         by_image: dict[str, list[image_record.Record]] = {}
         repeated: dict[str, str] = {}
         for record in self._images.list_artefacts():
@@ -112,10 +101,7 @@ class ImageReconciler:
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
-        """Note what an image needs.
-
-        :param found: its artefacts, by their ids
-        """
+        """Record what an image needs; ``found``: its artefacts by ID."""
         todo = plan.plan_image(image, found, self._images.project_id, self._wanted, now)
         if todo.step in (plan.Step.PREPARE, plan.Step.REFUSE):
             findings.todo.append(_noted(image, findings))
@@ -146,7 +132,7 @@ class ImageReconciler:
     def _delete_orphan(
         self, artefact: image_record.Record, now: datetime.datetime, findings: Findings
     ) -> None:
-        """Delete an artefact if it is of no use after one more look at its image."""
+        """Delete an artefact if it is still an orphan after reading its image again."""
         of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
         latest = self._images.read_or_none(of_image) if of_image else None
         if why := plan.why_orphan(artefact, latest, now, plan.ORPHAN_GRACE_S):
@@ -162,24 +148,19 @@ def _is_orphan(
 
 
 def _kept(record: image_record.Record, repeated: dict[str, str]) -> image_record.Record:
-    """Return what plans look at in an artefact's record.
-
-    :param repeated: values that many artefacts have, which are kept once
-    """
+    """Return the part of a record that plans need, with shared values interned."""
     own = {name: record[name] for name in plan.OWN_OF_ARTEFACT if name in record}
     shared = {name: image_record.text_of(record, name) for name in plan.SHARED_OF_ARTEFACTS}
     return own | {name: repeated.setdefault(text, text) for name, text in shared.items() if text}
 
 
 def _noted(image: image_record.Record, findings: Findings) -> ids.ImageId:
-    """Note an image's owner; return its id."""
     image_id = image_record.image_id_of(image)
     findings.owners[image_id] = image_record.text_of(image, "owner")
     return image_id
 
 
 def _wait(findings: Findings, at: datetime.datetime | None) -> None:
-    """Count an image that waits for its next attempt."""
     findings.waiting += 1
     if at is not None:
         findings.next_at = min(at, findings.next_at or at)

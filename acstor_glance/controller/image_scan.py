@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the images of the whole cloud by why acstor does not serve them.
+"""Counts all images by status: served, or the reason why not.
 
-The words are those of Nova's fallbacks (:class:`control_wire.Fallback`) where both know the reason.
-It changes nothing, and holds counts and some examples, however many images there are.
+Reasons match those of Nova's fallbacks (:class:`control_wire.Fallback`) where both exist. Memory is
+bounded, however many images there are.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ from acstor_glance.client import image_iteration
 from acstor_glance.client import range_support
 
 EXAMPLES = 5
-"""Images that are named for each reason."""
+"""Limit of example images per reason."""
 MOST_LABELS = 200
-"""Reasons with their details that are told apart; what else there is counts as OTHER_DETAIL."""
+"""Limit of labels; further details count as OTHER_DETAIL."""
 OTHER_DETAIL = "others"
 _DETAIL = re.compile(r"[a-z0-9][a-z0-9_.,-]{0,63}")
 _FORMAT_WORDS = "its format "
@@ -34,7 +34,7 @@ RangesOf = Callable[[image_record.Record], range_support.ProbeResult]
 
 
 class Reason(enum.StrEnum):
-    """How an image stands."""
+    """Status of an image: served, or why not."""
 
     SERVED = "served"
     NOT_ACTIVE = control_wire.Fallback.NOT_ACTIVE.value
@@ -52,7 +52,7 @@ class Reason(enum.StrEnum):
 
 
 FAULTY = frozenset({Reason.FAILED, Reason.RECORD_DIFFERS, Reason.STORE_AWAY})
-"""What somebody has to look after."""
+"""Reasons that need an operator's attention."""
 
 _WHAT_TO_DO = {
     Reason.SERVED: "",
@@ -75,11 +75,7 @@ _WHAT_TO_DO = {
 
 
 class ImageStatus(NamedTuple):
-    """How one image stands.
-
-    :param detail: which of the kind, such as the disk format; may be empty
-    :param why: in words for operators; empty where the reason says it all
-    """
+    """Status of one image; ``detail``, such as the disk format, may be empty."""
 
     reason: Reason
     detail: str = ""
@@ -88,11 +84,7 @@ class ImageStatus(NamedTuple):
 
 @dataclasses.dataclass
 class Count:
-    """How many images stand so.
-
-    :param examples: ids of the first ones
-    :param why: of the first one, in words
-    """
+    """Images with one reason and detail; examples and text of the first ones."""
 
     reason: Reason
     images: int = 0
@@ -101,17 +93,16 @@ class Count:
 
     @property
     def message(self) -> str:
-        """What to do, and what is known of the first one."""
+        """The remedy, and the text for the first image."""
         what_to_do = _WHAT_TO_DO[self.reason]
         return f"{what_to_do}; of the first: {self.why}" if self.why else what_to_do
 
 
 class ScanContext(NamedTuple):
-    """What is asked beside an image's record.
+    """Lookups beside an image's record.
 
-    :param ranges_of: whether parts of what an image is read from can be read
-    :param converted_of: what an image of another format points to as its conversion
-    :param convertible: disk formats that are converted
+    :param ranges_of: returns the range support of the image that agents read
+    :param converted_of: returns the record that an image points to as its conversion
     """
 
     project_id: str
@@ -123,10 +114,7 @@ class ScanContext(NamedTuple):
 def status_of(
     image: image_record.Record, found: image_record.Record | None, cloud: ScanContext
 ) -> ImageStatus:
-    """Return how an image stands.
-
-    :param found: what it points to as its chunk map
-    """
+    """Return the status of an image; ``found`` is what it names as its chunk map."""
     by_record = _by_record(image, cloud.convertible)
     if by_record is not None:
         return by_record
@@ -153,7 +141,6 @@ def _why_foreign(
     kind: artefacts.Kind,
     project_id: str,
 ) -> str:
-    """Say why an image's artefact is not used; empty if it is."""
     if found is None:
         return "it is not there"
     version = glance_client.FORMAT_VERSIONS[kind]
@@ -161,7 +148,7 @@ def _why_foreign(
 
 
 def _by_record(image: image_record.Record, convertible: Collection[str]) -> ImageStatus | None:
-    """Return how it stands by what Glance says of it; None if that is no reason not to serve it."""
+    """Return the status by the image's record; None if that allows serving it."""
     status = image_record.text_of(image, "status")
     if status != image_record.ACTIVE:
         return ImageStatus(Reason.NOT_ACTIVE, status)
@@ -182,7 +169,7 @@ def _by_record(image: image_record.Record, convertible: Collection[str]) -> Imag
 def _unmapped(
     image: image_record.Record, found: image_record.Record | None, project_id: str
 ) -> ImageStatus:
-    """Return why an image that could be served has no chunk map of its own."""
+    """Return why an image that could be served has no valid chunk map."""
     state, message = artefacts.state_of(image), image_record.text_of(image, artefacts.MESSAGE)
     if state is artefacts.State.REFUSED:
         return ImageStatus(Reason.REFUSED, refusal_of(message), message)
@@ -196,7 +183,7 @@ def _unmapped(
 
 
 def refusal_of(message: str) -> str:
-    """Return the name of what an image was refused for.
+    """Return the label for the reason in a refusal's message.
 
     >>> refusal_of("it has a backing file. Upload it converted")
     'backing-file'
@@ -208,7 +195,7 @@ def refusal_of(message: str) -> str:
 
 
 class ImageScan:
-    """The counts, by reason and detail; :meth:`run` fills them."""
+    """Counts images by reason and detail."""
 
     def __init__(
         self,
@@ -220,10 +207,7 @@ class ImageScan:
         self.counts: dict[str, Count] = {}
 
     def run(self) -> Iterator[int]:
-        """Go through all images once; yield how many were counted, after each.
-
-        :raises errors.ImageServiceError: Glance is away or refuses
-        """
+        """Count all images; yield the number so far after each."""
         cloud = ScanContext(
             self._images.project_id,
             self._ranges_of,
@@ -242,7 +226,6 @@ class ImageScan:
             count.examples.append(image_id)
 
     def _label(self, standing: ImageStatus) -> str:
-        """Return what images that stand so are counted under."""
         if not standing.detail:
             return standing.reason.value
         shown = standing.detail if _DETAIL.fullmatch(standing.detail) else OTHER_DETAIL
@@ -252,5 +235,5 @@ class ImageScan:
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing of it is anybody's fault."""
+        """Whether no reason needs an operator's attention."""
         return not any(count.reason in FAULTY for count in self.counts.values())

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listener service: messages and reconciles fill a queue, workers empty it.
+"""The listener service: notifications and reconciles fill a queue for workers.
 
-Nothing that fails ends the service.  The broker may be away (reconciles go on),
-Glance may be away (everything is looked at again soon), and a worker's surprise
-is logged with its image.
-
-Nothing that matters is kept here: a listener that is killed loses its place in the
-queue, and the next one's first reconcile finds every image that still needs work.
+Failures of the broker, of Glance or of a worker do not end the service. It keeps no state: after a
+restart the first reconcile finds every image that needs work.
 """
 
 import datetime
@@ -41,21 +37,19 @@ from acstor_glance.prepare import image_preparer
 LOG = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 300.0
-"""How often it goes through all images for those that no message told it of, and through all
-artefacts for those that nobody needs any more.  10,000 images with chunk maps are 300 pages of
-Glance's API: the artefacts come by themselves, and once more among all images."""
+"""Interval between full passes; a pass over 10,000 images reads 300 pages."""
 
 SOON_S = 10.0
-"""How long after a failure of Glance everything is looked at again."""
+"""Delay of the next pass after a failure of Glance."""
 
 MOST_ASKED = 1000
-"""Images that operators ask for and that wait; more are left to the next reconcile."""
+"""Limit of queued requests of operators; the next reconcile finds the others."""
 
 GOOD_OUTCOMES = (
     image_preparer.PreparationOutcome.PREPARED,
     image_preparer.PreparationOutcome.NOTHING,
 )
-"""What comes of an image that may be booted: Glance's import may have prepared it, too."""
+"""Outcomes after which an image may get a boot image; the import may have run."""
 
 Rank = work_queue.Rank
 SPOOL_AGE_S = 2 * 86400.0
@@ -90,7 +84,7 @@ class ListenerService:
                 self._proofs.verify_trace(sent)
             )
         self._server = bus_server.BusServer(conf, heard)
-        self._asked: dict[ids.ImageId, bool] = {}  # by operators: whether to begin anew
+        self._asked: dict[ids.ImageId, bool] = {}  # requests of operators: whether forced
         self._stopping, self._is_due = threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -117,7 +111,7 @@ class ListenerService:
         wait_for_broker = self._server.stop()
         self._hints.close()
         self._queue.close()
-        for worker in workers:  # who is in the middle of an image is left behind: claims end too
+        for worker in workers:  # a worker in the middle of an image is abandoned; its lease expires
             worker.join(STOP_S / len(workers))
         if self._boots is not None:
             self._boots.stop()
@@ -128,7 +122,7 @@ class ListenerService:
             self._wait(self._reconcile())
 
     def stop(self) -> None:
-        """Let :meth:`run` end; may be called from a signal handler."""
+        """Make :meth:`run` return; safe in signal handlers."""
         self._stopping.set()
         self._is_due.set()
 
@@ -139,7 +133,6 @@ class ListenerService:
         self._hints.put(image_id)
 
     def _found(self, image_id: ids.ImageId) -> None:
-        """Take an image that a notification has named, and that there is."""
         self._guard.mark_changed(image_id)
         self._put(image_id)
 
@@ -147,10 +140,7 @@ class ListenerService:
         self._is_due.set()
 
     def _wanted(self, payload: object) -> None:
-        """Take an operator's request, which the decision service signed.
-
-        :raises errors.AcstorError: it is none
-        """
+        """Queue an image on an operator's request, signed by the decision service."""
         wanted = self._proofs.verify_request(payload)
         image_id = ids.parse_image_id(wanted.image_id)
         if len(self._asked) >= MOST_ASKED:
@@ -167,13 +157,12 @@ class ListenerService:
         self._show_queue()
 
     def _wait(self, wait_s: float) -> None:
-        """Wait for the next reconcile: its time, or soon after something failed."""
         if self._is_due.wait(wait_s) and not self._stopping.is_set():
             self._is_due.clear()
             self._stopping.wait(SOON_S)
 
     def _reconcile(self) -> float:
-        """Look for what no message told; return in how many seconds to do so again."""
+        """Reconcile once; return the seconds until the next pass."""
         try:
             findings = self._reconciler.run()
             self._preparer.spool.remove_older(SPOOL_AGE_S)
@@ -201,7 +190,7 @@ class ListenerService:
         return self._until_next(findings.next_at)
 
     def _until_next(self, retry_at: datetime.datetime | None) -> float:
-        """Return how long to wait after a whole pass: for the next one, or a due attempt."""
+        """Return the seconds after a complete pass until the next pass or due attempt."""
         interval_s = RECONCILE_INTERVAL_S
         if retry_at is None:
             return interval_s
@@ -209,7 +198,6 @@ class ListenerService:
         return min(interval_s, max(due_s, 0.0) + 1.0)
 
     def _work(self) -> None:
-        """Prepare one image after the other."""
         while (turn := self._queue.take_image()) is not None:
             image_id = turn.image_id
             self._show_queue()
@@ -222,7 +210,7 @@ class ListenerService:
                 )
                 LOG.debug("image %s: %s", image_id, outcome)
                 if outcome is image_preparer.PreparationOutcome.FAILED:
-                    self._is_due.set()  # the next pass sees when it is tried again
+                    self._is_due.set()  # the next pass schedules another attempt
                 if outcome is image_preparer.PreparationOutcome.CLAIMED:
                     self._ask_again(image_id, is_forced)
                 elif outcome is image_preparer.PreparationOutcome.QUEUED and is_forced is not None:
@@ -246,17 +234,14 @@ class ListenerService:
                 self._show_queue()
 
     def _told(self, error: errors.AcstorError) -> str:
-        """Return an error's words for operators: of a service, with who asked it."""
+        """Return an error's text; for errors of Glance, with the service user."""
         if not isinstance(error, errors.ImageServiceError):
             return str(error)
         group = glance_conf.GROUP.name
         return f"{error} ({session_options.describe(group, self._conf)})"
 
     def _ask_again(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
-        """Do what an operator asked for when everything is looked at again.
-
-        :param is_forced: None if no operator did
-        """
+        """Keep an operator's request for the next pass; ``is_forced`` None: there is none."""
         if is_forced is not None:
             self._asked.setdefault(image_id, is_forced)
             self._is_due.set()

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the listener believes: hosts of the cloud about themselves, the decision service about all.
+"""Verifies signatures of messages: hosts' traces, the decision service's requests.
 
-Nothing that came over the message bus is looked into before its signature was
-checked.  Whoever may publish there can waste the time that a look at a signature
-takes, and a host that was taken over can send traces in its own name, so many and
-no more.
+Signatures are checked before contents. A compromised host can send traces in its own name only, at
+a limited rate.
 """
 
 import collections
@@ -28,16 +26,15 @@ LOG = logging.getLogger(__name__)
 TRACE_AGE_S = 86400.0
 BURST = 64
 PACE_S = 10.0
-"""Traces of one host: so many at once, then one in so many seconds."""
+"""Traces of one host: a burst of BURST, then one every PACE_S."""
 MAX_HOSTS = 16384
 
 
 class TrustAnchors(NamedTuple):
-    """Whom to believe.
+    """Keys that messages are verified against.
 
-    :param ca: PEM of the authorities that issue hosts' certificates; empty: no host is believed
-    :param signers: public keys of the decision service; without any it is not believed
-    :param revoked: by host: certificates that begin before are refused, wall clock
+    :param ca: PEM of the authorities for host certificates; empty: no host is trusted
+    :param revoked: by host: certificates that begin before this wall-clock time are refused
     """
 
     ca: bytes
@@ -49,10 +46,7 @@ NO_TRUST = TrustAnchors(b"", (), {})
 
 
 class MessageVerifier:
-    """Opens what the message bus brings; each method raises what :class:`Endpoint` logs.
-
-    :param trust: returns whom to believe now
-    """
+    """Verifies messages; ``trust`` returns the current keys."""
 
     def __init__(
         self, trust: Callable[[], TrustAnchors], clock: Callable[[], float] = time.time
@@ -62,10 +56,10 @@ class MessageVerifier:
         self._paces: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
 
     def verify_trace(self, payload: object) -> trace_message.BootTrace:
-        """Return the trace that a host sent of a boot of its own.
+        """Return a host's trace of a boot of its own.
 
-        :raises errors.NotAuthenticated: nobody who may say so did
-        :raises errors.RemoteProtocolError: it makes no sense
+        :raises errors.NotAuthenticated: the signature or the host is not trusted
+        :raises errors.RemoteProtocolError: the message is invalid, or one too many
         """
         signed, trust = decision_messages.decode(payload, decision_messages.Signed), self._trust()
         if not trust.ca:
@@ -100,7 +94,7 @@ class MessageVerifier:
         return ""
 
     def _has_turn(self, host: str, now_s: float) -> bool:
-        """Count a trace of a host; say whether it may send one now (a token bucket)."""
+        """Return whether the host's token bucket allows a trace now, and charge it."""
         left, at_s = self._paces.pop(host, (float(BURST), now_s))
         left = min(float(BURST), left + max(0.0, now_s - at_s) / PACE_S)
         has_turn = left >= 1.0
@@ -110,11 +104,7 @@ class MessageVerifier:
         return has_turn
 
     def verify_request(self, payload: object) -> decision_messages.ImageWanted:
-        """Return what the decision service asks for.
-
-        :raises errors.NotAuthenticated: it did not, or not now
-        :raises errors.RemoteProtocolError: it makes no sense
-        """
+        """Return a request of the decision service; raises as :meth:`verify_trace`."""
         signed, trust = decision_messages.decode(payload, decision_messages.Signed), self._trust()
         asked = signed_messages.verify_from_service(
             signed, signing.IMAGE_WANTED, trust.signers, decision_messages.ImageWantedAt

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Glance's notifications, as ids of images that somebody should look at.
+"""Listens for Glance's notifications, and extracts the IDs of images to look at.
 
-A message says only *that* something happened to an image.  What is to be done is
-read from Glance itself, so false, late and doubled messages cost a look each and
-no more.
-
-oslo.messaging works only with the process's global configuration object.
+Only the IDs are used; the image's state is read from Glance. So false, late and duplicate messages
+do no harm. oslo.messaging needs the process's global configuration object.
 """
 
 import logging
@@ -25,18 +22,14 @@ from acstor_common.wire import message_bus
 LOG = logging.getLogger(__name__)
 
 POOL = "acstor"
-"""Name of the listeners' own queue, which all of them share: other consumers of the same topics get
-every message, too."""
+"""Queue of all listeners; other consumers of the topics get every message too."""
 EVENTS = ("image.activate", "image.update", "image.delete")
 
 Seen = Callable[[str, ids.ImageId], None]
 
 
 class Endpoint:
-    """What oslo.messaging calls; it takes every message and forgets it at once.
-
-    :param seen: called with the event's type and the id of an image to look at
-    """
+    """Endpoint for oslo.messaging."""
 
     filter_rule = oslo_messaging.NotificationFilter(
         event_type="^(" + "|".join(event.replace(".", r"\.") for event in EVENTS) + ")$"
@@ -48,18 +41,14 @@ class Endpoint:
     def info(
         self, context: Any, publisher_id: str, event_type: str, payload: Any, metadata: Any
     ) -> str:
-        """Take one message."""
+        """Handle one message."""
         for image_id in image_ids_of(event_type, payload):
             self._seen(event_type, image_id)
         return str(oslo_messaging.NotificationResult.HANDLED)
 
 
 def image_ids_of(event_type: str, payload: Any) -> Iterator[ids.ImageId]:
-    """Yield the images that a message of Glance gives reason to look at.
-
-    What happens to an artefact is of interest to the image that it was made of, and only if the
-    artefact is gone.
-    """
+    """Yield the IDs of images to look at; a deleted artefact also names its image."""
     if not isinstance(payload, dict):
         return
     properties = payload.get("properties")
@@ -75,11 +64,7 @@ def image_ids_of(event_type: str, payload: Any) -> Iterator[ids.ImageId]:
 
 
 class NotificationListener:
-    """A listener on the broker, in threads of its own; it outlives the broker being away.
-
-    :param conf: the global configuration object
-    :raises errors.Unusable: ``transport_url`` names no broker that oslo.messaging knows
-    """
+    """Listener on the broker, in its own threads; survives outages of the broker."""
 
     def __init__(self, conf: cfg.ConfigOpts, seen: Seen) -> None:
         self._conf, self._seen = conf, seen
@@ -90,8 +75,8 @@ class NotificationListener:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Begin to listen as soon as the broker answers."""
-        # Connecting waits for a broker that is away, so it must not keep others waiting.
+        """Start listening as soon as the broker answers."""
+        # Connecting blocks while the broker is away.
         supervision.start("acstor-broker", self._start, self._stopping)
 
     def _start(self) -> None:
@@ -119,11 +104,7 @@ class NotificationListener:
             LOG.info("listening for notifications on topics %s", named)
 
     def stop(self) -> None:
-        """Take no more messages; those that were not taken wait in the pool's queue.
-
-        Waits for nothing: who hears nothing looks only every 5 s whether it is to end, as
-        oslo.messaging has it with RabbitMQ.
-        """
+        """Stop in the background; oslo.messaging's RabbitMQ driver takes up to 5 s."""
         self._stopping.set()
         if self._listener is not None:
             message_bus.close_in_background(self._listener.stop)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says whether this cloud keeps images that hosts need from being deleted, and where it does not.
+"""Checks whether needed images are protected against deletion, without changes.
 
-It changes nothing, and what it cannot see it does not call well.
+Anything that cannot be determined counts as a problem.
 """
 
 from collections.abc import Iterator
@@ -32,10 +32,7 @@ _WHY = {
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
-
-    :param is_well: the guarantee holds as far as this goes
-    """
+    """Result of one check."""
 
     what: str
     is_well: bool
@@ -43,10 +40,7 @@ class Finding(NamedTuple):
 
 
 def check_protection(conf: cfg.ConfigOpts, images: glance_client.GlanceClient) -> Iterator[Finding]:
-    """Yield what was looked at.
-
-    :raises errors.ImageServiceError: Glance does not say how images stand
-    """
+    """Yield the results of all checks."""
     is_on = bool(conf.acstor_glance.protect_used_images)
     yield Finding(
         "protect_used_images",

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protects images in Glance from being deleted while hosts need them (:mod:`deletion_protection`).
+"""Protects images that hosts need against deletion (:mod:`deletion_protection`).
 
-Nobody waits for this, and nothing that fails ends it.  A pass asks the decision service which
-images are needed, looks at those in Glance whose standing is not known, and changes what is to be
-changed, a bounded number at a time.  Of several listeners one makes a pass at a time; two that do
-so all the same (their coordination service is away) do the same things.
+A pass reads the list of needed images from the decision service, looks at those of unknown status
+in Glance, and changes a bounded number of images. One listener makes a pass at a time; two at once
+do no harm.
 """
 
 import collections
@@ -36,18 +35,20 @@ LOG = logging.getLogger(__name__)
 
 PASS_S = 5.0
 REPORT_S = 30.0
-"""How often the decision service is told that this listener runs."""
+"""Interval of reports to the decision service that this listener runs."""
 MOST_A_PASS = 50
-"""Images that are looked at, and changed, in one pass."""
+"""Limit of images that one pass reads and changes."""
 MOST_FAILURES = 3
-"""Images of a pass for which Glance may be away before the pass ends; what it refuses does not
-count, for a tenant can see to that with his own images."""
+"""Images of a pass for which Glance may be unreachable before the pass ends.
+
+Refusals do not count, since a tenant can cause them.
+"""
 MOST_SAID = 10
-"""Images that a pass names in the log."""
+"""Limit of images that a pass logs."""
 MOST_BYTES = 1 << 20
-"""Of the decision service's answer: as many ids as it gives, and more."""
+"""Longest answer of the decision service."""
 ALL = ids.parse_image_id("00000000-0000-0000-0000-000000000000")
-"""What is claimed: there is one guard for all images."""
+"""Lease of the pass over all images."""
 
 _SAID = {
     deletion_protection.ProtectionStatus.DECLINED: "somebody took acstor's protection back: it is "
@@ -72,27 +73,19 @@ class Listener(msgspec.Struct, frozen=True):
 
 
 class Listeners(msgspec.Struct, frozen=True):
-    """All of them."""
+    """Answer of ``GET /v1/listeners``."""
 
     listeners: list[Listener]
 
 
 def fetch_listeners(conf: cfg.ConfigOpts) -> list[Listener]:
-    """Return the listeners that have reported.
-
-    :raises errors.ImageServiceError: the decision service does not say it
-    :raises errors.Unusable: the options of the service user make no sense
-    """
+    """Return the listeners that have reported."""
     service = decision_client.DecisionClient(conf)
     return service.get("/v1/listeners", Listeners, MOST_BYTES).listeners
 
 
 def fetch_needed(conf: cfg.ConfigOpts) -> deletion_protection.NeededImages:
-    """Return which images hosts need.
-
-    :raises errors.ImageServiceError: the decision service does not say it
-    :raises errors.Unusable: the options of the service user make no sense
-    """
+    """Return the images that hosts need."""
     return _ask(decision_client.DecisionClient(conf))
 
 
@@ -101,10 +94,7 @@ def _ask(service: decision_client.DecisionClient) -> deletion_protection.NeededI
 
 
 class ProtectionReconciler:
-    """Makes passes; start it, and tell it of images to which something happened.
-
-    :param counters: None: nothing is counted
-    """
+    """Makes passes in a thread."""
 
     def __init__(
         self,
@@ -116,7 +106,7 @@ class ProtectionReconciler:
         own = conf.acstor_glance
         self.is_on = bool(own.protect_used_images)
         self.needed: frozenset[str] = frozenset()
-        """Images that hosts use and have not all of, as the decision service told last."""
+        """Images that hosts use without having fully cached them, by the last answer."""
         self._images, self._counters, self._clock = images, counters, clock
         self._service = decision_client.DecisionClient(conf)
         folder = glance_conf.state_dir(conf)
@@ -134,7 +124,7 @@ class ProtectionReconciler:
             counters.protects.set(int(self.is_on))
 
     def start(self) -> None:
-        """Begin; waits for nothing."""
+        """Start the thread."""
         supervision.start("acstor-guard", self._run, self._stopping)
 
     def stop(self) -> None:
@@ -142,7 +132,7 @@ class ProtectionReconciler:
         self._stopping.set()
 
     def mark_changed(self, image_id: ids.ImageId) -> None:
-        """Note that something happened to an image in Glance; may be called from any thread."""
+        """Record a notification about an image; thread-safe."""
         self._happened.append(image_id)
 
     def _run(self) -> None:
@@ -159,7 +149,6 @@ class ProtectionReconciler:
             self._stopping.wait(PASS_S)
 
     def _report_if_due(self) -> None:
-        """Tell the decision service now and then that this listener runs."""
         if self._clock() < self._reports_at_s:
             return
         self._reports_at_s = self._clock() + REPORT_S
@@ -174,10 +163,9 @@ class ProtectionReconciler:
             self._unreported.log_warning("")
 
     def run_pass(self) -> None:
-        """Look at what is needed, and see to it.
+        """Make one pass: read the needed images, protect them, remove other protection.
 
         :raises errors.ImageServiceError: the decision service or Glance is away, or refuses
-        :raises errors.Unusable: the options of the service user make no sense
         """
         needed = _ask(self._service) if self.is_on else None
         self.needed = frozenset(needed.images if needed else ())
@@ -193,7 +181,7 @@ class ProtectionReconciler:
             self._counters.guarded_at.set(time.time())
 
     def _protect(self, needed: deletion_protection.NeededImages) -> None:
-        """See to what is needed; what else is protected can wait until that is done."""
+        """Protect needed images first; then look for protection to remove."""
         while self._happened:
             self._known.mark_changed(self._happened.popleft())
         self._known.set_needed(needed, self._clock())
@@ -211,7 +199,7 @@ class ProtectionReconciler:
 
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[bool]:
-        """Yield whether no other listener makes a pass now; it is no reason to make none."""
+        """Yield whether to make a pass; True if the coordination service fails."""
         with contextlib.ExitStack() as stack:
             try:
                 is_ours = stack.enter_context(self._claims.lease_image(ALL))
@@ -221,7 +209,6 @@ class ProtectionReconciler:
             yield is_ours
 
     def _list_if_due(self) -> None:
-        """Read from Glance what acstor protects, every now and then."""
         if self._clock() < self._lists_at_s:
             return
         project_id = self._images.project_id
@@ -235,10 +222,7 @@ class ProtectionReconciler:
         self._lists_at_s = self._clock() + deletion_protection.LOOK_AGAIN_S
 
     def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
-        """Do something about each of some images; one that cannot be is left for a while.
-
-        :raises errors.ImageServiceError: Glance is away
-        """
+        """Call ``do`` for some images; delay failed ones; raise if Glance is away."""
         failures = 0
         for image_id in image_ids[:MOST_A_PASS]:
             try:
@@ -251,7 +235,6 @@ class ProtectionReconciler:
                     raise
 
     def _settle(self, image_id: str) -> None:
-        """Look at an image, and do what is to be done about it."""
         record = self._images.read_or_none(image_id)
         self._known.update_image(image_id, record, self._images.project_id)
         change = self._known.plan_change(image_id, self._clock())
@@ -259,7 +242,6 @@ class ProtectionReconciler:
             self._change(record, change)
 
     def _take_all_back(self) -> None:
-        """Take back what was set before the option was switched off."""
         self._each(sorted(self._known.list_protected(self._clock())), self._take_back)
 
     def _take_back(self, image_id: str) -> None:
@@ -273,7 +255,7 @@ class ProtectionReconciler:
             self._change(record, deletion_protection.Change.TAKE_BACK)
 
     def _change(self, record: image_record.Record, change: deletion_protection.Change) -> None:
-        """Change an image that was read just now: what others set meanwhile would be lost."""
+        """Change an image that was read just now, or changes by others would be lost."""
         project_id = self._images.project_id
         tags = deletion_protection.tags_after(change, record, project_id, self._known.service_s())
         is_noted = change is deletion_protection.Change.NOTE
@@ -292,7 +274,7 @@ class ProtectionReconciler:
             self._counters.protections.labels(change.name.lower()).inc()
 
     def _tell(self) -> None:
-        """Show how the needed images stand, and log those that can be lost once each."""
+        """Update the metrics, and log each image at risk once."""
         standings = self._known.list_states()
         for image_id in self._said.keys() - standings.keys():
             del self._said[image_id]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the decision service, again and again, whom to believe; or reads it from files.
+"""Keeps the trusted keys up to date, from the decision service or from files.
 
-Nobody waits for this.  What was known last counts while the service is away, and
-what nobody has said yet is believed of nobody.
+The last known keys apply while the service is away; without any, no message is trusted.
 """
 
 import logging
@@ -27,19 +26,17 @@ CA_FILE, SIGNERS_FILE = "ca.pem", "signers.pem"
 ASK_EVERY_S = 60.0
 ASK_AGAIN_S = 5.0
 MAX_ANSWER_BYTES = 1 << 22
-"""As many revoked hosts as there may be, with the longest names, and more."""
+"""Longest answer: MAX_REVOKED hosts with the longest names fit."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What ``GET /v1/authority`` says, as far as it counts here."""
-
     ca: str
     signers: str
     revoked: dict[str, int] = {}
 
 
 class TrustStore:
-    """Knows whom to believe; start it, then ask :meth:`trust_anchors` from any thread."""
+    """Trusted keys, refreshed by a thread; thread-safe."""
 
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
@@ -49,15 +46,15 @@ class TrustStore:
         self._service = decision_client.DecisionClient(conf)
 
     def trust_anchors(self) -> message_verifier.TrustAnchors:
-        """Return whom to believe, as it was known last."""
+        """Return the keys, as last known."""
         return self._trust
 
     def start(self) -> None:
-        """Begin to look; waits for nothing."""
+        """Start the thread."""
         supervision.start("acstor-authority", self._run, self._stopping)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop refreshing."""
         self._stopping.set()
 
     def _run(self) -> None:
@@ -75,10 +72,9 @@ class TrustStore:
                 wait_s = ASK_EVERY_S
 
     def refresh(self) -> None:
-        """Look once.
+        """Read the keys once.
 
-        :raises errors.ImageServiceError: the decision service says nothing
-        :raises errors.NotAuthenticated: what it says makes no sense
+        :raises errors.NotAuthenticated: the decision service's answer is invalid
         :raises OSError: a file cannot be read
         """
         own = self._conf.acstor_glance
@@ -97,10 +93,7 @@ class TrustStore:
 def parse_trust(
     ca: bytes, signers: bytes, revoked: dict[str, int]
 ) -> message_verifier.TrustAnchors:
-    """Return whom to believe; what is empty stands for nobody.
-
-    :raises errors.NotAuthenticated: it is no PEM of authorities or of public keys
-    """
+    """Parse trusted keys; empty ones trust no host or no service."""
     if ca:
         certificates.read_ca(ca)
     if len(revoked) > hash_ring.MAX_REVOKED:
