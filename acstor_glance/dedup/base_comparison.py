@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares images with their bases: how much each has of its own, and what room they can share.
+"""Compares images with their backing images, and deduplicates their blocks.
 
-Every image is a whole one: who made it of a base and of changes made all its bytes.  What that
-costs is room in the store, and of a file store the file system gives it back, where it can.
-
-All of this is told to operators and saves room, and no image waits for it, is less
-ready for it, or has other bytes after it.
+Images in Glance are complete, so an image repeats the data of its backing image; a file store's
+file system can share the blocks. Results are recorded on the image. No image waits for this.
 """
 
 import logging
@@ -35,15 +32,15 @@ from acstor_glance.prepare import plan
 LOG = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 100_000
-"""Images that were looked at: each costs this process one comparison."""
+"""Limit of remembered images; others are compared once more."""
 
 _Files = tuple[pathlib.Path, pathlib.Path]
 _Maps = tuple[chunk_map.ChunkMap, chunk_map.ChunkMap]
-"""Those of an image, then those of its base."""
+"""Those of an image, then of its backing image."""
 
 
 class BaseComparer:
-    """The thread that compares images, one at a time, and what it is told."""
+    """Thread that compares images, one at a time."""
 
     def __init__(
         self,
@@ -58,21 +55,21 @@ class BaseComparer:
         self._trouble = log_once.LogOnce(LOG)
 
     def start(self) -> None:
-        """Begin; waits for nothing."""
+        """Start the thread."""
         supervision.start("acstor-comparing", self._work, self._stopping)
 
     def stop(self) -> None:
-        """End soon; what was begun is done again after the next start."""
+        """Stop soon; unfinished work is repeated after a restart."""
         self._stopping.set()
         self._queue.close()
 
     def queue_image(self, image_id: ids.ImageId) -> None:
-        """Compare an image that has just got its chunk map."""
+        """Queue an image that has just got its chunk map."""
         self._seen.discard(image_id)
         self._queue.add_image(image_id, work_queue.Rank.NEW)
 
     def requeue(self, image_ids: Iterable[ids.ImageId]) -> None:
-        """Compare images that a reconcile found, but for those that this process has had."""
+        """Queue images that a reconcile found and that this process has not compared."""
         for image_id in image_ids:
             if image_id not in self._seen:
                 self._queue.add_image(image_id, work_queue.Rank.OLD)
@@ -97,7 +94,7 @@ class BaseComparer:
         self._seen.add(image_id)
 
     def compare_image(self, image_id: ids.ImageId) -> bool:
-        """Compare an image with its base, and let both share room; return False if that was ended.
+        """Compare an image with its backing image; return False if interrupted.
 
         :raises errors.ImageServiceError: Glance is away or refuses
         """
@@ -131,14 +128,13 @@ class BaseComparer:
         return True
 
     def _files_of(self, image: image_record.Record, base: image_record.Record) -> _Files | None:
-        """Return the files of both, if they lie where they may share room."""
         if not self._conf.block_dedup_rate_mib_s:
             return None
         own_path, base_path = self._path_of(image), self._path_of(base)
         return None if own_path is None or base_path is None else (own_path, base_path)
 
     def _share(self, image_id: ids.ImageId, files: _Files, maps: _Maps) -> None:
-        """Let the files of an image and its base share room, if their file system can.
+        """Share blocks of both files, and record the result.
 
         :raises block_dedup.Stopped: the listener ends
         """
@@ -155,10 +151,9 @@ class BaseComparer:
         self._images.set_properties(image_id, {artefacts.SHARED_BYTES: str(shared_bytes)})
 
     def _share_files(self, files: _Files, maps: _Maps) -> int:
-        """Let two files share what both have; return how many bytes.
+        """Share equal blocks of two files; return the number of bytes.
 
-        :raises errors.Unusable: they cannot
-        :raises block_dedup.Stopped: the listener ends
+        :raises errors.Unusable: their file system cannot
         """
         pace = block_dedup.RateLimit(
             self._conf.block_dedup_rate_mib_s * geometry.MIB, self._stopping.wait
@@ -172,12 +167,10 @@ class BaseComparer:
             return block_dedup.share_blocks(own_file, base_file, ranges, pace)
 
     def _path_of(self, image: image_record.Record) -> pathlib.Path | None:
-        """Return the file of what agents read of an image, if it is in a store of this host."""
         stored = stored_bytes.find_stored_bytes(self._images, image)
         return self._images.local_path(stored.own_record, self._conf.file_store_dirs)
 
 
 def _is_told(image: image_record.Record, base: image_record.Record) -> bool:
-    """Say whether an image tells how much it has that its base has not."""
     told = artefacts.lineage_of(image)
     return told.base == base["id"] and told.own_bytes is not None

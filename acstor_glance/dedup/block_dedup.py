@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets two files share the blocks of what both have, where their file system can.
+"""Shares equal blocks of two files by ``FIDEDUPERANGE`` (XFS reflink=1, Btrfs).
 
-The kernel does it (``FIDEDUPERANGE``, Linux 4.5; XFS with ``reflink=1`` and Btrfs can).  It locks
-both files, compares the bytes itself and shares them only if they are the same.  So whatever is
-asked for, no file ever has other bytes than before; it counts who uses a block, so either file may
-be deleted; and what a killed process had shared stays right, so there is nothing to mend.
-
-Files are opened for reading, and nothing is written.
+The kernel locks both files, compares the bytes, and shares them only if they are equal. So no
+file's content ever changes, either file may be deleted, and an interruption does no harm. Files are
+opened read-only.
 """
 
 import contextlib
@@ -26,10 +23,10 @@ from acstor_common.util import rate_limiter
 from acstor_glance.dedup import common_ranges
 
 CALL_BYTES = 256 * geometry.KIB
-"""In one call: whoever reads either file waits for as long as the kernel compares so much."""
+"""Bytes per call, during which readers of both files wait."""
 _FIDEDUPERANGE = 0xC0189436  # _IOWR(0x94, 54, struct file_dedupe_range) of linux/fs.h
-_ASKED = struct.Struct("=QQHHI")  # offset and length in the base, files that follow, reserved
-_TOLD = struct.Struct("=qQQiI")  # descriptor, offset there, bytes that are shared, status, reserved
+_ASKED = struct.Struct("=QQHHI")  # offset and length in the base, number of files, reserved
+_TOLD = struct.Struct("=qQQiI")  # descriptor, its offset, shared bytes, status, reserved
 _DIFFERS = 1
 _WHY = {
     errno.EPERM: "the kernel lets only who owns the image's file, or may write to it: run the "
@@ -45,7 +42,7 @@ _WHY |= dict.fromkeys((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY), _CANNOT)
 def open_stored_file(path: str | os.PathLike[str], size_bytes: int) -> Iterator[int]:
     """Yield the descriptor of a stored file.
 
-    :raises errors.Unusable: it is not there, or not a file of that length
+    :raises errors.Unusable: it is missing, or not a regular file of that length
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -62,7 +59,7 @@ def open_stored_file(path: str | os.PathLike[str], size_bytes: int) -> Iterator[
 
 
 def block_bytes(descriptor: int) -> int:
-    """Return the length of the blocks of a file's file system."""
+    """Return the block size of a file's file system."""
     return os.fstatvfs(descriptor).f_bsize
 
 
@@ -72,11 +69,11 @@ def share_blocks(
     ranges: Iterable[common_ranges.Range],
     pace: "RateLimit",
 ) -> int:
-    """Let the file of an image share ranges with that of its base; return how many bytes it does.
+    """Share ranges of two files; return the number of bytes shared.
 
     :param image: a descriptor, as ``base`` is
-    :raises errors.Unusable: it cannot be, and why
-    :raises Stopped: it was to end; what was shared stays
+    :raises errors.Unusable: the kernel refuses
+    :raises Stopped: the wait was interrupted; shared blocks stay shared
     """
     shared_bytes = 0
     for one in _calls(image, ranges):
@@ -91,14 +88,11 @@ def share_blocks(
 
 
 class Stopped(Exception):
-    """The work was to end before it was done."""
+    """The work was interrupted."""
 
 
 class RateLimit:
-    """Lets so many bytes go by in a second, no more.
-
-    :param wait_s: waits for so long; returns true if the work is to end instead
-    """
+    """Limits the rate; ``wait_s`` waits, and returns true to stop the work."""
 
     def __init__(
         self,
@@ -109,16 +103,13 @@ class RateLimit:
         self._pace, self._wait_s = rate_limiter.RateLimiter(bytes_s, clock), wait_s
 
     def wait(self, done_bytes: int) -> None:
-        """Wait until more may be done.
-
-        :raises Stopped: nothing more is to be done
-        """
+        """Wait until more may be done; raises Stopped."""
         if self._wait_s(self._pace.wait_s(done_bytes)):
             raise Stopped
 
 
 def _calls(image: int, ranges: Iterable[common_ranges.Range]) -> Iterator[common_ranges.Range]:
-    """Yield what of the ranges has blocks in the image's file, in pieces for one call each."""
+    """Yield the parts of ranges that have data, in pieces for one call each."""
     for one in ranges:
         for start, stop in _data(image, one.offset, one.offset + one.length):
             for at in range(start, stop, CALL_BYTES):
@@ -127,10 +118,7 @@ def _calls(image: int, ranges: Iterable[common_ranges.Range]) -> Iterator[common
 
 
 def _data(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield from where to where a file has no hole between two places.
-
-    File systems tell it in whole blocks; one that knows no holes has none.
-    """
+    """Yield the data ranges of a file between two offsets, in whole blocks."""
     while start < stop:
         try:
             start = min(stop, os.lseek(descriptor, start, os.SEEK_DATA))
@@ -145,16 +133,13 @@ def _data(descriptor: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _read_ahead(image: int, base: int, one: common_ranges.Range) -> None:
-    """Have both in memory: the kernel waits for no disk then while it has them locked."""
+    """Read both ranges, so that the kernel waits for no disk while it locks them."""
     os.pread(image, one.length, one.offset)
     os.pread(base, one.length, one.base_offset)
 
 
 def _share_one(image: int, base: int, one: common_ranges.Range) -> int:
-    """Let the kernel share one range; return how many bytes, 0 if they are not the same.
-
-    :raises OSError: it does not
-    """
+    """Share one range; return the number of bytes, 0 if the data differ."""
     asked = bytearray(_ASKED.pack(one.base_offset, one.length, 1, 0, 0))
     asked += _TOLD.pack(image, one.offset, 0, 0, 0)
     fcntl.ioctl(base, _FIDEDUPERANGE, asked)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image has in common with its base, and where that lies in the files of both.
+"""Finds the data that an image shares with its backing image. No I/O.
 
-It is told by names of chunks and by layouts, which are hints here.  Who makes
-anything of it compares the bytes.  No I/O.
+The result comes from CIDs and layouts, and is a hint: users compare the bytes.
 """
 
 from collections.abc import Iterable
@@ -14,11 +13,7 @@ from acstor_common.formats import layout
 
 
 class Range(NamedTuple):
-    """Bytes that the stored files of an image and of its base are said to have both.
-
-    :param offset: in the image's file
-    :param base_offset: in the base's file
-    """
+    """A range, by its offsets in two files, that both probably share."""
 
     offset: int
     base_offset: int
@@ -26,9 +21,9 @@ class Range(NamedTuple):
 
 
 def own_bytes(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> int:
-    """Return how many bytes a guest reads of an image that its base has not at the same place.
+    """Return the bytes of chunks that differ from the base's at the same offset.
 
-    Counted in chunks; zeros are nobody's.
+    Chunks of zeros do not count.
     """
     cut, own = image.geometry, 0
     for chunk_no in range(len(image)):
@@ -40,12 +35,9 @@ def own_bytes(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> int:
 def find_ranges(
     image: chunk_map.ChunkMap, base: chunk_map.ChunkMap, block_bytes: int
 ) -> Iterator[Range]:
-    """Yield what both files have, in whole blocks, in the order of the disk.
+    """Yield the ranges that both files have, in whole blocks, in disk order.
 
-    What either of them has compressed is left out, and what does not begin at the same place of a
-    block in both.
-
-    :param block_bytes: of the file system that both are in
+    Leaves out compressed data, and data at different offsets within a block.
     """
     for run in _joined(_ranges(image, base)):
         before = -run.offset % block_bytes
@@ -71,7 +63,6 @@ def _ranges(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> Iterator[Ran
 
 
 def _plain(of: chunk_map.ChunkMap, start: int, stop: int) -> Iterator[layout.Extent]:
-    """Yield where an image has bytes from ``start`` to ``stop``, without those compressed."""
     for extent in of.layout.find(start, min(stop, of.geometry.size_bytes)):
         if extent.codec is layout.Codec.STORED:
             at = max(extent.at, start)
@@ -81,7 +72,7 @@ def _plain(of: chunk_map.ChunkMap, start: int, stop: int) -> Iterator[layout.Ext
 
 
 def _joined(ranges: Iterable[Range]) -> Iterator[Range]:
-    """Yield ranges, those that follow each other in both files joined."""
+    """Yield ranges, joined where they are contiguous in both files."""
     run: Range | None = None
     for one in ranges:
         if run and (run.offset + run.length, run.base_offset + run.length) == one[:2]:
