@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Preparation of one image: check, convert, hash, publish its chunk map.
 
-``image_preparer`` executes what ``plan`` says. The import plugin, the listener and the
-commands share these modules. Nothing here loops over several images.
+``image_preparer`` executes what ``plan`` returns.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a buffer of an image's bytes to the CIDs of its chunks."""
+"""Computes the CIDs of the chunks in a buffer."""
 
 import functools
 
@@ -17,13 +17,13 @@ def append_cids(
 ) -> None:
     """Append the CIDs of the chunks in the first ``length`` bytes of ``buffer``.
 
-    The buffer begins at chunk ``chunk_no`` of the image; only the image's last chunk may be short.
+    ``chunk_no`` is the buffer's first; only the image's last chunk may be short.
     """
     zeros = _zeros(chunk_bytes)
     window = memoryview(buffer)[:length]
     for number, start in enumerate(range(0, length, chunk_bytes), chunk_no):
         chunk = window[start : start + chunk_bytes]
-        # startswith is a memcmp in place; comparing memoryviews is twenty times slower.
+        # startswith compares in place; comparing memoryviews is twenty times slower.
         if buffer.startswith(zeros[: len(chunk)], start):
             cids += ids.ZERO_CID
         else:

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts an image of another format to a qcow2 file, for agents to read instead of it.
+"""Converts an image of another format to a qcow2 file, which agents read instead.
 
-The image is hostile.  oslo.utils inspects all of it first and must find the format that Glance says
-and nothing unsafe, as in Glance and Nova.  qemu-img then runs in a :mod:`sandbox`, where there are
-two files, the image and what it becomes, with bounds on its memory, its time and its output.  Time
-and output grow with what was uploaded, not with what that says of itself: a few KiB that claim a
-disk of terabytes cost what a few KiB cost.
+The image is hostile. oslo.utils inspects it first, as in Glance and Nova. qemu-img then runs in a
+:mod:`sandbox` with two files and limits of memory, time and output. Time and output depend on the
+    uploaded bytes, never on the size that the image states.
 
-What is wrong with the image itself is :class:`errors.NotRaw`, what takes more than its bounds is
-:class:`errors.LimitExceeded`, and neither is tried again.
+:class:`errors.NotRaw` (faulty image) and :class:`errors.LimitExceeded` are not retried.
 """
 
 import contextlib
@@ -35,30 +32,30 @@ from acstor_glance.prepare import preparation_budget
 QEMU_IMG = "qemu-img"
 REMEDY = "Upload it converted (qemu-img convert -O qcow2)"
 DRIVERS = {"vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
-"""What QEMU calls each of Glance's disk formats."""
+"""QEMU's names of Glance's disk formats."""
 
 MEMORY_BYTES = 2048 * geometry.MIB
-"""Address space of qemu-img; it takes some 100 MiB of it."""
+"""Address space of qemu-img, which uses 100 MiB of it."""
 SPARE_BYTES = 64 * geometry.MIB
 SPARE_S = 60
 SLOWEST_BYTES_S = 4 * geometry.MIB
-"""qemu-img compresses some 30 MiB in a second of a processor."""
+"""qemu-img compresses some 30 MiB per second of a processor."""
 _GROWTH = 2
-"""What was compressed with a longer window may be larger after it."""
+"""Data that was compressed with a longer window may grow."""
 NO_ROOM, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
 _WORDS_BYTES = 2048
 _INFO_BYTES = 256 * geometry.KIB
 _THREADS = 64
 _SIGNALLED = 128
-"""What started it in its sandbox says above this by which signal it was ended, like a shell."""
+"""Exit status from the sandbox is this plus the signal's number, as in a shell."""
 _OF_BOUNDS = {
     status for one in (signal.SIGXCPU, signal.SIGXFSZ) for status in (-one, _SIGNALLED + one)
 }
-"""Statuses of what took too long or wrote too much; other signals are this host's."""
+"""Statuses after too much time or output; other signals come from the host."""
 _GRACE_S = 5
-"""Seconds of a processor between the signal of the bound and the kill."""
+"""Processor seconds between the limit's signal and SIGKILL."""
 _MODE = 0o666
-"""Of files in a folder that is closed to all others; in the sandbox another user has them."""
+"""Mode of files in a private folder; inside the sandbox another user opens them."""
 _IMAGE, _MADE = "/image", "/made"
 
 
@@ -66,13 +63,13 @@ _IMAGE, _MADE = "/image", "/made"
 def convert_image(
     image: image_record.Record, stored: IO[bytes], work: pathlib.Path, held_by: sandbox.Sandbox
 ) -> Iterator[IO[bytes]]:
-    """Yield the qcow2 file that an image becomes.
+    """Yield the converted qcow2 file of an image.
 
-    :param stored: a file with a name, of the image's bytes, which were compared with Glance's hash
-    :param work: a folder that only this user can read; what is made in it goes with it
-    :raises errors.NotRaw: the image is not what Glance says, not safe, or qemu-img refuses it
-    :raises errors.LimitExceeded: qemu-img takes longer than its bytes allow, or writes more
-    :raises errors.Unusable: qemu-img or its sandbox is not there, or has not enough of something
+    :param stored: a named file with the image's bytes, whose hash was verified
+    :param work: a private folder, for files that are deleted with it
+    :raises errors.NotRaw: the image has another format, is unsafe, or qemu-img rejects it
+    :raises errors.LimitExceeded: qemu-img takes too long or writes too much
+    :raises errors.Unusable: qemu-img, its sandbox or space is missing
     """
     name, disk_format = f"image {image['id']}", image_record.text_of(image, "disk_format")
     with open(stored.name, "rb") as inspected:
@@ -93,8 +90,6 @@ def convert_image(
 
 
 class _Job:
-    """One image, and what qemu-img is given of it."""
-
     def __init__(
         self, name: str, driver: str, stored: IO[bytes], made: IO[bytes], held_by: sandbox.Sandbox
     ) -> None:
@@ -107,7 +102,6 @@ class _Job:
         self.image, self._made = (_IMAGE, _MADE) if is_walled else own
 
     def info(self) -> dict[str, Any]:
-        """Return what qemu-img says of the image."""
         words = ["info", "-f", self._driver, "--output=json", self.image]
         with tempfile.TemporaryFile() as said:
             self._run(words, said, _INFO_BYTES, SPARE_S)
@@ -119,7 +113,6 @@ class _Job:
         raise errors.NotRaw(self._name, f"{QEMU_IMG} says nothing that can be read of it", REMEDY)
 
     def convert(self) -> None:
-        """Write the qcow2 file."""
         words = ["convert", "-q", "-c", "-f", self._driver, "-O", artefacts.AS_CONVERTED]
         most_bytes = _GROWTH * self._stored_bytes + SPARE_BYTES
         longest_s = SPARE_S + self._stored_bytes // SLOWEST_BYTES_S
@@ -127,11 +120,9 @@ class _Job:
             self._run([*words, self.image, self._made], said, most_bytes, longest_s)
 
     def _run(self, words: Sequence[str], said: IO[bytes], most_bytes: int, longest_s: int) -> None:
-        """Run qemu-img.
+        """Run qemu-img; ``said`` gets its output.
 
-        :param said: gets what it prints
-        :param most_bytes: how long a file it may write
-        :param longest_s: seconds of a processor, and half of the time, that it may take
+        :param longest_s: limit of processor seconds, and half the limit of time
         """
         cpu_s = f"{longest_s}:{longest_s + _GRACE_S}"
         bounds: dict[str, int | str] = {
@@ -155,7 +146,7 @@ class _Job:
             except subprocess.TimeoutExpired as exc:
                 raise self._too_much(longest_s) from exc
             finally:
-                if process.poll() is None:  # with all that has not yet been tied to its life
+                if process.poll() is None:  # also kills processes that are not yet tied to its life
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             complaints.seek(0)
@@ -179,10 +170,7 @@ class _Job:
 
 
 def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
-    """Refuse a disk that is more than its file, or too large.
-
-    :raises errors.NotRaw: it is
-    """
+    """Raise errors.NotRaw if the disk refers to other files, or is too large."""
     strangers = {path for path in _file_names(info) if path != own_name}
     if strangers or any("backing" in key for key in info):
         raise errors.NotRaw(name, format_check.BACKING_FILE, REMEDY)
@@ -193,7 +181,7 @@ def _check_info(name: str, info: dict[str, Any], own_name: str) -> None:
 
 
 def _file_names(said: object) -> Iterator[str]:
-    """Yield every file that is named anywhere in what qemu-img says, however deep that is."""
+    """Yield every file name in qemu-img's facts, at any depth."""
     left = [said]
     while left:
         one = left.pop()

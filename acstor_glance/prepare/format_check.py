@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the bytes of an image are of the format that Glance calls them.
+"""Checks that an image's bytes have the format that Glance states.
 
-Glance accepts a qcow2 file under the name raw, and a hypervisor that guesses
-formats would follow the files that its header names.  Such an image is never
-served.
-
-oslo.utils decides, as it does in Glance and Nova.
+Glance accepts a qcow2 file with disk format raw, and a hypervisor that guesses formats would open
+the files that its header names. oslo.utils does the check, as in Glance and Nova.
 """
 
 import io
@@ -23,15 +20,15 @@ _UNSAFE = {
     "data_file": EXTERNAL_DATA,
     "unknown_features": "it has incompatible features that are not known",
 }
-"""What oslo.utils finds unsafe, in words for operators."""
+"""Failures of oslo.utils' safety check, in words for operators."""
 RAW_FORMATS = frozenset({"raw", "gpt", "iso"})
-"""What oslo.utils may call an image that a guest can read as it is."""
+"""Formats, as detected by oslo.utils, that a guest can read as raw."""
 
 INSPECTED_BYTES = 1 * geometry.MIB
 
 
 def format_named(name: str) -> layout.DiskFormat:
-    """Return the format that Glance calls ``name``; what is not read as qcow2 is read as raw.
+    """Return the format with Glance's name; all but qcow2 are read as raw.
 
     >>> format_named("qcow2").name, format_named("raw").name
     ('QCOW2', 'RAW')
@@ -41,13 +38,13 @@ def format_named(name: str) -> layout.DiskFormat:
 
 
 def why_not_raw(head: bytes) -> str:
-    """Say why an image that begins with ``head`` is not raw; empty if it is.
+    """Return why an image that begins with ``head`` is not raw; empty if it is.
 
     :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
     """
     try:
         foreign = _formats_of(head) - RAW_FORMATS
-    except Exception as e:  # the library has no family of errors: fuzzing it found AttributeError
+    except Exception as e:  # oslo.utils raises any type: fuzzing found AttributeError
         return f"its format cannot be told: inspecting it ended in {type(e).__name__}"
     if not foreign:
         return ""
@@ -55,11 +52,9 @@ def why_not_raw(head: bytes) -> str:
 
 
 def why_not_qcow2(head: bytes) -> str:
-    """Say why an image that begins with ``head`` is not a safe qcow2 file; empty if it is.
+    """Return why an image that begins with ``head`` is no safe qcow2; empty if it is.
 
-    Glance checks an upload in the same way, and Nova a download before it converts it.  So nothing
-    is served that they would refuse: of oslo.utils 10.2 these are also files with subclusters
-    (extended L2 entries), a feature that it does not know.
+    Rejects what Glance and Nova reject: with oslo.utils 10.2 also files with extended L2 entries.
 
     :param head: the first INSPECTED_BYTES of the image, or all of a smaller one
     """
@@ -77,10 +72,9 @@ def why_not_qcow2(head: bytes) -> str:
 
 
 def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
-    """Say why an image is not safe to convert from a format; empty if it is.
+    """Return why an image is unsafe to convert; empty if it is safe.
 
-    :param file: all of it is read, for the ends of some formats count as well, and closed
-    :param disk_format: as Glance calls it
+    :param file: is read to its end, where some formats have metadata, and closed
     :raises OSError: it cannot be read
     """
     inspector = format_inspector.InspectWrapper(file)
@@ -101,7 +95,6 @@ def why_not_convertible(file: IO[bytes], disk_format: str) -> str:
 
 
 def _formats_of(head: bytes) -> set[str]:
-    """Return what an image that begins with ``head`` may be, in the words of Glance."""
     return {str(found) for found in _inspectors_of(head)}
 
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of an image that is being hashed.
-
-It is only read, and whoever changes it meanwhile is noticed.
-"""
+"""The file of an image that is being hashed; detects changes meanwhile."""
 
 import contextlib
 import errno
@@ -25,21 +22,21 @@ _HASHED_BYTES = 1 * geometry.MIB
 
 
 class ImageChanged(errors.Unusable):
-    """Somebody wrote to the image while it was read."""
+    """The image changed while it was read."""
 
 
 class ImageFile:
-    """The open file of an image, and what tells that it changed."""
+    """The open file of an image."""
 
     extents: Sequence[layout.Extent] = ()
-    """A raw image has none: its bytes are where a guest reads them."""
+    """A raw image has none: disk and file have the same offsets."""
     cluster_bytes = 1
     is_hole = False
-    """That nothing but a hole is there is looked up piece by piece."""
+    """Holes are looked up piece by piece."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.fd = file.fileno()
-        # A file without a name has its descriptor's number for one.
+        # A file without a name has its descriptor's number as name.
         self.name = str(file.name) if isinstance(file.name, (str, os.PathLike)) else "image"
         status = os.fstat(self.fd)
         if not stat.S_ISREG(status.st_mode):
@@ -56,15 +53,15 @@ class ImageFile:
 
     @property
     def virtual_size(self) -> int:
-        """Bytes that a guest reads, if the image is raw."""
+        """Bytes of the disk of a raw image."""
         return self.size_bytes
 
     def part_reader(self, start: int, stop: int, cut: geometry.Geometry) -> "ImageFile":
-        """Return what reads a part of a raw image: this, for all parts."""
+        """Return the reader of a part: this object, for all parts."""
         return self
 
     def fill_buffer(self, view: memoryview, start: int) -> int:
-        """Fill ``view`` from ``start`` on unless all is a hole; return how many bytes it filled."""
+        """Fill ``view``, unless the range is a hole; return the number of bytes filled."""
         stop = start + len(view)
         if self._data_from(start, stop) == stop:
             return 0
@@ -72,22 +69,22 @@ class ImageFile:
         return len(view)
 
     def _data_from(self, offset: int, stop: int) -> int:
-        """Return where the next byte that is not in a hole lies, ``stop`` at most."""
+        """Return the offset of the next data, ``stop`` at most."""
         try:
             return min(os.lseek(self.fd, offset, os.SEEK_DATA), stop)
         except OSError as exc:
-            if exc.errno == errno.ENXIO:  # only a hole from here to the end
+            if exc.errno == errno.ENXIO:  # only a hole up to the end
                 return stop
             raise errors.Unusable(self.name, str(exc.strerror)) from exc
 
     def check_unchanged(self) -> None:
-        """Raise if somebody wrote to the image since it was opened."""
+        """Raise if the file changed since it was opened."""
         status = os.fstat(self.fd)
         if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.mtime_ns):
             raise self._changed()
 
     def check_format(self, disk_format: layout.DiskFormat) -> None:
-        """Raise if the image is of another format, or one that is not safe to read."""
+        """Raise if the image has another format, or is unsafe."""
         head = bytearray(min(format_check.INSPECTED_BYTES, self.size_bytes))
         self.read_into(memoryview(head), 0)
         if disk_format is layout.DiskFormat.QCOW2:
@@ -117,10 +114,7 @@ class ImageFile:
 
 
 class FileHash:
-    """The hash of a whole file, computed part by part while others read in it.
-
-    :param hasher: None: it is not wanted
-    """
+    """The hash of a whole file, computed step by step; ``hasher`` None: no hash."""
 
     def __init__(self, source: ImageFile, hasher: "hashlib._Hash | None") -> None:
         self._source, self._hasher = source, hasher
@@ -128,7 +122,7 @@ class FileHash:
         self._buffer = memoryview(bytearray(_HASHED_BYTES if hasher else 0))
 
     def hash_until(self, stop: int) -> None:
-        """Hash what comes before ``stop`` and is not hashed yet."""
+        """Hash the bytes before ``stop`` that are not hashed yet."""
         while self._hasher and self._done < stop:
             view = self._buffer[: stop - self._done]
             self._source.read_into(view, self._done)
@@ -138,7 +132,7 @@ class FileHash:
 
 @contextlib.contextmanager
 def open_image(image: str | os.PathLike[str] | IO[bytes]) -> Iterator[ImageFile]:
-    """Yield an image by its path, or an open file of it, whose position stays as it is.
+    """Yield an image by its path, or by an open file whose position is restored.
 
     :raises errors.Unusable: it cannot be opened, or is not a regular file
     """
@@ -157,7 +151,7 @@ def open_image(image: str | os.PathLike[str] | IO[bytes]) -> Iterator[ImageFile]
 
 @contextlib.contextmanager
 def system_error(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Make an error of the family from an error of the system about ``path``."""
+    """Translate OSError about ``path`` into errors.Unusable."""
     try:
         yield
     except OSError as exc:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Does with one image what its plan says: hash, publish, refuse, write down a failure.
+"""Executes the plan of one image: hash, publish, refuse, or record a failure.
 
-Whatever happens to an image is written on the image, so that every listener
-knows and an operator can read it; only when Glance itself is away does nothing
-change.
+The result is recorded in the image's properties, for other listeners and operators. Nothing changes
+while Glance is away.
 """
 
 import dataclasses
@@ -48,12 +47,11 @@ CHUNK_MAP, CONVERTED = artefacts.Kind.CHUNK_MAP, artefacts.Kind.CONVERTED
 
 @dataclasses.dataclass(frozen=True)
 class NextStep:
-    """What is done with each image that has its chunk map, such as building its boot image.
+    """A step for each image that has its chunk map.
 
-    :param kind: the artefact that it publishes (:meth:`images.Images.publish`); an image that has
-        one that belongs to it is not given to it again
-    :param run: gets the image's record as it is then, and runs while the image is claimed.  If it
-        raises one of the family's errors the image has failed, and is tried again later
+    :param kind: the artefact that it publishes; images that have one are skipped
+    :param run: gets the image's current record, while its lease is held. An error of acstor's means
+        that the image has failed, and is retried later
     """
 
     kind: artefacts.Kind
@@ -62,26 +60,26 @@ class NextStep:
 
 Progress = Callable[[int], None]
 Begin = Callable[[str], bool]
-"""Is told the project of an image that is to be prepared; returns whether that may begin now."""
+"""Called with the project of an image to prepare; returns whether to begin now."""
 
 
 class PreparationOutcome(enum.StrEnum):
-    """What came of looking at an image; a label of a metric."""
+    """Result of handling an image; a label of a metric."""
 
     NOTHING = "nothing"
     PREPARED = "prepared"
     REFUSED = "refused"
     FAILED = "failed"
     WAITING = "waiting"
-    CLAIMED = "claimed"  # another process works on it
-    QUEUED = "queued"  # until it is the turn of its project
+    CLAIMED = "claimed"  # another process holds its lease
+    QUEUED = "queued"  # until its project's turn
     GONE = "gone"
 
 
 class ImagePreparer:
-    """Prepares images, one at a time in each thread that calls it.
+    """Prepares images, one at a time in each calling thread.
 
-    :param after_chunk_map: done in this order with each image whose chunk map is published
+    :param after_chunk_map: steps after the chunk map, in order
     """
 
     def __init__(
@@ -114,11 +112,11 @@ class ImagePreparer:
         progress: Progress | None = None,
         begin: Begin = lambda project: True,
     ) -> PreparationOutcome:
-        """Do what the image needs now, unless somebody else is at it.
+        """Execute the image's plan, unless another process holds its lease.
 
-        :param is_forced: make a new chunk map even if there is one or a failed attempt
-        :param progress: told how many bytes of the image are done
-        :param begin: asked before it is prepared
+        :param is_forced: make a new chunk map, despite an existing one or a failed attempt
+        :param progress: called with the bytes done
+        :param begin: called before the preparation
         :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
         """
         with self.claims.lease_image(image_id) as is_ours:
@@ -136,7 +134,7 @@ class ImagePreparer:
         progress: Progress | None = None,
         begin: Begin = lambda project: True,
     ) -> PreparationOutcome:
-        """Do what the image needs now; the caller has claimed it.
+        """Execute the image's plan; the caller holds its lease.
 
         :raises errors.ImageServiceUnreachable: Glance is away
         """
@@ -157,7 +155,7 @@ class ImagePreparer:
         return self._counted(outcome)
 
     def image_exists(self, image_id: ids.ImageId) -> bool:
-        """Say whether there is an image; what was made of one that is gone is deleted.
+        """Return whether an image exists; if not, delete its artefacts.
 
         :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
         """
@@ -177,14 +175,12 @@ class ImagePreparer:
         return plan.plan_image(image, by_id, self._images.project_id, self.wanted, _now())
 
     def _can_be_forced(self, image: image_record.Record) -> bool:
-        """Say whether an image that needs nothing may be prepared again all the same."""
         why_not = image_record.why_not_served(image, self.wanted.convertible)
         return not why_not and artefacts.KIND not in image
 
     def _attempt(
         self, image: image_record.Record, is_forced: bool, progress: Progress
     ) -> PreparationOutcome:
-        """Prepare the image, and write down what came of it."""
         image_id = image_record.image_id_of(image)
         try:
             self._prepare(image, is_forced, progress)
@@ -193,14 +189,13 @@ class ImagePreparer:
         except errors.LimitExceeded as exc:
             return self._fail(image, f"{exc.why}. {exc.remedy}", plan.Retry(1, None))
         except (errors.ImageServiceError, errors.Unusable, errors.FormatError) as exc:
-            now = self._images.read_or_none(image_id)  # raises if it is Glance that is away
+            now = self._images.read_or_none(image_id)  # raises if Glance is away
             if now is None:
                 return self._clean_up(image_id)
             return self._fail(now, str(exc))
         return PreparationOutcome.PREPARED
 
     def _prepare(self, image: image_record.Record, is_forced: bool, progress: Progress) -> None:
-        """See to it that the image has its chunk map, and do what comes after it."""
         image_id = image_record.image_id_of(image)
         LOG.info("image %s: preparing (%d bytes)", image_id, image_record.size_bytes_of(image))
         started = _now()
@@ -226,7 +221,7 @@ class ImagePreparer:
         LOG.info("image %s: prepared in %.1f s", image_id, seconds)
 
     def _boot_image_asked(self, image: image_record.Record) -> dict[str, str]:
-        """Return what asks a listener for the image's boot image, in Glance's import as well."""
+        """Return the properties that request a boot image from a listener."""
         if self._conf.boot_images == "none":
             return artefacts.boot_properties(None)
         present = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
@@ -237,7 +232,7 @@ class ImagePreparer:
     def _make_chunk_map(
         self, image: image_record.Record, is_forced: bool, progress: Progress
     ) -> None:
-        """Publish the image's chunk map: the import plugin's, or one made from its bytes."""
+        """Publish the chunk map of the import plugin, or make one from the bytes."""
         self._quota.reserve_bytes(image, 0)
         counted = self._counting(image, progress)
         budget = self._budget(image)
@@ -265,7 +260,6 @@ class ImagePreparer:
                 self._publish(image, file)
 
     def _budget(self, image: image_record.Record) -> preparation_budget.PreparationBudget:
-        """Return what the preparation of an image may cost from now on."""
         size_bytes, ratio = image_record.size_bytes_of(image), self._conf.max_expansion_ratio
         return preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes, ratio)
 
@@ -276,10 +270,7 @@ class ImagePreparer:
         naming: deduplication.Naming,
         budget: preparation_budget.PreparationBudget,
     ) -> None:
-        """Publish the chunk map of what an image of another format is converted to.
-
-        What it was converted to before stays, if it is whole: guests read it.
-        """
+        """Convert the image and publish the chunk map; keep a valid earlier conversion."""
         with stream_prehash.work_folder(self.spool.folder) as work:
             if self._is_made_of_conversion(image, work, progress, naming, budget):
                 return
@@ -302,7 +293,7 @@ class ImagePreparer:
         naming: deduplication.Naming,
         budget: preparation_budget.PreparationBudget,
     ) -> bool:
-        """Publish a chunk map of what the image was converted to before; say whether that is so."""
+        """Make the chunk map from an earlier conversion; return whether it was valid."""
         if self._images.artefact_of(image, CONVERTED) is None:
             return False
         try:
@@ -329,7 +320,7 @@ class ImagePreparer:
         naming: deduplication.Naming,
         budget: preparation_budget.PreparationBudget,
     ) -> None:
-        """Store what an image was converted to, and point to it and to its chunk map at once."""
+        """Store a conversion; point to it and to its chunk map in one request."""
         as_read = artefacts.as_read(image, {"size": os.fstat(made.fileno()).st_size})
         with self.spool.temporary_map() as file:
             stream_prehash.write_map_of_file(
@@ -381,10 +372,10 @@ class ImagePreparer:
         as_read: image_record.Record | None = None,
         said: Mapping[str, str] | None = None,
     ) -> None:
-        """Publish a map after a last look at it: it is of this image, of all of it.
+        """Publish a chunk map, after checking that it is of this image.
 
-        :param as_read: the image's record as agents read it, if that is not as it is
-        :param said: properties of the image that change with its pointer
+        :param as_read: the record of the bytes that agents read, if not the image's
+        :param said: properties of the image that change together with its pointer
         """
         file.flush()
         count = os.fstat(file.fileno()).st_size
@@ -401,14 +392,13 @@ class ImagePreparer:
             self._drop_boot_image(image)
 
     def _drop_boot_image(self, image: image_record.Record) -> None:
-        """Let a boot image go whose frames are named in another scope; the listener makes one."""
+        """Delete a boot image with CIDs of another scope; the listener makes another."""
         boot_image = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
         if boot_image is not None:
             self._images.set_properties(image["id"], {artefacts.Kind.BOOT_IMAGE.pointer: ""})
             self._images.delete_artefact(boot_image["id"])
 
     def _counting(self, image: image_record.Record, progress: Progress) -> Progress:
-        """Return what counts bytes, logs every tenth of them and passes them on."""
         size_bytes = max(1, image_record.size_bytes_of(image))
         seen_bytes = 0
 
@@ -424,7 +414,7 @@ class ImagePreparer:
         return count
 
     def _refuse(self, image: image_record.Record, why: str, retry: str = "") -> PreparationOutcome:
-        """Say on the image why it is not served; it points to nothing from now on."""
+        """Record on the image why it is not served, and remove its pointers."""
         image_id = image_record.image_id_of(image)
         LOG.info("image %s is not served: %s", image_id, why)
         pointers = {kind.pointer: "" for kind in artefacts.Kind}
@@ -436,10 +426,7 @@ class ImagePreparer:
     def _fail(
         self, image: image_record.Record, why: str, retry: plan.Retry | None = None
     ) -> PreparationOutcome:
-        """Say on the image why it could not be prepared, and when that is tried again.
-
-        :param retry: None: later, after each failure
-        """
+        """Record a failure and the next attempt; ``retry`` None: with increasing delays."""
         retry = retry or plan.Retry.after_failure(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image["id"], retry, why)  # fmt: skip
@@ -449,7 +436,6 @@ class ImagePreparer:
         return PreparationOutcome.FAILED
 
     def _clean_up(self, image_id: ids.ImageId) -> PreparationOutcome:
-        """Delete what was made of an image that does not exist any more."""
         for artefact in list(self._images.list_artefacts(image_id)):
             LOG.info("artefact %s: deleted with its image %s", artefact["id"], image_id)
             self._images.delete_artefact(artefact["id"])
@@ -463,4 +449,4 @@ def _now() -> datetime.datetime:
 
 
 def _no_progress(done_bytes: int) -> None:
-    """Take no notice of the progress."""
+    """Ignore the progress."""

@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor_prehash``: a plugin of Glance's image import that makes the chunk map on the way.
+"""``acstor_prehash``: plugin of Glance's image import that makes the chunk map.
 
-It runs in Glance's own process, after the bytes are staged and before they go to a
-store.  It never raises, for an image whose import plugin failed stays in
-``importing`` for ever; whatever goes wrong is logged, and the listener does the
-work later.
-
-An import waits while the staged file is read once, and for nothing else.  Glance
-knows the image's hash only when the import has ended, so the map waits in the spool
-and a thread publishes it then.
+It runs in Glance's process, on the staged file. It never raises, since an image whose plugin fails
+stays in ``importing``; after any failure the listener does the work. Glance knows the image's hash
+only after the import, so the chunk map waits in the spool until a thread publishes it.
 """
 
 import contextlib
@@ -46,12 +41,11 @@ NAME = "acstor_prehash"
 LOOK_EVERY_S = 1.0
 LOOK_AT_MOST_EVERY_S = 30.0
 PUBLISH_DEADLINE_S = 3600.0
-"""How long an image may take to become active until its map is left to the listener, which finds it
-in its next reconcile: longer than an import copies an image, and a bound of the thread."""
+"""Wait for an image to become active; the listener publishes later ones."""
 
 
 def get_flow(**context: Any) -> linear_flow.Flow:
-    """Return the flow that Glance puts into each import."""
+    """Return the taskflow flow that Glance adds to each import."""
     task_id, task_type = context.get("task_id"), context.get("task_type")
     return linear_flow.Flow(task_type).add(
         HashStaged(
@@ -64,7 +58,7 @@ def get_flow(**context: Any) -> linear_flow.Flow:
 
 
 class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
-    """Makes the chunk map of the staged file."""
+    """Task that makes the chunk map of the staged file."""
 
     def __init__(
         self, name: str, image_id: ids.ImageId, wrapper: Any, conf: cfg.ConfigOpts
@@ -73,14 +67,14 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         self._image_id, self._wrapper, self._conf = image_id, wrapper, conf
 
     def execute(self, file_path: str, **_others: Any) -> None:
-        """Do it; whatever happens, the import goes on."""
+        """Make the chunk map; never raises, so the import continues."""
         try:
             self._execute(pathlib.Path(file_path.removeprefix("file://")))
-        except Exception:  # Glance's import must not end here, whatever the bug
+        except Exception:  # a bug here must not end the import
             LOG.exception("image %s: left to the listener", self._image_id)
 
     def revert(self, **_others: Any) -> None:
-        """Forget the map: the import failed, and the next one may bring other bytes."""
+        """Delete the chunk map: the next import may bring other bytes."""
         try:
             glance_conf.register_opts(self._conf)
             map_spool.MapSpool(glance_conf.state_dir(self._conf)).remove(self._image_id)
@@ -95,7 +89,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             disk_format = action.image_disk_format
             said = {"disk_format": disk_format, "container_format": action.image_container_format}
             if disk_format in self._conf.acstor_glance.convert_formats:
-                return  # the listener converts it, when the import is over
+                return  # the listener converts it after the import
             why = image_record.why_format_not_served(said)
         state, message, retry = artefacts.State.REFUSED, why, ""
         if not why:
@@ -106,21 +100,17 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
             Publishing(self._image_id, self._conf).start()
 
     def _say(self, state: artefacts.State, message: str, retry: str) -> None:
-        """Write on the image what was done; without that the map is as good."""
         said = artefacts.state_properties(self._image_id, state, message, retry)
         try:
             with self._wrapper as action:
                 action.set_image_extra_properties({k: v for k, v in said.items() if v})
-        except Exception as exc:  # a plugin has the rights of the tenant who imports
+        except Exception as exc:  # a plugin has the rights of the importing tenant
             LOG.info("image %s: %s, but nothing says so on it: %s", self._image_id, state, exc)
 
     def _hash(
         self, staged: pathlib.Path, disk_format: layout.DiskFormat, spool: map_spool.MapSpool
     ) -> tuple[artefacts.State, str, str]:
-        """Make the map in the spool; return what is to be said on the image, and of a next attempt.
-
-        It runs in a thread of Glance's tasks, so it may cost as much as in a listener.
-        """
+        """Make the chunk map in the spool; return state, message and retry."""
         ratio = self._conf.acstor_glance.max_expansion_ratio
         try:
             with image_file.system_error(staged):
@@ -157,9 +147,9 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[deduplication.Naming]:
-        """Yield how chunks are named; whether the image is open to all only Glance's API says.
+        """Yield the naming of chunks; only Glance's API has the image's visibility.
 
-        What changes until the import has ended is seen when the map is to be published.
+        Publishing notices later changes.
         """
         if self._conf.acstor_glance.dedup_scope == deduplication.DedupScope.CLOUD:
             yield deduplication.PLAIN
@@ -171,9 +161,9 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
 
 
 class Publishing(threading.Thread):
-    """Waits for an image to become active and publishes its waiting map.
+    """Thread that publishes the chunk map when its image is active.
 
-    The image is claimed meanwhile, so that no listener reads it all once more.
+    It holds the image's lease, so that no listener reads the image again.
     """
 
     def __init__(self, image_id: ids.ImageId, conf: cfg.ConfigOpts) -> None:
@@ -181,7 +171,7 @@ class Publishing(threading.Thread):
         self._image_id, self._conf = image_id, conf
 
     def run(self) -> None:
-        """Do it, or leave the image to the listener."""
+        """Publish the chunk map, or leave the image to the listener."""
         try:
             images = glance_client.connect(self._conf)
             preparer = image_preparer.ImagePreparer(images, self._conf)
@@ -194,9 +184,10 @@ class Publishing(threading.Thread):
             LOG.exception("image %s: left to the listener", self._image_id)
 
     def _is_imported_in_time(self, images: glance_client.GlanceClient) -> bool:
-        """Wait for the import to end; say whether the image is active then.
+        """Wait for the end of the import; return whether the image is active then.
 
-        To be active is not enough: until its end the import writes properties back as it read them.
+        An active image is not enough: until its end the import writes back properties as it read
+        them.
         """
         deadline_s = time.monotonic() + PUBLISH_DEADLINE_S
         wait_s = LOOK_EVERY_S

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunk maps that wait: made of a staged file, before Glance knows the image's hash.
+"""Spool of chunk maps that were made before Glance knew the image's hash.
 
-A waiting map names no hash, so nobody can take it for a finished one;
-:meth:`MapSpool.finished_map` makes the finished map when Glance has hashed the image.
-
-The spool is a folder that only its user can read and write, shared by the import
-plugin and the listener of one host.
+A waiting map has no hash; :meth:`MapSpool.finished_map` adds it. The spool is a private folder,
+shared by import plugin and listener of one host.
 """
 
 import contextlib
@@ -25,9 +22,9 @@ from acstor_glance import mapped_file
 
 
 class MapSpool:
-    """The folder of waiting maps and of maps that are being made.
+    """Folder of waiting chunk maps and of those being made.
 
-    :raises errors.Unusable: it cannot be made
+    :raises errors.Unusable: it cannot be created
     """
 
     def __init__(self, state_dir: pathlib.Path) -> None:
@@ -40,24 +37,24 @@ class MapSpool:
             ) from exc
 
     def map_path(self, image_id: ids.ImageId) -> pathlib.Path:
-        """Return where the waiting map of an image is, or will be."""
+        """Return the path of an image's waiting map."""
         return self.folder / f"{image_id}.acmap"
 
     def work_path(self, image_id: ids.ImageId) -> pathlib.Path:
-        """Return where a map of an active image is made, so that a stopped run can go on."""
+        """Return the path of an unfinished map, from which a stopped run resumes."""
         return self.folder / f"{image_id}.work.acmap"
 
     def remove(self, image_id: ids.ImageId) -> None:
-        """Forget what waits for an image, and what a stopped run has left."""
+        """Delete the waiting and unfinished maps of an image."""
         for path in (self.map_path(image_id), self.work_path(image_id)):
             path.unlink(missing_ok=True)
             path.with_name(path.name + ".part").unlink(missing_ok=True)
 
     def remove_older(self, age_s: float) -> int:
-        """Delete what nobody wrote to for so long; return how many files that were."""
+        """Delete entries not written to for ``age_s``; return their number."""
         removed = 0
         for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # somebody finished it meanwhile
+            with contextlib.suppress(FileNotFoundError):  # finished meanwhile
                 if time.time() - path.stat().st_mtime > age_s:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
                     removed += 1
@@ -65,7 +62,7 @@ class MapSpool:
 
     @contextlib.contextmanager
     def temporary_map(self) -> Iterator[IO[bytes]]:
-        """Yield a file without a name for a map that is being made."""
+        """Yield an unnamed file for a map that is being made."""
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 yield file
@@ -76,10 +73,10 @@ class MapSpool:
     def finished_map(
         self, image: image_record.Record, scope_keys: chunk_map.ScopeKeys
     ) -> Iterator[IO[bytes] | None]:
-        """Yield the finished map of an active image, if its map waits here; else None.
+        """Yield the finished map of an active image; None if none valid waits.
 
-        :param scope_keys: of how its chunks are to be named; one that names them otherwise was
-            made before the image was given to another project, shown to all, or hidden from them
+        :param scope_keys: the keys required now; a map with others predates a change of the image's
+            project or visibility
         """
         image_id = image_record.image_id_of(image)
         with self.temporary_map() as file:
@@ -98,14 +95,13 @@ class MapSpool:
             except (FileNotFoundError, errors.ChunkMapFormatError):
                 is_usable = False
             if not is_usable:
-                yield None  # none was made, or of other bytes than were imported in the end
+                yield None  # no map, or of other bytes than those imported
                 return
             file.seek(0)
             yield file
 
     @contextlib.contextmanager
     def _waiting(self, image_id: ids.ImageId) -> Iterator[memoryview]:
-        """Yield the waiting map of an image; it stays on disk, however large it is."""
         with self.map_path(image_id).open("rb") as waiting:
             with mapped_file.map_file(waiting) as view:
                 yield view

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image needs next, from its record alone: no I/O, no clock.
+"""Plans what an image needs, from its record: no I/O, no clock.
 
-The one rule: a plan is idempotent.  Applied again to what it led to, it asks for
-nothing, so messages may come twice, late or in any order, and reconciles at any
-time.
+Plans are idempotent: after its execution, a plan is empty. So messages may come twice, late or in
+any order.
 """
 
 import dataclasses
@@ -19,14 +18,13 @@ from acstor_common.image import lineage
 
 NEVER = "never"
 RETRY_FIRST_S = 60
-"""How long an image is left alone after the first failure; each further one doubles it."""
+"""Delay after the first failure; each further failure doubles it."""
 RETRY_LAST_S = 86400
-"""The longest time between two attempts: a store that is mended is noticed within a day."""
+"""Longest delay between attempts."""
 ORPHAN_GRACE_S = 3600
-"""Age at which an artefact that its image does not point to is deleted. Its upload takes less: the
-chunk map of an image of 1 TiB has 0.5 GiB, which pass in an hour at 150 KB/s."""
+"""Age at which an artefact without pointer is deleted, longer than its upload."""
 OWN_OF_ARTEFACT = ("id", "created_at", artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
-"""What is looked at in an artefact's record, and is its own."""
+"""Properties of an artefact that plans need, with values of its own."""
 SHARED_OF_ARTEFACTS = (
     "owner",
     "status",
@@ -35,25 +33,22 @@ SHARED_OF_ARTEFACTS = (
     artefacts.FORMAT,
     artefacts.ORIGIN,
 )
-"""The same, and many artefacts have it in common."""
+"""Properties that plans need, with values that many artefacts share."""
 _AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
 class Step(enum.Enum):
-    """What is to be done with an image."""
+    """The next step for an image."""
 
     NOTHING = enum.auto()
-    PREPARE = enum.auto()  # make the chunk map, publish it, then what comes after it
-    REFUSE = enum.auto()  # say why it is not served
-    WAIT = enum.auto()  # an attempt failed, and the next one is not due yet
+    PREPARE = enum.auto()  # make and publish the chunk map, then the other artefacts
+    REFUSE = enum.auto()  # record why it is not served
+    WAIT = enum.auto()  # the next attempt after a failure is not due yet
 
 
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """How often an image's preparation failed, and when it may begin again.
-
-    :param at: None: never, for its bytes do not change
-    """
+    """Failed attempts, and the time of the next one (None: never)."""
 
     attempts: int
     at: datetime.datetime | None
@@ -64,7 +59,7 @@ class Retry:
 
     @classmethod
     def parse(cls, text: str) -> "Retry | None":
-        """Return what a property says; None if it is no such thing."""
+        """Parse a property; None if it is invalid."""
         attempts, _, when = text.partition(" ")
         if not (attempts.isascii() and attempts.isdecimal() and len(attempts) < 6):
             return None
@@ -78,7 +73,7 @@ class Retry:
 
     @classmethod
     def after_failure(cls, before: "Retry | None", now: datetime.datetime) -> "Retry":
-        """Return what to write down after one more failure: each doubles the time."""
+        """Return the value after one more failure, with twice the delay."""
         attempts = (before.attempts if before else 0) + 1
         wait_s = min(RETRY_FIRST_S * 2 ** min(attempts - 1, 30), RETRY_LAST_S)
         return cls(attempts, now + datetime.timedelta(seconds=wait_s))
@@ -86,17 +81,13 @@ class Retry:
 
 @dataclasses.dataclass(frozen=True)
 class DesiredArtefacts:
-    """What each image should have.
-
-    :param kinds: artefacts of every image, and their formats' versions
-    :param convertible: disk formats that are converted, which makes another artefact
-    """
+    """Artefacts that each image should have; disk formats that are converted."""
 
     kinds: Mapping[artefacts.Kind, int]
     convertible: Collection[str] = ()
 
     def for_image(self, image: image_record.Record) -> Mapping[artefacts.Kind, int]:
-        """Return the artefacts that an image should have, and their formats' versions."""
+        """Return the desired artefacts of an image, with their formats' versions."""
         if not image_record.is_convertible(image):
             return self.kinds
         return {**self.kinds, artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION}
@@ -104,10 +95,7 @@ class DesiredArtefacts:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to do with an image, and why.
-
-    :param at: when an image that waits may be tried again; None: never
-    """
+    """The next step for an image, its reason, and when to try again."""
 
     step: Step
     why: str = ""
@@ -121,9 +109,9 @@ def plan_image(
     wanted: DesiredArtefacts,
     now: datetime.datetime,
 ) -> Plan:
-    """Say what ``image`` needs.
+    """Return what ``image`` needs.
 
-    :param found: artefacts by their ids; at least those of the image
+    :param found: artefacts by ID, at least those of the image
     """
     if artefacts.is_left_alone(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
@@ -139,7 +127,6 @@ def plan_image(
 
 
 def _is_refused(image: image_record.Record, why: str) -> bool:
-    """Say whether the image says so already, and points to nothing."""
     return (
         artefacts.state_of(image) is artefacts.State.REFUSED
         and image_record.text_of(image, artefacts.MESSAGE) == artefacts.fit_message(why)
@@ -148,7 +135,7 @@ def _is_refused(image: image_record.Record, why: str) -> bool:
 
 
 def retry_of(image: image_record.Record) -> Retry | None:
-    """Return what is written down about failed attempts for this very image."""
+    """Return the recorded failures of this image."""
     if artefacts.state_of(image) not in (artefacts.State.FAILED, artefacts.State.REFUSED):
         return None
     return Retry.parse(image_record.text_of(image, artefacts.RETRY))
@@ -157,12 +144,12 @@ def retry_of(image: image_record.Record) -> Retry | None:
 def next_build(
     image: image_record.Record, found: Mapping[str, image_record.Record], project_id: str
 ) -> Retry | None:
-    """Return when the image's boot image is to be built; None if it needs none or never gets one.
+    """Return when to build the image's boot image; None: never.
 
-    Whoever builds writes the next attempt down before he begins, so an image that takes its builder
-    with it is tried again, and ever more seldom.
+    The builder records the next attempt before it starts, so an image that kills its builder is
+    retried with increasing delays.
 
-    :param found: artefacts by their ids; at least those of the image
+    :param found: artefacts by ID, at least those of the image
     """
     if artefacts.state_of(image) is not artefacts.State.READY:
         return None
@@ -176,8 +163,7 @@ def next_build(
 
 
 def is_to_be_compared(image: image_record.Record) -> bool:
-    """Say whether an image that has its chunk map says what it was made from, and nothing tells how
-    much of that it has, or that they share the room in the store."""
+    """Return whether to compare a prepared image with its backing image."""
     is_ready = artefacts.state_of(image) is artefacts.State.READY
     told = artefacts.lineage_of(image)
     return is_ready and told.shared_bytes is None and bool(lineage.bases_of(image))
@@ -214,27 +200,26 @@ def why_orphan(
     now: datetime.datetime,
     grace_s: float,
 ) -> str:
-    """Say why an artefact is of no use to anybody; empty if it is, or may become so.
+    """Return why an artefact is an orphan; empty if it is not, or may be in use.
 
-    :param image: the one that it says it is of, read after the artefact was; None: there is none
+    :param image: its image, read after the artefact; None: there is none
     """
     if image_record.text_of(artefact, artefacts.KIND) == artefacts.SCOPE_SECRET:
         return ""
     of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
     if _age_s(artefact, now) < grace_s and image is not None:
-        return ""  # it may be on its way: it is uploaded before its image points to it
+        return ""  # uploads precede the pointer
     if image is None:
         return f"image {of_image or 'unknown'} does not exist"
     kind = artefacts.kind_of(artefact)
     if kind is None:
-        return ""  # of a later version, which cleans up after itself
+        return ""  # of a later version, which cleans up itself
     if artefacts.pointer_of(image, kind) != artefact["id"]:
         return f"image {of_image} does not point to it"
     return ""
 
 
 def _age_s(record: image_record.Record, now: datetime.datetime) -> float:
-    """Return how old an image is; 0 if it does not say."""
     try:
         made = datetime.datetime.fromisoformat(image_record.text_of(record, "created_at"))
     except ValueError:

@@ -1,29 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-hashing: the file of an image becomes its chunk map.
+"""Pre-hashing: makes the chunk map of an image file.
 
-The one rule: a map appears whole or not at all, and only of an image that did
-not change while it was read, and whose bytes are those that Glance has a hash of if
-that hash is known.
+A chunk map appears complete or not at all. The file must not change meanwhile, and must have
+Glance's hash if that is known. Memory is constant. Threads hash records of 32 MiB, and skip holes.
+Finished records go in order to a log beside the map (``MAP.part``), from which a killed run
+resumes.
 
-Memory is constant whatever the image's size.  Threads hash records of 32 MiB, a
-few at a time; holes of sparse files are not read.  Finished records go, in the
-image's order, to a log beside the map (``MAP.part``), so that a run that was
-killed goes on where it stopped.
+Glance's hash (SHA-512 by default, 0.7 GB/s) is serial and slower than BLAKE3 (2.5 GB/s). For a raw
+image the caller's thread computes it from the buffers that the threads have read; a resumed run
+reads logged records again for it. For qcow2, chunks are those of the disk, which the threads
+decompress, and the caller's thread reads the file beside them.
 
-Glance's hash (SHA-512 by default) is serial, and slower than BLAKE3: 0.7 GB/s against
-2.5.  It runs in the caller's thread, over the same buffers that the threads have read
-and named the chunks of, so nothing is read twice and it sets the pace.  It cannot be
-saved: a run that goes on after a kill reads what is in the log once more for it, and
-keeps the CIDs.  Holes are hashed as zeros.
-
-Of a qcow2 image the chunks are those of the disk that a guest reads, which the threads
-decompress, and Glance's hash is that of the file, which the caller's thread reads beside
-them from its beginning to its end: the same bytes come from page cache twice.
-
-Threads, because BLAKE3 and preadv leave the interpreter lock: measured from page
-cache with chunks of 64 KiB on one core, preadv into a reused buffer of 256 to
-1024 KiB gave 6.6 GB/s, pread 6.1, mmap 4.2 (page faults); on two cores two
-threads gave 12.4 GB/s and two processes 11.7.
+Threads suffice: BLAKE3 and preadv release the GIL, and preadv is faster than pread and mmap.
 """
 
 import collections
@@ -58,18 +46,16 @@ from acstor_glance.prepare import preparation_budget
 from acstor_glance.prepare import progress_log
 
 RECORD_BYTES = 32 * geometry.MIB
-"""Bytes of the image that one thread hashes at a time, and that one entry of the log stands for."""
+"""Bytes of the image for one task of a thread and one entry of the log."""
 
 READ_BYTES = 512 * geometry.KIB
 PIECE_BYTES = 1 * geometry.MIB
-"""What is handed from the threads that name chunks to the one that computes the image's hash."""
+"""Bytes passed at a time to the thread that computes Glance's hash."""
 MAX_DEFAULT_WORKERS = 8
 SERVICE_CHUNK_BYTES = geometry.DEFAULT_CHUNK_BYTES
-"""Of the images that a service prepares. All have one size, since images share content only with
-those of the same."""
+"""The chunk size of services, one for all: only chunks of equal size match."""
 SERVICE_THREADS = 2
-"""Threads that hash an image's file beside a service. One computes the hash that Glance has of it,
-which takes longer than all else: naming the chunks beside it costs no time (benchmark P9c)."""
+"""Threads of a service that hash a file; Glance's hash takes longer than two."""
 
 Progress = Callable[[int], None]
 _T = TypeVar("_T")
@@ -77,10 +63,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run did; ``resumed_chunks`` of the chunks are an earlier run's work.
-
-    ``size_bytes`` is what a guest reads, ``stored_bytes`` the length of the file.
-    """
+    """Result of a run; ``size_bytes`` is of the disk, ``stored_bytes`` of the file."""
 
     image_id: ids.ImageId
     map_path: str
@@ -110,25 +93,23 @@ def prehash(
     max_virtual_bytes: int = qcow2_header.MAX_VIRTUAL_BYTES,
     budget: preparation_budget.PreparationBudget | None = None,
 ) -> Summary:
-    """Write the chunk map of ``image`` to ``map_path``; go on where a stopped run ended.
+    """Write the chunk map of ``image`` to ``map_path``; resume a stopped run.
 
-    :param image: a path, or an open file, whose position stays as it is
-    :param disk_format: what the file is said to be; it is never guessed
-    :param os_hash: the file's hash as Glance knows it, which is compared with the bytes'.  An
-        algorithm without a value: compute it
-    :param workers: threads; by default one a core, at most 8
-    :param progress: told how many bytes of the file are done, first what an earlier run did
-        (nothing, if a raw image's hash is computed), at last its size; of a qcow2 file the share
-        of it that is done of the disk
-    :param naming: names the chunks; a map with scope keys is for its owner's eyes only
-    :param max_virtual_bytes: a qcow2 image of which a guest reads more is refused
-    :param budget: what it may cost; None: no more than slow decoders are refused
-    :raises errors.ContentMismatch: the image's bytes do not have ``os_hash``
-    :raises errors.NotRaw: the file is of another format, or one that is never served, and why
+    :param image: a path, or an open file, whose position is restored
+    :param disk_format: the stated format; it is never guessed
+    :param os_hash: the file's hash in Glance, to compare; without value: compute it
+    :param workers: threads; by default one per core, at most 8
+    :param progress: called with the bytes of the file done, including an earlier run's unless a raw
+        image's hash is computed
+    :param naming: names the chunks; a map with scope keys is readable by its owner only
+    :param max_virtual_bytes: limit of a qcow2 image's disk
+    :param budget: limits of the cost; None: only slow decoders are refused
+    :raises errors.ContentMismatch: the file does not have ``os_hash``
+    :raises errors.NotRaw: the file has another format, or one that is never served
     :raises errors.LimitExceeded: it costs more than ``budget`` allows
-    :raises errors.Unusable: the image cannot be read or changed meanwhile; the map
-        cannot be written; another process makes the same map
-    :raises ValueError: a chunk size or a hash that no map can have, or an unknown algorithm
+    :raises errors.Unusable: the image cannot be read or changed; the map cannot be written, or
+        another process makes it
+    :raises ValueError: an invalid chunk size or hash, or an unknown algorithm
     """
     started_s = time.monotonic()
     progress = progress or (lambda done_bytes: None)
@@ -182,14 +163,11 @@ def prehash(
 
 
 def default_workers() -> int:
-    """Return one a core that this process may use, at most 8: then the disk is the limit."""
+    """Return one per available core, at most 8: then the disk is the limit."""
     return min(len(os.sched_getaffinity(0)), MAX_DEFAULT_WORKERS)
 
 
 class _Job(NamedTuple):
-    """An image that is hashed, what a guest reads of it, how its chunks are cut and named, and what
-    that may cost."""
-
     source: image_file.ImageFile
     guest: image_file.ImageFile | qcow2.Qcow2
     cut: geometry.Geometry
@@ -204,10 +182,7 @@ def _hash_rest(
     workers: int,
     progress: Progress,
 ) -> None:
-    """Hash what is not in the log yet, and keep it there record by record.
-
-    With ``hasher`` the file is hashed meanwhile.
-    """
+    """Hash the records that are not in the log, and the file with ``hasher``."""
     size_bytes, file_bytes = job.cut.size_bytes, job.source.size_bytes
     file_hash = image_file.FileHash(job.source, hasher)
     first = log.chunk_count * job.cut.chunk_bytes
@@ -228,10 +203,7 @@ def _hash_rest(
 
 
 def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, None, None]:
-    """Yield the results of tasks in order while ``workers`` threads do the next ones.
-
-    At most ``2 * workers + 1`` are begun and not yielded.
-    """
+    """Yield the results of tasks in order; starts at most ``2 * workers + 1`` ahead."""
     pool = futures.ThreadPoolExecutor(workers, "acstor-prehash")
     pending: collections.deque[futures.Future[_T]] = collections.deque()
     try:
@@ -246,7 +218,7 @@ def _in_order(tasks: Iterator[Callable[[], _T]], workers: int) -> Generator[_T, 
 
 
 def _hash_record(job: _Job, start: int, stop: int) -> progress_log.Record:
-    """Return the CIDs of the chunks from byte ``start`` to ``stop``, and where those bytes are."""
+    """Return the CIDs and extents of the bytes from ``start`` to ``stop``."""
     job.budget.check_time()
     part = job.guest.part_reader(start, stop, job.cut)
     if part.is_hole:
@@ -266,7 +238,7 @@ def _hash_piece(
     stop: int,
     cids: bytearray,
 ) -> bool:
-    """Append the CIDs of some chunks; say whether their bytes are in ``buffer`` now, or a hole."""
+    """Append the CIDs of some chunks; return whether ``buffer`` has data, not a hole."""
     chunk_bytes, length = job.cut.chunk_bytes, stop - start
     if part is job.source:
         count = part.fill_buffer(memoryview(buffer)[:length], start)
@@ -284,7 +256,6 @@ def _hash_piece(
 
 
 def _zero_cids(job: _Job, length: int) -> bytes:
-    """Return the CIDs of the chunks of a hole."""
     return bytes(-(-length // job.cut.chunk_bytes) * ids.CID_BYTES)
 
 
@@ -305,11 +276,11 @@ def _hash_whole(
     workers: int,
     progress: Progress,
 ) -> None:
-    """Hash what is not in the log yet, and with ``hasher`` the whole image, reading it once."""
+    """Hash the chunks not in the log, and the whole file, reading once."""
     size_bytes = job.cut.size_bytes
     zeros = bytes(PIECE_BYTES)
     cids = bytearray()
-    free: list[bytearray] = []  # buffers that the hash is done with
+    free: list[bytearray] = []  # buffers that are hashed
     progress(0)
     first = log.chunk_count * job.cut.chunk_bytes
     tasks = _piece_tasks(job, first, free)
@@ -331,7 +302,7 @@ def _hash_whole(
 
 
 def _piece_tasks(job: _Job, first: int, free: list[bytearray]) -> Iterator[Callable[[], _Piece]]:
-    """Yield what reads and names each piece of the image; those before ``first`` are only read."""
+    """Yield tasks that read and name a piece each; before ``first`` they only read."""
     size_bytes = job.cut.size_bytes
     piece_bytes = min(max(PIECE_BYTES, job.cut.chunk_bytes), RECORD_BYTES)
     for start in range(0, size_bytes, piece_bytes):
@@ -354,7 +325,6 @@ def _read_piece(job: _Job, buffer: bytearray, start: int, stop: int, is_new: boo
 def _checked(
     os_hash: chunk_map.OsHash, hasher: "hashlib._Hash | None", name: str
 ) -> chunk_map.OsHash:
-    """Return the image's hash as it was computed, if that is the one that Glance says."""
     if hasher is None:
         return os_hash
     if os_hash.value and hasher.digest() != os_hash.value:
@@ -367,7 +337,6 @@ def _checked(
 def _stored(
     disk_format: layout.DiskFormat, source: image_file.ImageFile, log: progress_log.ProgressLog
 ) -> layout.Stored:
-    """Return how the image is stored, when all of it is in the log."""
     if disk_format is layout.DiskFormat.RAW:
         return layout.raw(source.size_bytes)
     entry_bytes = sum(len(record.entries) for record in log.iter_records())
@@ -379,8 +348,8 @@ def _write_map(
     subject: chunk_map.Subject,
     log: progress_log.ProgressLog,
 ) -> int:
-    """Make the map from the finished records, in one step for whoever looks; return its zeros."""
-    atomic_file.remove_leftovers(path.parent, path.name)  # who has the log has the map too
+    """Write the map from the complete log, atomically; return its zero chunks."""
+    atomic_file.remove_leftovers(path.parent, path.name)  # the log's lock protects the map
     mode = 0o600 if subject.scope_keys else 0o644
     zero_chunks = 0
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Budget: the bytes and the time that the preparation of one image may take.
+"""Budget: limits of bytes and time for the preparation of one image.
 
-Each bound grows with the bytes that were uploaded, never with the size that the image states.  A
-qcow2 file of 20 MiB can state a disk of 2 TiB whose clusters all decode to something, or clusters
-that take a second of a processor each.
+Limits depend on the uploaded bytes, never on the size that the image states. A qcow2 file of 20 MiB
+can state a disk of 2 TiB whose clusters all decode, or clusters that take a second each.
 """
 
 import math
@@ -18,25 +17,25 @@ from acstor_common.image import artefacts
 from acstor_common.model import geometry
 
 SPARE_BYTES = 256 * geometry.MIB
-"""Decoded bytes that each image may have, however small it is: a second of a processor."""
+"""Decoded bytes allowed to every image: a second of a processor."""
 SLOWEST_DECODER_BYTES_S = 16 * geometry.MIB
-"""Decoded bytes for each second of a processor; zlib and zstd yield 200 MiB and more."""
+"""Decoded bytes per second of a processor; zlib and zstd yield 200 MiB."""
 SPARE_CPU_S = 1.0
 SLOWEST_BYTES_S = 1 * geometry.MIB
-"""Uploaded bytes for each second until the deadline, in which an image may also be copied."""
+"""Uploaded bytes per second until the deadline, including a copy of the image."""
 SPARE_S = 300.0
 SPARE_ARTEFACT_BYTES = 64 * geometry.MIB
-"""Bytes that each artefact may have: the chunk map of a disk of 128 GiB."""
+"""Bytes allowed to every artefact: the chunk map of a disk of 128 GiB."""
 NOT_RETRIED = "It is not tried again by itself"
 
 
 class PreparationBudget:
-    """What is left of the bounds of one image; any number of threads may spend it.
+    """The remaining budget of one image; thread-safe.
 
     :param what: the image, for errors
-    :param uploaded_bytes: its length in Glance; infinite: only slow decoders are refused
-    :param max_expansion_ratio: decoded bytes for each uploaded one
-    :param spare_s: until the deadline, beside what grows with the bytes
+    :param uploaded_bytes: its size in Glance; infinite: only slow decoders are refused
+    :param max_expansion_ratio: decoded bytes per uploaded byte
+    :param spare_s: part of the deadline that does not depend on bytes
     """
 
     def __init__(
@@ -54,19 +53,15 @@ class PreparationBudget:
         self._bytes, self._cpu_s = 0, 0.0
 
     def check_time(self) -> None:
-        """Raise if the deadline has passed.
-
-        :raises errors.LimitExceeded: it has
-        """
+        """Raise errors.LimitExceeded if the deadline has passed."""
         self._check_time(self._uploaded_bytes)
 
     def enforce_deadline(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield pieces of the image while they come in time.
+        """Yield pieces of the image; only received bytes extend the deadline.
 
-        The length of an image in a tenant's web server is what that server said, so only bytes that
-        have come move the deadline.
+        A tenant's web server may state any length.
 
-        :raises errors.LimitExceeded: they come too slowly
+        :raises errors.LimitExceeded: they arrive too slowly
         """
         received_bytes = 0
         for piece in pieces:
@@ -83,10 +78,9 @@ class PreparationBudget:
             )
 
     def charge_decoded(self, count: int, cpu_s: float) -> None:
-        """Count bytes of the disk that were read or decoded, and the processor time that took.
+        """Charge decoded bytes of the disk, and their processor time; check the deadline.
 
-        :raises errors.LimitExceeded: they are too many, or took too long, or the deadline has
-            passed
+        :raises errors.LimitExceeded: a limit is exceeded
         """
         with self._lock:
             self._bytes += count
@@ -108,9 +102,9 @@ class PreparationBudget:
         self.check_time()
 
     def check_artefact(self, kind: artefacts.Kind, count: int) -> None:
-        """Raise if an artefact is longer than the image.
+        """Check that an artefact is not longer than the image.
 
-        :raises errors.LimitExceeded: it is, and not a short one
+        :raises errors.LimitExceeded: it is, and exceeds SPARE_ARTEFACT_BYTES
         """
         if count > max(self._uploaded_bytes, SPARE_ARTEFACT_BYTES):
             raise self._exceeded(

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pre-hash run has finished, kept so that the next run can go on.
+"""Log of a pre-hash run's finished records, from which the next run resumes.
 
-The one rule: an entry is believed only if the chain of hashes from the header to
-it is whole, so what a crash left torn or unwritten is cut off and done again.
-The header names the image by size, mtime and inode: the log of an image that
-changed since is started over.
+An entry is valid if the chain of hashes from the header to it is; the rest is cut off. The header
+identifies the image by size, mtime and inode; another image starts a new log.
 
-Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes, disk format, how
-chunks are named, and the BLAKE3-256 of those), then for each record the length of its entries,
-its CIDs, its entries of the image's layout, and BLAKE3-256 (previous hash + all those).  The
-highest bit of the length says that all CIDs are those of zeros: they are left out then.  A log
-lives only between two runs on one host and has no version: a change of layout changes the magic.
+Layout: the header (magic, size, mtime_ns, inode, chunk bytes, record bytes, disk format, naming,
+and BLAKE3-256 of those); for each record the length of its entries, its CIDs, its entries of the
+layout, and BLAKE3-256 (previous hash + all those). The highest bit of the length means that all
+CIDs are zeros' and left out. A change of layout changes the magic.
 """
 
 import fcntl
@@ -39,10 +36,7 @@ _SMALLEST_EXTENT_BYTES = 512
 
 
 class Record(NamedTuple):
-    """What is known of one record of an image.
-
-    :param entries: of its layout, packed; empty of a raw image
-    """
+    """CIDs of one record of an image, and its packed layout entries (none if raw)."""
 
     cids: bytes
     entries: bytes = b""
@@ -56,10 +50,7 @@ def header_bytes(
     disk_format: layout.DiskFormat,
     naming: bytes,
 ) -> bytes:
-    """Return what a log of this image, read in this way, begins with.
-
-    :param naming: fingerprint of how its chunks are named
-    """
+    """Return the header of a log; ``naming`` is a fingerprint."""
     fields = _HEADER.pack(
         *(MAGIC, cut.size_bytes, mtime_ns, inode, cut.chunk_bytes, record_bytes),
         *(disk_format, naming),
@@ -68,15 +59,15 @@ def header_bytes(
 
 
 class ProgressLog:
-    """The finished records of an image, in order; one process at a time has it open."""
+    """The finished records of an image, in order; locked for one process."""
 
     def __init__(
         self, path: pathlib.Path, cut: geometry.Geometry, record_bytes: int, header: bytes
     ) -> None:
-        """Open or make the log and count what is sound in it.
+        """Open or create the log, and count its valid records.
 
-        :raises errors.Unusable: another process has it open, or the file is something else
-        :raises OSError: it cannot be made, read or written
+        :raises errors.Unusable: another process has it open, or the file is no log
+        :raises OSError: it cannot be created, read or written
         """
         self.path, self._cut, self._header = path, cut, header
         self._record_chunks = record_bytes // cut.chunk_bytes
@@ -99,7 +90,7 @@ class ProgressLog:
         self._file.close()
 
     def append_record(self, record: Record) -> None:
-        """Keep the next record; a kill after this loses nothing of it."""
+        """Append a record; it survives a kill from then on."""
         cids, length = record.cids, len(record.entries)
         if cids == bytes(len(cids)):  # a hundred times faster than any()
             cids, length = b"", length | _IS_ZERO
@@ -110,11 +101,11 @@ class ProgressLog:
         self.chunk_count += len(record.cids) // ids.CID_BYTES
 
     def iter_records(self) -> Iterator[Record]:
-        """Yield each finished record, from the first one on."""
+        """Yield each finished record."""
         return (record for record, _chain, _stop in self._sound())
 
     def remove(self) -> None:
-        """Delete the log: it is of no more use."""
+        """Delete the log."""
         self.path.unlink()
 
     def _lock(self) -> None:
@@ -128,7 +119,7 @@ class ProgressLog:
             raise errors.Unusable(str(self.path), "another process has just finished this map")
 
     def _load(self) -> None:
-        """Take over what is sound; begin anew if the log is of something else."""
+        """Load the valid records; start over if the log is of another image."""
         found = self._file.read(len(self._header))
         if found[: len(MAGIC)] != MAGIC[: len(found)]:
             raise errors.Unusable(
@@ -147,14 +138,13 @@ class ProgressLog:
         self._cut_off(sound_stop)
 
     def _cut_off(self, sound_stop: int) -> None:
-        """Leave in the file only the header and the sound records, ready for the next one."""
         self._file.seek(0)
         self._file.write(self._header)
         self._file.truncate(sound_stop)
         self._file.seek(0, os.SEEK_END)
 
     def _sound(self) -> Iterator[tuple[Record, bytes, int]]:
-        """Yield each sound record, the hash that chains the next one to it, and where it ends."""
+        """Yield each valid record, its hash and the offset of its end."""
         stop = self._file.seek(len(self._header))
         chain = self._header[-_DIGEST_BYTES:]
         for first in range(0, self._cut.chunk_count, self._record_chunks):

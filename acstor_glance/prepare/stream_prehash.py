@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pre-hashing an image that comes as a stream, from Glance's API.
+"""Pre-hashes an image that arrives as a stream from Glance's API.
 
-The one rule: a map is made only of the bytes that Glance's hash of the image
-stands for; that hash is computed on the way and compared before the map is whole.
+A map is complete only after the stream's hash was compared with Glance's. Memory is constant: the
+map goes to a file. SHA-512 (0.6 GB/s on one core) is faster than Glance.
 
-Memory is constant: the map goes to a file, a raw image nowhere.  SHA-512 (0.6 GB/s
-on one core) is the slowest part, and still faster than Glance answers.
-
-The tables of a qcow2 image lie anywhere in it, before or behind what they lead to, so it
-becomes a file without a name first, if there is room, which is pre-hashed then.
+The tables of a qcow2 image can be anywhere in it, so it is copied to an unnamed file first.
 """
 
 import contextlib
@@ -36,10 +32,10 @@ from acstor_glance.prepare import prehash
 from acstor_glance.prepare import preparation_budget
 
 BUFFER_BYTES = 4 * geometry.MIB
-"""A whole number of chunks of every size, and no less than what is inspected."""
+"""A multiple of every chunk size, and at least INSPECTED_BYTES."""
 
 WORK_PREFIX = "copy-"
-"""Of the names of folders in which qcow2 images become files; a kill leaves an empty one."""
+"""Prefix of folders for copies of qcow2 images; a kill leaves an empty one."""
 
 
 def write_map(
@@ -55,17 +51,15 @@ def write_map(
 ) -> None:
     """Write the chunk map of ``image`` to ``file``.
 
-    :param pieces: the image's bytes, in order, in pieces of any length
-    :param progress: told how many bytes of the image are done
-    :param naming: names the chunks
-    :param folder: where a qcow2 image becomes a file; None: the system's temporary folder
-    :param bytes_hash: of what is read instead of the image, as Glance knows it; the map is bound to
-        the image's own hash all the same
-    :param budget: what it may cost; None: no more than slow decoders are refused
+    :param progress: called with the bytes of the image done
+    :param folder: for the copy of a qcow2 image; None: the system's temporary folder
+    :param bytes_hash: Glance's hash of a conversion, which ``pieces`` are of; the map has the
+        image's
+    :param budget: limits of the cost; None: only slow decoders are refused
     :raises errors.LimitExceeded: it costs more
-    :raises errors.NotRaw: the bytes are not of the format that Glance says, or never served
-    :raises errors.Unusable: they are not those that Glance has a hash of; there is no room
-    :raises errors.ImageServiceUnreachable: more bytes came than Glance says, or fewer
+    :raises errors.NotRaw: the bytes have another format than Glance states, or an unsafe one
+    :raises errors.Unusable: they do not have Glance's hash, or space is missing
+    :raises errors.ImageServiceUnreachable: the stream has another length than Glance states
     """
     if budget is not None:
         pieces = budget.enforce_deadline(pieces)
@@ -95,7 +89,7 @@ def _format_of(image: image_record.Record) -> layout.DiskFormat:
 
 @contextlib.contextmanager
 def work_folder(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
-    """Yield a folder for files that go with the block.
+    """Yield a folder that is deleted after the block.
 
     :raises errors.Unusable: it cannot be written
     """
@@ -115,12 +109,12 @@ def write_map_of_file(
     is_hashed: bool = False,
     budget: preparation_budget.PreparationBudget | None = None,
 ) -> None:
-    """Write the chunk map of an image whose bytes are in the file ``stored`` to ``file``.
+    """Write the chunk map of an image in the file ``stored`` to ``file``.
 
-    :param image: as it is read (:func:`artefacts.as_read`)
-    :param work: a folder for what is made on the way
-    :param is_hashed: these bytes were looked at, and are not those that Glance's hash is of
-    :param budget: as of :func:`write_map`
+    :param image: the record of the stored bytes (:func:`artefacts.as_read`)
+    :param work: a folder for temporary files
+    :param is_hashed: the bytes were verified, and are a conversion's
+    :param budget: as in :func:`write_map`
     """
     map_path = work / "map"
     prehash.prehash(
@@ -152,11 +146,11 @@ def copy_stream(
     copied: IO[bytes],
     bytes_hash: chunk_map.OsHash | None = None,
 ) -> None:
-    """Write the bytes of what is read of an image to ``copied``, if there is room for them.
+    """Write the stream to ``copied``, if there is space.
 
-    :param bytes_hash: what their hash must be; None: it is looked at elsewhere
-    :raises errors.Unusable: there is none
-    :raises errors.ContentMismatch: they have another hash
+    :param bytes_hash: the expected hash; None: not checked here
+    :raises errors.Unusable: space is missing
+    :raises errors.ContentMismatch: the hash differs
     """
     name, size_bytes = f"image {image['id']}", image_record.size_bytes_of(image)
     space = os.statvfs(copied.fileno())
@@ -186,7 +180,7 @@ def _cids_on_the_way(
     progress: Callable[[int], None],
     naming: deduplication.Naming,
 ) -> Iterator[bytes]:
-    """Yield the CIDs of a raw image while its bytes come, and check its hash at the end."""
+    """Yield the CIDs of a raw image as it arrives; check its hash at the end."""
     os_hash, cut = subject.os_hash, subject.geometry
     name = f"image {image['id']}"
     hasher = _hasher(name, os_hash.algo)
@@ -210,7 +204,7 @@ def _cids_on_the_way(
 
 
 def _buffers(pieces: Iterator[bytes]) -> Iterator[tuple[bytearray, int]]:
-    """Yield the bytes in one buffer that is used again, filled but for the last time."""
+    """Yield the bytes in one reused buffer, which is full except the last time."""
     buffer, filled = bytearray(BUFFER_BYTES), 0
     for piece in pieces:
         view = memoryview(piece)
@@ -244,5 +238,5 @@ def _wrong_bytes(name: str, os_hash: chunk_map.OsHash) -> errors.ContentMismatch
 
 
 def _differs(name: str, came: str) -> errors.ImageServiceUnreachable:
-    """Return the error for a stream of the wrong length, which may be whole the next time."""
+    """Return a retryable error for a stream of the wrong length."""
     return errors.ImageServiceUnreachable(f"bytes of {name}", f"{came} bytes came")
