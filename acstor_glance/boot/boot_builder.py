@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The boot-image builder: boots an image in a throw-away guest and keeps what it reads.
+"""Builds a boot image: boots the image in a temporary guest and records its reads.
 
-The image is hostile.  It sees a machine without network, with bounded memory, and
-a disk whose bytes come through :mod:`nbd_recorder`; what it writes goes to a
-temporary file of bounded size.  QEMU itself is held by a seccomp filter, by
-resource limits and by a :mod:`sandbox`; it dies with this process.  Its disk, its
-socket and its log have no names, so a builder that is killed leaves nothing behind.
+The image is hostile. The guest has no network, bounded memory, a disk served by
+:mod:`nbd_recorder`, and a temporary file of bounded size for writes. A seccomp filter, resource
+limits and a
+:mod:`sandbox` confine QEMU, which dies with this process. Disk, socket and log have no names, so a
+    kill leaves nothing behind. The guest only determines the trace: every build ends at its limit,
+    and every chunk is checked against the chunk map.
 
-The guest decides nothing but which chunks are in the trace.  Whether it hangs,
-floods its console, ends QEMU or never stops reading, the builder is done at its
-limit, and every chunk is checked against the chunk map before it is kept.
-
-A boot is over when the marker was seen on the console and a little later, or when
-nothing new was read for a while, or at a limit.  Where the firmware says that there is
-nothing to boot there is no boot image: the sectors in which it looked are of no use.
+The boot is over some seconds after the marker appears on the console, when nothing new was read for
+a while, or at a limit. If the firmware finds nothing to boot, there is no boot image.
 """
 
 import dataclasses
@@ -47,27 +43,27 @@ DEFAULT_MARKER = r"\S login: "
 CONSOLE_TAIL_BYTES = 64 * geometry.KIB
 SECTOR_BYTES = 512
 BOOT_CODE_BYTES = 440
-"""What the BIOS starts, at the head of the image; the partition table follows."""
+"""The boot code at the start of an image; the partition table follows."""
 _OTHER_FIRMWARE = "If it boots by the other one, set its property hw_firmware_type (bios or uefi)"
 _LOOK_S = 0.25
 _KILLED = [
     status
     for number in (signal.SIGKILL, signal.SIGTERM)
-    for status in (-number, 128 + number)  # what started it in its sandbox says it like a shell
+    for status in (-number, 128 + number)  # the sandbox reports signals like a shell
 ]
 
 Progress = Callable[[float, int], None]
-"""Is told the seconds since the start and the chunks read so far, several times a second."""
+"""Called several times per second with seconds since the start, and chunks read."""
 
 
 class EndReason(enum.Enum):
     """Why the recording ended."""
 
-    MARKER = "marker"  # the console showed that the boot was over
+    MARKER = "marker"  # the marker appeared on the console
     IDLE = "idle"  # nothing new was read for a while
-    TIME = "time"  # the time was up
-    FULL = "full"  # more chunks were read than a boot image may have
-    ENDED = "ended"  # the guest, or QEMU, has ended
+    TIME = "time"  # time limit
+    FULL = "full"  # limit of a boot image's chunks
+    ENDED = "ended"  # the guest, or QEMU, ended
     NOTHING = "nothing"  # the firmware found nothing to boot
 
 
@@ -82,7 +78,7 @@ class Recording:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Summary:
-    """What was built."""
+    """Result of a build."""
 
     path: str
     end: str
@@ -97,9 +93,6 @@ class Summary:
             f"{self.chunks} chunks, {self.stored_bytes / geometry.MIB:.1f} MiB, "
             f"in {self.seconds_s:.1f} s, until {self.end}"
         )
-
-
-# Building
 
 
 def build(
@@ -117,15 +110,13 @@ def build(
 ) -> Summary:
     """Boot an image and write its boot image.
 
-    :param image: its file, as Glance has it
-    :param image_map: its chunk map, which says where in the file a guest's bytes are
-    :param marker: regular expression of what the console shows when the boot is over
-    :param held_by: what keeps QEMU away from this host
-    :param budget: what its clusters may cost; None: no more than slow decoders are refused
-    :raises errors.LimitExceeded: they cost more
-    :raises errors.BootFailed: there is nothing to boot in it, by this firmware
-    :raises errors.Unusable: QEMU cannot be run or takes too much
-    :raises errors.ChunkInvalid: the image is not the one that the chunk map is of
+    :param image: its file, as in Glance
+    :param marker: regular expression for console output that ends the boot
+    :param budget: limits of the cost; None: only slow decoders are refused
+    :raises errors.LimitExceeded: decoding the image costs more than ``budget``
+    :raises errors.BootFailed: this firmware finds nothing to boot
+    :raises errors.Unusable: QEMU cannot be run, or takes too much
+    :raises errors.ChunkInvalid: the image is not that of the chunk map
     :raises OSError: the image cannot be read, or the output not written
     """
     with image.open("rb") as file:
@@ -137,7 +128,7 @@ def build(
         if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
             raise _nothing_by(
                 image, firmware
-            )  # the BIOS would run zeros if a partition table says so
+            )  # the BIOS would execute zeros if a partition table says so
         recording = record_boot(
             disk,
             image_map.geometry,
@@ -176,9 +167,9 @@ def write_boot_image(
     output: pathlib.Path,
     revision: int,
 ) -> boot_image.Head:
-    """Write the boot image of a trace; it appears whole or not at all.
+    """Write the boot image of a trace, atomically.
 
-    :raises errors.ChunkInvalid: a chunk is not what the chunk map says
+    :raises errors.ChunkInvalid: a chunk differs from the chunk map
     """
     own_scope = next(iter(image_map.scope_keys), None)
     writer = boot_image.Writer(boot_image.Binding.from_map(image_map), revision, key=own_scope)
@@ -196,7 +187,7 @@ def check_chunks(
 ) -> None:
     """Compare the chunks of a boot image with the chunk map.
 
-    :raises errors.BootImageFormatError: they are of another image, or of other bytes
+    :raises errors.BootImageFormatError: they are of another image, or differ
     """
     boot_image.check_binding(head.header, boot_image.Binding.from_map(image_map), what)
     for frame in head.frames:
@@ -213,9 +204,6 @@ def _read_chunk(disk: guest_disk.GuestDisk, image_map: chunk_map.ChunkMap, chunk
     return data
 
 
-# Recording
-
-
 def record_boot(
     disk: guest_disk.GuestDisk,
     cut: geometry.Geometry,
@@ -225,9 +213,9 @@ def record_boot(
     held_by: sandbox.Sandbox,
     progress: Progress,
 ) -> Recording:
-    """Boot an image and return what it read.
+    """Boot an image and return its recording.
 
-    :raises errors.Unusable: QEMU cannot be run, or takes more than it may
+    :raises errors.Unusable: QEMU cannot be run, or takes too much
     """
     window = boot_trace.Window(
         limits.longest_s,
@@ -259,12 +247,12 @@ def record_boot(
 
 
 class _Notes:
-    """A recorder that the export's thread writes to and the builder's reads from.
+    """Thread-safe recorder; the NBD server writes, the builder reads.
 
-    Its time stands still while the guest waits for a processor: on a busy host a guest reads
-    nothing for long without having booted.
+    Its clock stops while the guest waits for a processor: on a busy host a guest may read nothing
+    for long before its boot is over.
 
-    :param cache: says what the kernel of a host asks a mirror for because of a guest's read
+    :param cache: translates the guest's reads to those that reach a mirror
     """
 
     def __init__(
@@ -278,12 +266,12 @@ class _Notes:
     def read(self, offset: int, length: int) -> None:
         with self._lock:
             if self._recorder.is_full:
-                return  # so the cache is bounded, too
+                return  # also bounds the cache
             for asked in self._cache.read(offset, length):
                 self._recorder.read(*asked, self._now_s())
 
     def starved(self, starved_s: float) -> None:
-        """Take note of how long the guest has waited for a processor so far."""
+        """Set the time that the guest has waited for a processor so far."""
         with self._lock:
             self._starved_s = max(self._starved_s, starved_s)
 
@@ -295,15 +283,13 @@ class _Notes:
             return self._recorder.trace
 
     def state(self) -> tuple[int, bool, bool]:
-        """Return the chunks read so far, whether they are too many, whether the boot is over."""
+        """Return the chunks read, and whether they are too many, and the boot is over."""
         with self._lock:
             recorder = self._recorder
             return recorder.chunk_count, recorder.is_full, recorder.is_over(self._now_s())
 
 
 class _Watch:
-    """Looks at a guest until its boot is over."""
-
     def __init__(
         self,
         process: subprocess.Popen[bytes],
@@ -319,9 +305,9 @@ class _Watch:
         self._has_nothing = False
 
     def wait(self, progress: Progress) -> EndReason:
-        """Return why the boot is over.
+        """Return why the recording ended.
 
-        :raises errors.Unusable: QEMU takes more memory than it may
+        :raises errors.Unusable: QEMU takes too much memory
         """
         began_s = time.monotonic()
         assert self._process.stdout is not None
@@ -348,7 +334,7 @@ class _Watch:
             raise errors.Unusable(boot_guest.QEMU, f"it took {sizes}, and was killed")
 
     def _take_console(self, selector: selectors.BaseSelector) -> None:
-        """Look at what the console shows; only its end is kept, a guest may write for ever."""
+        """Search the end of the console's output, which is unbounded."""
         assert self._process.stdout is not None
         text = os.read(self._process.stdout.fileno(), CONSOLE_TAIL_BYTES)
         if not text:

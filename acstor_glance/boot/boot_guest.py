@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The throw-away guest that boots an image for the builder: QEMU, and what holds it.
+"""The temporary guest that boots an image: QEMU in its sandbox.
 
-Nothing that the guest or QEMU touches has a name in the file system; its disk,
-its socket and its log are open files, and it dies with this process.
+Nothing that guest or QEMU use has a name in the file system; QEMU dies with this process.
 """
 
 import contextlib
@@ -23,16 +22,15 @@ from acstor_glance import sandbox
 
 QEMU, QEMU_IMG = "qemu-system-x86_64", "qemu-img"
 UEFI_FIRMWARE = pathlib.Path("/usr/share/ovmf/OVMF.fd")
-"""OVMF as one file that is only read: what a guest stores in variables is gone with it."""
+"""OVMF as one read-only file; the guest's variables are not kept."""
 ARCHITECTURES = ("x86_64", "amd64", "x86", "i386", "i486", "i586", "i686")
-"""What images are called, in Glance's properties, that QEMU runs."""
+"""Architectures that QEMU runs here, as in Glance's properties."""
 NOTHING_TO_BOOT = re.compile(
     rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
 )
-"""What the firmware shows on the console when it has looked everywhere: SeaBIOS; OVMF without its
-shell, and with it."""
+"""Firmware's console output if nothing boots: SeaBIOS, OVMF without and with shell."""
 _FIRMWARE_PORT = "0x402"
-"""Where SeaBIOS shows what it shows on the screen, which the guest has not got."""
+"""SeaBIOS's debug port; the guest has no screen."""
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB
 _RESIDENT_SPARE_BYTES = 768 * geometry.MIB
 _TRANSLATION_CACHE_MIB = 128
@@ -42,7 +40,7 @@ _STOP_S = 10.0
 
 
 class Firmware(enum.StrEnum):
-    """What starts the guest: the values are those of Nova's property ``hw_firmware_type``."""
+    """Firmware of the guest; values as in ``hw_firmware_type``."""
 
     BIOS = "bios"
     UEFI = "uefi"
@@ -50,14 +48,13 @@ class Firmware(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GuestLimits:
-    """What a guest may use, and when its boot is taken to be over.
+    """Resource limits of a guest, and when its boot counts as over.
 
-    :param longest_s: the whole recording
-    :param idle_s: how long nothing new is read until the boot counts as over
-    :param settle_s: how long to go on after the marker
-    :param memory_bytes: the guest's memory
-    :param written_bytes: how much the guest may write to its disk
-    :param boot_bytes: how much of the image may be read
+    :param longest_s: limit of the recording
+    :param idle_s: the boot is over if nothing new is read for so long
+    :param settle_s: time to continue after the marker
+    :param written_bytes: limit of the guest's writes
+    :param boot_bytes: limit of the recorded reads
     """
 
     longest_s: float = 300.0
@@ -69,21 +66,21 @@ class GuestLimits:
 
     @property
     def resident_bytes(self) -> int:
-        """The memory that QEMU may take, its guest's and its own: some 200 MiB are usual."""
+        """Limit of QEMU's memory, with the guest's; it needs some 200 MiB itself."""
         return self.memory_bytes + _RESIDENT_SPARE_BYTES
 
 
 def accelerator() -> str:
-    """Return "kvm" where the processor virtualizes by itself, else "tcg" (software emulation).
+    """Return "kvm" if the processor has hardware virtualization, else "tcg".
 
-    A ``/dev/kvm`` alone proves nothing: under a paravirtual one stock kernels do not boot.
+    ``/dev/kvm`` alone is no evidence: under a paravirtual one stock kernels do not boot.
     """
     has_kvm = any(pathlib.Path(f"/sys/module/kvm_{maker}").exists() for maker in ("intel", "amd"))
     return "kvm" if has_kvm and os.access("/dev/kvm", os.R_OK | os.W_OK) else "tcg"
 
 
 def make_overlay(written: int, size_bytes: int) -> None:
-    """Make an empty qcow2 in the open file ``written``.
+    """Write an empty qcow2 overlay to the open file ``written``.
 
     :raises errors.Unusable: qemu-img is not installed, or fails
     """
@@ -107,12 +104,11 @@ def run_guest(
     firmware: Firmware,
     held_by: sandbox.Sandbox,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run QEMU; its standard output is the guest's console, and what the firmware says.
+    """Run QEMU; its standard output is the console of guest and firmware.
 
-    :param written: file descriptor of what takes the guest's writes
-    :param image: where the image can be read; it is QEMU's alone afterwards
-
-    :raises errors.Unusable: it, or the firmware, is not installed, or its sandbox cannot be made
+    :param written: file descriptor of the overlay
+    :param image: socket of the NBD server; closed here
+    :raises errors.Unusable: QEMU, the firmware or the sandbox is not available
     """
     if not sandbox.is_installed(held_by, QEMU):
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
@@ -140,9 +136,8 @@ def run_guest(
 
 
 def _bounds(limits: GuestLimits) -> dict[str, int]:
-    """Return the resource limits of QEMU, by the names that prlimit(1) has for them."""
     return {
-        "cpu": int(limits.longest_s * 4) + 60,  # a processor's second for each of 4 threads
+        "cpu": int(limits.longest_s * 4) + 60,  # a second of a processor for each of 4 threads
         "fsize": limits.written_bytes,
         "as": limits.memory_bytes + _ADDRESS_SPACE_SPARE_BYTES,
         "nofile": 128,
@@ -177,6 +172,6 @@ def _argv(written: int, image: int, limits: GuestLimits, firmware: Firmware) -> 
 
 
 def first_log_lines(log: IO[bytes]) -> str:
-    """Return what QEMU wrote into its log first."""
+    """Return the start of QEMU's log."""
     log.seek(0)
     return log.read(_QEMU_WORDS_BYTES).decode(errors="replace").strip() or "it said nothing"

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells hosts of boot images that were made, so that they have them before they are needed.
+"""Announces new boot images to hosts, so that they can prefetch them.
 
-Hosts are told by the decision service; which of them take a boot image is their own decision, by
-their option ``prefetch_boot_images``.  What they are told of an image is what only Glance knows:
-whether it is public, and which images of its family came before it.
-
-This is a help to those who boot.  Where there is no decision service nobody is told,
-and no tenant has hosts take what none of them has use for.
+The decision service tells the hosts, which decide by ``prefetch_boot_images``. The announcement
+says whether the image is public, and which images of its family preceded it. A tenant's image
+without predecessors is not announced, and nothing is without a decision service.
 """
 
 import collections
@@ -27,22 +24,22 @@ from acstor_glance.client import glance_client
 LOG = logging.getLogger(__name__)
 
 MOST_UNTOLD = 1000
-"""Images of which hosts are still to be told; of more those that were made first are left out."""
+"""Limit of pending announcements; the oldest ones are dropped."""
 MOST_BYTES = 1 << 16
-"""Of the decision service's answer."""
+"""Longest answer of the decision service."""
 PUBLIC = "public"
-"""The visibility that only an administrator gives: any tenant lets all read his (``community``)."""
+"""Only administrators can make images public, unlike ``community`` ones."""
 
 
 class _Told(msgspec.Struct, frozen=True):
-    """What the decision service answers."""
+    """The answer of the decision service."""
 
     image_id: str
     request: int
 
 
 class BootImageAnnouncer:
-    """What tells hosts; its methods block, and may be called from any thread."""
+    """Announces boot images; its methods block."""
 
     def __init__(self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts) -> None:
         self._images = images
@@ -51,17 +48,14 @@ class BootImageAnnouncer:
         self._fault = log_once.LogOnce(LOG)
 
     def announce(self, image_id: ids.ImageId) -> None:
-        """Tell hosts that an image has another boot image now, and what they were not told yet."""
+        """Announce an image's new boot image, and pending ones."""
         self._untold[image_id] = None
         while len(self._untold) > MOST_UNTOLD:
             self._untold.popitem(last=False)
         self.announce_pending()
 
     def announce_pending(self) -> None:
-        """Tell hosts what they were not told yet; what cannot be told now waits for the next time.
-
-        An image that Glance or the decision service does not know any more is forgotten.
-        """
+        """Send pending announcements; after a failure the others stay pending."""
         for image_id in list(self._untold):
             try:
                 self._tell(image_id)
@@ -82,7 +76,7 @@ class BootImageAnnouncer:
         ]
         is_public = image_record.text_of(image, "visibility") == PUBLIC
         if not previous and not is_public:
-            return  # no host may want it
+            return  # no host needs it
         body: dict[str, Any] = {"previous_images": previous, "is_public": is_public}
         self._service.post(f"/v1/images/{image_id}/prefetch-boot-image", body, _Told, MOST_BYTES)
         LOG.info("image %s: hosts are told of its boot image", image_id)

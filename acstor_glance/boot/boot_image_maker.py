@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes boot images of images in Glance: by the builder, or of the boots that agents recorded.
+"""Makes boot images in Glance: by the builder, or from recorded boots.
 
-A boot image is a help and never a condition.  An image that cannot be booted, a
-host without QEMU, traces that fit nothing: all of it is said in the log, and the
-image stays as ready as it was.
+Failures are logged and recorded; they never affect whether the image is served.
 """
 
 import contextlib
@@ -48,21 +46,22 @@ LOG = logging.getLogger(__name__)
 
 BOOT_IMAGE = artefacts.Kind.BOOT_IMAGE
 CHANGED_SHARE = 0.05
-"""A boot image is replaced when at least this share of its chunks would change."""
+"""A boot image is replaced if at least this share of its chunks changes."""
 LONGEST_S = boot_guest.GuestLimits().longest_s
-"""How long an image is booted at most; ``acstor-boot-image build`` can be told otherwise."""
+"""Time limit of a guest's boot."""
 LIMIT_BYTES = 256 * geometry.MIB
-"""What a boot image may hold of its image, before compression. A boot reads some tens of MiB."""
+"""Limit of the uncompressed chunks; a boot reads some tens of MiB."""
 TRACES_NEEDED = 2
-"""Recorded boots from which on a boot image is made: a single one may have been an odd one.  It is
-enough where the image has none and none is about to be built."""
+"""Recorded boots needed for a boot image, since one may be unusual.
+
+One is enough if the image has no boot image and none is about to be built.
+"""
 TRACE_SHARE = 0.5
-"""A chunk belongs to the boot image if this share of the boots read it: what one instance alone did
-when it booted would cost the memory of all."""
+"""Share of the recorded boots that must have read a chunk of the boot image."""
 
 
 class BootImageMaker:
-    """Boot images of the images in Glance."""
+    """Makes boot images of images in Glance."""
 
     def __init__(
         self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts, ways: build_modes.BuildModes
@@ -78,11 +77,11 @@ class BootImageMaker:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def list_recorded(self) -> list[ids.ImageId]:
-        """Return the images of which boots are recorded: a killed process may owe them an image."""
+        """Return the images with recorded boots, which may lack a boot image."""
         return self._traces.list_images()
 
     def add_trace(self, trace: trace_message.BootTrace) -> ids.ImageId:
-        """Take in the trace of one boot; return its image."""
+        """Store the trace of one boot; return its image's ID."""
         count = self._traces.add_trace(trace)
         LOG.info("image %s: %d boots are recorded", trace.image_id, count)
         return ids.parse_image_id(trace.image_id)
@@ -90,11 +89,11 @@ class BootImageMaker:
     def make_boot_image(
         self, image_id: ids.ImageId, begin: Callable[[str], bool] = lambda project: True
     ) -> bool:
-        """Make the boot image that an image should have now; say whether one was made.
+        """Make the boot image that an image needs now; return whether one was made.
 
-        :param begin: told the image's project; returns whether it is to be made now
-        :raises errors.ImageServiceError: Glance does not do its part
-        :raises errors.FormatError: what Glance has of the image is damaged
+        :param begin: called with the image's project; returns whether to begin now
+        :raises errors.ImageServiceError: Glance fails or refuses
+        :raises errors.FormatError: an artefact is damaged
         """
         with self._claims.lease_image(image_id) as is_ours:
             image = self._images.read_or_none(image_id) if is_ours else None
@@ -123,12 +122,10 @@ class BootImageMaker:
                     present = self._images.artefact_of(self._images.get_image(image_id), BOOT_IMAGE)
                 return self._build(image, image_map, present, build) or has_one
 
-    # Built
-
     def _due_build(
         self, image: image_record.Record, present: image_record.Record | None
     ) -> plan.Retry | None:
-        """Return the attempts so far if the image's boot image is to be built now."""
+        """Return the attempts so far if a build is due."""
         if not self._ways.builds:
             return None
         found = {present["id"]: present} if present else {}
@@ -182,14 +179,12 @@ class BootImageMaker:
     def _say(
         self, image: image_record.Record, state: artefacts.BootState, message: str, retry: str
     ) -> None:
-        """Write on the image how far its boot image is, why, and when it is built next."""
         said = artefacts.boot_properties(state, message, retry)
         self._images.set_properties(image["id"], said)
 
     def _budget(
         self, image_map: chunk_map.ChunkMap, longer_s: float = 0.0
     ) -> preparation_budget.PreparationBudget:
-        """Return what a boot image may cost beside the time in which a guest boots."""
         return preparation_budget.PreparationBudget(
             f"image {image_map.image_id}",
             image_map.layout.stored.size_bytes,
@@ -207,7 +202,7 @@ class BootImageMaker:
         if local is not None:
             yield local
             return
-        with tempfile.TemporaryFile(dir=self._folder) as file:  # without a name: a kill leaves none
+        with tempfile.TemporaryFile(dir=self._folder) as file:  # unnamed, so a kill leaves none
             with self._images.open_image_data(read.glance_id) as pieces:
                 for piece in budget.enforce_deadline(pieces):
                     if any(piece):
@@ -217,8 +212,6 @@ class BootImageMaker:
             file.truncate(file.tell())
             file.flush()
             yield pathlib.Path(f"/proc/self/fd/{file.fileno()}")
-
-    # Recorded
 
     def _merge(
         self,
@@ -254,7 +247,7 @@ class BootImageMaker:
         return True
 
     def _head_of(self, artefact: image_record.Record) -> boot_image.Head | None:
-        """Return the head of a boot image, if it is sound."""
+        """Return the head of a boot image; None if it is damaged."""
         raw = bytearray()
         with self._images.open_image_data(artefact["id"]) as pieces:
             for piece in pieces:
@@ -271,7 +264,7 @@ class BootImageMaker:
         output: pathlib.Path,
         revision: int,
     ) -> bool:
-        """Write a boot image of a trace; say whether the image's bytes were what they should be."""
+        """Write the boot image of a trace; return whether it succeeded."""
         try:
             budget = self._budget(image_map)
             with self._bytes(image, budget) as path, path.open("rb") as file:
@@ -284,10 +277,10 @@ class BootImageMaker:
         return True
 
     def _reserve(self, image: image_record.Record, output: pathlib.Path) -> None:
-        """Count a boot image to its project's quota; one that does not fit goes.
+        """Charge a boot image to its project's quota; delete it if it does not fit.
 
         :raises errors.LimitExceeded: it is longer than the image
-        :raises errors.QuotaExceeded: it does not fit
+        :raises errors.QuotaExceeded: the quota does not suffice
         """
         count, size_bytes = output.stat().st_size, image_record.size_bytes_of(image)
         budget = preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes)
@@ -298,12 +291,10 @@ class BootImageMaker:
             output.unlink()
             raise
 
-    # Inherited
-
     def _before(
         self, image: image_record.Record
     ) -> tuple[image_record.Record, image_record.Record] | None:
-        """Return the youngest predecessor that has a boot image, and that boot image."""
+        """Return the newest predecessor with a boot image, and that boot image."""
         for other in predecessor_images.find_predecessors(self._images, image):
             found = self._images.artefact_of(other, BOOT_IMAGE)
             if found is not None and not image_record.why_not_served(other):
@@ -317,7 +308,7 @@ class BootImageMaker:
         before: image_record.Record,
         artefact: image_record.Record,
     ) -> bool:
-        """Make a boot image of what an image has in common with its predecessor's boots."""
+        """Make a boot image from chunks that a predecessor's boot image also has."""
         head = self._head_of(artefact)
         try:
             with self._chunk_map(before) as its_map:
@@ -336,13 +327,8 @@ class BootImageMaker:
                  image["id"], len(trace), before["id"])  # fmt: skip
         return True
 
-    # All
-
     def _output(self, image_id: ids.ImageId) -> pathlib.Path:
-        """Return where the image's boot image is written; what a killed process left there goes.
-
-        The image is claimed, so nobody else is writing there.
-        """
+        """Return the boot image's path, without leftovers; the caller holds the lease."""
         output = self._folder / f"{image_id}.acboot"
         output.unlink(missing_ok=True)
         atomic_file.remove_leftovers(self._folder, output.name)
@@ -350,7 +336,7 @@ class BootImageMaker:
 
     @contextlib.contextmanager
     def _chunk_map(self, image: image_record.Record) -> Iterator[chunk_map.ChunkMap]:
-        """Yield the image's chunk map, as Glance has it, checked.
+        """Yield the image's chunk map, checked.
 
         :raises errors.ChunkMapFormatError: it is damaged
         """
@@ -385,7 +371,7 @@ class BootImageMaker:
 
 
 def firmware_of(image: image_record.Record) -> boot_guest.Firmware:
-    """Return what Nova would start a guest of this image by: its ``hw_firmware_type``, or BIOS.
+    """Return the firmware by which Nova would boot the image.
 
     >>> firmware_of({"hw_firmware_type": "uefi"}).value, firmware_of({}).value
     ('uefi', 'bios')
@@ -395,10 +381,7 @@ def firmware_of(image: image_record.Record) -> boot_guest.Firmware:
 
 
 def _check_machine(image: image_record.Record) -> None:
-    """Refuse an image for a processor that the builder's guest has not got.
-
-    :raises errors.BootFailed: it is for another one
-    """
+    """Raise errors.BootFailed if the image is for another architecture."""
     for name in ("hw_architecture", "architecture"):
         said = image_record.text_of(image, name).lower()
         if said and said not in boot_guest.ARCHITECTURES:
@@ -407,7 +390,7 @@ def _check_machine(image: image_record.Record) -> None:
 
 
 def _words(exc: Exception) -> str:
-    """Return what an error says of an image, without the file in which the builder had it."""
+    """Return an error's text without the builder's file name."""
     if not isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
         return str(exc)
     return f"{exc.why}. {exc.remedy}" if exc.remedy else exc.why
@@ -418,7 +401,7 @@ def _now() -> datetime.datetime:
 
 
 def is_worth_rebuilding(new: Sequence[int], old: Sequence[int]) -> bool:
-    """Say whether a trace is so different from another that a new boot image is worth while.
+    """Return whether two traces differ enough to replace a boot image.
 
     >>> is_worth_rebuilding([1, 2, 3], [3, 2, 1]), is_worth_rebuilding([1, 2, 3], [1, 2])
     (False, True)

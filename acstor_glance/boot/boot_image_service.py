@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has boot images made: of images that were just prepared, and of boots that agents recorded.
+"""Service that makes boot images of prepared images and from recorded boots.
 
-A sender of traces costs a look at its message and no more.  What follows is done
-by one thread of ours, an image at a time; images that wait are each in the queue
-once, and those that hosts boot come before the others.
-
-Nothing that matters is in the queue: what a killed listener had there the next
-one finds by its traces and by its first reconcile.
+Images that hosts boot go first. The queue is not persistent: after a restart the stored traces and
+the first reconcile refill it.
 """
 
 import functools
@@ -30,15 +26,11 @@ LOG = logging.getLogger(__name__)
 
 Rank = work_queue.Rank
 WORKERS = 2
-"""Boot images that are made at a time.  A guest that is booted for one takes 1.3 GiB of memory."""
+"""Boot images made at a time; a guest for one takes 1.3 GiB of memory."""
 
 
 class BootImageService:
-    """The threads that make boot images, and what they are told.
-
-    :param needed: returns the images that hosts use, as far as it is known
-    :param ahead: tells hosts of what was made
-    """
+    """Threads that make boot images; ``needed`` returns the images that hosts use."""
 
     def __init__(
         self,
@@ -55,7 +47,7 @@ class BootImageService:
         self._owed: set[ids.ImageId] = set()
 
     def start(self) -> None:
-        """Begin to make what is missing; waits for nothing."""
+        """Start the threads, and queue images with recorded boots."""
         if self.hears_traces:
             for image_id in self._made.list_recorded():
                 self._put(image_id, Rank.BOOTED)
@@ -63,22 +55,15 @@ class BootImageService:
             supervision.start(f"acstor-boot-images-{number}", self._work)
 
     def stop(self) -> None:
-        """Begin with no other image."""
+        """Start no further boot image."""
         self._queue.close()
 
     def put(self, image_id: ids.ImageId, project: str, *, is_asked: bool = False) -> None:
-        """Note that an image may need a boot image: something has happened to it.
-
-        :param project: its owner, as far as it is known
-        :param is_asked: an operator wants it
-        """
+        """Queue an image that may need a boot image; ``is_asked``: by an operator."""
         self._put(image_id, Rank.BOOTED if is_asked else Rank.NEW, project)
 
     def requeue(self, image_ids: Iterable[ids.ImageId], owners: Mapping[ids.ImageId, str]) -> None:
-        """Make the boot images that are due, and those that something kept us from.
-
-        :param owners: the projects of the images
-        """
+        """Queue images whose boot image is due, or failed earlier."""
         self._ahead.announce_pending()
         booted = {*self._needed(), *self._made.list_recorded()}
         while self._owed:
@@ -88,7 +73,7 @@ class BootImageService:
             self._put(image_id, rank, owners.get(image_id, work_queue.UNKNOWN))
 
     def add_trace(self, trace: trace_message.BootTrace) -> None:
-        """Take in the trace of one boot."""
+        """Store the trace of one boot, and queue its image."""
         self._put(self._made.add_trace(trace), Rank.BOOTED)
 
     def _put(self, image_id: ids.ImageId, rank: Rank, project: str = work_queue.UNKNOWN) -> None:

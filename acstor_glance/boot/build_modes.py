@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which ways a listener makes boot images: decided once, when it starts, and said."""
+"""Methods by which a listener makes boot images, chosen once at its start."""
 
 import logging
 from typing import NamedTuple
@@ -14,30 +14,26 @@ LOG = logging.getLogger(__name__)
 
 
 class BuildModes(NamedTuple):
-    """What a listener does.
-
-    :param builds: it boots images in throw-away guests
-    :param records: it takes boots that hosts have recorded
-    """
+    """Whether a listener builds boot images, and uses recorded boots."""
 
     builds: bool
     records: bool
 
     @property
     def any(self) -> bool:
-        """Say whether it makes boot images at all."""
+        """Whether boot images are made at all."""
         return self.builds or self.records
 
 
 def choose_modes(conf: cfg.ConfigOpts) -> BuildModes:
-    """Return what ``[acstor_glance] boot_images`` means on this host, and log it."""
+    """Return and log the methods that ``[acstor_glance] boot_images`` allows here."""
     option = conf.acstor_glance.boot_images
     builds, records = option in ("built", "both", "auto"), option in ("recorded", "both", "auto")
     why = why_not_built(sandbox.Sandbox(conf.acstor_glance.builder_sandbox)) if builds else ""
     if why and option == "auto":
         LOG.info("boot images are made of recorded boots alone, and none is built here: %s", why)
         return BuildModes(False, records)
-    if why:  # it is tried all the same: somebody may mend it
+    if why:  # builds are tried anyway, since the host may be repaired
         LOG.error("no boot images will be built: %s", why)
     else:
         LOG.info("boot images are built here: %s; made of recorded boots: %s", builds, records)
@@ -45,7 +41,7 @@ def choose_modes(conf: cfg.ConfigOpts) -> BuildModes:
 
 
 def why_not_built(held_by: sandbox.Sandbox) -> str:
-    """Say why this host cannot boot images; empty if it can."""
+    """Return why this host cannot boot images; empty if it can."""
     for program in (boot_guest.QEMU, boot_guest.QEMU_IMG):
         if not sandbox.is_installed(held_by, program):
             return f"{program} is not installed"

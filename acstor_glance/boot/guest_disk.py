@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest reads of an image's file, whatever the file is, by the image's chunk map.
+"""Reads an image's file as the guest's disk, by the chunk map's layout.
 
-Nothing is checked here.  Whoever keeps what is read compares it with the CIDs.
+Data is not verified; users compare it with the CIDs.
 """
 
 import os
@@ -15,14 +15,13 @@ from acstor_common.formats import layout
 from acstor_glance.prepare import preparation_budget
 
 KEPT_BYTES = 8 * layout.MAX_CLUSTER_BYTES
-"""Decoded clusters that are kept: guests read on where they were."""
+"""Size of the cache of decoded clusters."""
 
 
 class GuestDisk:
-    """The disk of one image; one thread reads at a time.
+    """The disk of one image, for one thread.
 
-    :param file: descriptor of the image's file as Glance has it
-    :param budget: what its clusters may cost; None: no more than slow decoders are refused
+    :param file: descriptor of the image's file as in Glance
     """
 
     def __init__(
@@ -36,13 +35,13 @@ class GuestDisk:
         self._budget = budget or preparation_budget.PreparationBudget(self._what)
         self._kept = cluster_cache.ClusterCache(KEPT_BYTES)
         self.size_bytes = image_map.geometry.size_bytes
-        """Bytes that a guest reads."""
+        """Length of the disk."""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return what a guest reads from ``offset`` on; behind the end there are zeros.
+        """Return bytes of the disk, with zeros beyond its end.
 
-        :raises errors.Unusable: compressed bytes do not decompress
-        :raises errors.LimitExceeded: to decompress them takes too much
+        :raises errors.Unusable: compressed data is damaged
+        :raises errors.LimitExceeded: decoding costs more than the budget
         :raises OSError: the file cannot be read
         """
         data, stop = bytearray(length), min(offset + length, self.size_bytes)

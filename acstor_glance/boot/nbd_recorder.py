@@ -1,14 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A block device that notes which parts of it are read: a read-only NBD export on a socket pair.
+"""Read-only NBD server on a socket pair that records reads, for QEMU.
 
-QEMU reads an image through it while the image boots.  A server of our own, of
-the few requests that QEMU needs, because it is all that sees the reads in order
-and in time without privileges: FUSE would need pyfuse3 and a mount, and QEMU's
-trace events are not in every build of it.
-
-QEMU runs a hostile image and may itself be taken over, so whatever it sends is
-checked, and costs at most this connection.  The protocol is that of
-https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
+It sees reads in order and in time without privileges; FUSE would need a mount, and some builds of
+QEMU lack trace events. A hostile image may take over QEMU, so all input is checked, and at worst
+the connection ends. Protocol: https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md.
 """
 
 import contextlib
@@ -43,27 +38,24 @@ _CMD_READ, _CMD_DISC = 0, 2
 _EIO, _EINVAL = 5, 22
 
 Read = Callable[[int, int], None]
-"""Is told the offset and the length of a read, in the server's thread."""
+"""Called with offset and length of a read, in the server's thread."""
 
 
 class Disk(Protocol):
-    """What is exported."""
+    """The exported disk."""
 
     def read(self, offset: int, length: int) -> bytes:
         """Return ``length`` bytes; raises OSError or errors.Unusable."""
 
 
 class _Broken(Exception):
-    """The other side sent what no client of NBD sends, or hung up."""
+    """The client violated the protocol or disconnected."""
 
 
 class NbdRecorder:
-    """Context manager: ``disk`` can be read at ``client``, and reads are told.
+    """Context manager that serves ``disk`` to the socket ``client``.
 
-    ``client`` is the client's end of a socket pair, which has no name and so leaves none behind;
-    whoever gives it to another process closes it here.
-
-    :param read: is told each read that was answered
+    Whoever passes ``client`` to another process closes it here. ``read`` is called after each read.
     """
 
     def __init__(self, disk: Disk, size_bytes: int, read: Read) -> None:
@@ -73,7 +65,7 @@ class NbdRecorder:
 
     @property
     def is_running(self) -> bool:
-        """Say whether the image can still be read through it."""
+        """Whether the server is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def __enter__(self) -> Self:
@@ -82,7 +74,7 @@ class NbdRecorder:
 
     def __exit__(self, *_: object) -> None:
         self.client.close()
-        with contextlib.suppress(OSError):  # the server has closed it
+        with contextlib.suppress(OSError):  # already closed by the server
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
             self._thread.join()
@@ -96,11 +88,9 @@ class NbdRecorder:
         except (_Broken, OSError) as e:
             LOG.debug("export: %s", e)
 
-    # Negotiation
-
     def _negotiate(self, connection: socket.socket) -> None:
         connection.sendall(_GREETING.pack(b"NBDMAGIC", b"IHAVEOPT", _FIXED_NEWSTYLE | _NO_ZEROES))
-        _receive(connection, 4)  # the client's flags change nothing that is sent below
+        _receive(connection, 4)  # the client's flags, ignored
         while True:
             magic, option, length = _OPTION.unpack(_receive(connection, _OPTION.size))
             if magic != b"IHAVEOPT" or length > MAX_OPTION_BYTES:
@@ -122,10 +112,8 @@ class NbdRecorder:
     def _reply(connection: socket.socket, option: int, kind: int, data: bytes = b"") -> None:
         connection.sendall(_REPLY.pack(_REP_MAGIC, option, kind, len(data)) + data)
 
-    # Transmission
-
     def _answer(self, connection: socket.socket) -> bool:
-        """Answer one request; return False when the client says good-bye."""
+        """Answer one request; return False when the client disconnects."""
         raw = _receive(connection, _REQUEST.size)
         magic, _flags, command, handle, offset, length = _REQUEST.unpack(raw)
         if magic != _REQUEST_MAGIC:
@@ -133,7 +121,7 @@ class NbdRecorder:
         if command == _CMD_DISC:
             return False
         if command != _CMD_READ:
-            if length:  # a write: its bytes follow, and may be any number
+            if length:  # a write: its data follows, of any length
                 raise _Broken(f"command {command} on a read-only export")
             self._refuse(connection, handle, _EINVAL)
         elif not 0 < length <= MAX_READ_BYTES or offset + length > self._size_bytes:

@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compute host's kernel reads of a mirror for a guest: a model of its page cache.
+"""Model of a compute host's page cache: a mirror's reads for a guest's.
 
-QEMU reads the mirror through the page cache, and there the kernel reads ahead of what looks
-sequential, past what the guest wants.  The builder's guest reads by NBD, where nobody does so.
-Without this model these pages, a twentieth of what a boot reads of a mirror, were in no boot image
-that was built, while recordings of boots have them.
+On a host, QEMU reads the mirror through the page cache, whose readahead exceeds the guest's reads.
+The builder's guest reads by NBD, without readahead. The model adds these pages, a twentieth of a
+boot's reads, as recorded boots have them.
 
-The model is Linux's (``mm/readahead.c``) for one open file: a read that misses and goes on where
-the last one ended, or on many pages that are here, begins a window; a read that comes to the marked
-page of a window begins the next one, up to twice as wide.
+It follows Linux's ``mm/readahead.c`` for one open file: a miss that continues the last read, or
+follows many cached pages, starts a window; a read of a window's marked page starts the next one, up
+to twice as wide.
 
 >>> cache = PageCacheModel(size_bytes=1 << 20)
->>> cache.read(65536, 4096)  # by itself
+>>> cache.read(65536, 4096)  # not sequential
 [(65536, 4096)]
->>> cache.read(69632, 4096)  # where it ended: four pages
+>>> cache.read(69632, 4096)  # sequential: four pages
 [(69632, 16384)]
 >>> cache.read(69632, 4096)
 []
@@ -23,17 +22,14 @@ from acstor_common.model import geometry
 
 PAGE_BYTES = 4096
 WINDOW_PAGES = 128 * geometry.KIB // PAGE_BYTES
-"""The widest window: what Linux gives a FUSE file system."""
+"""The widest window: Linux's default for FUSE."""
 
 Extent = tuple[int, int]
 """Offset and length, in bytes."""
 
 
 class PageCacheModel:
-    """The page cache of one image that one guest reads; nothing leaves it.
-
-    :param size_bytes: the image's
-    """
+    """Page cache of one image for one guest, without eviction."""
 
     def __init__(self, size_bytes: int) -> None:
         self._end = -(-size_bytes // PAGE_BYTES)
@@ -43,7 +39,7 @@ class PageCacheModel:
         self._last = -2
 
     def read(self, offset: int, length: int) -> list[Extent]:
-        """Return what the kernel asks the mirror for because of a guest's read, in order."""
+        """Return the reads that the kernel sends to the mirror, in order."""
         index, stop = offset // PAGE_BYTES, min(-(-(offset + length) // PAGE_BYTES), self._end)
         asked: list[Extent] = []
         for page in range(index, stop):
@@ -72,7 +68,7 @@ class PageCacheModel:
         if page == self._mark:
             self._start += self._size
             self._size = max(self._size, _next_window(self._size))
-        else:  # of a former window: others have read since
+        else:  # the page belongs to an earlier window
             end = page + 1
             while end in self._pages:
                 end += 1
@@ -88,7 +84,7 @@ class PageCacheModel:
         return page - first
 
     def _fetch(self, ahead: int, asked: list[Extent]) -> None:
-        """Bring the window; whoever comes to its last ``ahead`` pages makes the next one come."""
+        """Read the window, and mark the page from which ``ahead`` pages remain."""
         end = self._start + self._size
         self._mark = end - ahead
         if self._mark < self._end and self._mark not in self._pages:
@@ -96,7 +92,7 @@ class PageCacheModel:
         self._add(self._start, end, asked)
 
     def _add(self, start: int, end: int, asked: list[Extent]) -> None:
-        """Read what is not here of some pages, up to the image's end."""
+        """Read the missing pages of a range, up to the image's end."""
         first = None
         for page in range(start, min(end, self._end) + 1):
             is_missing = page < min(end, self._end) and page not in self._pages
@@ -109,7 +105,7 @@ class PageCacheModel:
 
 
 def _first_window(wanted: int) -> int:
-    """Return how many pages come when a sequence of reads begins with one of so many."""
+    """Return the first window's pages for a sequential read of ``wanted`` pages."""
     size = 1 << (wanted - 1).bit_length()
     if size <= WINDOW_PAGES // 32:
         return size * 4

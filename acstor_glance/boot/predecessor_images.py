@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which images came before another one of its family, and what their boots tell of it.
+"""Finds an image's predecessors, and derives its boot trace from theirs.
 
-Glance knows no families.  An image came before another one if the same project owns both, it is
-older, and the two have the same name, or the same distribution, version and way to boot, or the
-younger one is a snapshot of it (FAMILY, NAME and BASE are what says so).  Of a predecessor only
-numbers of chunks are used, and of those only the ones whose contents the younger image has as
-well.
+A predecessor is an older image of the same project with the same name, with the same distribution,
+version and machine properties, or from which the image is a snapshot. Of its trace, only chunks
+that the image also has are used.
 """
 
 import itertools
@@ -20,22 +18,22 @@ from acstor_glance.client import glance_client
 
 NAME, BASE = "name", deduplication.BASE_IMAGE
 FAMILY = ("os_distro", "os_version")
-"""Both have to be there, and the same."""
+"""Both must be set and equal."""
 SAME = ("os_type", "hw_architecture", "architecture", "hw_firmware_type")
-"""The same too, where the family is told by its distribution: or missing in both."""
+"""Equal, or missing in both, if distribution and version make the family."""
 MOST_LISTED = 200
 MOST_LOOKED_AT = 10
-"""Predecessors that are looked at, the youngest first: one of them has a boot image, or none."""
+"""Limit of predecessors to look at, newest first."""
 LEAST_CHUNKS = 16
-"""Fewer chunks in common are no boot: so many a host reads who only looks at an image."""
+"""Fewer chunks in common are no boot."""
 
 
 def find_predecessors(
     images: glance_client.GlanceClient, image: image_record.Record
 ) -> list[image_record.Record]:
-    """Return images that came before ``image``, the youngest first.
+    """Return the predecessors of ``image``, newest first.
 
-    :raises errors.ImageServiceError: Glance does not say
+    :raises errors.ImageServiceError: Glance does not answer
     """
     found = {other["id"]: other for other in _listed(images, image) if is_predecessor(other, image)}
     return sorted(found.values(), key=_made_at, reverse=True)[:MOST_LOOKED_AT]
@@ -58,7 +56,7 @@ def _listed(
 
 
 def is_predecessor(other: image_record.Record, image: image_record.Record) -> bool:
-    """Say whether an image came before another one of its family."""
+    """Return whether ``other`` is a predecessor of ``image``."""
 
     def same(name: str) -> str | None:
         value = image_record.text_of(image, name)
@@ -78,10 +76,10 @@ def _made_at(image: image_record.Record) -> str:
 def inherit_trace(
     trace: Sequence[int], of: chunk_map.ChunkMap, image_map: chunk_map.ChunkMap
 ) -> tuple[int, ...]:
-    """Return where an image has what a boot of its predecessor read, in the order of that boot.
+    """Return the chunks with the same data as a predecessor's trace, in its order.
 
     :param of: the predecessor's chunk map
-    :return: chunks of ``image_map``; empty if they have too little in common
+    :return: empty if they have fewer than LEAST_CHUNKS in common
     """
     wanted = {of.cid_of(chunk_no) for chunk_no in trace if not of.is_zero(chunk_no)}
     places: dict[ids.Cid, int] = {}

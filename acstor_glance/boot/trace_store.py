@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boot traces that agents have sent, by image, until a boot image is made of them.
+"""Stores boot traces from agents, until a boot image is made of them.
 
-Whoever sends, and however much, the folder stays small: so many traces of an
-image, so many of them from one host, so many images.  A host that was taken over
-gains no more than its places among those.
+Limits of traces per image and per host, and of images, bound the folder whatever is sent.
 """
 
 import contextlib
@@ -23,10 +21,7 @@ ENDING = ".actraces"
 
 
 class TraceStore:
-    """The folder; may be used from several threads of one process.
-
-    :raises OSError: it cannot be made
-    """
+    """The folder of traces; thread-safe."""
 
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._folder = state_dir / "traces"
@@ -34,14 +29,14 @@ class TraceStore:
         self._lock = threading.Lock()
 
     def add_trace(self, trace: trace_message.BootTrace) -> int:
-        """Keep a trace instead of the oldest of its host, or of all; return how many there are.
+        """Add a trace in place of the oldest surplus one; return the image's number.
 
-        :raises OSError: the disk cannot
+        :raises OSError: it cannot be written
         """
         image_id = ids.parse_image_id(trace.image_id)
         with self._lock:
             kept = [old for old in self._load(image_id) if _is_alike(old, trace)]
-            if trace in kept:  # it was sent again, by whomever
+            if trace in kept:  # sent again, by any host
                 return len(kept)
             of_host = [old for old in kept if old.host == trace.host]
             for old in of_host[: max(0, len(of_host) + 1 - TRACES_OF_A_HOST)]:
@@ -53,20 +48,20 @@ class TraceStore:
             return len(kept)
 
     def list_traces(self, image_id: ids.ImageId) -> list[trace_message.BootTrace]:
-        """Return the traces of an image, the oldest first."""
+        """Return the traces of an image, oldest first."""
         with self._lock:
             return self._load(image_id)
 
     def list_images(self) -> list[ids.ImageId]:
-        """Return the images that there are traces of."""
+        """Return the images with traces."""
         found = []
         for path in sorted(self._folder.glob(f"*{ENDING}")):
-            with contextlib.suppress(ValueError):  # what a killed process left has another name
+            with contextlib.suppress(ValueError):  # leftovers have other names
                 found.append(ids.parse_image_id(path.stem))
         return found
 
     def remove(self, image_id: ids.ImageId) -> None:
-        """Forget the traces of an image."""
+        """Delete the traces of an image."""
         with self._lock:
             self._path(image_id).unlink(missing_ok=True)
 
@@ -78,7 +73,7 @@ class TraceStore:
             raw = self._path(image_id).read_bytes()
             return msgspec.json.decode(raw, type=list[trace_message.BootTrace])
         except (FileNotFoundError, msgspec.DecodeError, UnicodeError):
-            return []  # what is damaged is worth no more than what is missing
+            return []  # damaged counts as missing
 
     def _make_room(self, image_id: ids.ImageId) -> None:
         others = [path for path in self._folder.glob(f"*{ENDING}") if path.stem != image_id]
@@ -87,5 +82,4 @@ class TraceStore:
 
 
 def _is_alike(one: trace_message.BootTrace, two: trace_message.BootTrace) -> bool:
-    """Say whether two traces are of the same cut of their image."""
     return (one.size_bytes, one.chunk_bytes) == (two.size_bytes, two.chunk_bytes)

@@ -96,7 +96,7 @@ def _check_boot_image(
 def _check_pointer(
     images: glance_client.GlanceClient, image: image_record.Record, kind: artefacts.Kind
 ) -> None:
-    """Raise if a pointer leads to no artefact of the image, or a needed one is missing."""
+    """Raise if a pointer leads to no artefact of the image, or none is where needed."""
     pointer = artefacts.pointer_of(image, kind)
     if pointer is None:
         if kind is CHUNK_MAP or kind.pointer in image:
