@@ -28,7 +28,7 @@ ARCHITECTURES = ("x86_64", "amd64", "x86", "i386", "i486", "i586", "i686")
 NOTHING_TO_BOOT = re.compile(
     rb"No bootable device\.|BdsDxe: No bootable option|UEFI Interactive Shell"
 )
-"""Firmware's console output if nothing boots: SeaBIOS, OVMF without and with shell."""
+"""Console output if nothing boots: SeaBIOS, OVMF with and without shell."""
 _FIRMWARE_PORT = "0x402"
 """SeaBIOS's debug port; the guest has no screen."""
 _ADDRESS_SPACE_SPARE_BYTES = 2048 * geometry.MIB

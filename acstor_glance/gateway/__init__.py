@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-glance-gateway``: ranges of images, from stores of which Glance's API gives none."""
+"""``acstor-glance-gateway``: serves ranges of images where Glance cannot."""
 
 from acstor_common.service import eventlet_warning
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application: from HTTP to a range of an image, and back.
+"""The WSGI application: serves ranges of images, and flattens deltas into images.
 
-``GET /v1/images/<id>/file`` with a range is answered as Glance answers it for a store that has
-ranges: 206 with Content-Range.  ``PUT /v1/images/<id>/changes`` fills an image that was made of a
-base, and is answered with lines of JSON while that goes on.  The one rule: nothing is read before
-the token was checked.
+``GET /v1/images/<id>/file`` answers a range as Glance does for a store with ranges: 206 with
+Content-Range. ``PUT /v1/images/<id>/changes`` flattens a delta and its backing image into an image,
+and answers with lines of JSON meanwhile. Nothing is read before the token is validated.
 """
 
 import functools
@@ -36,22 +35,22 @@ LOG = logging.getLogger(__name__)
 LONGEST_RANGE_BYTES = 8 << 20
 """Of a request, which may take so much memory; agents request 1 MiB at a time."""
 OPEN_PATHS = frozenset({"/", "/healthz"})
-"""What is answered without a token."""
+"""Paths that need no token."""
 KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of the gateway "
     "says which), so this token cannot be checked"
 )
 TOKEN_INFO = "keystone.token_info"
-"""Is in a request's environment only if its token was good, whatever delay_auth_decision says."""
+"""Present only after a valid token, whatever ``delay_auth_decision`` is."""
 VERSIONS = {"versions": [{"id": "v1", "status": "CURRENT"}]}
 
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 
 def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> Wsgi:
-    """Return the WSGI application, behind keystonemiddleware.
+    """Return the application, behind keystonemiddleware.
 
-    :raises errors.Unusable: some option makes no sense
+    :raises errors.Unusable: an option is invalid
     """
     own = conf.acstor_gateway
     known, places = image_lookup.ImageLookup(conf, counted), stores.Stores(conf, counted)
@@ -88,7 +87,7 @@ def _unavailable(
 def make_plain_app(
     made: range_reader.RangeReader, composes: flatten_jobs.FlattenJobs
 ) -> flask.Flask:
-    """Return the application without the check of tokens: it believes the request's environment."""
+    """Return the application without token validation: it trusts the environment."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = 0
     app.add_url_rule("/", "versions", lambda: _json(VERSIONS))
@@ -132,8 +131,8 @@ def _changes(composes: flatten_jobs.FlattenJobs, image_id: str) -> flask.Respons
         raise http_errors.HttpError(http.HTTPStatus.LENGTH_REQUIRED, words)
     lines = composes.start_job(
         flatten_job.FlattenRequest(wanted, disk_format, caller),
-        request.headers.get("X-Project-Id", ""),  # of keystonemiddleware, which takes others away
-        request.environ["wsgi.input"],  # werkzeug's own is bounded to nothing
+        request.headers.get("X-Project-Id", ""),  # from keystonemiddleware, not the client
+        request.environ["wsgi.input"],  # werkzeug's own stream is limited to 0 bytes
         length_bytes,
     )
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -148,7 +147,7 @@ def _image_id(text: str) -> ids.ImageId:
 
 
 def _caller() -> image_lookup.Caller:
-    """Return who asks, if his token was good."""
+    """Return the caller, if the token is valid."""
     headers = flask.request.headers
     token = headers.get("X-Auth-Token", "")
     if flask.request.environ.get(TOKEN_INFO) is None or not token:
@@ -157,13 +156,13 @@ def _caller() -> image_lookup.Caller:
 
 
 def _fault(error: Exception) -> flask.Response:
-    """Answer what somebody can do something about, and keep the rest for the log."""
+    """Return the answer for an error; only the log has details of internal ones."""
     if isinstance(error, http_errors.HttpError):
         return _said(error.status, error.message, error.headers)
     if isinstance(error, exceptions.HTTPException):
         status = http.HTTPStatus(error.code or http.HTTPStatus.INTERNAL_SERVER_ERROR)
         return _said(status, str(error.description or status.phrase))
-    where = "".join(traceback.format_tb(error.__traceback__))  # its words may hold a password
+    where = "".join(traceback.format_tb(error.__traceback__))  # its text may hold a password
     LOG.error("a request failed: %s\n%s", type(error).__name__, where)
     words = "the gateway failed; its log says why"
     return _said(http.HTTPStatus.INTERNAL_SERVER_ERROR, words)

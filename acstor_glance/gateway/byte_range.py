@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Range header of a request (RFC 9110, section 14): one range, of bounded length.  No I/O."""
+"""Parses the Range header (RFC 9110, section 14): one bounded range. No I/O."""
 
 import http
 import re
@@ -11,13 +11,13 @@ _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})", re.ASCII)
 
 
 class ByteRange(NamedTuple):
-    """Bytes of an image."""
+    """A range of bytes of an image."""
 
     offset: int
     length: int
 
     def content_range(self, size_bytes: int) -> str:
-        """Return the value of the header Content-Range.
+        """Return the value of the Content-Range header.
 
         >>> ByteRange(512, 10).content_range(4096)
         'bytes 512-521/4096'
@@ -26,14 +26,14 @@ class ByteRange(NamedTuple):
 
 
 def parse(header: str, size_bytes: int, longest_bytes: int) -> ByteRange:
-    """Return what a Range header means for an image of ``size_bytes``; its end may lie behind it.
+    """Parse a Range header, and clip its end to the image of ``size_bytes``.
 
     >>> parse("bytes=0-9", 4096, 100), parse("bytes=4090-9999", 4096, 100)
     (ByteRange(offset=0, length=10), ByteRange(offset=4090, length=6))
     >>> parse("bytes=4000-", 4096, 100), parse("bytes=-10", 4096, 100)
     (ByteRange(offset=4000, length=96), ByteRange(offset=4086, length=10))
 
-    :raises http_errors.HttpError: it is not one range of bytes, or none of this image, or too long
+    :raises http_errors.HttpError: it is not one range, outside the image, or too long
     """
     match = _RANGE.fullmatch(header.strip())
     if match is None or not (match[1] or match[2]):

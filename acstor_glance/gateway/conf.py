@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the gateway; its stores are those of ``glance-api.conf``."""
+"""The gateway's options; those of its stores are in ``glance-api.conf``."""
 
 from oslo_config import cfg
 
@@ -64,7 +64,7 @@ OPTS: list[cfg.Opt] = [
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
-    """Register the options of the gateway, and those of the user with whom it asks Glance."""
+    """Register the options of the gateway and of its service user."""
     common_conf.register(conf, GROUP, OPTS)
     glance_conf.register_opts(conf)
 

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the gateway counts, as Prometheus shows it.
+"""Prometheus metrics of the gateway; ``doc/source/admin/gateway.rst`` lists them.
 
-A WSGI server runs the gateway in several processes, and a scrape reaches any of them.  So the
-numbers lie in files that all of them map (prometheus-client's multiprocess mode, in the folder
-``PROMETHEUS_MULTIPROC_DIR``), each process listens at the same address (SO_REUSEPORT), and who is
-asked answers for all.  Without that folder there is one process.  The rule: labels have a bounded
-number of values, none of which a client chooses.
-
-The names are those of ``doc/source/admin/gateway.rst`` and never change.
+All processes of the WSGI server write to files in ``PROMETHEUS_MULTIPROC_DIR`` (prometheus-client's
+multiprocess mode) and listen at the same address (SO_REUSEPORT), and any of them answers for all.
+Without that folder there is one process. Clients choose no label values.
 """
 
 import contextlib
@@ -27,7 +23,7 @@ from acstor_common.service import metrics_endpoint
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 OPTION = "[acstor_gateway] metrics_listen"
 OTHER = "other"
-"""The store of a location that names none of this gateway's."""
+"""Store label for locations without a known store."""
 STORE_LABELS = ("store", "driver")
 FAULTS = (
     "absent",
@@ -40,18 +36,18 @@ FAULTS = (
 )
 SERVICES = ("glance", "keystone")
 STATUSES = (200, 206, 400, 401, 403, 404, 405, 409, 411, 413, 416, 500, 502, 503, 504)
-"""They are there from the start: an alert sees the first of each only if it saw 0 before."""
+"""Labels created at start, so that alerts see each counter rise from 0."""
 OUTCOMES = ("done", "refused", "busy", "client", "base", "glance", "fault")
-"""Of compositions: the image is active; or who ended it, or kept it from beginning."""
+"""Outcomes of jobs: done, or which party failed or refused."""
 COMPOSED_OF = ("base", "changes", "image")
-"""Bytes that were read of bases and of changes, and those that were made of them."""
+"""Bytes read of backing images and deltas, and bytes of results."""
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class GatewayMetrics:
-    """The counts of this process.
+    """The metrics of this process.
 
-    :raises errors.Unusable: there is no folder for those of all processes
+    :raises errors.Unusable: the folder for all processes cannot be created
     """
 
     def __init__(self) -> None:
@@ -116,11 +112,11 @@ class GatewayMetrics:
         self._requests.labels(str(status)).inc()
 
     def service_failed(self, service: str) -> None:
-        """Count a request for which one of SERVICES did not answer."""
+        """Count a request that failed because one of SERVICES did not answer."""
         self._service_faults.labels(service).inc()
 
     def count_job(self, outcome: str, **of_bytes: int) -> None:
-        """Count a composition that is over.
+        """Count a finished job.
 
         :param outcome: one of OUTCOMES
         :param of_bytes: by COMPOSED_OF
@@ -130,7 +126,7 @@ class GatewayMetrics:
             self._composed_bytes.labels(part).inc(count_bytes)
 
     def serve(self, address: str) -> Callable[[], None]:
-        """Start the Prometheus endpoint in a thread; return what stops it.
+        """Start the Prometheus endpoint in a thread; return a function that stops it.
 
         :raises errors.Unusable: the address cannot be used
         """
@@ -153,10 +149,7 @@ class GatewayMetrics:
 
 
 class StoreMetrics:
-    """The counts of one store.
-
-    :param reads: of it that may be under way in this process
-    """
+    """The metrics of one store; ``reads`` limits concurrent reads per process."""
 
     def __init__(self, counters: GatewayMetrics, store: str, driver: str, reads: int = 0) -> None:
         self._faults = {
@@ -168,16 +161,16 @@ class StoreMetrics:
         counters.limit.labels(store, driver).set(reads)
 
     def count_start(self) -> None:
-        """Count a read that has its place."""
+        """Count the start of a read."""
         self._in_flight.inc()
 
     def count_end(self, seconds: float) -> None:
-        """Count a read that is over, however it ended."""
+        """Count the end of a read."""
         self._in_flight.dec()
         self._seconds.observe(seconds)
 
     def count_bytes(self, count_bytes: int) -> None:
-        """Count what the store gave."""
+        """Count bytes read."""
         self._bytes.inc(count_bytes)
 
     def count_fault(self, fault: str) -> None:
@@ -186,24 +179,24 @@ class StoreMetrics:
 
 
 class _AllProcesses:
-    """What all processes counted that share a folder."""
+    """Collector of the metrics of all processes."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
         self._files = multiprocess.MultiProcessCollector(None, str(folder))  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[metrics_core.Metric]:
-        """Yield the sums; reads that were under way in a process that is gone do not count."""
+        """Yield the sums, without gauges of processes that have ended."""
         for file in self._folder.glob("gauge_live*.db"):
             pid = file.stem.rpartition("_")[2]
             if pid.isdecimal() and not _is_running(int(pid)):
-                with contextlib.suppress(FileNotFoundError):  # another process was asked as well
+                with contextlib.suppress(FileNotFoundError):  # another process was scraped too
                     multiprocess.mark_process_dead(int(pid), str(self._folder))  # type: ignore[no-untyped-call]
         yield from self._files.collect()  # type: ignore[no-untyped-call]
 
 
 def _make_folder() -> None:
-    """Make what FOLDER_VARIABLE names: prometheus-client expects it to be there."""
+    """Create the folder, which prometheus-client expects to exist."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         try:
             pathlib.Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)

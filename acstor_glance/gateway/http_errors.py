@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is answered instead of bytes.
+"""Errors that the gateway answers with.
 
-The status says who can do something.  With 409 it is whoever looks after this one image or the
-stores' configuration: asking again does not help, and other images are not concerned.  With 502,
-503 and 504 it is a store or Glance, which may answer later.
+409 means a fault of this image or of the configuration: a retry is useless. 502, 503 and 504 mean
+that a store or Glance fails at the moment.
 """
 
 import http
@@ -14,16 +13,14 @@ from acstor_common import errors
 
 
 def error_body(status: http.HTTPStatus, message: str) -> dict[str, Any]:
-    """Return what a client is told of an error."""
+    """Return the JSON body of an error."""
     return {"code": int(status), "title": status.phrase, "message": message}
 
 
 class HttpError(errors.AcstorError):
-    """The range is not given.
+    """Failure of a request.
 
-    :param status: of the answer, 400 or more
-    :param message: names no URL of a store: there may be a password in it
-    :param headers: of the answer
+    :param message: without URLs of stores, which may hold passwords
     """
 
     def __init__(
@@ -37,10 +34,7 @@ class HttpError(errors.AcstorError):
 
 
 class FlattenAborted(HttpError):
-    """A composition ended before its image was whole.
-
-    :param who: ended it: ``client``, ``base`` or ``glance``
-    """
+    """A job stopped by ``who``: ``client``, ``base`` or ``glance``."""
 
     def __init__(self, status: http.HTTPStatus, message: str, who: str) -> None:
         super().__init__(status, message)

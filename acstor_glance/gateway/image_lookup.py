@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Glance says: who may download an image, how it is, and where its bytes are.
+"""Asks Glance for an image's record, locations, and the permission to download.
 
-The gateway has no rules of its own.  Whether somebody may download an image Glance is asked with
-his own token and no other: a range that begins behind the image's end.  Glance answers that with
-416 after it has decided, and touches no store.  Where the bytes are it tells the service user.
+For the permission it requests a range beyond the image's end with the caller's token. Glance
+decides, then answers 416 without accessing a store. The service user asks for locations.
 """
 
 import hashlib
@@ -35,21 +34,19 @@ LOG = logging.getLogger(__name__)
 
 MOST_REMEMBERED = 16_384
 CALLERS = 16
-"""Threads of a process that ask Glance at a time: half of those of the documented server."""
+"""Concurrent requests to Glance: half of the documented server's threads."""
 READABLE = frozenset({image_record.ACTIVE, image_record.DEACTIVATED})
-"""Glance lets nobody but administrators, and acstor's agents, download what is deactivated: guests
-that run on such an image go on."""
+"""Statuses of readable images; only administrators and agents may read the second."""
 _BARE = image_record.SERVED_CONTAINER_FORMAT
 _YES = frozenset({200, 204, 206, 400, 416})
-"""Glance decides before it looks at the range and the store: these are answers to one who may."""
+"""Answers that mean permission; Glance decides before it looks at range and store."""
 _AS_THEY_ARE = frozenset({401, 403, 404})
 
 
 class Caller(NamedTuple):
-    """Who asks.
+    """The caller, by its tokens.
 
-    :param token: as Keystone made it; what Glance is asked with
-    :param service_token: of the service that asks for him, if one does: it goes to Glance as well
+    :param service_token: of a service that acts for the caller; may be empty
     """
 
     token: str
@@ -57,21 +54,21 @@ class Caller(NamedTuple):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What Glance is told of him."""
+        """Headers with the tokens."""
         served = {"X-Service-Token": self.service_token} if self.service_token else {}
         return {"X-Auth-Token": self.token, **served}
 
     @property
     def key(self) -> bytes:
-        """What stands for him where answers are remembered."""
+        """Key for caches."""
         return hashlib.sha256(self.token.encode()).digest()
 
 
 class Image(NamedTuple):
-    """What Glance's record says of an image.
+    """Part of Glance's record of an image.
 
-    :param md5: in hexadecimal digits; empty if Glance has none
-    :param disk_format: Glance's word; empty unless the container is ``bare``
+    :param md5: hexadecimal; empty if unknown
+    :param disk_format: empty unless the container is ``bare``
     """
 
     image_id: ids.ImageId
@@ -82,10 +79,9 @@ class Image(NamedTuple):
 
 
 def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
-    """Return what asks the Glance that ``conf`` names.
+    """Return an adapter for the Glance that ``conf`` names.
 
-    The session is the service user's: of it comes Glance's address, and where somebody else asks
-    no token.
+    The service user's session finds the address; requests with other tokens do not use its token.
     """
     own = conf.acstor_glance
     return adapter.Adapter(
@@ -98,9 +94,9 @@ def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
 
 
 class ImageLookup:
-    """The images of the Glance that ``conf`` names.
+    """Images of the Glance that ``conf`` names.
 
-    :raises errors.Unusable: the options of the service user make no sense
+    :raises errors.Unusable: the options of the service user are invalid
     """
 
     def __init__(self, conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> None:
@@ -116,7 +112,7 @@ class ImageLookup:
     def get_image(self, image_id: ids.ImageId, caller: Caller) -> Image:
         """Return an image that the caller may download.
 
-        :raises http_errors.HttpError: there is none, or he may not, or Glance does not answer
+        :raises http_errors.HttpError: it does not exist, access is denied, or Glance fails
         """
         key = (caller.key, image_id)
         known = self._known.get(key)
@@ -128,9 +124,9 @@ class ImageLookup:
     def fetch_record(
         self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
     ) -> image_record.Record:
-        """Return what Glance says of an image to the caller now.
+        """Return the current record of an image, as the caller sees it.
 
-        :raises http_errors.HttpError: there is none for him, or Glance does not answer
+        :raises http_errors.HttpError: it does not exist for the caller, or Glance fails
         """
         answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
         if answer.status_code != http.HTTPStatus.OK:
@@ -138,12 +134,12 @@ class ImageLookup:
         return self._decoded(answer)
 
     def quota_left(self, caller: Caller) -> int | None:
-        """Return the bytes that the caller's project may still store in Glance.
+        """Return the rest of the quota of the caller's project, in bytes; None: unknown.
 
-        None: Glance does not say.  It keeps a quota of bytes for each project in Keystone only
-        (``use_keystone_limits``), and looks at it before an upload but not at its length.
+        Quotas exist with ``use_keystone_limits`` only; Glance checks them before uploads, without
+        regard to their length.
 
-        :raises http_errors.HttpError: Glance does not answer
+        :raises http_errors.HttpError: Glance fails
         """
         answer = self._get("/v2/info/usage", caller)
         if answer.status_code != http.HTTPStatus.OK:
@@ -151,10 +147,10 @@ class ImageLookup:
         return quota_left(self._decoded(answer))
 
     def list_locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
-        """Return where an image's bytes are, the place that Glance prefers first.
+        """Return the locations of an image, in Glance's order.
 
-        :param is_fresh: ask Glance, whatever is remembered
-        :raises http_errors.HttpError: Glance does not say
+        :param is_fresh: bypass the cache
+        :raises http_errors.HttpError: Glance fails or refuses
         """
         known = None if is_fresh else self._places.get(image_id)
         if known is None:
@@ -163,7 +159,7 @@ class ImageLookup:
         return known
 
     def invalidate(self, image_id: ids.ImageId, caller: Caller) -> None:
-        """Forget what may have changed."""
+        """Drop the cached answer for this caller."""
         self._known.invalidate((caller.key, image_id))
 
     def _ask(self, image_id: ids.ImageId, caller: Caller) -> Image:
@@ -181,7 +177,6 @@ class ImageLookup:
         headers: dict[str, str] | None = None,
         timeout_s: float = glance_conf.TIMEOUT_S,
     ) -> requests.Response:
-        """Ask Glance in the caller's name; the body of what is no record is not read."""
         try:
             with self._limit.hold_place():
                 answer: requests.Response = self._glance.get(
@@ -227,7 +222,7 @@ class ImageLookup:
         return record
 
     def _no(self, status: int | None, words: str) -> http_errors.HttpError:
-        """Return Glance's own refusal where it is one, else that Glance cannot be asked."""
+        """Return Glance's refusal, or the error that Glance fails."""
         if status in _AS_THEY_ARE:
             answer = http.HTTPStatus(status)
             return http_errors.HttpError(
@@ -239,7 +234,7 @@ class ImageLookup:
 
 
 def quota_left(said: image_record.Record) -> int | None:
-    """Return the bytes that are left of a project's quota; None if it has none.
+    """Return the rest of a project's quota in bytes; None if it has none.
 
     :param said: Glance's answer to ``/v2/info/usage``, in MiB; a limit of -1 is none
     """
@@ -270,6 +265,6 @@ def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:
 
 
 def disk_format_of(record: image_record.Record) -> str:
-    """Return Glance's word for an image's format; empty unless its container is ``bare``."""
+    """Return an image's disk format; empty unless its container is ``bare``."""
     is_bare = image_record.text_of(record, "container_format") == _BARE
     return image_record.text_of(record, "disk_format") if is_bare else ""

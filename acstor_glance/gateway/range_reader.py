@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a range of an image for somebody who may download it.
+"""Reads a range of an image, after checking permission and integrity.
 
-The one rule: what a store gives counts only if the whole object has the size that Glance's record
-says and, where both are known, its MD5.  The places of an image are tried in Glance's order.  Where
-none of those that are remembered gives the bytes Glance is asked once more: the image may have
-been moved, or deleted.
+An object counts only if its size and, where both are known, its MD5 are those of Glance's record.
+Locations are tried in order; if all cached ones fail, Glance is asked for them again.
 """
 
 import http
@@ -24,16 +22,16 @@ from acstor_glance.gateway.readers import base
 LOG = logging.getLogger(__name__)
 
 TOLD_S = 60.0
-"""For how long the log does not say again why an image is not read."""
+"""Time for which the log does not repeat why an image cannot be read."""
 MOST_TOLD = 1024
 
 
 Fault = base.StoreFault | http_errors.HttpError
-"""Why a place gives nothing."""
+"""Why a location fails."""
 
 
 class ImageRange(NamedTuple):
-    """Bytes of an image, and what they are."""
+    """A range of an image."""
 
     data: bytes
     asked: byte_range.ByteRange
@@ -41,11 +39,7 @@ class ImageRange(NamedTuple):
 
 
 class RangeReader:
-    """Reads ranges.
-
-    :param longest_bytes: the longest range that is read
-    :param timeout_s: when so much time is gone no other place is tried
-    """
+    """Reads ranges; after ``timeout_s`` no other location is tried."""
 
     def __init__(
         self,
@@ -61,9 +55,9 @@ class RangeReader:
     def read_range(
         self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller
     ) -> ImageRange:
-        """Return the range that a header asks for.
+        """Return the range of the Range header.
 
-        :raises http_errors.HttpError: it is not given
+        :raises http_errors.HttpError: it is refused or fails
         """
         image = self._catalogue.get_image(image_id, caller)
         asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
@@ -75,11 +69,9 @@ class RangeReader:
         return ImageRange(self._read(image, asked, look_again), asked, image.size_bytes)
 
     def read_part(self, image: image_lookup.Image, asked: byte_range.ByteRange) -> bytes:
-        """Return a range of an image, for somebody whom Glance let download it when he began.
+        """Return a range for a job; permission was checked at its start, as in Glance.
 
-        As Glance does itself: a download that has begun goes on.
-
-        :raises http_errors.HttpError: it is not given
+        :raises http_errors.HttpError: the read fails
         """
         return self._read(image, asked, lambda: image)
 
@@ -104,7 +96,6 @@ class RangeReader:
         return data
 
     def _tell(self, image_id: ids.ImageId, words: str) -> None:
-        """Say in the log why an image is not read, and not again for a while."""
         if self._told.get(image_id) != words:
             LOG.warning("image %s: %s", image_id, words)
             self._told.put(image_id, words)
@@ -116,10 +107,7 @@ class RangeReader:
         asked: byte_range.ByteRange,
         until_s: float,
     ) -> tuple[bytes | None, list[Fault]]:
-        """Return what the first place gives, else why none does.
-
-        :param until_s: later no further place is tried: each may take as long as a read
-        """
+        """Return the data from the first location that works, and the others' faults."""
         faults: list[Fault] = []
         for location in locations:
             if faults and time.monotonic() > until_s:
@@ -138,10 +126,7 @@ class RangeReader:
 
 
 def _check(image: image_lookup.Image, part: base.Part, store: str) -> None:
-    """Refuse what is not what Glance's record describes.
-
-    :raises base.ContentMismatch: it is not
-    """
+    """Raise ContentMismatch if an object differs from Glance's record."""
     if part.size_bytes != image.size_bytes:
         why = f"it has {part.size_bytes} bytes, and Glance's record says {image.size_bytes}"
         raise base.ContentMismatch(store, why)
@@ -151,7 +136,7 @@ def _check(image: image_lookup.Image, part: base.Part, store: str) -> None:
 
 
 def _refused(faults: list[Fault]) -> http_errors.HttpError:
-    """Return one refusal for all places: what may pass wins, for then asking again may help."""
+    """Return one error for all locations; a temporary one takes precedence."""
     words = "; ".join(str(fault) for fault in faults) or "Glance names no place where its bytes are"
     passing = [fault for fault in faults if isinstance(fault, http_errors.HttpError)]
     worst = max((fault.status for fault in faults), default=http.HTTPStatus.CONFLICT)

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many reads of a store run at a time, and how long the one who asks waits for his.
+"""Limits concurrent reads of a store, and the time that callers wait.
 
-A store that hangs costs as many threads as it may have reads, and nobody waits longer than an
-answer may take.  A read in a thread cannot be stopped: one that is late is left to itself, and
-keeps its place until it ends.
+A read in a thread cannot be cancelled: a late one holds its slot until it ends.
 """
 
 import http
@@ -20,16 +18,11 @@ from acstor_glance.gateway import http_errors
 T = TypeVar("T")
 
 QUEUE_S = 1.0
-"""How long a request waits for a place: its client is told to come back then."""
+"""Longest wait for a slot, after which the client is told to retry."""
 
 
 class ReadAdmission:
-    """The reads of one store.
-
-    :param name: of the store
-    :param reads: at a time
-    :param timeout_s: how long one may take
-    """
+    """The reads of one store: ``reads`` at a time, ``timeout_s`` each."""
 
     def __init__(
         self, name: str, reads: int, timeout_s: float, counted: gateway_metrics.StoreMetrics
@@ -42,10 +35,9 @@ class ReadAdmission:
         self._late: set[futures.Future[Any]] = set()
 
     def run(self, read: Callable[[], T]) -> T:
-        """Return what ``read`` returns, called in a thread.
+        """Run ``read`` in a thread and return its result.
 
-        :raises http_errors.HttpError: there is no place for it, or it takes too long; or what it
-            raises
+        :raises http_errors.HttpError: there is no slot, or it takes too long
         """
         all_are_late = len(self._late) >= self._reads
         wait_s = 0.0 if all_are_late else min(QUEUE_S, self._timeout_s)
@@ -71,14 +63,10 @@ class ReadAdmission:
         return job.result()
 
     def _has_timed_out(self, job: futures.Future[Any], began_s: float) -> bool:
-        """Say whether a read failed no sooner than its time was over, by the time-out of a client.
-
-        Which of the two is first is chance.
-        """
+        """Return whether a read failed by its own timeout, at the same time as ours."""
         return job.exception() is not None and time.monotonic() - began_s >= self._timeout_s
 
     def _ended(self, job: futures.Future[Any], began_s: float) -> None:
-        """Give the place of a read to another one."""
         self._counted.count_end(time.monotonic() - began_s)
         with self._lock:
             self._late.discard(job)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stores of ``glance-api.conf``, and what reads each of them.
+"""The stores in ``glance-api.conf``, with their readers.
 
-Which store a location is in says Glance.  What is not read is refused with the
-store's name and why, and said in the log once at the start.
+A store without reader is logged once at the start.
 """
 
 import ipaddress
@@ -31,14 +30,14 @@ LOG = logging.getLogger(__name__)
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]{0,19})://", re.ASCII)
 _FORMER = "glance.store."
-"""What names of drivers began with once, as in ``glance.store.s3.Store``."""
+"""Former prefix of driver names, as in ``glance.store.s3.Store``."""
 
 
 class Location(NamedTuple):
-    """Where Glance has an image's bytes.
+    """A location of an image.
 
     :param url: may hold a password
-    :param store: its name in ``enabled_backends``; empty: Glance does not say it
+    :param store: its name in ``enabled_backends``; empty: unknown
     """
 
     url: str
@@ -46,7 +45,7 @@ class Location(NamedTuple):
 
     @property
     def scheme(self) -> str:
-        """The kind of place, for words; empty if the URL has none."""
+        """The URL's scheme; empty if it has none."""
         match = _SCHEME.match(self.url)
         return match[1] if match else ""
 
@@ -54,8 +53,8 @@ class Location(NamedTuple):
 class Stores:
     """All stores of a configuration.
 
-    :param conf: the process's global object (glance_store knows no other), with the options of
-        the gateway; those of the stores are registered here
+    :param conf: the global configuration object, which glance_store needs; stores' options are
+        registered here
     :raises errors.Unusable: it names no stores
     """
 
@@ -86,7 +85,7 @@ class Stores:
 
     @property
     def default_driver(self) -> str:
-        """What an image gets into whose uploader names no store; empty if none is the default."""
+        """Driver of the default store; empty if there is none."""
         return _kind_of(self._enabled.get(self._conf.glance_store.default_backend or "", ""))
 
     def count_fault(self, fault: base.StoreFault) -> None:
@@ -94,10 +93,10 @@ class Stores:
         self._counted.get(fault.store, self._others).count_fault(fault.fault)
 
     def read(self, location: Location, asked: byte_range.ByteRange) -> base.Part:
-        """Read a part of what lies at a location.
+        """Read a range of the object at a location.
 
-        :raises base.StoreFault: it cannot be had there
-        :raises http_errors.HttpError: the store has too much to do, or is too slow
+        :raises base.StoreFault: it cannot be read
+        :raises http_errors.HttpError: the store is overloaded or too slow
         """
         name = location.store or self._only_store_of(location)
         reader = self._readers.get(name)
@@ -123,7 +122,7 @@ class Stores:
         return reader.read(place.store_location, asked)
 
     def _only_store_of(self, location: Location) -> str:
-        """Return the one store that a location without a name can be in."""
+        """Return the only store that a location without a name can be in."""
         known = store_location.SCHEME_TO_CLS_BACKEND_MAP.get(location.scheme, {})
         names = [str(name) for name in known if name in self._enabled]
         if len(names) == 1:
@@ -134,7 +133,6 @@ class Stores:
         )
 
     def _prepare(self, name: str) -> None:
-        """Make what reads a store, or note why nothing does."""
         kind = _kind_of(self._enabled[name])
         try:
             store = glance_store.get_store_from_store_identifier(name)
@@ -151,9 +149,9 @@ class Stores:
             LOG.warning("store %s (%s) is not read: %s", name, kind, self._why_not[name])
 
     def _reader(self, name: str, kind: str, store: Any) -> base.Reader:
-        """Return what reads a store.
+        """Return the reader of a store.
 
-        :raises errors.Unusable: nothing does; ImportError: what does needs a library
+        :raises errors.Unusable: there is none; ImportError: a library is missing
         """
         own = self._conf.acstor_gateway
         if kind in _MAKERS:
@@ -169,7 +167,7 @@ class Stores:
 
 
 def _kind_of(driver: str) -> str:
-    """Return what a driver is called: ``s3``, also of ``glance.store.s3.Store``."""
+    """Return the short name of a driver: ``s3``, also for ``glance.store.s3.Store``."""
     return driver.removeprefix(_FORMER).partition(".")[0]
 
 
@@ -203,10 +201,6 @@ def _web(name: str, _store: Any, options: Any, own: Any) -> base.Reader:
 
 
 def _networks(name: str, told: Iterable[str]) -> list[addresses.Network]:
-    """Return the networks that the option names.
-
-    :raises errors.Unusable: one of them is none
-    """
     try:
         return [ipaddress.ip_network(one) for one in told]
     except ValueError as error:
@@ -219,13 +213,13 @@ _MAKERS: Mapping[str, Callable[[str, Any, Any, Any], base.Reader]] = {
     "rbd": _rbd,
     "http": _web,
 }
-"""Drivers that read whole objects alone, and what reads parts of theirs."""
+"""Readers for drivers that read only whole objects."""
 
 
 def _register(conf: cfg.ConfigOpts) -> dict[str, str]:
-    """Register the options of the stores; return the drivers by the stores' names.
+    """Register the stores' options; return the drivers by store name.
 
-    :raises errors.Unusable: there are none
+    :raises errors.Unusable: there are no stores
     """
     conf.register_opts([cfg.DictOpt("enabled_backends")])
     enabled: dict[str, str] = dict(conf.enabled_backends or {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that count for a while: so many at most, the one that was used longest ago goes first."""
+"""Cache with a time limit and least-recently-used eviction."""
 
 import collections
 import threading
@@ -13,12 +13,7 @@ T = TypeVar("T")
 
 
 class TtlCache(Generic[T]):
-    """What was learnt, by a key; may be used by many threads.
-
-    :param for_s: how long an answer counts
-    :param most: answers at most
-    :param clock: never goes back
-    """
+    """Up to ``most`` values by key, for ``for_s`` each; thread-safe."""
 
     def __init__(
         self, for_s: float, most: int, clock: Callable[[], float] = time.monotonic
@@ -28,7 +23,7 @@ class TtlCache(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> T | None:
-        """Return what is known of a key; None: nothing, or it is too old."""
+        """Return the value of a key; None: missing or expired."""
         with self._lock:
             found = self._known.get(key)
             if found is None or self._clock() >= found[0]:
@@ -37,7 +32,7 @@ class TtlCache(Generic[T]):
             return found[1]
 
     def put(self, key: Hashable, value: T) -> None:
-        """Remember an answer from now on."""
+        """Store a value."""
         with self._lock:
             self._known[key] = (self._clock() + self._for_s, value)
             self._known.move_to_end(key)
@@ -45,6 +40,6 @@ class TtlCache(Generic[T]):
                 self._known.popitem(last=False)
 
     def invalidate(self, key: Hashable) -> None:
-        """Forget what is known of a key, if anything is."""
+        """Drop the value of a key."""
         with self._lock:
             self._known.pop(key, None)

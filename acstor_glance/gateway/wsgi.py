@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gateway for a WSGI server: ``acstor_glance.gateway.wsgi:application``.
+"""WSGI entry point of the gateway: ``acstor_glance.gateway.wsgi:application``.
 
-The configuration is Glance's own, with the groups ``[acstor_glance]`` and ``[acstor_gateway]``: the
-files that ``ACSTOR_GATEWAY_CONF`` names, separated by colons, else those that oslo.config finds
-for ``glance-api``.
+It reads Glance's configuration with the groups ``[acstor_glance]`` and ``[acstor_gateway]``, from
+the files in ``ACSTOR_GATEWAY_CONF``, separated by colons, else from the default files of
+``glance-api``.
 """
 
 import logging
@@ -24,10 +24,10 @@ LOG = logging.getLogger(__name__)
 
 
 def load(files: list[str]) -> app.Wsgi:
-    """Return the application that configuration files describe.
+    """Return the application for configuration files.
 
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
-    :raises errors.Unusable: the stores or the service user are not as they should be
+    :raises cfg.Error: a file is missing, or an option is invalid
+    :raises errors.Unusable: the stores or the service user are invalid
     """
     conf = cfg.CONF  # glance_store knows no other
     log.register_options(conf)
@@ -39,14 +39,14 @@ def load(files: list[str]) -> app.Wsgi:
     log.setup(conf, "acstor-glance-gateway")
     log_format.install()
     for stray in common_conf.unknown(conf, options):
-        if stray.section.lower() == gateway_conf.GROUP.name:  # the others are Glance's
+        if stray.section.lower() == gateway_conf.GROUP.name:  # other sections are Glance's
             common_conf.LOG.warning("%s", stray)
     counted = gateway_metrics.GatewayMetrics()
     made = app.make_app(conf, counted)
     if address := conf.acstor_gateway.metrics_listen:
         try:
             counted.serve(address)
-        except errors.Unusable as error:  # images are read without it
+        except errors.Unusable as error:  # images are read without metrics
             LOG.warning(
                 "this process has no metrics: %s. With several processes %s must name a folder",
                 error,

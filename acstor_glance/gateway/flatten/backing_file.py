@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file of a base image, read out of its store for one composition.
+"""Reads the file of a backing image from its store, for one job.
 
-A store that is busy or away is asked again while there is time, since what was sent to
-Glance already would be lost; what it refuses for good ends the composition.
+Temporary failures are retried while there is time, since the upload has already begun.
 """
 
 import collections
@@ -16,9 +15,9 @@ from acstor_glance.gateway.flatten import watchdog
 
 PAGE_BYTES = 1 << 16
 PAGES = 128
-"""What is kept of tables, which are looked at five times: 8 MiB, enough for 64 GiB of a disk."""
+"""8 MiB, enough for the tables of a 64 GiB disk, which are read five times."""
 PAUSE_S = 1.0
-"""Before a store is asked again."""
+"""Delay before a retry."""
 PASSING = frozenset(
     {
         http.HTTPStatus.BAD_GATEWAY,
@@ -29,11 +28,7 @@ PASSING = frozenset(
 
 
 class BackingFile:
-    """What reads a base image: tables in pages, which are kept for a while, and parts.
-
-    :param name: for words
-    :param read: reads a range from the stores
-    """
+    """Reader of a backing image, with a cache of its tables."""
 
     def __init__(
         self,
@@ -48,9 +43,9 @@ class BackingFile:
         self.read_bytes = 0
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill ``view`` from ``offset`` on, which lies in the file; for tables, by one thread.
+        """Fill ``view`` from ``offset`` on; for tables, in one thread.
 
-        :raises http_errors.FlattenAborted: the store does not give it
+        :raises http_errors.FlattenAborted: the store fails
         """
         done = 0
         while done < len(view):
@@ -60,10 +55,10 @@ class BackingFile:
             done += len(part)
 
     def read_part(self, offset: int, length: int) -> bytes:
-        """Return bytes of the file; may be called by several threads.
+        """Return a part of the file; thread-safe.
 
-        :raises http_errors.FlattenAborted: the store does not give them
-        :raises http_errors.HttpError: the composition has been ended
+        :raises http_errors.FlattenAborted: the store fails
+        :raises http_errors.HttpError: the job was stopped
         """
         while True:
             try:

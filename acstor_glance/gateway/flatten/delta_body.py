@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The body of a request that is changes, read as it comes.
+"""Reads a delta from the request's body, as it arrives.
 
-The one rule: the last bytes of the changes are handed out when the trailer has come and
-is right, not before.  So nothing that was made of a body that was cut or altered is ever whole.
+The last bytes are returned only after the trailer was verified, so no image made of a truncated or
+altered body is ever complete.
 """
 
 import contextlib
@@ -24,19 +24,13 @@ from acstor_glance.gateway.flatten import watchdog
 
 PIECE_BYTES = 1 << 20
 READ_BYTES = 1 << 16
-"""The most that is asked of the WSGI server at once: it returns when it has all of that."""
+"""Bytes per read; the WSGI server returns only when it has all of them."""
 SLOWEST_BYTES_S = 256 << 10
-"""A client that sends more slowly, on the whole, is sent away: he has a place that others want."""
+"""Slowest average rate of a client, which occupies a slot."""
 
 
 class DeltaBody:
-    """Changes that come from a client.
-
-    :param stream: ``wsgi.input``, read by one thread
-    :param length_bytes: of the body, as the client says
-    :param image_id: what is made of them, for words
-    :param clock: never goes back
-    """
+    """A delta from a client; ``stream`` is ``wsgi.input``, read by one thread."""
 
     def __init__(
         self,
@@ -53,15 +47,15 @@ class DeltaBody:
         self._left_bytes = 0
         self._clock, self._waited_s = clock, 0.0
         self.is_whole = threading.Event()
-        """Set when all of it has come and is right: the client has nothing more to send."""
+        """Set when the complete body is verified."""
         self.read_bytes = 0
         self.is_waiting = False
-        """Whether bytes of the client are waited for."""
+        """Whether a read waits for the client."""
 
     def read_header(self) -> tuple[disk_delta.Head, disk_delta.Table]:
-        """Read and check what stands before the bytes.
+        """Read and check the header and the table.
 
-        :raises http_errors.FlattenAborted: these are no changes, or they do not come
+        :raises http_errors.FlattenAborted: they are invalid or missing
         """
         with _translated():
             head = self._reader.read_head(self._take(disk_delta.HEADER_BYTES))
@@ -74,10 +68,9 @@ class DeltaBody:
         return head, table
 
     def read(self, length: int) -> Iterator[bytes]:
-        """Yield the next bytes of the changes, in pieces.
+        """Yield the next bytes of the delta, in pieces.
 
-        :raises http_errors.FlattenAborted: they do not come, or the trailer shows that they were
-            altered
+        :raises http_errors.FlattenAborted: they do not arrive, or do not match the trailer
         """
         for start in range(0, length, PIECE_BYTES):
             data = self._take(min(PIECE_BYTES, length - start))
@@ -88,7 +81,7 @@ class DeltaBody:
             yield data
 
     def abort_read(self) -> None:
-        """End a read that waits for the client, if the WSGI server tells where from."""
+        """Interrupt a read that waits for the client, if the server exposes the socket."""
         find: Callable[[], int] | None = getattr(self._stream, "fileno", None)
         with contextlib.suppress(OSError, ValueError):
             if find is not None and (number := find()) >= 0:
@@ -101,10 +94,6 @@ class DeltaBody:
             self.is_whole.set()
 
     def _take(self, length: int) -> bytes:
-        """Return the next bytes of the body.
-
-        :raises http_errors.FlattenAborted: they do not come
-        """
         parts, missing = [], length
         while missing:
             part = self._read_some(min(missing, READ_BYTES))
@@ -118,10 +107,7 @@ class DeltaBody:
         return b"".join(parts)
 
     def _check_rate(self) -> None:
-        """Send a client away who has let others wait for too long, all his pauses together.
-
-        :raises http_errors.FlattenAborted: he has
-        """
+        """Raise FlattenAborted if reads have waited too long in all."""
         if self._waited_s > self._watch.longest_s + self.read_bytes / SLOWEST_BYTES_S:
             words = f"{self.read_bytes} bytes of changes came in {self._waited_s:.0f} s"
             raise http_errors.FlattenAborted(http.HTTPStatus.REQUEST_TIMEOUT, words, "client")
@@ -130,7 +116,7 @@ class DeltaBody:
         self.is_waiting, began_s = True, self._clock()
         try:
             part: bytes = self._stream.read(length)
-        except OSError as error:  # the client is gone, or too slow for the server
+        except OSError as error:  # the client disconnected, or the server's timeout
             self._watch.check()
             raise _broken(f"the body does not come: {error}") from error
         finally:

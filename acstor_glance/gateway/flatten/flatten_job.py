@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One image, composed out of a base and changes while both come, and sent to Glance.
+"""One job: merges a delta and its backing image while both arrive, and uploads.
 
-Nothing is kept of it but what is on its way: a few parts of the base, one piece of the
-changes, one that Glance has not taken yet.  So whoever is slowest sets the pace of all.
+It buffers only a few parts, so the slowest party sets the pace.
 
-    client, changes --> Body     \\
-                                  merging, qcow2_writer --> Filling --> Glance
-    stores, base    --> BaseFile /
+    client, delta         --> DeltaBody   \\
+                                            merge_plan, qcow2_writer --> ImageUploader --> Glance
+    stores, backing image --> BackingFile /
 """
 
 import collections
@@ -42,23 +41,19 @@ from acstor_glance.prepare import preparation_budget
 RAW, QCOW2 = (one.glance_name for one in (layout.DiskFormat.RAW, layout.DiskFormat.QCOW2))
 FORMATS = frozenset({RAW, QCOW2})
 READ_BYTES = 4 << 20
-"""Of the base at once."""
+"""Bytes per read of the backing image."""
 READS_AHEAD = 3
 SEND_BYTES = 1 << 20
-"""What is sent at once: it holds many small pieces."""
+"""Bytes per upload of many small pieces."""
 CLUSTER_BYTES = 1 << 16
-"""Of what is composed, as qemu-img has it."""
+"""Cluster size of the result, as qemu-img's."""
 MIN_KEPT_CLUSTER_BYTES = 1 << 14
-"""Smaller clusters of a base are not kept: QEMU could not read so large a disk of them."""
+"""QEMU cannot read large disks with smaller clusters, so they are not kept."""
 _ZEROS = bytes(SEND_BYTES)
 
 
 class FlattenRequest(NamedTuple):
-    """What somebody asks for.
-
-    :param image_id: to be filled
-    :param disk_format: ``raw`` or ``qcow2``
-    """
+    """A client's request to fill an image in ``raw`` or ``qcow2``."""
 
     image_id: ids.ImageId
     disk_format: str
@@ -66,13 +61,13 @@ class FlattenRequest(NamedTuple):
 
 
 class BackingImage(NamedTuple):
-    """A base whose tables can be read; ``disk`` is None if it is raw."""
+    """A readable backing image; ``disk`` is None if it is raw."""
 
     file: backing_file.BackingFile
     disk: qcow2.Qcow2 | None
 
     def iter_extents(self) -> Iterable[layout.Extent]:
-        """Return where its disk's bytes lie."""
+        """Return the extents of its disk."""
         if self.disk is not None:
             return self.disk.iter_extents()
         size = self.file.size_bytes
@@ -80,21 +75,20 @@ class BackingImage(NamedTuple):
 
     @property
     def disk_bytes(self) -> int:
-        """Length of its disk, as it states it."""
+        """Length of its disk, as stated."""
         return self.disk.virtual_size if self.disk is not None else self.file.size_bytes
 
     @property
     def cluster_bytes(self) -> int:
-        """Of the image that is made of it."""
+        """Cluster size of the resulting image."""
         own = self.disk.cluster_bytes if self.disk is not None else 0
         return own if own >= MIN_KEPT_CLUSTER_BYTES else CLUSTER_BYTES
 
 
 class FlattenJob:
-    """The work on one order; :meth:`run` does it, in a thread that may wait.
+    """One job; :meth:`run` executes it in a thread.
 
-    :param body: the changes
-    :param ratio: of decoded bytes to those of the base's file, and of the changes
+    :param ratio: limit of decoded bytes per byte of the backing image and of the delta
     """
 
     def __init__(
@@ -116,24 +110,24 @@ class FlattenJob:
 
     @property
     def sent_bytes(self) -> int:
-        """What Glance has got."""
+        """Bytes that Glance has received."""
         return self._data.sent_bytes
 
     @property
     def file_bytes(self) -> int:
-        """What the image will have."""
+        """Length of the resulting file."""
         return self._data.length
 
     @property
     def base_bytes(self) -> int:
-        """What was read of the base."""
+        """Bytes read of the backing image."""
         return self._file.read_bytes if self._file else 0
 
     def run(self, timeout_s: float) -> None:
-        """Compose the image and send it; returns when it is active.
+        """Merge and upload the image; return when it is active.
 
-        :param timeout_s: how long Glance may take for a part
-        :raises http_errors.HttpError: it is not to be, or did not succeed
+        :param timeout_s: longest wait for Glance per part
+        :raises http_errors.HttpError: the job is refused, or failed
         """
         order = self._order
         self._filling.check_target(order.image_id, order.caller, order.disk_format)
@@ -144,13 +138,11 @@ class FlattenJob:
             self._data = self._composed(self._opened(image), head, table, pool)
             self._filling.upload_image(order.image_id, order.caller, self._data, timeout_s)
         finally:
-            self._watch.stop_work(
-                _conflict("the composition is over")
-            )  # to reads that are under way
+            self._watch.stop_work(_conflict("the composition is over"))  # stops reads in progress
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _base_image(self, head: disk_delta.Head) -> image_lookup.Image:
-        """Return the base as Glance has it for the caller."""
+        """Return the backing image, if the caller may download it."""
         try:
             image = self._catalogue.get_image(head.base, self._order.caller)
         except http_errors.HttpError as error:
@@ -186,7 +178,7 @@ class FlattenJob:
         table: disk_delta.Table,
         pool: futures.Executor,
     ) -> image_upload.UploadBody:
-        """Return the bytes of the image, which are made as they are asked for."""
+        """Return the bytes of the image, which are made on demand."""
         size = head.virtual_size
         bounds = flatten_limits.limits_for(
             base.file.size_bytes, base.disk_bytes, head.stream_bytes, self._ratio
@@ -223,7 +215,7 @@ class FlattenJob:
         return image_upload.UploadBody(self._sent(parts), plan.file_bytes)
 
     def _sent(self, parts: Iterable[codecs.Buffer]) -> Iterator[codecs.Buffer]:
-        """Yield parts as they are sent: short ones together; what fails is translated."""
+        """Yield parts, short ones joined; translate errors."""
         held = bytearray()
         try:
             for part in parts:
@@ -248,7 +240,7 @@ class FlattenJob:
         pieces: Iterable[merge_plan.Piece],
         pool: futures.Executor,
     ) -> Iterator[codecs.Buffer]:
-        """Yield what pieces are, in their order; the base is read ahead of it."""
+        """Yield the data of pieces in order; reads the backing image ahead."""
         under_way: collections.deque[tuple[merge_plan.Batch, futures.Future[bytes] | None]] = (
             collections.deque()
         )
@@ -274,10 +266,7 @@ class FlattenJob:
                 yield self._of_base(piece, stored, batch.offset)
 
     def _of_base(self, piece: merge_plan.Piece, stored: memoryview, offset: int) -> codecs.Buffer:
-        """Return what the base has of a piece.
-
-        :param stored: a part of its file, from ``offset`` on
-        """
+        """Return the data of a piece; ``stored`` is a part of the file from ``offset``."""
         start, stop = merge_plan.stored_range(piece)
         own = stored[start - offset : stop - offset]
         extent = piece.extent
@@ -302,7 +291,7 @@ class FlattenJob:
 
 
 def _next_bytes(source: Iterator[codecs.Buffer], run: qcow2_writer.Run) -> Iterator[codecs.Buffer]:
-    """Yield the bytes of a run, the next ones that there are: no piece goes beyond its run."""
+    """Yield the bytes of the next run; no piece crosses a run's end."""
     left = run.packed_bytes or run.length
     while left:
         data = next(source)

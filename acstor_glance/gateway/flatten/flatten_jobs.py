@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compositions of this process: who may begin one, what he is told, what is counted.
+"""Starts flatten jobs, reports their progress and counts results.
 
-A thread of the WSGI server waits for each, and another one works; the first does not
-leave before the second has read the last of the body, for that is the server's own.
-
-What fails before the body has come whole is answered with a status of its own.  After that the
-client is told every few seconds how far it is, so nothing between takes the connection for
-dead, and at last what came of it.
+A thread of the WSGI server waits for each job, which another thread executes. The first must not
+return before the body is read, because the server owns it. A failure before that has its own HTTP
+status. Afterwards lines of progress keep the connection alive, and the last one has the result.
 """
 
 import contextlib
@@ -35,15 +32,11 @@ IDLE_TIMEOUTS = 12
 """Timeouts of a read after which a job without progress fails."""
 TOLD_EVERY_S = 5.0
 LOOK_EVERY_S = 0.1
-"""How soon it is seen that the body is there."""
+"""Interval of checks whether the body is complete."""
 
 
 class FlattenJobs:
-    """What composes images.
-
-    :param own: the options of the gateway
-    :param ratio: max_expansion_ratio
-    """
+    """The flatten jobs of this process; ``ratio`` is ``max_expansion_ratio``."""
 
     def __init__(
         self,
@@ -65,11 +58,10 @@ class FlattenJobs:
     def start_job(
         self, order: flatten_job.FlattenRequest, project_id: str, stream: Any, length_bytes: int
     ) -> Iterator[bytes]:
-        """Compose an image; return the lines of the answer when the body has come whole.
+        """Start a job; return the answer's lines when the body is complete.
 
-        :param project_id: of the caller
         :param stream: ``wsgi.input``
-        :raises http_errors.HttpError: it is not to be, or has failed already
+        :raises http_errors.HttpError: the job is refused, or has failed already
         """
         watched = watchdog.Watchdog(self._still_s)
         body = delta_body.DeltaBody(stream, length_bytes, order.image_id, watched)
@@ -92,16 +84,15 @@ class FlattenJobs:
     def _wait(
         self, job: futures.Future[None], body: delta_body.DeltaBody, watched: watchdog.Watchdog
     ) -> None:
-        """Wait until the body has come whole, or the work is over; end what stands still."""
         while not body.is_whole.is_set():
             if futures.wait((job,), LOOK_EVERY_S).done:
                 return
             self._end_if_still(body, watched)
 
     def _end_if_still(self, body: delta_body.DeltaBody, watched: watchdog.Watchdog) -> None:
-        """End what has not moved for too long.
+        """Stop a stalled job: one whose client is silent, or whose tables never end.
 
-        Glance and stores have their time-outs; this is for a client, and for tables without end.
+        Timeouts of Glance and stores are their own.
         """
         if not watched.is_stalled:
             return
@@ -131,7 +122,7 @@ class FlattenJobs:
                 futures.wait((job,), TOLD_EVERY_S)
                 self._end_if_still(body, watched)
             yield _line(_outcome(job.exception(), work, body))
-        finally:  # also when the client is gone
+        finally:  # also when the client disconnects
             words = "the client did not wait for it"
             watched.stop_work(
                 http_errors.FlattenAborted(http.HTTPStatus.BAD_REQUEST, words, "client")
@@ -144,10 +135,6 @@ class FlattenJobs:
         body: delta_body.DeltaBody,
         place: contextlib.ExitStack,
     ) -> None:
-        """Do the work, count what comes of it, give the place back.
-
-        :raises http_errors.HttpError: it failed
-        """
         outcome, why = "done", ""
         try:
             with place:
@@ -157,7 +144,7 @@ class FlattenJobs:
             why = error.message
             raise
         except Exception as error:
-            where = "".join(traceback.format_tb(error.__traceback__))  # its words may hold a URL
+            where = "".join(traceback.format_tb(error.__traceback__))  # its text may hold a URL
             outcome, why = "fault", f"{type(error).__name__}\n{where}"
             words = "the gateway failed; its log says why"
             raise http_errors.HttpError(http.HTTPStatus.INTERNAL_SERVER_ERROR, words) from error

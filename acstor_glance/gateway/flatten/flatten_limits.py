@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds of a composition: how many bytes may be made of a base and a delta.
+"""Limits of the bytes that a job makes of a delta and its backing image.
 
-They grow with the bytes that the base has in Glance and that the client sends, never with the size
-that either states of its disk.  No I/O.
+They depend on the stored and the sent bytes, never on the stated sizes of disks. No I/O.
 """
 
 import http
@@ -18,35 +17,31 @@ _REMEDY = "upload the image whole, or as qcow2 instead of raw"
 
 
 class FlattenLimits(NamedTuple):
-    """What a composition may have.
-
-    :param base_bytes: of the base's disk that are stored
-    :param file_bytes: of the composed file
-    """
+    """Limits of the backing image's data, and of the resulting file."""
 
     base_bytes: int
     file_bytes: int
 
     @property
     def longest_s(self) -> float:
-        """The time that the composition may take."""
+        """Time limit of the job."""
         return preparation_budget.SPARE_S + self.file_bytes / preparation_budget.SLOWEST_BYTES_S
 
 
 def limits_for(
     base_file_bytes: int, base_disk_bytes: int, delta_bytes: int, ratio: int
 ) -> FlattenLimits:
-    """Return the bounds for a base and a delta.
+    """Return the limits for a backing image and a delta.
 
     A body of 160 bytes, and an empty qcow2 file that states a disk of 2 TiB:
 
     >>> limits_for(224 << 10, 2 << 40, 160, 64).file_bytes >> 20
     512
 
-    :param base_file_bytes: length of the base in Glance
-    :param base_disk_bytes: length of its disk, as the base states it
+    :param base_file_bytes: length of the backing image in Glance
+    :param base_disk_bytes: stated length of its disk
     :param delta_bytes: length of the body
-    :param ratio: decoded bytes for each of those (max_expansion_ratio)
+    :param ratio: decoded bytes per byte of those (``max_expansion_ratio``)
     """
     of_base = _decoded(base_file_bytes, ratio)
     return FlattenLimits(min(base_disk_bytes, of_base), of_base + _decoded(delta_bytes, ratio))
@@ -59,9 +54,9 @@ def _decoded(stored_bytes: int, ratio: int) -> int:
 def bounded_pieces(
     pieces: Iterable[merge_plan.Piece], bounds: FlattenLimits
 ) -> Iterator[merge_plan.Piece]:
-    """Yield pieces of a disk while the base gives no more than it may.
+    """Yield pieces of a disk until the backing image exceeds its limit.
 
-    :raises http_errors.HttpError: it gives more, because many of its clusters lie in one place
+    :raises http_errors.HttpError: it does, because many of its clusters share data
     """
     left = bounds.base_bytes
     for piece in pieces:
@@ -74,9 +69,9 @@ def bounded_pieces(
 
 
 def check_file(file_bytes: int, bounds: FlattenLimits, quota_bytes: int | None) -> None:
-    """Check the length of the composed file before anything of it is sent.
+    """Check the length of the resulting file before the upload.
 
-    :param quota_bytes: what the project may still store; None: not known
+    :param quota_bytes: the rest of the project's quota; None: unknown
     :raises http_errors.HttpError: it is too long
     """
     if file_bytes > bounds.file_bytes:

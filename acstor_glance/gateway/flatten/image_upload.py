@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts the bytes of an image into Glance, in the name of the one who made it.
+"""Uploads an image's bytes to Glance with the caller's token.
 
-Whether he may Glance decides, with his token and no other, and an image that was not sent whole
-is never active: it is said how long it is, and what ends before is refused by Glance, which then
-has the image ``queued`` again.
+Glance authorizes the upload. The length is stated, so Glance rejects an incomplete upload, and the
+image is ``queued`` again.
 """
 
 import http
@@ -25,21 +24,19 @@ from acstor_glance.gateway import image_lookup
 LOG = logging.getLogger(__name__)
 
 SETTLE_S = 10.0
-"""How long it is waited for that Glance has noticed the end of an upload: then the image can be
-filled in another way."""
+"""Longest wait until Glance notices the end of a failed upload."""
 SETTLE_STEP_S = 0.25
 UNSIZED = frozenset({"swift"})
-"""Drivers to which images go in chunks of HTTP, without their length: of a large object whose
-length it knows that for Swift cannot store the last segment (glance_store 5.7).  All others are
-told the length: that for S3 would read an image of unknown length into memory."""
+"""Drivers to which images are sent in HTTP chunks.
+
+With the length, Swift's cannot store a large object's last segment (glance_store 5.7); without it,
+S3's would read the image into memory.
+"""
 _AS_THEY_ARE = frozenset({400, 401, 403, 404, 409, 410, 413, 415})
 
 
 class UploadBody:
-    """The bytes of an image, as they are sent.
-
-    :param length: of all
-    """
+    """An image's bytes for the upload, of a known length."""
 
     def __init__(self, parts: Iterable[codecs.Buffer], length: int) -> None:
         self._parts, self.length = parts, length
@@ -52,7 +49,7 @@ class UploadBody:
 
 
 class _Sized:
-    """Data whose length requests can see: then it says so instead of sending chunks."""
+    """Data with a length that requests can see, so that it does not send chunks."""
 
     def __init__(self, data: UploadBody) -> None:
         self._data = data
@@ -65,10 +62,7 @@ class _Sized:
 
 
 class ImageUploader:
-    """Fills images.
-
-    :param default_driver: of the store that Glance puts images into
-    """
+    """Uploads images; ``default_driver`` is that of Glance's default store."""
 
     def __init__(
         self, conf: cfg.ConfigOpts, known: image_lookup.ImageLookup, default_driver: str
@@ -79,9 +73,9 @@ class ImageUploader:
     def check_target(
         self, image_id: ids.ImageId, caller: image_lookup.Caller, disk_format: str
     ) -> None:
-        """Check that an image waits for its bytes, and that they are to be of this format.
+        """Check that an image is queued and has this format.
 
-        :raises http_errors.HttpError: it is not so, or he may not see it
+        :raises http_errors.HttpError: it is not, or the caller may not see it
         """
         record = self._known.fetch_record(image_id, caller)
         if (status := image_record.text_of(record, "status")) != image_record.QUEUED:
@@ -97,11 +91,11 @@ class ImageUploader:
     def upload_image(
         self, image_id: ids.ImageId, caller: image_lookup.Caller, data: UploadBody, timeout_s: float
     ) -> None:
-        """Send the bytes of an image; returns when it is active.
+        """Upload an image; return when it is active.
 
-        :param timeout_s: how long Glance may take for a part, and for its answer
-        :raises http_errors.HttpError: what ``data`` raises; then Glance has not got the image
-        :raises http_errors.FlattenAborted: Glance does not take it
+        :param timeout_s: longest wait for Glance, per part and for its answer
+        :raises http_errors.HttpError: from ``data``; then Glance has discarded the image
+        :raises http_errors.FlattenAborted: Glance rejects it
         """
         try:
             answer = self._put(image_id, caller, data, timeout_s)
@@ -129,7 +123,7 @@ class ImageUploader:
             f"/v2/images/{image_id}/file",
             headers={**caller.headers, "Content-Type": "application/octet-stream"},
             data=_Sized(data) if self._is_sized else iter(data),
-            timeout=(timeout_s, timeout_s),  # for each part that is sent, and for the answer
+            timeout=(timeout_s, timeout_s),  # for each part, and for the answer
             authenticated=False,
             raise_exc=False,
             redirect=False,
@@ -138,7 +132,6 @@ class ImageUploader:
         return answer
 
     def _verify(self, image_id: ids.ImageId, caller: image_lookup.Caller, data: UploadBody) -> None:
-        """Compare what Glance says that it has with what was sent."""
         record = self._known.fetch_record(image_id, caller)
         status, size = image_record.text_of(record, "status"), image_record.size_bytes_of(record)
         if status != image_record.ACTIVE or size != data.length:
@@ -147,12 +140,12 @@ class ImageUploader:
             raise http_errors.FlattenAborted(http.HTTPStatus.BAD_GATEWAY, words, "glance")
 
     def _settle(self, image_id: ids.ImageId, caller: image_lookup.Caller) -> None:
-        """Wait until Glance has noticed that no more bytes come."""
+        """Wait until Glance has noticed the end of the upload."""
         until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             try:
                 record = self._known.fetch_record(image_id, caller, SETTLE_S)
-            except http_errors.HttpError:  # it is gone, or Glance is
+            except http_errors.HttpError:  # the image, or Glance, is gone
                 return
             if image_record.text_of(record, "status") != image_record.SAVING:
                 return

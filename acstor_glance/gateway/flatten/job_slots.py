@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many compositions run at a time, in all and for one project.
-
-Who finds no place is told so at once, and to come back; nobody waits here.
-"""
+"""Limits concurrent flatten jobs, in all and per project; never waits."""
 
 import collections
 import contextlib
@@ -16,11 +13,7 @@ RETRY_AFTER_S = 30
 
 
 class JobSlots:
-    """The places of one process.
-
-    :param most: in all
-    :param most_of_project: of these for one project
-    """
+    """The slots of one process, and how many one project may use."""
 
     def __init__(self, most: int, most_of_project: int) -> None:
         self._most, self._most_of_project = most, most_of_project
@@ -29,10 +22,7 @@ class JobSlots:
 
     @contextlib.contextmanager
     def acquire_slot(self, project_id: str) -> Iterator[None]:
-        """Have a place while the block runs.
-
-        :raises http_errors.HttpError: there is none
-        """
+        """Hold a slot during the block; raises HttpError if there is none."""
         with self._lock:
             self._check(project_id)
             self._taken[project_id] += 1
@@ -41,7 +31,7 @@ class JobSlots:
         finally:
             with self._lock:
                 self._taken[project_id] -= 1
-                self._taken += collections.Counter()  # forgets who has none
+                self._taken += collections.Counter()  # drops zero counts
 
     def _check(self, project_id: str) -> None:
         whose, count, most = "", self._taken.total(), self._most

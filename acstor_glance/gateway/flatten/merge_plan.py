@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of what an image is made that has a base and changes: which bytes of it come from where.
+"""Plans which bytes of an image come from the delta and which from the base.
 
-What a change covers is the change's, and the rest is the base's; behind the base's end, and
-where the base has nothing, it is zeros.  Clusters that the base has compressed, and that no
-change touches, are carried as they are stored.
-
-All here is looked at piece by piece, in the order of the disk, and nothing is kept.  No I/O.
+Zeros fill the rest. Compressed clusters of the base without changes are copied as stored. All
+functions stream in disk order. No I/O.
 """
 
 import enum
@@ -18,28 +15,23 @@ from acstor_common.formats import layout
 from acstor_common.formats import qcow2_writer
 
 MOST_PIECES = 1024
-"""In one batch: they are kept until its bytes are there."""
+"""Limit of pieces in a batch, which are buffered."""
 GAP_BYTES = 256 << 10
-"""Two places in the base's file that lie no further apart are one read: the bytes between cost less
-than a request."""
+"""Ranges no further apart are read at once: the gap costs less than a request."""
 
 
 class Origin(enum.Enum):
-    """Where bytes come from."""
+    """Origin of bytes."""
 
     ZERO = enum.auto()
     CHANGED = enum.auto()
     BASE = enum.auto()
     PACKED = enum.auto()
-    """A compressed cluster of the base, as it is stored."""
+    """A compressed cluster of the base, copied as stored."""
 
 
 class Piece(NamedTuple):
-    """Bytes of the disk that come from one place.
-
-    :param at: where they are on the disk
-    :param extent: of the base, which has them; None if the base does not give them
-    """
+    """A range of the disk from offset ``at``, and the base's extent if it has it."""
 
     at: int
     length: int
@@ -48,26 +40,23 @@ class Piece(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where they end on the disk."""
+        """End offset on the disk."""
         return self.at + self.length
 
     def slice_between(self, start: int, stop: int) -> "Piece":
-        """Return what it has between two places of the disk."""
+        """Return the part between two offsets of the disk."""
         return self._replace(at=start, length=stop - start)
 
 
 class ClusterRun(NamedTuple):
-    """Clusters of the composed file, and of what they are made."""
+    """Clusters of the resulting file, and the pieces that they are made of."""
 
     run: qcow2_writer.Run
     pieces: list[Piece]
 
 
 class Batch(NamedTuple):
-    """Pieces in the order of the disk, and the one read of the base's file that they take.
-
-    :param length: of the read; 0: none of them is the base's
-    """
+    """Pieces in disk order, and one read of the base's file (0 bytes: none)."""
 
     offset: int
     length: int
@@ -77,10 +66,7 @@ class Batch(NamedTuple):
 def pieces(
     table: Iterable[disk_delta.Extent], extents: Iterable[layout.Extent], virtual_size: int
 ) -> Iterator[Piece]:
-    """Yield all of the disk.
-
-    :param extents: where the base's file has the base's disk; the rest of that is zeros
-    """
+    """Yield the pieces of the whole disk; ``extents`` are the base's."""
     below, at = _Below(extents), 0
     for change in table:
         yield from below.between(at, change.at)
@@ -91,14 +77,14 @@ def pieces(
 
 
 class _Below:
-    """The base's extents, those of the file that follow each other joined."""
+    """The base's extents, joined where they are contiguous in the file."""
 
     def __init__(self, extents: Iterable[layout.Extent]) -> None:
         self._rest = layout.runs(extents)
         self._next = next(self._rest, None)
 
     def between(self, at: int, stop: int) -> Iterator[Piece]:
-        """Yield what the base has from ``at`` to ``stop``; ask in the order of the disk."""
+        """Yield the base's pieces from ``at`` to ``stop``; calls must be in disk order."""
         while at < stop:
             extent = self._next
             if extent is None or extent.at >= stop:
@@ -115,14 +101,8 @@ class _Below:
                 self._next = next(self._rest, None)
 
 
-# A qcow2 file
-
-
 def cluster_runs(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[ClusterRun]:
-    """Yield the clusters of the disk that are not all zeros, in its order.
-
-    :param cluster_bytes: of the composed file; compressed clusters of this length are carried
-    """
+    """Yield the clusters that are not zeros, in disk order; copy compressed ones."""
     for parts in _clusters(disk, cluster_bytes):
         at, stop = parts[0].at, parts[-1].stop
         if all(part.origin is Origin.ZERO for part in parts):
@@ -137,7 +117,7 @@ def cluster_runs(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[ClusterR
 
 
 def _packed(parts: list[Piece], cluster_bytes: int) -> layout.Extent | None:
-    """Return the compressed cluster that these pieces are, if they are one, whole and untouched."""
+    """Return the compressed cluster if the pieces are a complete unchanged one."""
     extent = parts[0].extent
     if extent is None or extent.codec is layout.Codec.STORED or len(parts) > 1:
         return None
@@ -146,7 +126,7 @@ def _packed(parts: list[Piece], cluster_bytes: int) -> layout.Extent | None:
 
 
 def _clusters(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[list[Piece]]:
-    """Yield the pieces of one cluster, or one piece of several whole ones."""
+    """Yield the pieces of one cluster, or one piece of several complete clusters."""
     held: list[Piece] = []
     for piece in disk:
         at = piece.at
@@ -164,14 +144,8 @@ def _clusters(disk: Iterable[Piece], cluster_bytes: int) -> Iterator[list[Piece]
         yield held
 
 
-# Reads of the base
-
-
 def stored_range(piece: Piece) -> tuple[int, int]:
-    """Return where in the base's file a piece is, from where to where.
-
-    :raises ValueError: it is not the base's
-    """
+    """Return start and end in the base's file; ValueError if it is not the base's."""
     extent = piece.extent
     if extent is None:
         raise ValueError(f"{piece} is not the base's")
@@ -182,9 +156,9 @@ def stored_range(piece: Piece) -> tuple[int, int]:
 
 
 def batches(parts: Iterable[Piece], most_bytes: int) -> Iterator[Batch]:
-    """Yield pieces together whose bytes lie near each other in the base's file.
+    """Yield batches of pieces that are near each other in the base's file.
 
-    :param most_bytes: of one read; no compressed cluster is longer
+    :param most_bytes: per read; at least the longest compressed cluster
     """
     held: list[Piece] = []
     low = high = 0
@@ -205,7 +179,7 @@ def batches(parts: Iterable[Piece], most_bytes: int) -> Iterator[Batch]:
 
 
 def _short(parts: Iterable[Piece], most_bytes: int) -> Iterator[Piece]:
-    """Yield pieces, those that the base stores as they are cut to ``most_bytes``."""
+    """Yield pieces, with uncompressed ones of the base cut to ``most_bytes``."""
     for piece in parts:
         if piece.extent is None or piece.extent.codec is not layout.Codec.STORED:
             yield piece

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How parts of objects are read: one module for each kind of store."""
+"""Range readers, one module for each kind of store."""

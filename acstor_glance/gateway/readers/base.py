@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reads parts of the objects of one store, and how it fails.
+"""Base of range readers, and their errors.
 
-glance_store has the options, the credentials and what a location means; most of its drivers read
-whole objects alone, so the reading is ours.  The one rule: no error has a location in it, for some
-stores put passwords there.
+Most glance_store drivers read only whole objects; they supply options, credentials and the meaning
+of locations. Errors contain no location, since some hold passwords.
 """
 
 import abc
@@ -20,14 +19,11 @@ _MD5 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class StoreFault(errors.AcstorError):
-    """A store does not give the bytes; the status says who can do something.
-
-    :param store: its name in ``enabled_backends``
-    """
+    """A failed read of a store, with the HTTP status for the client."""
 
     status = http.HTTPStatus.CONFLICT
     fault = "not_read"
-    """What it is called where it is counted."""
+    """Label of the metric."""
 
     def __init__(self, store: str, why: str) -> None:
         super().__init__(store, why)
@@ -38,40 +34,40 @@ class StoreFault(errors.AcstorError):
 
 
 class RangesUnsupported(StoreFault):
-    """The gateway cannot read parts of what lies there."""
+    """The object cannot be read in ranges."""
 
 
 class ObjectMissing(StoreFault):
-    """The store says that it has no such object."""
+    """The store has no such object."""
 
     fault = "absent"
 
 
 class ContentMismatch(StoreFault):
-    """What the store has is not what Glance's record describes."""
+    """The object differs from Glance's record."""
 
     fault = "other_bytes"
 
 
 class StoreUnreachable(StoreFault):
-    """The store does not answer, or not as it should."""
+    """The store does not answer, or wrongly."""
 
     status = http.HTTPStatus.BAD_GATEWAY
     fault = "unreachable"
 
 
 class CredentialsRefused(StoreFault):
-    """The store refuses the credentials of ``glance-api.conf``."""
+    """The store refuses the credentials in ``glance-api.conf``."""
 
     status = http.HTTPStatus.BAD_GATEWAY
     fault = "credentials"
 
 
 class Part(NamedTuple):
-    """A part of an object.
+    """A range of an object.
 
-    :param size_bytes: of the whole object, as the store says
-    :param md5: of the whole object in hexadecimal digits; empty if the store does not say it
+    :param size_bytes: of the whole object
+    :param md5: of the whole object, hexadecimal; empty if unknown
     """
 
     data: bytes
@@ -80,29 +76,26 @@ class Part(NamedTuple):
 
 
 class Reader(abc.ABC):
-    """Reads parts of the objects of one store; may be called by many threads.
-
-    :param name: of the store
-    """
+    """Reads ranges of the objects of one store; thread-safe."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @abc.abstractmethod
     def read(self, location: Any, asked: byte_range.ByteRange) -> Part:
-        """Read a part of an object.
+        """Read a range of an object.
 
-        :param location: the driver's own ``StoreLocation``
+        :param location: the driver's ``StoreLocation``
         :raises StoreFault: it cannot be read
         """
 
     def of_answer(
         self, asked: byte_range.ByteRange, content_range: str, data: bytes, md5: str = ""
     ) -> Part:
-        """Return what an answer over HTTP gives, if it is what was asked for.
+        """Return the range from an HTTP answer.
 
-        :param md5: what may be one
-        :raises StoreUnreachable: it is not
+        :param md5: used if it has the form of an MD5
+        :raises StoreUnreachable: the answer has another range
         """
         match = _CONTENT_RANGE.fullmatch(content_range)
         wanted = (asked.offset, asked.offset + asked.length - 1)
@@ -117,10 +110,7 @@ class Reader(abc.ABC):
         return Part(data, int(match[3]), digits if _MD5.fullmatch(digits) else "")
 
     def of_status(self, status: object, words: str) -> StoreFault:
-        """Return the error for an answer over HTTP that is no success.
-
-        :param words: of the store, or of its library
-        """
+        """Return the error for an unsuccessful HTTP answer."""
         if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.GONE):
             return ObjectMissing(self.name, "it has no such object")
         if status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to web servers that tenants name: each read ends in time, whatever the server does.
+"""Connections to web servers that tenants name, with deadlines per read.
 
-Time-outs of sockets begin anew with each byte, so a server that gives one now and then would keep
-a read, and its place among those of the store, for days.  When the time of a read is over its
-connection is shut, wherever the read is: at one of many addresses, in TLS, in the head or in the
-body.
+Socket timeouts restart with each byte, so a slow server could hold a read for days. At the deadline
+the connection is shut down, in whatever phase.
 
-A connection goes to a public address, or to one of the networks that the operator allows: a name is
-resolved once, and the address that was checked is the one that is connected to.  Proxies are the
-operator's and are not checked; a proxy resolves the names itself.
+Connections go to public addresses, or to networks that the operator allows. A name is resolved
+once, and the checked address is used. The operator's proxies are not checked; they resolve names
+themselves.
 """
 
 import contextlib
@@ -31,15 +29,11 @@ LEAST_S = 0.001
 
 
 class InternalAddress(Exception):
-    """A server has no address but internal ones, to which the gateway does not connect."""
+    """The server has internal addresses only, which are not allowed."""
 
 
 class ReadDeadline:
-    """Context manager: how long a read of this thread may take, and where it may connect to.
-
-    :param timeout_s: how long it may take
-    :param networks: the internal networks that it may connect to
-    """
+    """Context manager: deadline and allowed networks of this thread's read."""
 
     def __init__(self, timeout_s: float, networks: Sequence[addresses.Network] = ()) -> None:
         self.networks = networks
@@ -65,15 +59,12 @@ class ReadDeadline:
 
     @property
     def left_s(self) -> float:
-        """How much of it is left."""
+        """Time until the deadline."""
         return max(0.0, self._until_s - time.monotonic())
 
     def cover_connection(self, connection: socket.socket) -> None:
-        """Let a connection be shut when the time is over.
-
-        :raises TimeoutError: it is
-        """
-        # A copy, since TLS takes the descriptor away, and an answer outlives its connection.
+        """Shut a connection down at the deadline; TimeoutError if it has passed."""
+        # A duplicate, since TLS takes the descriptor, and an answer outlives its connection.
         copy = socket.socket(fileno=os.dup(connection.fileno()))
         with self._lock:
             if not self.is_over:
@@ -99,30 +90,30 @@ def _bounds() -> ReadDeadline:
 
 
 def is_allowed(address: str, networks: Sequence[addresses.Network] = ()) -> bool:
-    """Say whether a connection may go to an address."""
+    """Return whether connections to an address are allowed."""
     if addresses.is_within(address, networks):
         return True
     return addresses.is_public(address) and not is_own(address)
 
 
 def is_own(address: str) -> bool:
-    """Say whether an address is one of this host's."""
+    """Return whether an address is this host's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address, 9))  # chooses a source address and sends nothing
-        except OSError:  # there is no route
+            probe.connect((address, 9))  # selects a source address, sends nothing
+        except OSError:  # no route
             return False
         return bool(probe.getsockname()[0] == address)
 
 
 class _Ended:
-    """What a connection of urllib3 does differently."""
+    """Mixin for urllib3's connections."""
 
     def _new_conn(self: Any) -> socket.socket:
-        """Connect to one of the server's addresses (urllib3.contrib.socks has such a method).
+        """Connect to an allowed address (overrides urllib3, as urllib3.contrib.socks).
 
-        :raises InternalAddress: none of them may be connected to
+        :raises InternalAddress: none is allowed
         """
         bounds = _bounds()
         failed: Exception | None = None
@@ -152,7 +143,7 @@ class _Ended:
         raise urllib3.exceptions.NewConnectionError(self, type(failed).__name__) from failed
 
     def request(self: Any, *arguments: Any, **more: Any) -> None:
-        """Send a request; a connection that was kept has a new deadline now."""
+        """Send a request, with the new deadline for a reused connection."""
         if self.sock is not None:
             _bounds().cover_connection(self.sock)
         super().request(*arguments, **more)  # type: ignore[misc]
@@ -178,15 +169,15 @@ _POOLS = {"http": _Pool, "https": _TlsPool}
 
 
 class Adapter(requests.adapters.HTTPAdapter):
-    """Lets requests connect as this module does; it is used inside of a :class:`ReadDeadline`."""
+    """Adapter of requests for connections inside a :class:`ReadDeadline`."""
 
     def init_poolmanager(self, *arguments: Any, **more: Any) -> None:
-        """Make what has the connections."""
+        """Create the pool manager."""
         super().init_poolmanager(*arguments, **more)
         self.poolmanager.pool_classes_by_scheme = _POOLS
 
     def proxy_manager_for(self, *arguments: Any, **more: Any) -> Any:
-        """Return what has the connections to a proxy."""
+        """Return the pool manager of a proxy."""
         manager = super().proxy_manager_for(*arguments, **more)
         manager.pool_classes_by_scheme = _POOLS
         return manager

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store ``http``: GET with a range, from whatever web server a location names.
+"""The store ``http``: GET with a range, from the web server of a location.
 
-Tenants name them, where Glance's policies let them, and may run them.  A read ends in its time and
-connects to no internal address (deadline_adapter.py).  It takes in no more than was asked for,
-keeps nothing of the server's, and follows no redirect to another server.
+Tenants may name and run these servers. :mod:`deadline_adapter` enforces a deadline, and denies
+internal addresses. No more is read than was requested; no cookies are kept; redirects to other
+servers are not followed.
 """
 
 import http
@@ -25,11 +25,7 @@ REDIRECTS = 5
 
 
 class WebReader(base.Reader):
-    """Reads what lies on web servers, with the certificates and proxies of the store's options.
-
-    :param timeout_s: how long a read may take
-    :param networks: the internal networks whose web servers are read
-    """
+    """Reads from web servers, with the store's options; ``networks`` are allowed."""
 
     def __init__(
         self,
@@ -45,7 +41,7 @@ class WebReader(base.Reader):
         self._late = f"it took longer than {timeout_s:g} s"
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
-        """Read a part of an object; see :meth:`base.Reader.read`."""
+        """Read a range; see :meth:`base.Reader.read`."""
         with deadline_adapter.ReadDeadline(self._timeout_s, self._networks) as bounds:
             try:
                 with self._ask(location.get_uri(), asked) as answer:
@@ -65,26 +61,23 @@ class WebReader(base.Reader):
                 requests.exceptions.RequestException,
                 urllib3.exceptions.HTTPError,
                 OSError,
-                ValueError,  # of a URL, or of a redirect to what is none
+                ValueError,  # invalid URL, or redirect to one
             ) as error:
                 why = self._late if bounds.is_over else type(error).__name__
                 raise base.StoreUnreachable(self.name, why) from error
-        if bounds.is_over:  # what was cut off may look like the end of a head, or of a body
+        if bounds.is_over:  # data cut off at the deadline may look complete
             raise base.StoreUnreachable(self.name, self._late)
         return self.of_answer(asked, content_range, data)
 
     def _ask(self, url: str, asked: byte_range.ByteRange) -> requests.Response:
-        """Return the answer to a request for the range; its body is not read yet.
-
-        :raises base.RangesUnsupported: the server sends the request on to another one
-        """
+        """Return the answer with unread body; follow redirects within the server."""
         wanted = {
             "Range": f"bytes={asked.offset}-{asked.offset + asked.length - 1}",
             "Accept-Encoding": "identity",
         }
         server = _server_of(url)
         for _ in range(1 + REDIRECTS):
-            answer = self._session().get(  # which the deadline ends, long before its time-out
+            answer = self._session().get(  # the deadline comes before its timeout
                 url, headers=wanted, stream=True, timeout=2 * self._timeout_s, allow_redirects=False
             )
             if not answer.is_redirect:
@@ -99,7 +92,7 @@ class WebReader(base.Reader):
         )
 
     def _session(self) -> requests.Session:
-        """Return the connections of this thread: a session is not for several."""
+        """Return this thread's session; sessions are not thread-safe."""
         session: requests.Session | None = getattr(self._own, "session", None)
         if session is None:
             session = self._own.session = requests.Session()

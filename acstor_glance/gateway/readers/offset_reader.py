@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores whose driver reads from an offset on (file, cinder): by glance_store's own interface."""
+"""Reader for drivers that read from an offset on (file, cinder)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,17 +11,14 @@ from acstor_glance.gateway.readers import base
 
 
 class OffsetReader(base.Reader):
-    """Reads what the driver gives from an offset on.
-
-    :param find_store: returns the driver; those that are not to be used twice are made anew
-    """
+    """Reads by glance_store's interface; ``find_store`` returns the driver."""
 
     def __init__(self, name: str, find_store: Any) -> None:
         super().__init__(name)
         self._find_store = find_store
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
-        """Read a part of an object; see :meth:`base.Reader.read`."""
+        """Read a range; see :meth:`base.Reader.read`."""
         try:
             store = self._find_store(self.name)
             size_bytes = store.get_size(location)
@@ -48,7 +45,7 @@ class OffsetReader(base.Reader):
 
 
 def _joined(pieces: Iterable[bytes], length: int) -> bytes:
-    """Return what a driver gives; one that goes on to the end of the image is left there."""
+    """Return ``length`` bytes; some drivers continue to the image's end."""
     taken: list[bytes] = []
     left = length
     for piece in pieces:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ceph: parts of RBD images by librbd, with the keyring of the store.
+"""Ceph: reads ranges of RBD images by librbd, with the store's keyring.
 
-The connection to the cluster stays open; after an error it is let go, and the next read makes a new
-one.  An image is opened for each read: of one that was deleted while it is open Ceph gives zeros.
+The cluster connection is kept until an error. Each read opens the image, since Ceph returns zeros
+for an image that is deleted while open.
 """
 
 import contextlib
@@ -18,10 +18,7 @@ from acstor_glance.gateway.readers import base
 
 
 class RbdReader(base.Reader):
-    """Reads RBD images of one cluster.
-
-    :param store: the driver
-    """
+    """Reads RBD images of one cluster; ``store`` is the driver."""
 
     def __init__(self, name: str, store: Any) -> None:
         super().__init__(name)
@@ -30,7 +27,7 @@ class RbdReader(base.Reader):
         self._cluster: _Cluster | None = None
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
-        """Read a part of an object; see :meth:`base.Reader.read`."""
+        """Read a range; see :meth:`base.Reader.read`."""
         pool = location.pool or self._store.pool
         cluster = None
         try:
@@ -65,14 +62,14 @@ class RbdReader(base.Reader):
             return self._cluster
 
     def _drop(self, cluster: "_Cluster | None") -> None:
-        """Let go of a connection that had an error; it ends with the last read that uses it."""
+        """Drop a failed connection; it closes after its last read."""
         with self._lock:
             if cluster is not None and self._cluster is cluster:
                 self._cluster = None
 
 
 class _Cluster:
-    """A connection to Ceph, as the driver makes it, which ends when nobody has it any more."""
+    """A cluster connection, made by the driver; closes when unreferenced."""
 
     def __init__(self, store: Any) -> None:
         self._stack = contextlib.ExitStack()

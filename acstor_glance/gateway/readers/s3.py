@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S3: GetObject with a range, in the name of the store's access key.
+"""S3: GetObject with a range, with the store's access key.
 
-The MD5 of an object that was uploaded in one piece is its ETag, unless it is encrypted by a key of
-a key service.
+The ETag is the MD5 of an object that was uploaded in one part, unless a key service's key encrypts
+it.
 """
 
 import contextlib
@@ -17,23 +17,18 @@ from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
 
 _PLAIN = ("", "AES256")
-"""Ways of encryption at rest with which the ETag is the MD5 of what is read."""
+"""Encryption at rest with which the ETag is the object's MD5."""
 
 
 class S3Reader(base.Reader):
-    """Reads objects of the buckets that one access key opens.
-
-    :param options: of the store
-    :param reads: at a time, so many connections there are
-    :param timeout_s: how long the server may stay silent
-    """
+    """Reads objects with one access key, by ``reads`` connections."""
 
     def __init__(self, name: str, options: Any, reads: int, timeout_s: float) -> None:
         super().__init__(name)
         self._client = _connect(options, reads, timeout_s)
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
-        """Read a part of an object; see :meth:`base.Reader.read`."""
+        """Read a range; see :meth:`base.Reader.read`."""
         wanted = f"bytes={asked.offset}-{asked.offset + asked.length - 1}"
         try:
             answer = self._client.get_object(Bucket=location.bucket, Key=location.key, Range=wanted)
@@ -52,7 +47,7 @@ class S3Reader(base.Reader):
 
 
 def _connect(options: Any, reads: int, timeout_s: float) -> Any:
-    """Return a client as the driver makes its own, but for time-outs and connections."""
+    """Return a client like the driver's, with other timeouts and connections."""
     host = options.s3_store_host
     region = options.s3_store_region_name or None
     amazon = driver.get_s3_location(host)

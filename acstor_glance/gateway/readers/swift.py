@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Swift: GET with a range, which Swift itself spreads over the segments of a large object.
+"""Swift: GET with a range, which Swift applies to large objects too.
 
-Each read has a connection of its own while it runs; afterwards it is kept for the next one of the
-same account.  The driver asks Keystone for a token, and for another one before that ends.
+A connection serves one read at a time, and is kept for the same account. The driver renews tokens.
 """
 
 import collections
@@ -19,16 +18,12 @@ from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
 
 _LARGE = ("x-static-large-object", "x-object-manifest")
-"""Headers of an object whose ETag is no MD5 of what is read."""
+"""Headers of objects whose ETag is not their MD5."""
 ACCOUNTS = 64
 
 
 class SwiftReader(base.Reader):
-    """Reads objects of the accounts that the store's configuration or the locations name.
-
-    :param store: the driver
-    :param reads: at a time; so many connections of an account are kept
-    """
+    """Reads objects; keeps up to ``reads`` idle connections per account."""
 
     def __init__(self, name: str, store: Any, reads: int, timeout_s: float) -> None:
         super().__init__(name)
@@ -37,7 +32,7 @@ class SwiftReader(base.Reader):
         self._idle: collections.OrderedDict[object, list[Any]] = collections.OrderedDict()
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
-        """Read a part of an object; see :meth:`base.Reader.read`."""
+        """Read a range; see :meth:`base.Reader.read`."""
         account = (location.swift_url, location.user, location.key)
         wanted = f"bytes={asked.offset}-{asked.offset + asked.length - 1}"
         try:
