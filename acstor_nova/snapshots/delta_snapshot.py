@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots that send what a disk on a mirror has of its own; the gateway makes the image.
+"""Sends the delta of a disk on a mirror to the gateway, which makes the snapshot.
 
-Nova asks a backend for such a way before it makes a whole image (``direct_snapshot``).  Of a guest
-that runs, Nova's own driver makes the copy, quiesces and lets go, and what it would then convert
-into a whole image is sent instead.  The rule: an image that is active is the whole disk; whatever
-is wrong, Nova does what it does by itself, and the reason is counted.
+Nova calls ``direct_snapshot`` before it makes a complete image. For a running guest, Nova's driver
+copies the disk as usual, and the copy's delta is sent instead of the conversion. After a failure
+Nova makes the snapshot itself, and the fallback is counted. An active image is always complete.
 
-Nothing of Nova is imported here; :mod:`acstor_nova.registration` says which snapshot is under way.
+Nothing of Nova is imported here; :mod:`acstor_nova.registration` announces each snapshot.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ LOG = logging.getLogger(__name__)
 
 FORMATS = ("raw", "qcow2")
 SETTLE_S = 60.0
-"""How long Glance may take to let go of an upload that was broken off: it takes no other before."""
+"""Longest wait until Glance ends an aborted upload, before the next one."""
 ASK_AGAIN_S = 1.0
 _REASONS = control_wire.Fallback
 _Ineligible = imagebackend.NotEligibleError
@@ -43,11 +42,10 @@ _Ineligible = imagebackend.NotEligibleError
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotHooks:
-    """What is used of Nova for this.
+    """The functions of Nova that delta snapshots use.
 
-    :param token_headers: that say to the gateway for whom Nova acts
-    :param update_image: changes what Glance says of an image, and leaves the rest of it
-    :param disk_turn: is held while a disk is read, as an operator limits it
+    :param token_headers: returns the headers that authenticate Nova's caller
+    :param disk_turn: returns the semaphore that limits disk operations
     """
 
     token_headers: Callable[[Any], dict[str, str]]
@@ -57,13 +55,10 @@ class SnapshotHooks:
 
 @dataclasses.dataclass(frozen=True)
 class PendingSnapshot:
-    """The snapshot that Nova's driver makes, of which it tells the backend little.
+    """A snapshot that Nova's driver is making.
 
-    :param is_live: the guest runs on while it is made
-    :param is_suspended: Nova has suspended the guest until it is made
-    :param record_of: what Glance is to say of the image, by its format
-    :param make_live: copies a disk that is in use, and as its last step has the copy converted
-        (:func:`send_delta`) into a file, to a format
+    :param record_of: returns the image's new record, by format
+    :param make_live: copies a disk in use, and converts the copy (:func:`send_delta`)
     """
 
     seams: SnapshotHooks
@@ -82,18 +77,18 @@ _sender: contextvars.ContextVar[Callable[[str], None] | None] = contextvars.Cont
 
 
 def begin_snapshot(made: PendingSnapshot) -> None:
-    """Remember the snapshot that this thread makes, until the backend is asked for it."""
+    """Store the snapshot of this thread for the backend."""
     _under_way.set(made)
 
 
 def is_of_running_guest() -> bool:
-    """Say whether the guest of the snapshot that this thread makes ran when it began."""
+    """Return whether the guest of this thread's snapshot was running at its start."""
     made = _under_way.get()
     return made is not None and (made.is_live or made.is_suspended)
 
 
 def send_delta(disk_path: str) -> bool:
-    """Send a disk that Nova wants converted; return whether this is a snapshot that is sent."""
+    """Send the disk if this thread makes a delta snapshot; return whether it does."""
     send = _sender.get()
     if send is not None:
         send(disk_path)
@@ -101,7 +96,7 @@ def send_delta(disk_path: str) -> bool:
 
 
 class DeltaSnapshotBase(imagebackend.MirrorBase):
-    """A disk on a mirror, of whose snapshots only changes leave the host."""
+    """Base of the backend that makes delta snapshots."""
 
     def direct_snapshot(
         self,
@@ -111,10 +106,9 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
         image_id: str,
         base_image_id: str,
     ) -> Any:
-        """Make the image ``image_id`` of this disk; return None, for Glance has it already.
+        """Make the snapshot in Glance from a delta; otherwise fall back to Nova's class.
 
-        Where that cannot be, do what Nova does by itself: its class knows no such way, and Nova
-        makes a whole image.
+        Nova's class does not support it, so Nova makes a complete image.
         """
         made = _under_way.get()
         _under_way.set(None)
@@ -130,7 +124,7 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
         )
 
     def _base_of_snapshot(self) -> ids.ImageId | None:
-        """Return the image that the disk lies on, if there is a gateway and it is a mirror."""
+        """Return the image whose mirror the disk is on, if there is a gateway."""
         if not self.host.seams.conf.acstor.gateway_url:
             return None
         base = local_file.backing_of(self.path)
@@ -138,7 +132,6 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
 
 
 def _reason(e: Exception) -> control_wire.Fallback:
-    """Return what a failure is counted as."""
     match e:
         case imagebackend.NotEligibleError():
             return e.reason
@@ -154,11 +147,7 @@ def _reason(e: Exception) -> control_wire.Fallback:
 
 
 class Snapshot:
-    """One snapshot on its way.
-
-    :param image_id: of the image that becomes of it, which Glance knows and waits for
-    :param base: the image that the disk lies on
-    """
+    """One delta snapshot: the new image, queued in Glance, and its base."""
 
     def __init__(
         self,
@@ -177,9 +166,9 @@ class Snapshot:
         )
 
     def create_image(self, disk_path: str, name: str) -> None:
-        """Make it; the image is active then.
+        """Make the snapshot; return when the image is active.
 
-        :raises Exception: it is not made, and Glance waits for its bytes as before
+        :raises Exception: it failed, and the image is queued as before
         """
         self._check()
         self._gateway.check_base(self._base)
@@ -193,10 +182,7 @@ class Snapshot:
             self._send(disk_path)
 
     def _name_base(self) -> None:
-        """Have the image say what it is made from: Nova names the first of a line of snapshots.
-
-        It is for who looks at images; the snapshot does without it.
-        """
+        """Record the parent image, as a hint; Nova records the first of several snapshots."""
         said = {"properties": lineage.direct_base(self._base, self._image_id)}
         try:
             self._made.seams.update_image(self._context, self._image_id, said)
@@ -204,24 +190,21 @@ class Snapshot:
             LOG.info("image %s does not say what it is made from: %s", self._image_id, e)
 
     def _check(self) -> None:
-        """Check that this is a snapshot for which changes do.
-
-        :raises imagebackend.NotEligibleError: it is not
-        """
+        """Raise NotEligibleError if the format or the guest's state rules out a delta."""
         libvirt = self._host.seams.conf.libvirt
         if self._format not in FORMATS:
             raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, f"its format is {self._format}")
         if self._format == "qcow2" and libvirt.snapshot_compression:
             raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, "it is to be compressed")
-        if self._made.is_suspended:  # it is down as long as this takes
+        if self._made.is_suspended:  # the guest is down meanwhile
             raise _Ineligible(_REASONS.GUEST_SUSPENDED, "Nova has suspended the guest for it")
 
     def _make_live(self, disk_path: str, name: str) -> None:
-        """Have Nova's driver copy what a running guest has written, and send the copy."""
+        """Copy the disk of a running guest with Nova's driver, and send the copy's delta."""
         folder = self._host.seams.conf.libvirt.snapshots_directory
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
-            os.chmod(own, 0o701)  # QEMU writes there, as another user
+            os.chmod(own, 0o701)  # QEMU writes there as another user
             token = _sender.set(self._send)
             try:
                 self._made.make_live(disk_path, os.path.join(own, name), self._format)
@@ -229,13 +212,13 @@ class Snapshot:
                 _sender.reset(token)
 
     def _send(self, disk_path: str) -> None:
-        """Send the changes of a disk that nobody writes to."""
+        """Send the delta of a disk that is not being written."""
         beneath = local_file.backing_of(disk_path)
         if beneath is None or mirror_link.image_of(beneath) != self._base:
             raise errors.Unusable(disk_path, f"it is not based on image {self._base}")
         told = self._host.agent.zero_map(self._base)
         if told.os_hash == chunk_map.UNKNOWN_OS_HASH:
-            # Ids may be used again: the hash says which image the disk was made from.
+            # Image IDs may be reused: the hash identifies the disk's image.
             raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
         with self._made.seams.disk_turn(), open(disk_path, "rb") as file:
             body = delta_stream.DeltaBody(delta_stream.open_disk(file), self._base, told)
@@ -261,9 +244,9 @@ class Snapshot:
             LOG.info(told, self._image_id, size, took_s)
 
     def _is_active_all_the_same(self) -> bool:
-        """Wait until nothing is uploaded any more; say whether the image is active.
+        """Wait until the upload has ended; return whether the image is active.
 
-        The gateway ends an upload only when all of it was right.
+        The gateway completes only correct uploads.
         """
         ends_s = time.monotonic() + SETTLE_S
         while True:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a disk on a mirror has of its own, as the changes that are sent of it.
+"""Stream of the delta of a disk on a mirror.
 
-The file is read twice: once for the table, which leaves out bytes that are zeros, and once while
-the bytes go out.  So nothing is copied, and the length is known before the first byte.  The rule:
-nobody writes to the disk meanwhile, and nothing here does.
+The file is read twice: for the table, without zeros, and for the data. So nothing is copied, and
+the length is known beforehand. The disk must not be written meanwhile.
 """
 
 import logging
@@ -24,19 +23,17 @@ LOG = logging.getLogger(__name__)
 
 PIECE_BYTES = geometry.MIB
 BLOCK_BYTES = 64 * geometry.KIB
-"""What is looked at for zeros: a cluster of the disks that Nova makes."""
+"""Unit of the search for zeros: the cluster size of Nova's disks."""
 TELL_EVERY_S = 30.0
 _ZEROS = bytes(BLOCK_BYTES)
 
 
 class DeltaBody:
-    """The changes of a disk as a stream; it is read once.
+    """The delta of a disk as a stream, for one iteration.
 
-    :param disk: that nobody writes to
-    :param base: the image that it lies on
-    :param told: what the agent knows of that image: nobody has to read its zeros
-    :raises disk_delta.TooManyExtents: there are more than can be sent
-    :raises errors.Unusable: the disk cannot be read, or is no disk of ours
+    :param told: the zeros of the image that it is based on
+    :raises disk_delta.TooManyExtents: the delta is too fragmented
+    :raises errors.Unusable: the disk cannot be read, or is not Nova's
     """
 
     def __init__(
@@ -63,7 +60,6 @@ class DeltaBody:
         yield self._writer.end()
 
     def _data(self) -> Iterator[bytes]:
-        """Yield the bytes of all changes that have any."""
         for change in self._writer.table:
             if change.kind is disk_delta.Kind.DATA:
                 for _, piece in _pieces(self._disk, change):
@@ -72,19 +68,13 @@ class DeltaBody:
 
 
 def open_disk(file: BinaryIO) -> qcow2.Qcow2:
-    """Return the disk that a file has.
-
-    :raises errors.Unusable: it is no disk of Nova's
-    """
+    """Return the qcow2 disk in a file; raises errors.Unusable if it is not Nova's."""
     source = local_file.LocalFile(file.fileno(), str(file.name))
     return qcow2.Qcow2(source, disk_delta.MAX_VIRTUAL_BYTES, may_have_backing=True)
 
 
 def zeros_of(told: agent_client.ZeroMap, virtual_size: int) -> Iterator[disk_delta.Extent]:
-    """Yield where an image has zeros, as changes of a disk that lies on it.
-
-    :param virtual_size: bytes of the disk; what is behind the image's end is zeros anyhow
-    """
+    """Yield the zeros of an image as delta of a disk of ``virtual_size`` on it."""
     for chunk_no in filter(told.is_zero, range(told.cut.chunk_count)):
         at = chunk_no * told.cut.chunk_bytes
         length = min(told.cut.chunk_bytes, virtual_size - at)
@@ -93,7 +83,7 @@ def zeros_of(told: agent_client.ZeroMap, virtual_size: int) -> Iterator[disk_del
 
 
 def _without_zeros(disk: qcow2.Qcow2) -> Iterator[disk_delta.Extent]:
-    """Yield the changes of a disk; bytes that are zeros are not sent as bytes."""
+    """Yield the delta of a disk, with data that is zeros marked as such."""
     for change in disk.iter_changes():
         if change.kind is disk_delta.Kind.ZERO:
             yield change
@@ -107,18 +97,16 @@ def _without_zeros(disk: qcow2.Qcow2) -> Iterator[disk_delta.Extent]:
 
 
 def _pieces(disk: qcow2.Qcow2, change: disk_delta.Extent) -> Iterator[tuple[int, bytes]]:
-    """Yield what a disk has of a change, and where."""
     for at in range(change.at, change.stop, PIECE_BYTES):
         piece = bytearray(min(PIECE_BYTES, change.stop - at))
         disk.read_into(memoryview(piece), at)
-        time.sleep(0)  # Nova's other green threads have their turn, where it has such
+        time.sleep(0)  # yields to other green threads under eventlet
         yield at, bytes(piece)
 
 
 def _told(
     pieces: Iterable[bytes], total_bytes: int, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[bytes]:
-    """Pass pieces on, and tell the log now and then how many there were."""
     done_bytes, told_s = 0, clock()
     for piece in pieces:
         if (now_s := clock()) - told_s >= TELL_EVERY_S:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the gateway beside Glance, with the token of who wants the snapshot, and no other.
+"""Client of the gateway, with the token of the snapshot's requester.
 
-The gateway makes an ordinary image out of a base and the changes that are sent.  The rule: what is
-not a clear yes is an error of one of two kinds, and no wait is without a bound.
+Every failure is one of two errors, and every wait has a timeout.
 """
 
 import contextlib
@@ -24,19 +23,21 @@ from acstor_common import errors
 LOG = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S = 1800.0
-"""How long nothing may move while changes are sent.  Between two changes the gateway may have much
-of the base to bring to Glance: 45 GB at 25 MB/s in that time.  Nobody but the snapshot waits."""
+"""Longest silence while a delta is sent.
+
+Between two changes the gateway may copy much of the base: 45 GB at 25 MB/s in that time.
+"""
 KEEPALIVE_S, KEEPALIVES = 20, 3
-"""A gateway that is silent is asked whether it lives, and given up when it never says so."""
+"""TCP keepalive, which detects a dead gateway."""
 _SENT_S = (IDLE_TIMEOUT_S, IDLE_TIMEOUT_S)
 _ASKED_S = (10.0, 60.0)
-"""To connect, and for an answer for which Keystone, Glance and a store may have to be asked."""
+"""Timeouts to connect and to answer; the gateway may ask Keystone and others."""
 _DONE = "done"
 MAX_LINE_BYTES = 16 * 1024
 
 
 class Body(Protocol):
-    """What is sent: pieces of a length, in all, that is known."""
+    """A request's body of known length."""
 
     def __len__(self) -> int:
         """Return the length in bytes."""
@@ -50,7 +51,7 @@ class _Error(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """One line of the answer; of the last one the state is DONE, or there is an error."""
+    """One line of the answer; the last one has state DONE or an error."""
 
     state: str = ""
     error: _Error | None = None
@@ -58,10 +59,10 @@ class _Line(msgspec.Struct):
 
 
 class _Alive(adapters.HTTPAdapter):
-    """Connections whose other end is asked whether it lives."""
+    """Adapter with TCP keepalive."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Make what makes connections."""
+        """Create the pool manager."""
         options = [
             *urllib3.connection.HTTPConnection.default_socket_options,
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -73,11 +74,10 @@ class _Alive(adapters.HTTPAdapter):
 
 
 class GatewayClient:
-    """One caller's way to the gateway.
+    """Client for one caller; every method raises GatewayUnreachable or GatewayRefused.
 
-    :param url: the gateway's
-    :param ca_file: who signed its certificate; empty: the system's authorities
-    :param headers: that say who asks
+    :param ca_file: authorities of the gateway's certificate; empty: the system's
+    :param headers: authenticate the caller
     """
 
     def __init__(self, url: str, ca_file: str, headers: Mapping[str, str] | None = None) -> None:
@@ -86,30 +86,22 @@ class GatewayClient:
         self._headers = dict(headers or {})
 
     def check_gateway(self) -> None:
-        """Ask whether there is a gateway.
-
-        :raises errors.GatewayUnreachable: it does not answer
-        :raises errors.GatewayRefused: what answers is no gateway
-        """
+        """Check that there is a gateway."""
         with self._asked("GET", "/healthz") as answer:
             _check(answer, http.HTTPStatus.OK)
 
     def check_base(self, image_id: str) -> None:
-        """Ask for one byte of an image, before anything is made of it.
-
-        :raises errors.GatewayUnreachable: the gateway does not answer
-        :raises errors.GatewayRefused: the caller may not have it, or the gateway cannot read it
-        """
+        """Check that the caller and the gateway can read one byte of an image."""
         path = f"/v1/images/{image_id}/file"
         with self._asked("GET", path, headers={"Range": "bytes=0-0"}) as answer:
             _check(answer, http.HTTPStatus.PARTIAL_CONTENT)
 
     def flatten_image(self, image_id: str, disk_format: str, body: Body) -> int:
-        """Have an image made out of changes; return the bytes that it has in Glance.
+        """Make an image from a delta; return its size in Glance in bytes.
 
-        :param image_id: of the new image, whose record says the same format
-        :raises errors.GatewayUnreachable: nobody answers to the end
-        :raises errors.GatewayRefused: it is not made; or what ``body`` raises
+        Also raises what ``body`` raises.
+
+        :param image_id: the new image, whose record has the same format
         """
         path = f"/v1/images/{image_id}/changes"
         headers = {"Content-Type": "application/octet-stream"}
@@ -127,7 +119,7 @@ class GatewayClient:
     def _asked(
         self, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
     ) -> Iterator[requests.Response]:
-        # What is sent goes under the time that connecting may take, piece by piece.
+        # The connect timeout applies to each piece of the body.
         timeout_s = _SENT_S if "data" in more else _ASKED_S
         try:
             with (
@@ -163,7 +155,7 @@ def _session() -> requests.Session:
 
 
 def _cut(answer: requests.Response) -> Iterator[bytes]:
-    """Cut what comes into lines, each as soon as it is there; a long one is cut off."""
+    """Yield lines as soon as they are complete; split overlong ones."""
     line = bytearray()
     for byte in answer.iter_content(1):
         if byte == b"\n" or len(line) == MAX_LINE_BYTES:
@@ -174,16 +166,12 @@ def _cut(answer: requests.Response) -> Iterator[bytes]:
 
 
 def _check(answer: requests.Response, wanted: http.HTTPStatus) -> None:
-    """Check the status of an answer.
-
-    :raises errors.GatewayRefused: it is another one
-    """
+    """Raise errors.GatewayRefused for another status."""
     if answer.status_code != wanted:
         raise errors.GatewayRefused(answer.status_code, _words(answer))
 
 
 def _words(answer: requests.Response) -> str:
-    """Return what the gateway says of a refusal, or what HTTP calls it."""
     said = answer.raw.read(MAX_LINE_BYTES, decode_content=True)
     with contextlib.suppress(msgspec.MsgspecError):
         line = msgspec.json.decode(said, type=_Line)

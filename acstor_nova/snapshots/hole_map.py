@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A qcow2 without data that says where an image has zeros, and leads to its mirror for the rest.
+"""Writes a qcow2 file with an image's zeros that refers to the mirror for data.
 
-``qemu-img`` asks a raw file where its holes are, and a mirror cannot answer:
-the kernel's question (FUSE_LSEEK) does not reach the agent.  What is written
-here takes the place of the raw file.  The image's bytes are its *external
-data file*, where each cluster lies at its own offset; clusters of zero chunks
-are not allocated, and so read as zeros without being asked for.
-
-The format is QEMU's ``docs/interop/qcow2.txt``.  The rule: the file is for
-reading only, so it has no reference counts.
+qemu-img asks raw files for their holes, but FUSE_LSEEK does not reach the agent. This file takes
+the place of the raw file: the mirror is its *external data file*, with each cluster at its own
+offset, and clusters of zero chunks are unallocated. Format: QEMU's ``docs/interop/qcow2.txt``. It
+is read-only, so it has no reference counts.
 """
 
 import struct
@@ -19,9 +15,9 @@ from acstor_common.model import geometry
 
 MAX_CLUSTER_BYTES = 64 * geometry.KIB
 
-# Magic, version, backing file (where, length of its name), cluster bits, bytes of the disk, no
-# encryption, L1 table (entries, where), reference counts (where, clusters), snapshots (how many,
-# where), features (incompatible, compatible, autoclear), width of a count, length of the header.
+# Magic, version, backing file (offset, length of its name), cluster bits, disk bytes, encryption,
+# L1 table (entries, offset), reference counts (offset, clusters), snapshots (count, offset),
+# features (incompatible, compatible, autoclear), bits of a count, header length.
 _HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII")
 _EXTERNAL_DATA_FILE = 1 << 2
 _ALLOCATED = 1 << 63
@@ -30,15 +26,12 @@ _SECTOR_BYTES = 512
 
 
 def write_hole_map(file: BinaryIO, cut: geometry.Geometry, is_zero: Callable[[int], bool]) -> None:
-    """Write the map of an image to an empty file.
-
-    :param is_zero: says whether a chunk, by its number, has only zeros
-    """
+    """Write the hole map of an image to an empty file; ``is_zero`` takes a chunk_no."""
     cluster_bytes = min(cut.chunk_bytes, MAX_CLUSTER_BYTES)
     clusters = -(-cut.size_bytes // cluster_bytes)
     in_table = cluster_bytes // _ENTRY_BYTES
     tables = -(-clusters // in_table)
-    l1_offset = 2 * cluster_bytes  # behind the header and a table of no reference counts
+    l1_offset = 2 * cluster_bytes  # after the header and an empty reference count table
     end = l1_offset + -(-tables * _ENTRY_BYTES // cluster_bytes) * cluster_bytes
     file.write(_header(cut.size_bytes, cluster_bytes, tables, l1_offset))
     for table_no in range(tables):
@@ -59,7 +52,7 @@ def write_hole_map(file: BinaryIO, cut: geometry.Geometry, is_zero: Callable[[in
 def _header(size_bytes: int, cluster_bytes: int, tables: int, l1_offset: int) -> bytes:
     return _HEADER.pack(
         *(b"QFI\xfb", 3, 0, 0, cluster_bytes.bit_length() - 1),
-        -(-size_bytes // _SECTOR_BYTES) * _SECTOR_BYTES,  # what is behind the end reads as zeros
+        -(-size_bytes // _SECTOR_BYTES) * _SECTOR_BYTES,  # reads beyond the image's end give zeros
         *(0, tables, l1_offset, cluster_bytes, 1, 0, 0),
         *(_EXTERNAL_DATA_FILE, 0, 0, 4, _HEADER.size),
     )

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots that do not read the zeros of an image through its mirror.
+"""Makes complete snapshots without reading the zeros of an image from its mirror.
 
-Nova has ``qemu-img`` write one whole image of a disk and all that it lies on.
-Here the disk is shown to it with a :mod:`hole_map` between the disk and the
-mirror, which is then read in long pieces past the kernel's page cache.  The rule:
-nothing of the disk is changed, and whatever is wrong, Nova does what it does
-by itself.
+Nova runs ``qemu-img`` on a disk and its base. A :mod:`hole_map` between disk and mirror lets it
+skip zeros and read the mirror with direct I/O. After a failure Nova makes the snapshot itself.
 """
 
 import contextlib
@@ -33,9 +30,9 @@ def extract_image(
     out_path: str,
     dest_fmt: str,
 ) -> None:
-    """Write the image of a disk that nobody writes to, or send it, where that is wanted instead.
+    """Write the image of a disk that is not being written, or send its delta.
 
-    :param stock: what Nova does by itself, with the arguments that follow
+    :param stock: Nova's function, with the arguments that follow
     """
     if delta_snapshot.send_delta(disk_path):
         return
@@ -69,7 +66,6 @@ def _write_map(host: imagebackend.HostContext, image_id: ids.ImageId, path: str)
 
 
 def _with_holes(disk_path: str, holes: str, base: str) -> str:
-    """Return what QEMU takes for the name of the disk with the map in its base's place."""
     data = {"driver": "file", "filename": base, "cache": {"direct": True}}
     backing = {"driver": "qcow2", "file": _file(holes), "data-file": data}
     return "json:" + json.dumps({"driver": "qcow2", "file": _file(disk_path), "backing": backing})
