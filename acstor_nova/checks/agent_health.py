@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the status of a host's agent says of its health, for the check of the host.
-
-An agent of another version may leave any part of its status out: nothing is found of that part.
-"""
+"""Checks the agent's health by its status; skips parts that its version lacks."""
 
 import time
 from collections.abc import Callable
@@ -18,10 +15,7 @@ Status = dict[str, Any]
 
 
 def check_health(status: Status, now_s: Callable[[], float] = time.time) -> Iterator[Finding]:
-    """Yield what was found, good and bad.
-
-    :param now_s: the wall clock
-    """
+    """Yield the findings; ``now_s`` is the wall clock."""
     yield _version(status)
     yield _certificate(status, now_s())
     yield _table(status)

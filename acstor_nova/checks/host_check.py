@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at a compute host and says what keeps Nova from using acstor there, or may do so.
+"""Checks whether Nova can use acstor on a compute host.
 
-Each check looks at one thing and never fails itself.  The rule: nothing is
-changed, and nothing is read through the mirror that is not there already.
+Checks change nothing, and fetch no data through mirrors.
 """
 
 import contextlib
@@ -51,15 +50,15 @@ Level = check_results.Level
 
 
 def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
-    """Return Nova's configuration, of which only what concerns us is known.
+    """Return Nova's configuration, as far as the checks need it.
 
-    :param config_files: empty for those that the running nova-compute reads, or would find itself
-    :raises cfg.Error: a file cannot be read, or a value makes no sense
+    :param config_files: empty: those of the running nova-compute, or the default ones
+    :raises cfg.Error: a file cannot be read, or a value is invalid
     """
     conf = cfg.ConfigOpts()
     args = [f"--config-file={name}" for name in config_files] or compute_user.config_args()
     common_conf.read(conf, args, "nova-compute", _register, nova_conf.list_opts(), project="nova")
-    with contextlib.suppress(cfg.DuplicateOptError):  # oslo.config's own, where it is of use
+    with contextlib.suppress(cfg.DuplicateOptError):  # oslo.config may have registered it
         conf.register_opt(cfg.StrOpt("driver"), group=registration.NAME)
     return conf
 
@@ -75,10 +74,10 @@ def _register(conf: cfg.ConfigOpts) -> None:
 def check_host(
     conf: cfg.ConfigOpts, user: compute_user.User, root: pathlib.Path = pathlib.Path("/")
 ) -> list[Finding]:
-    """Return what was found, good and bad.
+    """Return the findings.
 
-    :param user: with whose rights agent and mirror are looked at, where we may take them
-    :param root: where the host's own files are (/proc, /sys, /etc)
+    :param user: the user with whose permissions agent and mirror are checked, if possible
+    :param root: root of /proc, /sys and /etc
     """
     return [
         *_configuration(conf),
@@ -114,7 +113,6 @@ def _configuration(conf: cfg.ConfigOpts) -> Iterator[Finding]:
 
 
 def _images_type(conf: cfg.ConfigOpts) -> Finding:
-    """Say which image backend Nova has: ours, if no file of its own names another."""
     what, found = "[libvirt] images_type", conf.libvirt.images_type
     if found is None:
         return Finding(what, Level.OK, f"{nova_conf.NAME}, for no file names another")
@@ -144,7 +142,7 @@ def _nova() -> Finding:
 
 
 def _libraries() -> Finding:
-    """Say whether Nova's process can load the backend: without, it works as with qcow2."""
+    """Check that the backend's modules can be imported."""
     what = "libraries"
     try:
         for module in registration.BACKEND:
@@ -157,7 +155,6 @@ def _libraries() -> Finding:
 
 
 def _guards(conf: cfg.ConfigOpts) -> frozenset[int]:
-    """Return the groups of the agent's socket and of the mirror, where these are."""
     found = set()
     for path in (conf.acstor.control_socket, conf.acstor.mount_point):
         with contextlib.suppress(OSError):
@@ -229,10 +226,7 @@ def _image_cache(conf: cfg.ConfigOpts) -> Iterator[Finding]:
 
 
 def _is_there(path: pathlib.Path) -> bool:
-    """Say whether a link leads to a file; an image that its source refuses (EIO) is none.
-
-    :raises OSError: it cannot be looked at
-    """
+    """Return whether a link leads to a file; False for EIO, a refused image."""
     try:
         return path.exists()
     except OSError as e:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks whether the images of a host's instances are, or will be, fully cached there.
+"""Checks whether the images of instances are fully cached, or will be.
 
-The check warns before the cache is full; it also counts images of Nova's instances that the agent
-has not pinned yet.
+Warns before the cache is full, and counts images that the agent has not pinned yet.
 """
 
 import collections
@@ -23,11 +22,11 @@ from acstor_nova import check_results
 from acstor_nova import mirror_link
 
 LONGEST_INTERVAL_S = 5400
-"""Of Nova's image cache manager: the agent takes a longer pause for one in which Nova is away."""
+"""Longest interval of Nova's image cache manager; after it Nova counts as away."""
 SPARED = 10
-"""One part of so many of the cache is not for images that stay whole."""
+"""One part in SPARED of the cache is not for pinned images."""
 NEARLY_FULL = 0.8
-"""Of the limit; from here on an operator has to act, as the alert says."""
+"""Share of the limit at which the operator must act, as in the alert."""
 MOST_NAMED = 5
 OPTS = [
     cfg.IntOpt(
@@ -38,22 +37,17 @@ OPTS = [
         deprecated_group="DEFAULT",
     ),
 ]
-"""Nova's, of the group image_cache."""
+"""Nova's option, in the group image_cache."""
 _CACHE = "[acstor_agent] cache_limit_bytes"
 
 Finding = check_results.Finding
 Level = check_results.Level
 Images = Mapping[str, dict[str, Any]]
-"""What the agent's status says of each image."""
+"""The images in the agent's status."""
 
 
 class Instances(NamedTuple):
-    """The instances of this host.
-
-    :param folder: where they were looked for
-    :param used: how many there are on the mirror of each image
-    :param unread: whose disks could not be looked at, and why; they may be on a mirror, too
-    """
+    """The instances of this host, by image; unreadable disks with their errors."""
 
     folder: str
     used: Mapping[ids.ImageId, int]
@@ -61,7 +55,7 @@ class Instances(NamedTuple):
 
 
 def check_manager_interval(conf: cfg.ConfigOpts) -> Finding:
-    """Say whether Nova tells often enough which images are used."""
+    """Check that Nova reports the used images often enough."""
     what, interval_s = "[image_cache] manager_interval", conf.image_cache.manager_interval
     if 0 <= interval_s < LONGEST_INTERVAL_S:
         return Finding(what, Level.OK, f"{interval_s} s")
@@ -76,7 +70,7 @@ def check_manager_interval(conf: cfg.ConfigOpts) -> Finding:
 
 
 def find_instances(conf: cfg.ConfigOpts) -> Instances:
-    """Look which instances of this host there are on the mirror of each image."""
+    """Find the instances of this host, by the image of their mirror."""
     folder = pathlib.Path(conf.instances_path)
     used: collections.Counter[ids.ImageId] = collections.Counter()
     unread = []
@@ -99,7 +93,7 @@ def find_instances(conf: cfg.ConfigOpts) -> Instances:
 
 
 def check_status(status: Mapping[str, Any], instances: Instances) -> Iterator[Finding]:
-    """Say what the agent's status means for instances."""
+    """Check the agent's status against the instances."""
     used = instances.used
     if instances.unread:
         yield Finding(
@@ -165,7 +159,7 @@ def _room(status: Mapping[str, Any], used: Mapping[ids.ImageId, int]) -> Finding
 
 
 def _progress(images: Images, instances: Instances) -> Iterator[Finding]:
-    """Say which images of instances are not whole yet, and which do not become so."""
+    """Report images of instances that are not fully cached, failing or paused."""
     used = instances.used
     known = {image_id: (images.get(image_id) or {}).get("fill") for image_id in used}
     failing = {i: whole["why"] for i, whole in known.items() if whole and _is(whole, "failing")}
@@ -203,7 +197,7 @@ def _how_far(whole: Mapping[str, Any] | None) -> str:
 
 
 def _is_promised(image: Mapping[str, Any] | None) -> bool:
-    """Say whether what an image needs is counted as promised: that takes its chunk map."""
+    """Return whether an image's reservation is known, which takes its chunk map."""
     whole = image["fill"] if image else None
     if not whole or whole["shortfall_bytes"]:
         return False
@@ -211,12 +205,11 @@ def _is_promised(image: Mapping[str, Any] | None) -> bool:
 
 
 def _size_bytes(image: Mapping[str, Any] | None) -> int | None:
-    """Return how large an image is, with zeros and what others share; None if that is not known."""
     return image["size_bytes"] if image else None
 
 
 def _for(count: int) -> int:
-    """Return the limit that leaves so much to images.
+    """Return the cache limit with so many bytes for pinned images.
 
     >>> _for(9_000), _for(9_001)
     (10000, 10002)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-nova-manage``: lets Nova use acstor on a compute host, or not; says what is wrong."""
+"""``acstor-nova-manage``: enables, disables and checks acstor in nova-compute."""
 
 import argparse
 import dataclasses
@@ -22,7 +22,7 @@ from acstor_nova.checks import host_check
 
 
 def main() -> int:
-    """Carry out a command; return 0 when all is well, 1 when something is wrong, 2 for misuse."""
+    """Run a command; return 0 for success, 1 for a fault, 2 for wrong usage."""
     options = _parser().parse_args()
     try:
         return int(options.run(options))
@@ -54,7 +54,7 @@ def _disable(options: argparse.Namespace) -> int:
 
 
 def _tell(options: argparse.Namespace, is_changed: bool) -> int:
-    """Say what was done; with ``--check`` the status says whether anything would be."""
+    """Report a change; return 1 if ``--check`` finds one."""
     file = options.folder / enable.NAME
     if not is_changed:
         print(f"unchanged: {file}")
