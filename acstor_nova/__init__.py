@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs inside an unmodified nova-compute: it puts mirrors where Nova downloads images."""
+"""Plug-in of an unmodified nova-compute: mirrors replace downloaded images."""

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the agent of this host, one connection a request, never longer than a deadline.
+"""Client of the host's agent, with one connection and a deadline per request.
 
-It blocks and knows only the standard library's sockets, so that it works in
-nova-compute whether that uses threads or eventlet.  Nothing is kept between
-two requests: an agent that was restarted is a new one to the next request.
+It blocks and uses only the standard library's sockets, so it works with threads and with eventlet.
 """
 
 import base64
@@ -25,28 +23,24 @@ from acstor_nova import decision_client
 
 READ_BYTES = 64 * 1024
 TIMEOUT_S = 45.0
-"""How long Nova waits for an answer before it makes a disk without acstor.  The agent may still get
-an image's chunk map for 30 s, and says then that it cannot."""
+"""Default timeout; an agent may need 30 s to fetch a chunk map."""
 
 
 class Stored(NamedTuple):
-    """How Glance has an image, as its chunk map says: the format, and the length in bytes."""
+    """Disk format of an image in Glance, and its length in bytes."""
 
     disk_format: str
     size_bytes: int
 
     def __str__(self) -> str:
-        """Return both in words, for warnings."""
+        """Return both as text."""
         return f"{self.size_bytes} bytes of {self.disk_format}"
 
 
 class ZeroMap(NamedTuple):
-    """What the agent tells of an image that it shows.
+    """The zero chunks of an image: one bit per chunk, set if it has only zeros.
 
-    :param cut: how it is cut into chunks
-    :param bits: one for each chunk, set if it has only zeros
-    :param os_hash: Glance's, of the image that the chunk map was made of; unknown if an agent is
-        too old to tell
+    :param os_hash: Glance's hash of the image; unknown from an old agent
     """
 
     cut: geometry.Geometry
@@ -54,15 +48,17 @@ class ZeroMap(NamedTuple):
     os_hash: chunk_map.OsHash
 
     def is_zero(self, chunk_no: int) -> bool:
-        """Say whether a chunk has only zeros."""
+        """Return whether a chunk has only zeros."""
         return bool(self.bits[chunk_no // 8] >> chunk_no % 8 & 1)
 
 
 class AgentClient:
-    """One host's agent.
+    """Client of one agent.
 
-    :param socket_path: its control socket
-    :param timeout_s: how long a request may take that has no deadline of its own
+    Every request raises errors.AgentUnreachable if no answer comes in time, and errors.AgentRefused
+    if the agent cannot execute it, or is too old for it.
+
+    :param timeout_s: default timeout of a request
     """
 
     def __init__(self, socket_path: str, timeout_s: float) -> None:
@@ -75,13 +71,10 @@ class AgentClient:
         head_bytes: int = 0,
         os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     ) -> Stored:
-        """Have an image attached, with its beginning on the host; return how Glance has it.
+        """Attach an image; return its format and size.
 
-        :param head_bytes: what Nova is about to read itself, and must not wait for as guests do
-        :param os_hash: Glance's hash of the image; an agent that is too old to compare it is asked
-            without
-        :raises errors.AgentRefused: the agent cannot attach it, or not get its beginning in time
-        :raises errors.AgentUnreachable: it does not answer in time
+        :param head_bytes: length of the beginning, which the agent fetches because Nova reads it
+        :param os_hash: Glance's hash, to compare; omitted for an old agent
         """
         asked = control_wire.Ensure(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
         try:
@@ -93,27 +86,15 @@ class AgentClient:
         return Stored(answer["disk_format"], answer["stored_bytes"])
 
     def detach_image(self, image_id: str) -> None:
-        """Have an image forgotten that no process has open and no disk was made from.
-
-        :raises errors.AgentRefused: one has, or was
-        :raises errors.AgentUnreachable: it does not answer in time
-        """
+        """Detach an image that no process has open and no disk is based on."""
         self._ask(control_wire.Drop(image_id))
 
     def pre_seed(self, image_id: str, timeout_s: float) -> None:
-        """Have all of an image brought to this host.
-
-        :raises errors.AgentRefused: some of it could not be had
-        :raises errors.AgentUnreachable: it is not done in time
-        """
+        """Fetch all of an image to this host."""
         self._ask(control_wire.PreSeed(image_id), timeout_s)
 
     def zero_map(self, image_id: str) -> ZeroMap:
-        """Return where an image has zeros, and whose bytes its mirror shows.
-
-        :raises errors.AgentRefused: it does not know the image, or is too old for the question
-        :raises errors.AgentUnreachable: it does not answer in time
-        """
+        """Return the zero chunks of an image, and the hash of its bytes."""
         said = self._ask(control_wire.Zeros(image_id))
         cut = geometry.Geometry(said["size_bytes"], said["chunk_bytes"])
         value = bytes.fromhex(said.get("os_hash_value", ""))
@@ -123,31 +104,23 @@ class AgentClient:
     def notify_power_off(
         self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False
     ) -> None:
-        """Let the guest of an instance that is being switched off wait for nothing any more.
+        """Let reads of an instance fail instead of wait, because it is switched off.
 
-        :param is_taken_back: it stays on after all: its guest is to wait again
-        :raises errors.AgentRefused: it is an agent that does not know how
-        :raises errors.AgentUnreachable: it does not answer in time
+        :param is_taken_back: it stays on after all: its reads wait again
         """
         self._ask(control_wire.SwitchedOff(instance_id, is_taken_back), timeout_s)
 
     def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
-        """Have fallbacks counted where an operator looks.
-
-        :raises errors.AgentRefused: it is an agent that does not know how
-        :raises errors.AgentUnreachable: it does not answer in time
-        """
+        """Add fallbacks to the agent's counters."""
         self._ask(control_wire.CountFallback(reason, times))
 
     def attach_checkpoint(
         self, recovery: decision_client.Recovery, backing_file: str, max_bytes: int
     ) -> int:
-        """Have a disk made of a checkpoint; return how large it is, in bytes.
+        """Make a disk of a checkpoint; return its size in bytes.
 
-        :param backing_file: path of what has the image, raw
-        :param max_bytes: it is refused if it is larger; 0: if it is larger than any image
-        :raises errors.AgentRefused: it cannot be had, or is not what it should be
-        :raises errors.AgentUnreachable: it does not answer in time
+        :param backing_file: path of the raw image
+        :param max_bytes: limit of the disk's size; 0: that of any image
         """
         fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}
         fields["holders"] = tuple((holder.host, holder.address) for holder in recovery.holders)
@@ -156,27 +129,16 @@ class AgentClient:
         return int(said["size_bytes"])
 
     def list_recovered(self) -> list[dict[str, Any]]:
-        """Return the disks that were made of checkpoints.
-
-        :raises errors.AgentRefused: it is an agent that does not know how
-        :raises errors.AgentUnreachable: it does not answer in time
-        """
+        """Return the disks made of checkpoints."""
         disks: list[dict[str, Any]] = self._ask(control_wire.Recovered())["disks"]
         return disks
 
     def drop_disk(self, disk_id: str) -> None:
-        """Have a disk deleted that nobody has open.
-
-        :raises errors.AgentRefused: somebody has, or there is none
-        :raises errors.AgentUnreachable: it does not answer in time
-        """
+        """Delete a disk that no process has open."""
         self._ask(control_wire.DropDisk(disk_id))
 
     def agent_status(self) -> dict[str, Any]:
-        """Return what the agent says of itself.
-
-        :raises errors.AgentUnreachable: it does not answer in time
-        """
+        """Return the agent's status."""
         result: dict[str, Any] = self._ask(control_wire.Status())
         return result
 
@@ -212,7 +174,7 @@ class AgentClient:
 
 
 def _denied(path: str) -> str:
-    """Return whose a socket is, and who we are who may not use it."""
+    """Return who may use the socket, and the user of this process."""
     here = compute_user.current_user()
     who = f"this process is user {here.name}, groups {compute_user.names_of(here.groups)}"
     try:
@@ -227,10 +189,7 @@ def _denied(path: str) -> str:
 
 
 def _lines(agent: socket.socket, ends_s: float) -> Iterator[bytes]:
-    """Cut what comes until ``ends_s`` (monotonic clock) into lines.
-
-    :raises errors.RemoteProtocolError: a line is too long
-    """
+    """Yield the lines that arrive until ``ends_s``, by the monotonic clock."""
     buffer = b""
     while True:
         left_s = ends_s - time.monotonic()

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a look at a compute host may give, good and bad."""
+"""Results of the checks of a compute host."""
 
 import dataclasses
 import enum
 
 
 class Level(enum.StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -15,10 +15,7 @@ class Level(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one look at one thing gave.
-
-    :param remedy: what the operator can do
-    """
+    """Result of one check."""
 
     what: str
     level: Level

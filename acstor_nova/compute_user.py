@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who nova-compute is on this host, and looks with its rights.
+"""Finds the user of nova-compute, so that checks run with its permissions.
 
-The rule: what keeps nova-compute out is seen only by who may no more than it may.  So rights are
-those of its process where it runs, and they are taken for one look and given back.
-
-Anybody can call a process nova-compute, and root reads the files that its command line names.  So
-one is believed only if it is a Python and of nobody but root, the user ``nova``, or the owner of
-Nova's folder of options: these say what nova-compute reads anyway.  A program that takes the
-rights of another user, such as ``su``, is of him who started it too, and is no Python.
+Only a process with the same permissions sees what nova-compute cannot access. Any process may be
+named nova-compute, and root reads the files in its command line. So a process counts only if it is
+a Python, and belongs only to root, the user ``nova`` or the owner of Nova's configuration folder. A
+program such as ``su`` belongs to its caller too.
 """
 
 import contextlib
@@ -29,11 +26,7 @@ _OPTIONS = ("--config-file", "--config-dir")
 
 
 class User(NamedTuple):
-    """Somebody's rights.
-
-    :param groups: all of them, ``gid`` too
-    :param pid: of the nova-compute that has them; None: it does not run, and would have these
-    """
+    """A user's permissions; ``pid``: of nova-compute, None if it does not run."""
 
     name: str
     uid: int
@@ -42,7 +35,7 @@ class User(NamedTuple):
     pid: int | None = None
 
     def __str__(self) -> str:
-        """Return who it is, in words."""
+        """Return user and groups as text."""
         whose = f"nova-compute, process {self.pid}" if self.pid else "nova-compute does not run"
         return f"user {self.name}, groups {names_of(self.groups)} ({whose})"
 
@@ -53,7 +46,7 @@ def names_of(groups: frozenset[int]) -> str:
 
 
 def group_name(gid: int) -> str:
-    """Return a group's name; its number where it has none."""
+    """Return a group's name, or its number without one."""
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:
@@ -61,7 +54,7 @@ def group_name(gid: int) -> str:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name; its number where it has none."""
+    """Return a user's name, or its number without one."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -69,15 +62,15 @@ def user_name(uid: int) -> str:
 
 
 def current_user() -> User:
-    """Return who this process is."""
+    """Return the user of this process."""
     uid, gid = os.geteuid(), os.getegid()
     return User(user_name(uid), uid, gid, frozenset({gid, *os.getgroups()}))
 
 
 def account(name: str) -> User:
-    """Return the rights that a user's processes begin with.
+    """Return the permissions of a user's new processes.
 
-    :raises errors.Unusable: there is no such user
+    :raises errors.Unusable: the user does not exist
     """
     try:
         found = pwd.getpwnam(name)
@@ -88,10 +81,10 @@ def account(name: str) -> User:
 
 
 def find_user(name: str, root: pathlib.Path = pathlib.Path("/")) -> User:
-    """Return with whose rights to look.
+    """Return the user whose permissions to check.
 
-    :param name: of a user; empty: whoever runs nova-compute, or else its usual user, or else us
-    :raises errors.Unusable: there is no such user
+    :param name: empty: nova-compute's, or else ``nova``, or else the current user
+    :raises errors.Unusable: the user does not exist
     """
     runs = running_user(root)
     if runs is not None and name in ("", runs.name):
@@ -105,7 +98,7 @@ def find_user(name: str, root: pathlib.Path = pathlib.Path("/")) -> User:
 
 
 def running_user(root: pathlib.Path = pathlib.Path("/")) -> User | None:
-    """Return who the nova-compute of this host is, if one runs."""
+    """Return the user of the running nova-compute, if any."""
     for pid in _pids(root):
         try:
             lines = (root / "proc" / str(pid) / "status").read_text().splitlines()
@@ -113,13 +106,13 @@ def running_user(root: pathlib.Path = pathlib.Path("/")) -> User | None:
             uid, gid = (int(fields[name].split()[1]) for name in ("Uid", "Gid"))
             groups = frozenset({gid, *map(int, fields["Groups"].split())})
         except (OSError, ValueError, KeyError, IndexError):
-            continue  # it has just ended
+            continue  # the process has ended
         return User(user_name(uid), uid, gid, groups, pid)
     return None
 
 
 def config_args(root: pathlib.Path = pathlib.Path("/")) -> list[str]:
-    """Return the files and folders of options that the running nova-compute was given."""
+    """Return the configuration options of the running nova-compute's command line."""
     words = next((_words(root, pid) for pid in _pids(root)), [])
     found = []
     for word, after in itertools.pairwise([*words, ""]):
@@ -138,7 +131,7 @@ def _pids(root: pathlib.Path) -> list[int]:
 
 
 def _is_believed(root: pathlib.Path, pid: int) -> bool:
-    """Say whether a process may say what root reads: see the rule of this module."""
+    """Return whether root may trust a process's command line (see the module)."""
     believed = {0}
     with contextlib.suppress(KeyError):
         believed.add(pwd.getpwnam(ACCOUNT).pw_uid)
@@ -149,11 +142,10 @@ def _is_believed(root: pathlib.Path, pid: int) -> bool:
         [uids] = (line.split()[1:] for line in lines if line.startswith("Uid:"))
         return bool(uids) and {*map(int, uids)} <= believed and _is_python(root, pid)
     except (OSError, ValueError):
-        return False  # it has just ended
+        return False  # the process has ended
 
 
 def _is_python(root: pathlib.Path, pid: int) -> bool:
-    """Say whether a process runs a Python, as far as may be seen: root may always see it."""
     try:
         program = (root / "proc" / str(pid) / "exe").readlink()
     except PermissionError:
@@ -162,7 +154,6 @@ def _is_python(root: pathlib.Path, pid: int) -> bool:
 
 
 def _words(root: pathlib.Path, pid: int) -> list[str]:
-    """Return a process's command line, or what it wrote there as its title."""
     try:
         line = (root / "proc" / str(pid) / "cmdline").read_bytes().decode(errors="replace")
     except OSError:
@@ -171,13 +162,12 @@ def _words(root: pathlib.Path, pid: int) -> list[str]:
 
 
 def _is_compute(words: list[str]) -> bool:
-    """Say whether it is the script, the script behind its Python, or a title of its own."""
     return any(os.path.basename(word).rstrip(":") == COMMAND for word in words[:2])
 
 
 @contextlib.contextmanager
 def acting_as(user: User) -> Iterator[None]:
-    """Have a user's rights on files and sockets, where we may take them."""
+    """Use a user's permissions in the block, if this process is root."""
     before = current_user()
     if os.geteuid() != 0 or user.uid == 0:
         yield
@@ -197,10 +187,7 @@ def _become(user: User) -> None:
 
 
 def check_user(user: User, guards: frozenset[int]) -> check_results.Finding:
-    """Say with whose rights this host is looked at, and whether they are nova-compute's.
-
-    :param guards: the groups that nova-compute needs; without others it works as well
-    """
+    """Check that this process has nova-compute's permissions; ``guards``: its groups."""
     what, ours = "checked as", current_user()
     if ours.uid not in (0, user.uid) or (ours.uid and not user.groups <= ours.groups):
         detail = f"{ours.name}, groups {names_of(ours.groups)}; nova-compute is {user}"

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of acstor in nova.conf.
+"""Options of acstor in nova.conf, in the group [acstor].
 
-The group is [acstor], with the shared options.  Its option ``driver`` belongs to oslo.config and
-must be ``acstor``.
+The group's option ``driver`` belongs to oslo.config and must be ``acstor``.
 """
 
 from oslo_config import cfg
@@ -10,7 +9,7 @@ from oslo_config import cfg
 import acstor_common.service.conf
 
 NAME = "acstor"
-"""Of the image backend, in ``[libvirt] images_type``, and of the configuration source."""
+"""Name of the image backend and of the configuration source."""
 OPTS = [
     cfg.StrOpt(
         "disk_errors",
@@ -56,7 +55,7 @@ OPTS = [
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
-    """Register the options, and those that are shared with the agent, with ``conf``."""
+    """Register the options, with those shared with the agent, in ``conf``."""
     acstor_common.service.conf.register_opts(conf)
     acstor_common.service.conf.register(conf, acstor_common.service.conf.GROUP, OPTS)
 

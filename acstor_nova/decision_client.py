@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks the REST API of the decision service for checkpoints, with the token of who evacuates.
-
-The rule: what is not a clear yes is an error in words, and no wait is without a bound.
-"""
+"""Client of the decision service's REST API for checkpoints, with a user's token."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,14 +14,14 @@ from acstor_common import errors
 T = TypeVar("T")
 
 TIMEOUT_S = (5.0, 30.0)
-"""To connect, and for an answer for which Keystone may have to be asked."""
+"""Timeouts to connect and to answer; the API may have to ask Keystone."""
 MAX_ANSWER_BYTES = 1024 * 1024
 NEWEST = 10
-"""Checkpoints of a server that are tried, the newest first."""
+"""Limit of checkpoints to try, newest first."""
 
 
 class CheckpointSummary(msgspec.Struct):
-    """A checkpoint as the list has it; ``taken_at`` is its moment, in ISO 8601."""
+    """A checkpoint in the list; ``taken_at`` is in ISO 8601."""
 
     checkpoint_id: str
     taken_at: str
@@ -35,14 +32,14 @@ class _List(msgspec.Struct):
 
 
 class Holder(msgspec.Struct):
-    """A host that keeps a checkpoint, and where its vault listens."""
+    """A host that keeps a checkpoint, and the address of its vault."""
 
     host: str
     address: str
 
 
 class Recovery(msgspec.Struct):
-    """What an agent must be told to make a disk of a checkpoint."""
+    """The data that an agent needs to make a disk of a checkpoint."""
 
     checkpoint_id: str
     instance_id: str
@@ -63,11 +60,9 @@ class _Failure(msgspec.Struct):
 
 
 class DecisionClient:
-    """One caller's way to the API.
+    """Client for one caller; its methods raise DecisionUnreachable.
 
-    :param url: of the API
-    :param ca_file: who signed its certificate; empty: the system's authorities
-    :param token: of the caller, which the API has checked by Keystone
+    :param ca_file: authorities of the API's certificate; empty: the system's
     """
 
     def __init__(self, url: str, ca_file: str, token: str) -> None:
@@ -75,18 +70,12 @@ class DecisionClient:
         self._headers = {"X-Auth-Token": token, "Accept": "application/json"}
 
     def newest_checkpoints(self, instance_id: str) -> list[CheckpointSummary]:
-        """Return the newest checkpoints of a server, the newest first.
-
-        :raises errors.DecisionUnreachable: nobody says
-        """
+        """Return the newest checkpoints of a server, newest first."""
         query = f"?instance={instance_id}&limit={NEWEST}"
         return self._get(f"/v1/checkpoints{query}", _List).checkpoints
 
     def checkpoint_recovery(self, checkpoint_id: str) -> Recovery:
-        """Return what a disk is made of a checkpoint with.
-
-        :raises errors.DecisionUnreachable: nobody says
-        """
+        """Return the data to make a disk of a checkpoint."""
         return self._get(f"/v1/checkpoints/{checkpoint_id}/recovery", Recovery)
 
     def _get(self, path: str, answer: type[T]) -> T:
@@ -119,7 +108,6 @@ class DecisionClient:
 
 
 def _words(status: int, raw: bytes) -> str:
-    """Return what the API says about a request that it did not fulfil."""
     said = ""
     with contextlib.suppress(msgspec.DecodeError):
         said = msgspec.json.decode(raw, type=_Failure).error.message

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes nova-compute use acstor, and lets it go on without: one file of options comes and goes.
+"""Enables and disables acstor in nova-compute by one configuration file.
 
-The rule: what Nova's own files say is never changed.  The file names no value that Nova's
-options do not have, so it may stay on a host whose nova-compute has not got acstor.
+Nova's own files are never changed. Stock Nova accepts the file, so it may stay without acstor.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ from acstor_common.util import atomic_file
 from acstor_nova import conf as nova_conf
 
 FOLDER = pathlib.Path("/etc/nova/nova-compute.conf.d")
-"""Read by nova-compute alone, besides the files that it is given (oslo.config's own habit)."""
+"""Folder that only nova-compute reads, by oslo.config's convention."""
 NAME = "acstor.conf"
 MODE = 0o644
 TEXT = """\
@@ -34,11 +33,9 @@ driver = acstor
 
 
 def enable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
-    """Write the file where there is none; return whether anything changes.
+    """Write the file if it is missing; return whether anything changes.
 
-    A file that is there is its operator's, and stays.
-
-    :param is_trial: only say so
+    :param is_trial: change nothing
     :raises errors.Unusable: it cannot be written
     """
     file = folder / NAME
@@ -55,10 +52,10 @@ def enable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
 
 
 def disable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
-    """Take the file away; return whether anything changes.
+    """Delete the file; return whether anything changes.
 
-    :param is_trial: only say so
-    :raises errors.Unusable: it cannot be taken away
+    :param is_trial: change nothing
+    :raises errors.Unusable: it cannot be deleted
     """
     file = folder / NAME
     try:
@@ -66,7 +63,7 @@ def disable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
             return False
         if not is_trial:
             file.unlink()
-            with contextlib.suppress(OSError):  # others have files there
+            with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
     except OSError as e:
         raise errors.Unusable(str(file), f"cannot be removed: {e.strerror}") from e
@@ -74,10 +71,7 @@ def disable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
 
 
 def find_other_settings(conf: cfg.ConfigOpts, folder: pathlib.Path) -> list[str]:
-    """Return the files of nova-compute, but for ours, that name acstor: options of them, in words.
-
-    :param conf: Nova's configuration, as it was read
-    """
+    """Return options in nova-compute's other files that name acstor, as text."""
     found = []
     for file in common_conf.files(conf):
         if file.resolve() == (folder / NAME).resolve():

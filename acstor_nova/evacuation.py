@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose host is dead gets the disk that its last checkpoint has, instead of its image.
+"""Gives evacuated servers the disk of their newest checkpoint.
 
-Nova evacuates by building a server anew.  Only its compute manager knows that this is no rebuild
-that a user has asked for, which gives an empty disk on purpose; so it is noted there, for the time
-of the call.
+Nova evacuates by a rebuild. Only the compute manager can tell it from a user's rebuild, which makes
+an empty disk on purpose, so a hook there marks evacuations.
 
-The rule: what a server wrote is not given up in silence.  Where a checkpoint cannot be used the
-server gets an empty disk only if the operator says so (``[acstor] recover = preferred``).  One that
-is only late is no such checkpoint: it is asked for again, and then the evacuation fails.
+Without a usable checkpoint the evacuation fails, unless ``[acstor] recover = preferred`` allows a
+disk from the image. A checkpoint that is only delayed is retried, and then the evacuation fails.
 
-A disk that was made of a checkpoint is a qcow2 file of the agent, ``disks/<checkpoint id>.qcow2``.
-Nova's own disk lies on it, and it lies on the image's mirror, as the agent is told.  When all of it
-is on this host ``acstor-checkpointd`` copies what it has into Nova's disk, which then lies on the
-mirror itself: until then the server is not moved.
+The agent shows a checkpoint as ``disks/<checkpoint id>.qcow2``, on the image's mirror; Nova's disk
+is based on it. When all data is on this host, ``acstor-checkpointd`` copies it into Nova's disk,
+which then is based on the mirror. Until then the server cannot move.
 """
 
 import contextlib
@@ -44,10 +41,10 @@ LOG = logging.getLogger(__name__)
 
 DISK = "disk"
 RECOVERED_FROM = "acstor_recovered_from"
-"""Of the server's metadata: the moment that its disk comes from."""
+"""Key in the server's metadata: the moment of the checkpoint."""
 CREATE_S = 60
 LATE_S = 180.0
-"""So long a checkpoint is asked for again that could not be had in time."""
+"""Time for which a delayed checkpoint is retried."""
 ASK_AGAIN_S = 5.0
 _LOST = frozenset(
     {
@@ -62,11 +59,11 @@ _LOST = frozenset(
         "ValueError",
     }
 )
-"""Kinds of refusals that say of a checkpoint that it cannot be had; others pass, or are mended."""
+"""Refusals that mean that a checkpoint is unusable; others may be temporary."""
 
 
 class Evacuated(NamedTuple):
-    """A server that is being evacuated here, and Nova's context of the one who asked for it."""
+    """A server that is being evacuated here, and the request's context."""
 
     instance_id: str
     context: Any
@@ -76,12 +73,12 @@ _under_way: contextvars.ContextVar[Evacuated | None] = contextvars.ContextVar(
     "evacuated", default=None
 )
 _laying: set[str] = set()
-"""Checkpoints that disks are being made of: nothing lies on those yet."""
+"""Checkpoints of which disks are being made; no disk is based on them yet."""
 
 
 @contextlib.contextmanager
 def mark_evacuated(instance_id: str, context: Any) -> Iterator[None]:
-    """Let the disks that are made in the block be those of a server that is evacuated."""
+    """Mark disks made in the block as those of an evacuated server."""
     former = _under_way.set(Evacuated(instance_id, context))
     try:
         yield
@@ -90,7 +87,7 @@ def mark_evacuated(instance_id: str, context: Any) -> Iterator[None]:
 
 
 class RecoveringBase:
-    """Stands before :class:`imagebackend.MirrorBase`, for disks that are made of checkpoints."""
+    """Base before :class:`imagebackend.MirrorBase`, for disks of checkpoints."""
 
     host: imagebackend.HostContext
     path: str
@@ -108,11 +105,11 @@ class RecoveringBase:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Make the disk; that of an evacuated server of its newest checkpoint."""
+        """Make the disk; for an evacuated server, of its newest checkpoint."""
         checkpoint_id = mirror_link.checkpoint_in(filename)
-        if checkpoint_id:  # what a disk that was made before lies on
+        if checkpoint_id:  # base of an existing disk
             if os.path.lexists(self.path):
-                return  # nothing is to be fetched; who starts it waits for the agent
+                return  # nothing to fetch; the start waits for the agent
             raise self.host.seams.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
         evacuated = _under_way.get()
         if evacuated is None or not self._is_lost(evacuated, kwargs.get("image_id")):
@@ -121,13 +118,12 @@ class RecoveringBase:
             super().cache(fetch_func, filename, size, safe, *args, **kwargs)  # type: ignore[misc]
 
     def _is_lost(self, evacuated: Evacuated, image_id: str | None) -> bool:
-        """Say whether this is the root disk of the evacuated server, and not here."""
         if image_id is None or os.path.basename(self.path) != DISK or os.path.lexists(self.path):
             return False
         return getattr(self._instance, "uuid", None) == evacuated.instance_id
 
     def _recover(self, evacuated: Evacuated, size_bytes: int) -> bool:
-        """Make the disk of a checkpoint; say whether that was done."""
+        """Make the disk of a checkpoint; return whether that was done."""
         own = self.host.seams.conf.acstor
         if not own.decision_url:
             return False
@@ -144,16 +140,16 @@ class RecoveringBase:
         return True
 
     def direct_snapshot(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a snapshot; of a disk that may lack some of its checkpoint only on that.
+        """Make a snapshot, after restoring the checkpoint as base of an incomplete disk.
 
-        What a guest that runs has is in the memory of its QEMU, whatever its file lacks.
+        The QEMU of a running guest still has the checkpoint open.
         """
         if not delta_snapshot.is_of_running_guest():
             recovered_disk.rebase_disk(self.host, self.path)
         return super().direct_snapshot(*args, **kwargs)  # type: ignore[misc]
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
-        """Return libvirt's view of the disk; waits for the checkpoint under it, if there is one."""
+        """Return libvirt's configuration of the disk, after waiting for its checkpoint."""
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         if os.path.basename(self.path) in imagebackend.ROOT_DISKS:
             recovered_disk.rebase_disk(self.host, self.path)
@@ -169,7 +165,7 @@ class RecoveringBase:
 def _lay_newest(
     host: imagebackend.HostContext, evacuated: Evacuated, path: str, size_bytes: int
 ) -> str:
-    """Lay a disk on the newest checkpoint that can be had; return the moment it is of.
+    """Make a disk on the newest usable checkpoint; return its moment.
 
     :raises errors.AcstorError: there is none
     """
@@ -186,7 +182,7 @@ def _lay_newest(
         except errors.AgentRefused as e:
             if _is_late(e):
                 raise
-            # this one cannot be had; an older one may be
+            # this one is unusable; an older one may be usable
             LOG.warning("checkpoint %s of %s: %s", one.checkpoint_id, one.taken_at, e)
             failure = e
         else:
@@ -196,7 +192,6 @@ def _lay_newest(
 
 
 def _is_late(e: errors.AcstorError) -> bool:
-    """Say whether a checkpoint could not be had now, and may be had later."""
     if isinstance(e, errors.AgentRefused):
         return e.kind not in _LOST
     return isinstance(e, errors.AgentUnreachable)
@@ -209,9 +204,9 @@ def _lay_in_time(
     path: str,
     size_bytes: int,
 ) -> None:
-    """Lay a disk on a checkpoint; while that is only late, ask for the same again.
+    """Make a disk on a checkpoint; retry while that is only delayed.
 
-    :raises errors.AcstorError: it cannot be had, or not within LATE_S
+    :raises errors.AcstorError: it is unusable, or not ready within LATE_S
     """
     ends_s = time.monotonic() + LATE_S
     while True:
@@ -225,9 +220,9 @@ def _lay_in_time(
 
 
 def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
-    """Return the path of an image in Nova's image cache; a link to its mirror is made now.
+    """Return an image's path in Nova's image cache; link its mirror if missing.
 
-    :raises errors.Unusable: it cannot be
+    :raises errors.Unusable: it cannot be mirrored
     """
     base = host.base_path(image_id)
     what = f"image {image_id}"
@@ -240,7 +235,7 @@ def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
         except imagebackend.NotEligibleError as e:
             if e.reason is not control_wire.Fallback.NOT_ACTIVE:
                 raise errors.Unusable(what, f"it cannot be mirrored here: {e}") from e
-            # Nobody gets a new server of it; this one had the image when it was active.
+            # An inactive image is allowed: the server was made while it was active.
             mirror_link.make_link(host.mirror_path(image_id), base)
     return base
 
@@ -268,9 +263,9 @@ def _lay(
 
 
 def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path: str) -> str:
-    """Wait until what a disk lies on can be read; return the image that this lies on.
+    """Wait until a checkpoint's disk can be read; return the image beneath it.
 
-    :raises Exception: Nova's; it is not on this host, or the agent does not answer in time
+    :raises Exception: Nova's: it is not on this host, or the agent does not answer in time
     """
     ends_s = time.monotonic() + imagebackend.AGENT_WAIT_S
     while True:
@@ -290,10 +285,7 @@ def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path
 
 
 def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) -> None:
-    """Wait until the image beneath a checkpoint can be read; a link that is gone is made again.
-
-    :raises Exception: Nova's; it cannot
-    """
+    """Wait until the image beneath a checkpoint can be read; restore a missing link."""
     base = host.base_path(image_id)
     if not os.path.lexists(base) and local_file.backing_of(path) == base:
         LOG.info("%s is not there; it is made again", base)
@@ -307,9 +299,9 @@ def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) ->
 
 
 def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
-    """Have the agent delete disks of checkpoints that no disk of Nova lies on any more.
+    """Delete the agent's disks of checkpoints that no disk of Nova is based on.
 
-    :param here: instances that Nova says are on this host
+    :param here: IDs of the instances on this host
     """
     try:
         for told in host.agent.list_recovered():
@@ -323,10 +315,9 @@ def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
 def _is_used(
     host: imagebackend.HostContext, checkpoint_id: str, instance_id: str, here: Collection[str]
 ) -> bool:
-    """Say whether a disk lies on it: also one that waits for a resize to be confirmed.
+    """Return whether a disk is based on a checkpoint, even during a resize.
 
-    Nobody else has what a guest wrote there.  So a disk that is not to be seen where Nova says that
-    its instance is, or that cannot be read, is taken for one that lies on it.
+    A disk that is missing or unreadable counts as based on it, since it has the only data.
     """
     if checkpoint_id in _laying:
         return True
@@ -357,10 +348,7 @@ def _lies_on(disk: str, checkpoint_id: str) -> bool:
 
 
 def wrap_rebuild(stock: Callable[..., Any], is_ours: Callable[[], bool]) -> Callable[..., Any]:
-    """Return Nova's way to build a server anew, which tells an evacuation from a rebuild.
-
-    :param is_ours: says whether the disks of this host are made by acstor
-    """
+    """Wrap Nova's rebuild so that it marks evacuations; ``is_ours``: acstor is in use."""
 
     @functools.wraps(stock)
     def rebuild(self: Any, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:

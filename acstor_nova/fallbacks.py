@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts how often Nova did without acstor, and why.
+"""Counts Nova's fallbacks by reason, and reports them to the agent.
 
-The agent shows the numbers in its status and metrics.  The agent being away is
-the most frequent reason, so what it could not be told is kept, and a thread
-tells it as soon as the agent answers.  The rule: counting never fails and never
-adds more than one request.
+The agent shows them in status and metrics. While it is away, the most frequent reason, a thread
+retries. Counting never fails, and adds at most one request.
 """
 
 import collections
@@ -23,7 +21,7 @@ TELL_AGAIN_S = 10.0
 
 
 class Fallbacks:
-    """The counters of one nova-compute."""
+    """The fallback counters of one nova-compute."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +30,7 @@ class Fallbacks:
         self._is_telling = False
 
     def record_fallback(self, reason: control_wire.Fallback, image_id: str, why: str) -> None:
-        """Count a fallback and warn of it."""
+        """Count and log a fallback."""
         with self._lock:
             self._total[reason] += 1
             self._untold[reason] += 1
@@ -46,7 +44,7 @@ class Fallbacks:
         )
 
     def report_later(self, agent: agent_client.AgentClient) -> None:
-        """Tell the agent what it does not know yet, in a thread, once it answers."""
+        """Report to the agent in a thread, as soon as it answers."""
         with self._lock:
             if self._is_telling:
                 return
@@ -62,22 +60,19 @@ class Fallbacks:
             except Exception:
                 self._is_telling = False
                 raise
-            with self._lock:  # what is counted from here on starts a thread of its own
+            with self._lock:  # later fallbacks start another thread
                 is_known = is_answered or not self._untold
                 self._is_telling = not is_known
 
     def report(self, agent: agent_client.AgentClient) -> bool:
-        """Tell the agent what it does not know yet; what it cannot be told stays.
-
-        :return: whether the agent answered
-        """
+        """Report new fallbacks to the agent; return whether it answered."""
         is_answered = True
         with self._lock:
             untold, self._untold = self._untold, collections.Counter()
         for reason in list(untold):
             try:
                 agent.count_fallback(reason, untold[reason])
-            except errors.AgentRefused as e:  # one that is too old to know this reason
+            except errors.AgentRefused as e:  # the agent is too old for this reason
                 LOG.info("fallbacks are not counted by the agent yet: %s", e)
                 continue
             except errors.AgentUnreachable as e:
@@ -91,6 +86,6 @@ class Fallbacks:
 
     @property
     def total(self) -> dict[control_wire.Fallback, int]:
-        """How often since the start, by the reason."""
+        """Fallbacks since the start, by reason."""
         with self._lock:
             return dict(self._total)

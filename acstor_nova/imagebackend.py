@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova's image backend ``acstor``: a qcow2 disk whose base is a mirror, not a download.
+"""Nova's image backend ``acstor``: a qcow2 disk on a mirror instead of a download.
 
-Everything but the origin of the base file is Nova's own qcow2 backend, and a
-disk that was made here is one that it can go on with.  The rule: whatever is
-wrong with acstor, the image or the agent, Nova then does what it does by
-itself, and says so; only what Nova itself would refuse is refused.
+Only the origin of the base file differs from Nova's qcow2 backend, which can use these disks. If
+acstor, the image or the agent has a fault, Nova downloads the image, and the fallback is logged.
 
-Nothing of Nova is imported here.  What is needed comes as :class:`NovaFunctions`, and
-:mod:`acstor_nova.registration` puts :class:`MirrorBase` in front of Nova's class.
+Nothing of Nova is imported here: it comes as :class:`NovaFunctions`, and
+:mod:`acstor_nova.registration` derives the backend from :class:`MirrorBase` and Nova's class.
 """
 
 import contextlib
@@ -34,20 +32,20 @@ LOG = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.5
 AGENT_WAIT_S = 60.0
-"""How long the start of an instance on a mirror waits for an agent that is not there yet, as after
-a reboot of the host, where both start at once; then it fails."""
+"""Longest wait for an agent that is not running yet, as after a reboot."""
 CACHEMODE = "writeback"
-"""Of root disks on a mirror: reads go through the page cache, which all instances share.  Where an
-operator names one for files in [libvirt] disk_cachemodes, that is used.  libvirt refuses native I/O
-with it, which Nova chooses for preallocated disks; QEMU then has threads for it."""
+"""Cache mode of root disks on a mirror, unless [libvirt] disk_cachemodes sets one.
+
+Instances share the page cache. libvirt rejects native I/O with it, so QEMU uses threads.
+"""
 PRECACHE_TIMEOUT_S = 3600.0
-"""How long a request to cache an image may take.  40 GB come over 100 Mbit/s in that time."""
+"""Time limit of a request to cache an image: 40 GB at 100 Mbit/s."""
 SWITCH_OFF_S = 2.0
-"""An agent that hangs keeps no instance longer from being switched off."""
+"""Longest wait for the agent before an instance is switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
 RAW = "raw"
 NOTE = "acstor_image"
-"""In the system metadata of an instance: the id of its image, and Glance's hash of that."""
+"""Key in an instance's system metadata: image ID and Glance's hash of the image."""
 _MIGRATING = "migrating"
 _UNKNOWN = chunk_map.UNKNOWN_OS_HASH
 _MISSING = "ChunkMissing"
@@ -57,13 +55,12 @@ _REASONS = control_wire.Fallback
 
 @dataclasses.dataclass(frozen=True)
 class NovaFunctions:
-    """What is used of Nova.
+    """The functions of Nova that acstor uses.
 
-    :param base_name: name of an image's file in Nova's image cache
-    :param get_image: what Glance says of an image; None if it has no such image any more, or
-        does not answer
-    :param inspect: raises Nova's own error if the file is not what Glance says of the image
-    :param cannot_start: makes Nova's error for an instance whose disk cannot be used
+    :param base_name: returns the file name of an image in Nova's image cache
+    :param get_image: returns Glance's record; None if there is none, or no answer
+    :param inspect: raises Nova's error if the file does not match the record
+    :param cannot_start: creates Nova's error for an instance with an unusable disk
     """
 
     conf: cfg.ConfigOpts
@@ -74,7 +71,7 @@ class NovaFunctions:
 
 
 class NotEligibleError(Exception):
-    """This image must be taken as Nova does by itself."""
+    """The image cannot be mirrored; Nova must download it."""
 
     def __init__(self, reason: control_wire.Fallback, why: str) -> None:
         super().__init__(reason, why)
@@ -85,7 +82,7 @@ class NotEligibleError(Exception):
 
 
 class HostContext:
-    """What this nova-compute knows of acstor on its host."""
+    """The agent, the paths and the fallback counters of this nova-compute."""
 
     def __init__(self, seams: NovaFunctions) -> None:
         self.seams = seams
@@ -93,24 +90,24 @@ class HostContext:
 
     @property
     def agent(self) -> agent_client.AgentClient:
-        """The agent; asking it may fail."""
+        """A client of the agent."""
         own = self.seams.conf.acstor
         return agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S)
 
     def mirror_path(self, image_id: str) -> str:
-        """Return where the agent shows an image."""
+        """Return the path of an image's mirror."""
         return mirror_link.mirror_path(self.seams.conf.acstor.mount_point, image_id)
 
     def base_path(self, image_id: str) -> str:
-        """Return an image's place in Nova's image cache."""
+        """Return an image's path in Nova's image cache."""
         conf = self.seams.conf
         folder = os.path.join(conf.instances_path, conf.image_cache.subdirectory_name)
         return os.path.join(folder, self.seams.base_name(image_id))
 
     def record_fallback(self, image_id: str, reason: control_wire.Fallback, why: str) -> None:
-        """Say and count that an image is taken as Nova does by itself."""
+        """Log and count a fallback to Nova's download."""
         self.fallbacks.record_fallback(reason, image_id, why)
-        if reason == _REASONS.AGENT_UNREACHABLE:  # one that hangs is waited for once
+        if reason == _REASONS.AGENT_UNREACHABLE:  # do not wait for a hung agent again
             self.fallbacks.report_later(self.agent)
         elif not self.fallbacks.report(self.agent):
             self.fallbacks.report_later(self.agent)
@@ -118,7 +115,7 @@ class HostContext:
     def link_image(
         self, context: Any, image_id: str, link: str, trusted_certs: Any = None
     ) -> dict[str, Any]:
-        """Put an image's mirror where Nova looks for the image; return what Glance says of it.
+        """Link an image's mirror into Nova's image cache; return Glance's record.
 
         :raises NotEligibleError: it has to be downloaded
         """
@@ -134,7 +131,7 @@ class HostContext:
             LOG.info("image %s: Glance says nothing of it; the agent has its map", image_id)
             image = {"disk_format": stored.disk_format, "size": stored.size_bytes}
         recorded = agent_client.Stored(image["disk_format"], image["size"])
-        # Of another format agents read what it was converted to, which belongs to it by its hash.
+        # Agents read a conversion of other formats, which is bound to the image by its hash.
         if recorded != stored and not image_record.is_convertible(image):
             why = f"Glance has {recorded}, the agent's map is of {stored}"
             raise NotEligibleError(_REASONS.RECORD_DIFFERS, why)
@@ -143,8 +140,8 @@ class HostContext:
             mirror_link.read_head(path)
         except OSError as e:
             raise NotEligibleError(_REASONS.MIRROR_UNREADABLE, str(e)) from e
-        # The mirror is what Nova's own conversion would have made: raw, whatever Glance has.  What
-        # Glance has was inspected when the map was made of it.
+        # The mirror is raw, as after Nova's own conversion. The original was inspected when its
+        # chunk map was made.
         self.seams.inspect({**image, "disk_format": RAW}, image_id, path)
         mirror_link.make_link(path, link)
         self.fallbacks.report(self.agent)
@@ -165,12 +162,12 @@ class HostContext:
             raise NotEligibleError(reason, e.why) from e
 
     def attach_image(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
-        """Have the agent attach an image, with the bytes that Glance has under its id now.
+        """Attach an image in the agent, with the bytes that Glance has now.
 
-        :param image: what Glance says of it; None: nothing, and nothing is compared
-        :raises errors.AgentRefused: it cannot
-        :raises errors.AgentUnreachable: it does not answer in time
-        :raises Exception: Nova's own; disks of this host lie on bytes that had this id before
+        :param image: Glance's record; None: no hash is compared
+        :raises errors.AgentRefused: the agent cannot attach it
+        :raises errors.AgentUnreachable: the agent does not answer in time
+        :raises Exception: Nova's own: disks of this host use other bytes under this ID
         """
         os_hash = image_record.os_hash_of(image or {})
         try:
@@ -188,7 +185,7 @@ class HostContext:
         return self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
 
     def _disks_on(self, base: str) -> list[str]:
-        """Return the root disks of this host's instances that lie on a base file."""
+        """Return the root disks of this host's instances that are based on a file."""
         folder = self.seams.conf.instances_path
         paths = (
             os.path.join(folder, instance, name)
@@ -198,12 +195,12 @@ class HostContext:
         return [path for path in paths if local_file.backing_of(path) == base]
 
     def why_unreadable(self, base: str, image: dict[str, Any] | None = None) -> Exception | None:
-        """Return why Nova could not look at the image behind a link; None if it can, or may.
+        """Return why Nova cannot read the image behind a link; None if it probably can.
 
-        Reads of a mirror wait for their bytes, and Nova reads in its own process.  So the agent is
-        asked first, which answers in time.  One that does not answer may be starting.
+        The agent is asked first, because a read of the mirror may block Nova's process. An agent
+        that does not answer may be starting.
 
-        :param image: what Glance says of it; None: nothing is compared
+        :param image: Glance's record; None: no hash is compared
         :raises Exception: see :meth:`attach_image`
         """
         image_id = mirror_link.image_of(base)
@@ -217,7 +214,7 @@ class HostContext:
         return None
 
     def can_read(self, base: str) -> bool:
-        """Say whether Nova can look at the image behind a link."""
+        """Return whether Nova can read the image behind a link."""
         if self.why_unreadable(base) is not None:
             return False
         try:
@@ -229,10 +226,9 @@ class HostContext:
     def wait_until_readable(
         self, image_id: str, os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
     ) -> None:
-        """Wait until an image's mirror can be read.
+        """Wait until an image's mirror can be read; ``os_hash`` is the disk's, if known.
 
-        :param os_hash: of the bytes that the disk was made on, if that is known
-        :raises errors.AcstorError: it cannot within AGENT_WAIT_S, or shows other bytes
+        :raises errors.AcstorError: not readable within AGENT_WAIT_S, or other bytes
         """
         ends_s = time.monotonic() + AGENT_WAIT_S
         while True:
@@ -257,16 +253,13 @@ class HostContext:
 
 
 def _is_used_again(error: Exception) -> bool:
-    """Say whether the agent refuses an image because its id names other bytes there."""
     return isinstance(error, errors.AgentRefused) and error.kind == errors.ImageIdReused.__name__
 
 
 def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool = False) -> None:
-    """Tell the agent that an instance is being switched off, if its disk lies on a mirror.
+    """Tell the agent that an instance on a mirror is being switched off, or stays on.
 
-    Without that a QEMU whose reads wait goes 10 s later, when libvirt kills it.
-
-    :param is_taken_back: tell it that the instance stays on after all
+    Otherwise a QEMU whose reads wait ends only when libvirt kills it after 10 s.
     """
     folder = os.path.join(host.seams.conf.instances_path, instance_id)
     bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
@@ -279,10 +272,7 @@ def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool
 
 
 def _check_eligible(image: dict[str, Any]) -> None:
-    """Check what Glance says of an image.
-
-    :raises NotEligibleError: it cannot be shown as a mirror
-    """
+    """Raise NotEligibleError if Glance's record rules out a mirror."""
     if image["status"] != "active":
         raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image['status']}")
     formats = (*image_record.SERVED_DISK_FORMATS, *image_record.CONVERTIBLE_DISK_FORMATS)
@@ -293,7 +283,7 @@ def _check_eligible(image: dict[str, Any]) -> None:
 
 
 class MirrorBase:
-    """Stands before Nova's Qcow2 class; :attr:`host` is set by the registration."""
+    """Base of the backend, before Nova's Qcow2; the registration sets :attr:`host`."""
 
     host: HostContext
     path: str
@@ -312,10 +302,9 @@ class MirrorBase:
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Make the disk, on the image's mirror where that can be.
+        """Make the disk, on the image's mirror if possible.
 
-        What Nova makes by itself (ephemeral and swap disks, copies from another host) has no
-        image id and is made as ever.
+        Disks without an image ID (ephemeral, swap, copies from another host) are Nova's.
         """
         stock = super().cache  # type: ignore[misc]
 
@@ -331,7 +320,7 @@ class MirrorBase:
         is_new = not os.path.lexists(self.path)
         self._linked: dict[str, Any] | None = None
         image = None
-        if mirror_link.image_of(base) is not None:  # it may be of a former image of this id
+        if mirror_link.image_of(base) is not None:  # the link may be to earlier bytes of this ID
             image = self.host.seams.get_image(kwargs.get("context"), image_id)
         lost = self.host.why_unreadable(base, image)
         if lost is None:
@@ -351,7 +340,7 @@ class MirrorBase:
         make(fetch_func)
 
     def _fetch(self, download: Callable[..., None], target: str, **kwargs: Any) -> None:
-        """Do what Nova calls to download an image to ``target``."""
+        """Link the mirror instead of Nova's download to ``target``, if possible."""
         image_id = kwargs["image_id"]
         try:
             self._linked = self.host.link_image(
@@ -362,9 +351,9 @@ class MirrorBase:
             download(target=target, **kwargs)
 
     def _note(self, image_id: str, image: dict[str, Any] | None) -> None:
-        """Note with the instance which bytes its disk was made on: ids may be used again.
+        """Record the hash of the disk's image in the instance's system metadata.
 
-        Nova saves it when the instance is there.  It goes along when the instance moves.
+        An image ID may be reused. Nova saves the metadata, and moves them with the instance.
         """
         if getattr(self._instance, "task_state", None) == _MIGRATING:
             return
@@ -377,20 +366,17 @@ class MirrorBase:
             self._instance.system_metadata = known
 
     def _noted(self, image_id: str) -> chunk_map.OsHash:
-        """Return the hash of the bytes that the instance's disk was made on, if it was noted."""
+        """Return the hash of the bytes that the instance's disk is based on, if recorded."""
         try:
             text = self._instance.system_metadata.get(NOTE, "")
-        except Exception as e:  # Nova may have to ask its database
+        except Exception as e:  # Nova may have to read its database
             LOG.info("image %s: which bytes it had is not known: %s", image_id, e)
             return _UNKNOWN
         noted_id, algo, value = (*text.split(), "", "", "")[:3]
         return image_record.parse_os_hash(algo, value) if noted_id == image_id else _UNKNOWN
 
     def _check_noted(self, image_id: str) -> None:
-        """Refuse to take an instance in whose image had other bytes.
-
-        :raises Exception: Nova's own
-        """
+        """Raise Nova's error if this host has other bytes for the instance's image."""
         try:
             self.host.agent.attach_image(image_id, 0, self._noted(image_id))
         except errors.AcstorError as e:
@@ -398,10 +384,9 @@ class MirrorBase:
                 raise self.host.seams.cannot_start(str(e)) from e
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
-        """Return libvirt's view of the disk; waits for the mirror under it, if there is one.
+        """Return libvirt's configuration of the disk, after waiting for its mirror.
 
-        Every start of an instance passes here, also those in which Nova has nobody's token and
-        touches no image: after a reboot of the host.
+        Every start of an instance passes here, even after a reboot of the host, without a token.
         """
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
         image_id = self._image_beneath()
@@ -414,13 +399,12 @@ class MirrorBase:
         return info
 
     def _settle(self, info: Any) -> None:
-        """Choose how QEMU uses a disk whose bytes may be elsewhere."""
         self._choose_cachemode(info)
         if self.host.seams.conf.acstor.disk_errors == "pause":
             _pause_on_errors(info)
 
     def _image_beneath(self) -> str | None:
-        """Return the image whose mirror this disk lies on; a link that is gone is made again."""
+        """Return the image whose mirror this disk is on; restore a missing link."""
         base = None
         if os.path.basename(self.path) in ROOT_DISKS:
             base = local_file.backing_of(self.path)
@@ -446,10 +430,9 @@ class MirrorBase:
 
 
 def _pause_on_errors(info: Any) -> None:
-    """Have QEMU pause the guest when its disk fails, instead of telling the guest.
+    """Make QEMU pause the guest on errors of its disk, by changing the XML.
 
-    Nova's class of a disk has no field for this, so it is put into the XML that it makes.  A write
-    may fail for want of the image's bytes as well, since one to part of a cluster copies the rest.
+    Nova's class has no field for this. Writes to parts of clusters may fail like reads.
     """
     stock = info.format_dom
 
@@ -466,10 +449,9 @@ def _pause_on_errors(info: Any) -> None:
 def precache(
     host: HostContext, stock: Callable[[Any, str], bool], context: Any, image_id: str
 ) -> bool:
-    """Do what Nova is asked when an image is to be cached; return whether it was new here.
+    """Cache an image on Nova's request; return whether it was new.
 
-    :param stock: what Nova does by itself
-    :raises errors.AcstorError: not all of the image could be brought here
+    :raises errors.AcstorError: the image could not be fetched completely
     """
     base = host.base_path(image_id)
     is_new = not os.path.exists(base)

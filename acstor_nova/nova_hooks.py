@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names in Nova's inside that are relied on, and whether a Nova has them.
+"""Lists the internal names of Nova that acstor uses, and checks them.
 
-The rule: what is not as it was when this was written is not used.  Nothing but the standard library
-is imported here until something is wrong: every process of Nova loads this.
+Every process of Nova loads this module, so it imports only the standard library until a check
+fails.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ CONFIG = "nova.virt.libvirt.config"
 
 @dataclasses.dataclass(frozen=True)
 class NovaHook:
-    """A name in Nova that is relied on, and its parameters (None: it is no function)."""
+    """A name in Nova, and its parameters if it is a function."""
 
     module: str
     name: str
@@ -59,7 +59,7 @@ _ALL = (
     NovaHook(GUEST, "Guest.poweroff", ("self",)),
 )
 HOOKS: Mapping[int, Sequence[NovaHook]] = dict.fromkeys(range(31, 35), _ALL)
-"""By Nova's major version: 31 is 2025.1, 34 is 2026.2."""
+"""Hooks by Nova's major version: 31 is 2025.1, 34 is 2026.2."""
 
 _DIRECT = ("self", "context", "snapshot_name", "image_format", "image_id", "base_image_id")
 _SUSPEND = ("self", "context", "live_snapshot", "current_power_state", "instance")
@@ -78,7 +78,7 @@ SNAPSHOT_HOOKS: Sequence[NovaHook] = (
     NovaHook("nova.compute.utils", "disk_ops_semaphore"),
     NovaHook(UTILS, "extract_snapshot", ("disk_path", "source_fmt", "out_path", "dest_fmt")),
 )
-"""Of snapshots that are made of changes, in every version of HOOKS; without them the rest works."""
+"""Hooks of delta snapshots, in every version of HOOKS; the rest works without."""
 
 _MIGRATE = (
     *("self", "context", "instance", "dest", "flavor", "network_info"),
@@ -89,16 +89,16 @@ MIGRATION_HOOKS: Sequence[NovaHook] = (
     NovaHook("nova.exception", "InstanceFaultRollback"),
     NovaHook("nova.exception", "MigrationPreCheckError"),
 )
-"""Of moves that are refused, in every version of HOOKS."""
+"""Hooks of refused migrations, in every version of HOOKS."""
 
 
 def check_hooks(
     version: str, modules: Sequence[str], table: Mapping[int, Sequence[NovaHook]] = HOOKS
 ) -> None:
-    """Check that this Nova is what is known of its version.
+    """Check that this Nova has the expected hooks.
 
-    :param modules: those whose seams are looked at
-    :raises errors.UnsupportedNova: the version is not known, or a seam is not as it was
+    :param modules: modules whose hooks are checked
+    :raises errors.UnsupportedNova: the version is unknown, or a hook differs
     """
     from acstor_common import errors
 
@@ -112,12 +112,12 @@ def check_hooks(
 
 
 def check_snapshot_hooks(version: str) -> None:
-    """Check what snapshots that are made of changes need; as :func:`check_hooks`."""
+    """Check the hooks of delta snapshots; raises as :func:`check_hooks`."""
     _check_all(version, SNAPSHOT_HOOKS)
 
 
 def check_migration_hooks(version: str) -> None:
-    """Check what is needed to refuse moves; as :func:`check_hooks`."""
+    """Check the hooks of refused migrations; raises as :func:`check_hooks`."""
     _check_all(version, MIGRATION_HOOKS)
 
 

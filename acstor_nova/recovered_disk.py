@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's disk that may lack what its checkpoint has
-(:mod:`acstor_common.formats.recovery_marker`).
+"""Disks recovered from checkpoints that may lack part of the checkpoint's data.
 
-The rule: while the mark is there, nobody reads or moves such a disk by its tables alone.
+A disk with a :mod:`recovery marker <acstor_common.formats.recovery_marker>` must not be read or
+moved by its own tables alone.
 """
 
 import os
@@ -21,9 +21,9 @@ REBASE_S = 60
 
 
 def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
-    """Lay a disk on its checkpoint again whose QEMU ended before its file had all of that.
+    """Restore the checkpoint as base of a disk whose copy was interrupted.
 
-    :raises Exception: Nova's; it cannot be known, or done
+    :raises Exception: Nova's: unknown or impossible
     """
     try:
         checkpoint_id = recovery_marker.read(path)
@@ -44,11 +44,7 @@ def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
 
 
 def _check_header(host: imagebackend.HostContext, path: str) -> None:
-    """Check that a disk is one of ours, on an image: qemu-img follows what a header says.
-
-    :raises errors.Unusable: it is not
-    :raises OSError: it cannot be read
-    """
+    """Raise Unusable if a disk is not Nova's on an image: qemu-img follows its header."""
     with open(path, "rb") as file:
         delta_stream.open_disk(file)
     base = local_file.backing_of(path) or ""
@@ -59,7 +55,7 @@ def _check_header(host: imagebackend.HostContext, path: str) -> None:
 
 
 def why_unmovable(host: imagebackend.HostContext, instance_id: str) -> str:
-    """Return why a server has to stay, whose disk may lack what only this host has; else empty."""
+    """Return why a server cannot move: its disk may need this host; empty if it can."""
     path = os.path.join(host.seams.conf.instances_path, instance_id, DISK)
     try:
         checkpoint_id = recovery_marker.read(path)
@@ -69,7 +65,7 @@ def why_unmovable(host: imagebackend.HostContext, instance_id: str) -> str:
 
 
 def move_refusal_text(checkpoint_id: str) -> str:
-    """Return the words for who wants to move a server, or has moved it too early."""
+    """Return the text for a refused migration."""
     return (
         f"its disk lies on checkpoint {checkpoint_id}, which is on the host that it "
         "was recovered on. acstor-checkpointd copies that into the disk there, which takes some "

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes ``[libvirt] images_type = acstor`` Nova's default; what of Nova's inside is used is here.
+"""Registers acstor in Nova; makes it the default of ``[libvirt] images_type``.
 
-A file of Nova's names a configuration source, and oslo.config loads :class:`Driver`
-for it before any option is read.  It adds the value to the option's choices and gives it
-where no file gives another, so no file has to hold a value that stock Nova refuses.  It
-waits for Nova to import the modules of its libvirt driver, to add the backend.
+oslo.config loads :class:`Driver` for a configuration source before it reads options. It adds
+``acstor`` to the option's choices and supplies it where no file sets the option, so no file has a
+value that stock Nova rejects. Hooks are installed when Nova imports its libvirt modules.
 
-The rule: Nova must start.  A Nova that is not in :data:`nova_hooks.HOOKS`, or that is not
-what the table says of it, is refused with an error in the log, and ``acstor``
-then means ``qcow2``.  So nothing but the standard library and oslo.config is
-imported until Nova needs it: this is also loaded by processes of Nova that have
-no use for it, one of them with root's rights.
+Nova must always start: if it differs from :data:`nova_hooks.HOOKS`, an error is logged and
+``acstor`` means ``qcow2``. Other processes of Nova, one of them with root's privileges, load this
+module too; so other libraries are imported only when they are needed.
 """
 
 import functools
@@ -42,7 +39,7 @@ BACKEND = (
     "acstor_nova.snapshots.delta_snapshot",
     "acstor_nova.evacuation",
 )
-"""What is loaded when Nova makes its table of backends, with the libraries that it needs."""
+"""Modules that are loaded when Nova creates its table of backends."""
 IMAGEBACKEND, DRIVER, UTILS, GUEST = (
     nova_hooks.IMAGEBACKEND,
     nova_hooks.DRIVER,
@@ -54,7 +51,7 @@ _MARK = "_acstor_registered"
 
 
 class Driver(sources.ConfigurationSourceDriver):
-    """What ``[DEFAULT] config_source = acstor`` and ``[acstor] driver = acstor`` load."""
+    """Configuration source for ``[DEFAULT] config_source`` and ``[acstor] driver``."""
 
     def list_options_for_discovery(self) -> list[cfg.Opt]:
         """Return no options: this source has none."""
@@ -74,10 +71,7 @@ class Driver(sources.ConfigurationSourceDriver):
 
 
 class Values(sources.ConfigurationSource):
-    """What options are where no file sets them.
-
-    :param known: by group and option
-    """
+    """Values of options that no file sets, by group and option."""
 
     def __init__(self, known: Mapping[tuple[str | None, str], str]) -> None:
         self._known = known
@@ -85,7 +79,7 @@ class Values(sources.ConfigurationSource):
     def get(
         self, group_name: str | None, option_name: str, opt: cfg.Opt
     ) -> tuple[Any, cfg.LocationInfo | None]:
-        """Return the option's value, and that it is from here; or that it is not."""
+        """Return the option's value and this source as its location, if known here."""
         value = self._known.get((group_name, option_name))
         if value is None:
             return sources._NoValue, None
@@ -93,19 +87,18 @@ class Values(sources.ConfigurationSource):
 
 
 def nova_version() -> str:
-    """Return the version of the Nova that is installed."""
+    """Return the version of the installed Nova."""
     return importlib.metadata.version("nova")
 
 
 def _widen_choices() -> None:
-    """Make the value legal, before anything reads the option."""
     options = importlib.import_module("nova.conf.libvirt").libvirt_imagebackend_opts
     option = next(option for option in options if option.dest == "images_type")
     option.type.choices.setdefault(NAME, "qcow2 disks on the mirrors of acstor-agent")
 
 
 def _when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
-    """Have ``register`` called with a module of Nova, now or as soon as Nova imports it."""
+    """Call ``register`` with a module of Nova, now or when it is imported."""
     module = sys.modules.get(name)
     if module is not None:
         register(module)
@@ -114,7 +107,7 @@ def _when_imported(name: str, register: Callable[[ModuleType], None]) -> None:
 
 
 class Finder(abc.MetaPathFinder):
-    """Finds one module where the others find it, and has something done when it has run."""
+    """Import hook that calls ``register`` after one module has been executed."""
 
     def __init__(self, name: str, register: Callable[[ModuleType], None]) -> None:
         self.name = name
@@ -123,7 +116,7 @@ class Finder(abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> machinery.ModuleSpec | None:
-        """Return what another finder finds, with a loader that calls us."""
+        """Return the other finders' spec with a loader that calls ``register``."""
         if fullname != self.name:
             return None
         others = [one for one in sys.meta_path if one is not self]
@@ -141,7 +134,6 @@ class Finder(abc.MetaPathFinder):
 
 
 def _register_backend(module: ModuleType) -> None:
-    """Put the backend into the table that Nova makes of its backends."""
     if getattr(module.Backend, _MARK, False):
         return
     make_table = module.Backend.__init__
@@ -152,14 +144,14 @@ def _register_backend(module: ModuleType) -> None:
         chosen = _backend(module)
         self.BACKEND[NAME] = chosen
         if module.CONF.libvirt.images_type == NAME:
-            self.BACKEND[STOCK] = chosen  # Nova looks up disks that there are by their format
+            self.BACKEND[STOCK] = chosen  # Nova finds existing disks by their format
 
     module.Backend.__init__ = with_acstor
     setattr(module.Backend, _MARK, True)
 
 
 def _backend(module: ModuleType) -> type:
-    """Return the class of the backend, Nova's own if this Nova is not supported."""
+    """Return the backend's class, or Nova's own if this Nova is not supported."""
     try:
         modules = [IMAGEBACKEND, nova_hooks.CONFIG, "nova.virt.images", "nova.exception"]
         nova_hooks.check_hooks(nova_version(), modules)
@@ -216,12 +208,11 @@ def _seams(module: ModuleType) -> Any:
 
 
 def base_name(image_id: str) -> str:
-    """Return the name that Nova's image cache has for an image."""
+    """Return the file name of an image in Nova's image cache."""
     return hashlib.sha1(image_id.encode(), usedforsecurity=False).hexdigest()
 
 
 def _register_driver(module: ModuleType) -> None:
-    """Register with Nova's driver what each by itself may be left out."""
     if not getattr(module.LibvirtDriver, _MARK, False):
         setattr(module.LibvirtDriver, _MARK, True)
         _register_precache(module)
@@ -230,7 +221,7 @@ def _register_driver(module: ModuleType) -> None:
 
 
 def _register_precache(module: ModuleType) -> None:
-    """Have Nova's requests to cache an image brought before the backend."""
+    """Hook Nova's requests to cache an image."""
     stock = module.LibvirtDriver.cache_image
 
     @functools.wraps(stock)
@@ -259,11 +250,7 @@ def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_
 
 
 def _register_composed(module: ModuleType) -> None:
-    """Have the backend told of each snapshot that Nova's driver begins.
-
-    What it is about to do with the guest the driver says in one place only: where it suspends the
-    guest for the snapshot, if it has to.
-    """
+    """Hook the start of snapshots, which Nova reveals only where it suspends guests."""
     stock = module.LibvirtDriver._suspend_guest_for_snapshot
 
     @functools.wraps(stock)
@@ -324,7 +311,7 @@ def _begin_snapshot(
 
 
 def _register_moves(module: ModuleType) -> None:
-    """Have servers stay on this host whose disks may lack what no other host has."""
+    """Hook cold migrations, to refuse them for incompletely recovered disks."""
     stock = module.LibvirtDriver.migrate_disk_and_power_off
 
     @functools.wraps(stock)
@@ -333,7 +320,7 @@ def _register_moves(module: ModuleType) -> None:
         if hasattr(backend, "host") and (why := _why_unmovable(backend.host, instance.uuid)):
             exception = importlib.import_module("nova.exception")
             refused = exception.MigrationPreCheckError(reason=why)
-            raise exception.InstanceFaultRollback(refused)  # the server stays as it is
+            raise exception.InstanceFaultRollback(refused)  # the server stays unchanged
         return stock(self, context, instance, *args, **kwargs)
 
     try:
@@ -351,7 +338,7 @@ def _why_unmovable(host: Any, instance_id: str) -> str:
 
 
 def _register_evacuations(module: ModuleType) -> None:
-    """Have Nova's compute manager say when it builds a server anew because its host is dead."""
+    """Hook rebuilds in the compute manager, to recognize evacuations."""
     if getattr(module.ComputeManager, _MARK, False):
         return
 
@@ -371,7 +358,7 @@ def _register_evacuations(module: ModuleType) -> None:
 
 
 def _register_clean_up(module: ModuleType) -> None:
-    """Have disks of checkpoints go when Nova looks what of its image cache is used."""
+    """Hook Nova's image cache manager, to delete unused disks of checkpoints."""
     stock = module.LibvirtDriver.manage_image_cache
 
     @functools.wraps(stock)
@@ -395,7 +382,7 @@ def _drop_unused(host: Any, here: Collection[str]) -> None:
 
 
 def _register_snapshots(module: Any) -> None:
-    """Have Nova read the disks that it makes snapshots of without the zeros of their mirrors."""
+    """Hook the conversion of snapshots, to skip the zeros of mirrors."""
     if getattr(module, _MARK, False):
         return
     stock: Callable[..., None] = module.extract_snapshot
@@ -423,7 +410,7 @@ def _extract(*args: Any) -> None:
 
 
 def _register_poweroff(module: ModuleType) -> None:
-    """Have the agent told before a guest is ended: one whose reads wait does not hear SIGTERM."""
+    """Hook power-off, because a guest whose reads wait ignores SIGTERM."""
     if getattr(module.Guest, _MARK, False):
         return
     stock = module.Guest.poweroff
@@ -437,7 +424,7 @@ def _register_poweroff(module: ModuleType) -> None:
         _switch_off(backend.host, self.uuid)
         try:
             stock(self)
-        except BaseException:  # it may live: its reads are to wait again
+        except BaseException:  # it may still run, so its reads must wait again
             _switch_off(backend.host, self.uuid, is_taken_back=True)
             raise
 
