@@ -81,14 +81,14 @@ def command(
     limited = ["prlimit", *(f"--{name}={value}" for name, value in bounds.items()), "--"]
     first_to_go = ["choom", "--adjust", "1000", "--"]
     die = ["setpriv", "--pdeathsig", "KILL", "--no-new-privs"]
-    dropped = _dropped(group) if os.geteuid() == 0 else []
+    dropped = _setpriv_options(group) if os.geteuid() == 0 else []
     if sandbox is Sandbox.BUBBLEWRAP:
         inside = ["setpriv", *dropped] if dropped else []
         return [
             *first_to_go,
             *die,
             BUBBLEWRAP,
-            *_walls(devices, files or {}),
+            *_bubblewrap_options(devices, files or {}),
             "--",
             *inside,
             *limited,
@@ -97,7 +97,7 @@ def command(
     return [*first_to_go, *apart, *die, *dropped, *limited]
 
 
-def _dropped(group: str) -> list[str]:
+def _setpriv_options(group: str) -> list[str]:
     user = next(entry for entry in map(_user, USERS) if entry)
     gid = grp.getgrnam(group).gr_gid if group else user.pw_gid
     names = ["--reuid", str(user.pw_uid), "--regid", str(gid), "--clear-groups"]
@@ -110,11 +110,11 @@ def _user(name: str) -> pwd.struct_passwd | None:
     return None
 
 
-def _walls(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[str]:
+def _bubblewrap_options(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[str]:
     kinds = ("ipc", "pid", "net", "uts", "cgroup-try")
     apart = [f"--unshare-{kind}" for kind in kinds]
     if os.geteuid():
-        rights = ["--unshare-user", *_no_other_users(), "--cap-drop", "ALL"]
+        rights = ["--unshare-user", *_userns_options(), "--cap-drop", "ALL"]
     else:
         wanted = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")  # setpriv needs them, and drops them
         added = [word for name in wanted for word in ("--cap-add", name)]
@@ -147,7 +147,7 @@ def _walls(devices: Sequence[str], files: Mapping[str, pathlib.Path]) -> list[st
 
 
 @functools.cache
-def _no_other_users() -> list[str]:
+def _userns_options() -> list[str]:
     """Return the option that forbids user namespaces, and their capabilities, inside."""
     option = "--disable-userns"
     argv = [BUBBLEWRAP, "--unshare-user", option, "--ro-bind", "/", "/", "true"]

@@ -128,10 +128,10 @@ class RecoveringBase:
         if not own.decision_url:
             return False
         try:
-            taken_at = _lay_newest(self.host, evacuated, self.path, size_bytes)
+            taken_at = _create_newest(self.host, evacuated, self.path, size_bytes)
         except errors.AcstorError as e:
             why = f"instance {evacuated.instance_id} cannot be given the disk that it had: {e}"
-            if own.recover == "required" or _is_late(e):
+            if own.recover == "required" or _is_delayed(e):
                 raise self.host.seams.cannot_start(why) from e
             LOG.warning("%s; starting from its image, since [acstor] recover is preferred", why)
             return False
@@ -162,7 +162,7 @@ class RecoveringBase:
         return info
 
 
-def _lay_newest(
+def _create_newest(
     host: imagebackend.HostContext, evacuated: Evacuated, path: str, size_bytes: int
 ) -> str:
     """Make a disk on the newest usable checkpoint; return its moment.
@@ -178,9 +178,9 @@ def _lay_newest(
         try:
             recovery = asked.checkpoint_recovery(one.checkpoint_id)
             base = _base(host, evacuated.context, recovery.image_id)
-            _lay_in_time(host, recovery, base, path, size_bytes)
+            _create_with_retries(host, recovery, base, path, size_bytes)
         except errors.AgentRefused as e:
-            if _is_late(e):
+            if _is_delayed(e):
                 raise
             # this one is unusable; an older one may be usable
             LOG.warning("checkpoint %s of %s: %s", one.checkpoint_id, one.taken_at, e)
@@ -191,13 +191,13 @@ def _lay_newest(
     raise failure
 
 
-def _is_late(e: errors.AcstorError) -> bool:
+def _is_delayed(e: errors.AcstorError) -> bool:
     if isinstance(e, errors.AgentRefused):
         return e.kind not in _LOST
     return isinstance(e, errors.AgentUnreachable)
 
 
-def _lay_in_time(
+def _create_with_retries(
     host: imagebackend.HostContext,
     recovery: decision_client.Recovery,
     base: str,
@@ -211,9 +211,9 @@ def _lay_in_time(
     ends_s = time.monotonic() + LATE_S
     while True:
         try:
-            return _lay(host, recovery, base, path, size_bytes)
+            return _create_disk(host, recovery, base, path, size_bytes)
         except (errors.AgentUnreachable, errors.AgentRefused) as e:
-            if not _is_late(e) or time.monotonic() > ends_s:
+            if not _is_delayed(e) or time.monotonic() > ends_s:
                 raise
             LOG.warning("checkpoint %s is requested again: %s", recovery.checkpoint_id, e)
         time.sleep(ASK_AGAIN_S)
@@ -240,7 +240,7 @@ def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
     return base
 
 
-def _lay(
+def _create_disk(
     host: imagebackend.HostContext,
     recovery: decision_client.Recovery,
     base: str,
@@ -327,10 +327,10 @@ def _is_used(
     ]
     if not found:
         return instance_id in here
-    return any(_lies_on(path, checkpoint_id) for path in found)
+    return any(_is_based_on(path, checkpoint_id) for path in found)
 
 
-def _lies_on(disk: str, checkpoint_id: str) -> bool:
+def _is_based_on(disk: str, checkpoint_id: str) -> bool:
     try:
         with open(disk, "rb") as file:
             file.read(1)

@@ -173,7 +173,7 @@ class HostContext:
         try:
             return self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
         except errors.AgentRefused as e:
-            if not _is_used_again(e):
+            if not _is_reused(e):
                 raise
             if disks := self._disks_on(self.base_path(image_id)):
                 raise self.seams.cannot_start(
@@ -236,7 +236,7 @@ class HostContext:
                 self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
                 os.stat(self.mirror_path(image_id))
             except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
-                if _is_used_again(e):
+                if _is_reused(e):
                     raise errors.Unusable(
                         f"the mirror of image {image_id}",
                         str(e),
@@ -252,7 +252,7 @@ class HostContext:
             time.sleep(ASK_AGAIN_S)
 
 
-def _is_used_again(error: Exception) -> bool:
+def _is_reused(error: Exception) -> bool:
     return isinstance(error, errors.AgentRefused) and error.kind == errors.ImageIdReused.__name__
 
 
@@ -316,7 +316,7 @@ class MirrorBase:
             return make(fetch_func)
         base = self.host.base_path(image_id)
         if getattr(self._instance, "task_state", None) == _MIGRATING:
-            self._check_noted(image_id)
+            self._check_recorded(image_id)
         is_new = not os.path.lexists(self.path)
         self._linked: dict[str, Any] | None = None
         image = None
@@ -332,7 +332,7 @@ class MirrorBase:
                 lost = e
             else:
                 if is_new and mirror_link.image_of(base) is not None:
-                    self._note(image_id, image or self._linked)
+                    self._record_hash(image_id, image or self._linked)
                 return None
         self.host.record_fallback(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {lost}")
         with contextlib.suppress(FileNotFoundError):
@@ -350,7 +350,7 @@ class MirrorBase:
             self.host.record_fallback(image_id, e.reason, e.why)
             download(target=target, **kwargs)
 
-    def _note(self, image_id: str, image: dict[str, Any] | None) -> None:
+    def _record_hash(self, image_id: str, image: dict[str, Any] | None) -> None:
         """Record the hash of the disk's image in the instance's system metadata.
 
         An image ID may be reused. Nova saves the metadata, and moves them with the instance.
@@ -365,7 +365,7 @@ class MirrorBase:
                 known[NOTE] = f"{image_id} {os_hash.algo} {os_hash.value.hex()}"
             self._instance.system_metadata = known
 
-    def _noted(self, image_id: str) -> chunk_map.OsHash:
+    def _recorded_hash(self, image_id: str) -> chunk_map.OsHash:
         """Return the hash of the bytes that the instance's disk is based on, if recorded."""
         try:
             text = self._instance.system_metadata.get(NOTE, "")
@@ -375,12 +375,12 @@ class MirrorBase:
         noted_id, algo, value = (*text.split(), "", "", "")[:3]
         return image_record.parse_os_hash(algo, value) if noted_id == image_id else _UNKNOWN
 
-    def _check_noted(self, image_id: str) -> None:
+    def _check_recorded(self, image_id: str) -> None:
         """Raise Nova's error if this host has other bytes for the instance's image."""
         try:
-            self.host.agent.attach_image(image_id, 0, self._noted(image_id))
+            self.host.agent.attach_image(image_id, 0, self._recorded_hash(image_id))
         except errors.AcstorError as e:
-            if _is_used_again(e):
+            if _is_reused(e):
                 raise self.host.seams.cannot_start(str(e)) from e
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
@@ -389,10 +389,10 @@ class MirrorBase:
         Every start of an instance passes here, even after a reboot of the host, without a token.
         """
         info = super().libvirt_info(*args, **kwargs)  # type: ignore[misc]
-        image_id = self._image_beneath()
+        image_id = self._base_image()
         if image_id is not None:
             try:
-                self.host.wait_until_readable(image_id, self._noted(image_id))
+                self.host.wait_until_readable(image_id, self._recorded_hash(image_id))
             except errors.AcstorError as e:
                 raise self.host.seams.cannot_start(str(e)) from e
             self._settle(info)
@@ -403,7 +403,7 @@ class MirrorBase:
         if self.host.seams.conf.acstor.disk_errors == "pause":
             _pause_on_errors(info)
 
-    def _image_beneath(self) -> str | None:
+    def _base_image(self) -> str | None:
         """Return the image whose mirror this disk is on; restore a missing link."""
         base = None
         if os.path.basename(self.path) in ROOT_DISKS:

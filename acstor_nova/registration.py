@@ -172,13 +172,13 @@ def _make_backend(module: ModuleType) -> type:
 
     nova_conf.register_opts(module.CONF)
     common_conf.warn_of_unknown(module.CONF, nova_conf.list_opts())
-    host = imagebackend.HostContext(_seams(module))
+    host = imagebackend.HostContext(_nova_functions(module))
     LOG.info("acstor is the image backend; agent at %s", module.CONF.acstor.control_socket)
     bases = evacuation.RecoveringBase, delta_snapshot.DeltaSnapshotBase, module.Qcow2
     return type("Acstor", bases, {"host": host, "__module__": __name__})
 
 
-def _seams(module: ModuleType) -> Any:
+def _nova_functions(module: ModuleType) -> Any:
     from acstor_nova import imagebackend
 
     images = importlib.import_module("nova.virt.images")
@@ -229,7 +229,7 @@ def _register_precache(module: ModuleType) -> None:
         backend = self.image_backend.backend()
         if not hasattr(backend, "host"):
             return bool(stock(self, context, image_id))
-        return _precache(backend.host, functools.partial(stock, self), context, image_id)
+        return _cache_image(backend.host, functools.partial(stock, self), context, image_id)
 
     try:
         nova_hooks.check_hooks(nova_version(), [DRIVER, "nova.virt.libvirt.imagecache"])
@@ -243,7 +243,7 @@ def _register_precache(module: ModuleType) -> None:
     _register_clean_up(module)
 
 
-def _precache(host: Any, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
+def _cache_image(host: Any, stock: Callable[[Any, str], bool], context: Any, image_id: str) -> bool:
     from acstor_nova import imagebackend
 
     return imagebackend.precache(host, stock, context, image_id)
@@ -421,11 +421,11 @@ def _register_poweroff(module: ModuleType) -> None:
         if not hasattr(backend, "host"):
             stock(self)
             return
-        _switch_off(backend.host, self.uuid)
+        _notify_power_off(backend.host, self.uuid)
         try:
             stock(self)
         except BaseException:  # it may still run, so its reads must wait again
-            _switch_off(backend.host, self.uuid, is_taken_back=True)
+            _notify_power_off(backend.host, self.uuid, is_taken_back=True)
             raise
 
     try:
@@ -437,7 +437,7 @@ def _register_poweroff(module: ModuleType) -> None:
     setattr(module.Guest, _MARK, True)
 
 
-def _switch_off(host: Any, instance_id: str, is_taken_back: bool = False) -> None:
+def _notify_power_off(host: Any, instance_id: str, is_taken_back: bool = False) -> None:
     from acstor_nova import imagebackend
 
     try:

@@ -45,7 +45,7 @@ SECTOR_BYTES = 512
 BOOT_CODE_BYTES = 440
 """The boot code at the start of an image; the partition table follows."""
 _OTHER_FIRMWARE = "If it boots by the other one, set its property hw_firmware_type (bios or uefi)"
-_LOOK_S = 0.25
+_POLL_S = 0.25
 _KILLED = [
     status
     for number in (signal.SIGKILL, signal.SIGTERM)
@@ -126,7 +126,7 @@ def build(
             raise errors.Unusable(str(image), why, "Make the chunk map again")
         disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
         if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
-            raise _nothing_by(
+            raise _boot_failed(
                 image, firmware
             )  # the BIOS would execute zeros if a partition table says so
         recording = record_boot(
@@ -139,7 +139,7 @@ def build(
             progress,
         )
         if recording.end is EndReason.NOTHING:
-            raise _nothing_by(image, firmware)
+            raise _boot_failed(image, firmware)
         head = write_boot_image(disk, image_map, recording.trace, output, revision)
     if not head.header.chunk_count:
         output.unlink()
@@ -155,7 +155,7 @@ def build(
     )
 
 
-def _nothing_by(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.BootFailed:
+def _boot_failed(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.BootFailed:
     why = f"it does not boot: it has no boot loader that the firmware ({firmware}) finds"
     return errors.BootFailed(str(image), why, _OTHER_FIRMWARE)
 
@@ -315,10 +315,10 @@ class _Watch:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
                 if self._console_is_open:
-                    if selector.select(_LOOK_S):
+                    if selector.select(_POLL_S):
                         self._take_console(selector)
                 else:
-                    time.sleep(_LOOK_S)
+                    time.sleep(_POLL_S)
                 now_s = time.monotonic()
                 self._notes.starved(sandbox.cpu_wait_s(self._process.pid))
                 self._check_memory()

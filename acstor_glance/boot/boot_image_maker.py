@@ -105,7 +105,7 @@ class BootImageMaker:
             has_its_own = present is not None and not artefacts.is_stopgap(present)
             needed = TRACES_NEEDED if has_its_own or is_built_soon else 1
             traces = self._traces.list_traces(image_id) if self._ways.records else []
-            before = self._before(image) if present is None else None
+            before = self._predecessor(image) if present is None else None
             if len(traces) < needed and build is None and before is None:
                 return False
             if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
@@ -142,7 +142,7 @@ class BootImageMaker:
     ) -> bool:
         retry = plan.Retry.after_failure(before, _now())
         told = "it is being built, or the builder was killed"
-        self._say(image, artefacts.BootState.BUILDING, told, str(retry))
+        self._record_state(image, artefacts.BootState.BUILDING, told, str(retry))
         revision = artefacts.revision_of(present) + 1 if present else 1
         output = self._output(image_map.image_id)
         limits = boot_guest.GuestLimits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
@@ -170,13 +170,13 @@ class BootImageMaker:
                 state = artefacts.BootState.UNBOOTABLE
             LOG.info("image %s has no boot image (attempt and next: %s): %s",
                      image["id"], retry, exc)  # fmt: skip
-            self._say(image, state, _words(exc), str(retry))
+            self._record_state(image, state, _error_text(exc), str(retry))
             return False
         LOG.info("image %s: boot image built: %s", image["id"], summary)
         self._publish(image, output, revision, artefacts.BootOrigin.BUILT)
         return True
 
-    def _say(
+    def _record_state(
         self, image: image_record.Record, state: artefacts.BootState, message: str, retry: str
     ) -> None:
         said = artefacts.boot_properties(state, message, retry)
@@ -291,7 +291,7 @@ class BootImageMaker:
             output.unlink()
             raise
 
-    def _before(
+    def _predecessor(
         self, image: image_record.Record
     ) -> tuple[image_record.Record, image_record.Record] | None:
         """Return the newest predecessor with a boot image, and that boot image."""
@@ -389,7 +389,7 @@ def _check_machine(image: image_record.Record) -> None:
             raise errors.BootFailed(f"image {image['id']}", why)
 
 
-def _words(exc: Exception) -> str:
+def _error_text(exc: Exception) -> str:
     """Return an error's text without the builder's file name."""
     if not isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
         return str(exc)

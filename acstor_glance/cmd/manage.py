@@ -147,10 +147,12 @@ class Tool:
         """Make the chunk maps of the named images, or of all that need one."""
         is_forced = self._options.force
         if self._options.images or is_forced:
-            return self._prepare([image["id"] for image in self._chosen()], is_forced=is_forced)
-        return self._prepare(self._in_need())
+            return self._prepare(
+                [image["id"] for image in self._selected_images()], is_forced=is_forced
+            )
+        return self._prepare(self._images_to_prepare())
 
-    def _in_need(self) -> list[str]:
+    def _images_to_prepare(self) -> list[str]:
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         found = []
         with self._steps("looked at", None) as step:
@@ -168,14 +170,14 @@ class Tool:
         wanted = self._preparer.wanted
         findings = image_reconciler.ImageReconciler(self._images, wanted, builds=False).run()
         for artefact_id in findings.deleted:
-            self._say({"artefact": artefact_id, "outcome": "deleted"})
+            self._print_result({"artefact": artefact_id, "outcome": "deleted"})
         return self._prepare(findings.todo)
 
     def show(self) -> int:
         """Show every selected image, with its states and artefacts."""
-        for image in self._chosen():
+        for image in self._selected_images():
             state, boot_state = artefacts.state_of(image), artefacts.boot_state_of(image)
-            self._say(
+            self._print_result(
                 {
                     "image": image["id"],
                     "name": image_record.text_of(image, "name"),
@@ -205,12 +207,14 @@ class Tool:
     def verify(self) -> int:
         """Check the artefacts of the selection; with --repair replace the faulty ones."""
         faulty, bad_boot_images = [], {}
-        for image in self._chosen():
+        for image in self._selected_images():
             with self._bar(image) as progress:
                 verdict = artefact_verifier.verify_image(
                     self._images, image, is_thorough=self._options.bytes, progress=progress
                 )
-            self._say({"image": verdict.image_id, "state": verdict.state, "fault": verdict.fault})
+            self._print_result(
+                {"image": verdict.image_id, "state": verdict.state, "fault": verdict.fault}
+            )
             if verdict.bad_boot_image:
                 bad_boot_images[verdict.image_id] = verdict.bad_boot_image
             elif verdict.fault:
@@ -224,26 +228,26 @@ class Tool:
     def _drop_boot_image(self, image_id: str, artefact_id: str) -> None:
         self._images.set_properties(image_id, {artefacts.Kind.BOOT_IMAGE.pointer: ""})
         self._images.delete_artefact(artefact_id)
-        self._say({"artefact": artefact_id, "outcome": "deleted"})
+        self._print_result({"artefact": artefact_id, "outcome": "deleted"})
 
     def export(self) -> int:
         """Copy the selection into a folder; without one, also remove unserved images."""
         folder: pathlib.Path = self._options.folder
         served: set[str] = set()
         is_whole = True
-        for image in self._chosen():
+        for image in self._selected_images():
             try:
                 with self._bar(image) as progress:
                     outcome = image_export.export(self._images, image, folder, progress)
                 if outcome is not image_export.ExportOutcome.UNPREPARED:
                     served.add(image["id"])
-                self._say({"image": image["id"], "outcome": outcome.value})
+                self._print_result({"image": image["id"], "outcome": outcome.value})
             except (errors.Unusable, errors.FormatError, errors.ImageGone, OSError) as exc:
                 is_whole = False
-                self._say({"image": image["id"], "outcome": "failed", "message": str(exc)})
+                self._print_result({"image": image["id"], "outcome": "failed", "message": str(exc)})
         if not self._options.images and is_whole:
             for image_id in image_export.remove_unserved(folder, served):
-                self._say({"image": image_id, "outcome": "removed"})
+                self._print_result({"image": image_id, "outcome": "removed"})
         return 0 if is_whole else EXIT_FAULTY
 
     def check(self) -> int:
@@ -251,7 +255,9 @@ class Tool:
         is_well = True
         for finding in protection_check.check_protection(self._conf, self._images):
             outcome = "ok" if finding.is_well else "not guaranteed"
-            self._say({"check": finding.what, "outcome": outcome, "message": finding.message})
+            self._print_result(
+                {"check": finding.what, "outcome": outcome, "message": finding.message}
+            )
             is_well = is_well and finding.is_well
         return 0 if self._count() and is_well else EXIT_FAULTY
 
@@ -269,7 +275,7 @@ class Tool:
             facts: dict[str, Any] = {"reason": label, "images": count.images}
             if count.reason is not image_scan.Reason.SERVED:
                 facts |= {"examples": count.examples, "message": count.message}
-            self._say(facts)
+            self._print_result(facts)
         return counting.is_well
 
     def purge(self) -> int:
@@ -282,17 +288,17 @@ class Tool:
                 )
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
         project_id = self._images.project_id
-        for image in self._chosen():
+        for image in self._selected_images():
             if deletion_protection.tags_of(image, project_id) != image.get("tags", []):
                 of_image = {"protection": image["id"]}
-                self._purge(of_image, self._give_back, image["id"], project_id)
+                self._purge(of_image, self._remove_protection, image["id"], project_id)
             if names.keys() & image.keys():
                 self._purge({"image": image["id"]}, self._images.set_properties, image["id"], names)
         if not self._options.yes:
             print(f"{PROG}: nothing was removed; add --yes to remove", file=sys.stderr)
         return 0
 
-    def _give_back(self, image_id: str, project_id: str) -> None:
+    def _remove_protection(self, image_id: str, project_id: str) -> None:
         """Remove acstor's tags and protection from an image."""
         image = self._images.get_image(image_id)
         is_ours = (
@@ -306,7 +312,9 @@ class Tool:
         if self._options.yes:
             with contextlib.suppress(errors.ImageGone):
                 remove(*arguments)
-        self._say({**what, "outcome": "removed" if self._options.yes else "would be removed"})
+        self._print_result(
+            {**what, "outcome": "removed" if self._options.yes else "would be removed"}
+        )
 
     def _prepare(self, image_ids: Sequence[str], *, is_forced: bool = False) -> int:
         outcomes = set()
@@ -317,12 +325,12 @@ class Tool:
                     outcome = self._preparer.prepare_image(
                         ids.parse_image_id(image_id), is_forced=is_forced, progress=progress
                     )
-                self._say({"image": image_id, "outcome": outcome.value})
+                self._print_result({"image": image_id, "outcome": outcome.value})
                 outcomes.add(outcome)
                 step()
         return EXIT_FAULTY if outcomes & BAD_OUTCOMES else 0
 
-    def _chosen(self) -> Iterator[image_record.Record]:
+    def _selected_images(self) -> Iterator[image_record.Record]:
         """Yield the images that the command line names, or all but the artefacts."""
         if getattr(self._options, "images", None):
             yield from map(self._images.get_image, self._options.images)
@@ -356,7 +364,7 @@ class Tool:
     def _shows_progress(self) -> bool:
         return sys.stderr.isatty() and not self._options.quiet
 
-    def _say(self, facts: dict[str, Any]) -> None:
+    def _print_result(self, facts: dict[str, Any]) -> None:
         shown = {name: ", ".join(value) if isinstance(value, list) else value
                  for name, value in printable_text.data(facts).items()}  # fmt: skip
         words = "  ".join(f"{name} {value}" for name, value in shown.items() if value)

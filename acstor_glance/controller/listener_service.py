@@ -70,26 +70,26 @@ class ListenerService:
         comparing: base_comparison.BaseComparer | None = None,
     ) -> None:
         self._boots, self._comparing = boots, comparing
-        self._authority = trust_store.TrustStore(conf)
-        self._proofs = message_verifier.MessageVerifier(self._authority.trust_anchors)
+        self._trust_store = trust_store.TrustStore(conf)
+        self._verifier = message_verifier.MessageVerifier(self._trust_store.trust_anchors)
         self._guard = guard
         self._conf, self._counters = conf.acstor_glance, counters
         self._preparer, self._reconciler = preparer, reconciler
         self._queue = work_queue.WorkQueue(self._conf.workers)
-        self._hints = hint_queue.HintQueue(preparer.image_exists, self._found, self._look_again)
+        self._hints = hint_queue.HintQueue(preparer.image_exists, self._found, self._schedule_pass)
         self._listening = notifications.NotificationListener(conf, self._seen)
-        heard: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._wanted}
+        heard: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._requested}
         if boots is not None and boots.hears_traces:
             heard[trace_message.BOOT_TRACED] = lambda sent: boots.add_trace(
-                self._proofs.verify_trace(sent)
+                self._verifier.verify_trace(sent)
             )
         self._server = bus_server.BusServer(conf, heard)
-        self._asked: dict[ids.ImageId, bool] = {}  # requests of operators: whether forced
+        self._requests: dict[ids.ImageId, bool] = {}  # requests of operators: whether forced
         self._stopping, self._is_due = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Serve until :meth:`stop` is called."""
-        self._authority.start()
+        self._trust_store.start()
         self._guard.start()
         supervision.start("acstor-hints", self._hints.run, self._stopping)
         self._listening.start()
@@ -103,7 +103,7 @@ class ListenerService:
             for number in range(self._conf.workers)
         ]
         supervision.run("acstor-reconciler", self._reconcile_forever, self._stopping)
-        self._authority.stop()
+        self._trust_store.stop()
         self._guard.stop()
         if self._comparing is not None:
             self._comparing.stop()
@@ -136,18 +136,18 @@ class ListenerService:
         self._guard.mark_changed(image_id)
         self._put(image_id)
 
-    def _look_again(self) -> None:
+    def _schedule_pass(self) -> None:
         self._is_due.set()
 
-    def _wanted(self, payload: object) -> None:
+    def _requested(self, payload: object) -> None:
         """Queue an image on an operator's request, signed by the decision service."""
-        wanted = self._proofs.verify_request(payload)
+        wanted = self._verifier.verify_request(payload)
         image_id = ids.parse_image_id(wanted.image_id)
-        if len(self._asked) >= MOST_ASKED:
+        if len(self._requests) >= MOST_ASKED:
             LOG.warning("image %s: not prepared now: %d others wait", image_id, MOST_ASKED)
             return
         LOG.info("image %s: an operator wants it prepared", image_id)
-        self._asked[image_id] = wanted.is_forced
+        self._requests[image_id] = wanted.is_forced
         self._put(image_id, Rank.BOOTED)
 
     def _put(
@@ -168,14 +168,14 @@ class ListenerService:
             self._preparer.spool.remove_older(SPOOL_AGE_S)
             self._preparer.claims.remove_older(SPOOL_AGE_S)
         except errors.AcstorError as exc:
-            LOG.warning("reconcile: %s", self._told(exc))
+            LOG.warning("reconcile: %s", self._error_text(exc))
             self._counters.reconciles.labels("failed").inc()
             return SOON_S
         except Exception:
             LOG.exception("reconcile: unexpected")
             self._counters.reconciles.labels("failed").inc()
             return SOON_S
-        for image_id in self._asked:
+        for image_id in self._requests:
             self._put(image_id, Rank.BOOTED)
         for image_id in findings.todo:
             self._put(image_id, Rank.OLD, findings.owners[image_id])
@@ -201,7 +201,7 @@ class ListenerService:
         while (turn := self._queue.take_image()) is not None:
             image_id = turn.image_id
             self._show_queue()
-            is_forced = self._asked.pop(image_id, None)
+            is_forced = self._requests.pop(image_id, None)
             try:
                 outcome = self._preparer.prepare_image(
                     image_id,
@@ -212,9 +212,9 @@ class ListenerService:
                 if outcome is image_preparer.PreparationOutcome.FAILED:
                     self._is_due.set()  # the next pass schedules another attempt
                 if outcome is image_preparer.PreparationOutcome.CLAIMED:
-                    self._ask_again(image_id, is_forced)
+                    self._keep_request(image_id, is_forced)
                 elif outcome is image_preparer.PreparationOutcome.QUEUED and is_forced is not None:
-                    self._asked.setdefault(image_id, is_forced)
+                    self._requests.setdefault(image_id, is_forced)
                 elif self._boots is not None and outcome in GOOD_OUTCOMES:
                     self._boots.put(image_id, turn.project, is_asked=is_forced is not None)
                 if (
@@ -223,8 +223,8 @@ class ListenerService:
                 ):
                     self._comparing.queue_image(image_id)
             except errors.AcstorError as exc:
-                LOG.warning("image %s: %s; retrying soon", image_id, self._told(exc))
-                self._ask_again(image_id, is_forced)
+                LOG.warning("image %s: %s; retrying soon", image_id, self._error_text(exc))
+                self._keep_request(image_id, is_forced)
                 self._is_due.set()
             except Exception:
                 LOG.exception("image %s: unexpected; retrying soon", image_id)
@@ -233,17 +233,17 @@ class ListenerService:
                 self._queue.finish_image(image_id)
                 self._show_queue()
 
-    def _told(self, error: errors.AcstorError) -> str:
+    def _error_text(self, error: errors.AcstorError) -> str:
         """Return an error's text; for errors of Glance, with the service user."""
         if not isinstance(error, errors.ImageServiceError):
             return str(error)
         group = glance_conf.GROUP.name
         return f"{error} ({session_options.describe(group, self._conf)})"
 
-    def _ask_again(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
+    def _keep_request(self, image_id: ids.ImageId, is_forced: bool | None) -> None:
         """Keep an operator's request for the next pass; ``is_forced`` None: there is none."""
         if is_forced is not None:
-            self._asked.setdefault(image_id, is_forced)
+            self._requests.setdefault(image_id, is_forced)
             self._is_due.set()
 
     def _show_queue(self) -> None:

@@ -103,9 +103,9 @@ class ImageLookup:
         self._images, self._counted = glance_client.connect(conf), counted
         for_s, self._glance = conf.acstor_gateway.auth_cache_s, adapter_of(conf)
         self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
-        self._trouble, self._untold = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
+        self._fault, self._locations_fault = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
         self._known: ttl_cache.TtlCache[Image] = ttl_cache.TtlCache(for_s, MOST_REMEMBERED)
-        self._places: ttl_cache.TtlCache[list[stores.Location]] = ttl_cache.TtlCache(
+        self._locations: ttl_cache.TtlCache[list[stores.Location]] = ttl_cache.TtlCache(
             for_s, MOST_REMEMBERED
         )
 
@@ -117,7 +117,7 @@ class ImageLookup:
         key = (caller.key, image_id)
         known = self._known.get(key)
         if known is None:
-            known = self._ask(image_id, caller)
+            known = self._fetch_image(image_id, caller)
             self._known.put(key, known)
         return known
 
@@ -130,7 +130,7 @@ class ImageLookup:
         """
         answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
         if answer.status_code != http.HTTPStatus.OK:
-            raise self._no(answer.status_code, "whether there is such an image")
+            raise self._refusal(answer.status_code, "whether there is such an image")
         return self._decoded(answer)
 
     def quota_left(self, caller: Caller) -> int | None:
@@ -152,22 +152,22 @@ class ImageLookup:
         :param is_fresh: bypass the cache
         :raises http_errors.HttpError: Glance fails or refuses
         """
-        known = None if is_fresh else self._places.get(image_id)
+        known = None if is_fresh else self._locations.get(image_id)
         if known is None:
-            known = self._find(image_id)
-            self._places.put(image_id, known)
+            known = self._fetch_locations(image_id)
+            self._locations.put(image_id, known)
         return known
 
     def invalidate(self, image_id: ids.ImageId, caller: Caller) -> None:
         """Drop the cached answer for this caller."""
         self._known.invalidate((caller.key, image_id))
 
-    def _ask(self, image_id: ids.ImageId, caller: Caller) -> Image:
+    def _fetch_image(self, image_id: ids.ImageId, caller: Caller) -> Image:
         image = _image_of(image_id, self.fetch_record(image_id, caller))
         behind = {"Range": f"bytes={image.size_bytes}-"}
         answer = self._get(f"/v2/images/{image_id}/file", caller, behind)
         if answer.status_code not in _YES:
-            raise self._no(answer.status_code, "whether this may be downloaded")
+            raise self._refusal(answer.status_code, "whether this may be downloaded")
         return image
 
     def _get(
@@ -188,40 +188,40 @@ class ImageLookup:
                     timeout=timeout_s,
                 )
         except concurrency_limit.LimitReached as error:
-            raise self._no(None, str(error)) from error
+            raise self._refusal(None, str(error)) from error
         except (exceptions.ClientException, requests.exceptions.RequestException) as error:
-            self._trouble.log_warning(f"Glance: {error}")
-            raise self._no(None, type(error).__name__) from error
-        self._trouble.log_warning("")
+            self._fault.log_warning(f"Glance: {error}")
+            raise self._refusal(None, type(error).__name__) from error
+        self._fault.log_warning("")
         if headers is not None:
             answer.close()
         return answer
 
-    def _find(self, image_id: ids.ImageId) -> list[stores.Location]:
+    def _fetch_locations(self, image_id: ids.ImageId) -> list[stores.Location]:
         try:
             with self._limit.hold_place():
                 found = self._images.list_locations(image_id)
         except concurrency_limit.LimitReached as error:
-            raise self._no(None, str(error)) from error
+            raise self._refusal(None, str(error)) from error
         except errors.ImageServiceError as error:
-            self._untold.log_warning(f"where images are Glance does not tell: {error.why}")
+            self._locations_fault.log_warning(f"where images are Glance does not tell: {error.why}")
             self._counted.service_failed("glance")
             raise http_errors.HttpError(
                 http.HTTPStatus.BAD_GATEWAY,
                 "Glance does not tell the gateway's user where images are (the role service lets "
                 f"him ask): {type(error).__name__}",
             ) from error
-        self._untold.log_warning("")
+        self._locations_fault.log_warning("")
         return [stores.Location(url, store) for url, store in found]
 
     def _decoded(self, answer: requests.Response) -> image_record.Record:
         try:
             record: image_record.Record = dict(answer.json())
         except (ValueError, TypeError) as error:
-            raise self._no(None, "its answer is no record of an image") from error
+            raise self._refusal(None, "its answer is no record of an image") from error
         return record
 
-    def _no(self, status: int | None, words: str) -> http_errors.HttpError:
+    def _refusal(self, status: int | None, words: str) -> http_errors.HttpError:
         """Return Glance's refusal, or the error that Glance fails."""
         if status in _AS_THEY_ARE:
             answer = http.HTTPStatus(status)

@@ -48,9 +48,9 @@ class RangeReader:
         longest_bytes: int,
         timeout_s: float,
     ) -> None:
-        self._catalogue, self._stores = known, places
+        self._lookup, self._stores = known, places
         self._longest_bytes, self._timeout_s = longest_bytes, timeout_s
-        self._told: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(TOLD_S, MOST_TOLD)
+        self._logged: ttl_cache.TtlCache[str] = ttl_cache.TtlCache(TOLD_S, MOST_TOLD)
 
     def read_range(
         self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller
@@ -59,12 +59,12 @@ class RangeReader:
 
         :raises http_errors.HttpError: it is refused or fails
         """
-        image = self._catalogue.get_image(image_id, caller)
+        image = self._lookup.get_image(image_id, caller)
         asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
 
         def look_again() -> image_lookup.Image:
-            self._catalogue.invalidate(image_id, caller)
-            return self._catalogue.get_image(image_id, caller)
+            self._lookup.invalidate(image_id, caller)
+            return self._lookup.get_image(image_id, caller)
 
         return ImageRange(self._read(image, asked, look_again), asked, image.size_bytes)
 
@@ -82,25 +82,25 @@ class RangeReader:
         look_again: Callable[[], image_lookup.Image],
     ) -> bytes:
         image_id, until_s = image.image_id, time.monotonic() + self._timeout_s
-        tried = self._catalogue.list_locations(image_id, is_fresh=False)
-        data, faults = self._first(image, tried, asked, until_s)
+        tried = self._lookup.list_locations(image_id, is_fresh=False)
+        data, faults = self._read_first(image, tried, asked, until_s)
         if data is None:
             image = look_again()
-            now = self._catalogue.list_locations(image_id, is_fresh=True)
+            now = self._lookup.list_locations(image_id, is_fresh=True)
             if now != tried:
-                data, faults = self._first(image, now, asked, until_s)
+                data, faults = self._read_first(image, now, asked, until_s)
         if data is None:
             refused = _refused(faults)
-            self._tell(image_id, refused.message)
+            self._log_failure(image_id, refused.message)
             raise refused
         return data
 
-    def _tell(self, image_id: ids.ImageId, words: str) -> None:
-        if self._told.get(image_id) != words:
+    def _log_failure(self, image_id: ids.ImageId, words: str) -> None:
+        if self._logged.get(image_id) != words:
             LOG.warning("image %s: %s", image_id, words)
-            self._told.put(image_id, words)
+            self._logged.put(image_id, words)
 
-    def _first(
+    def _read_first(
         self,
         image: image_lookup.Image,
         locations: list[stores.Location],

@@ -43,7 +43,7 @@ SLOWEST_BYTES_S = 4 * geometry.MIB
 _GROWTH = 2
 """Data that was compressed with a longer window may grow."""
 NO_ROOM, TOO_LONG = os.strerror(errno.ENOSPC), os.strerror(errno.EFBIG)
-_WORDS_BYTES = 2048
+_ERROR_BYTES = 2048
 _INFO_BYTES = 256 * geometry.KIB
 _THREADS = 64
 _SIGNALLED = 128
@@ -150,7 +150,7 @@ class _Job:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             complaints.seek(0)
-            told = complaints.read(_WORDS_BYTES).decode(errors="replace").strip()
+            told = complaints.read(_ERROR_BYTES).decode(errors="replace").strip()
         if status in _OF_BOUNDS or TOO_LONG in told:
             raise self._too_much(longest_s)
         if status < 0 or status > _SIGNALLED:

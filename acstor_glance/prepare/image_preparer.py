@@ -234,11 +234,11 @@ class ImagePreparer:
     ) -> None:
         """Publish the chunk map of the import plugin, or make one from the bytes."""
         self._quota.reserve_bytes(image, 0)
-        counted = self._counting(image, progress)
+        counted = self._progress_counter(image, progress)
         budget = self._budget(image)
         with self.scopes.naming_of_image(image) as naming:
             if image_record.is_convertible(image):
-                self._make_by_converting(image, counted, naming, budget)
+                self._convert(image, counted, naming, budget)
                 return
             with self.spool.finished_map(image, naming.scope_keys) as waiting:
                 if waiting is not None and not is_forced:
@@ -263,7 +263,7 @@ class ImagePreparer:
         size_bytes, ratio = image_record.size_bytes_of(image), self._conf.max_expansion_ratio
         return preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes, ratio)
 
-    def _make_by_converting(
+    def _convert(
         self,
         image: image_record.Record,
         progress: Progress,
@@ -272,7 +272,7 @@ class ImagePreparer:
     ) -> None:
         """Convert the image and publish the chunk map; keep a valid earlier conversion."""
         with stream_prehash.work_folder(self.spool.folder) as work:
-            if self._is_made_of_conversion(image, work, progress, naming, budget):
+            if self._reuse_conversion(image, work, progress, naming, budget):
                 return
             with (work / "image").open("w+b") as copied:
                 with self._images.open_image_data(image["id"]) as pieces:
@@ -285,7 +285,7 @@ class ImagePreparer:
                 with conversion.convert_image(image, copied, work, held_by) as made:
                     self._publish_converted(image, made, work, naming, budget)
 
-    def _is_made_of_conversion(
+    def _reuse_conversion(
         self,
         image: image_record.Record,
         work: pathlib.Path,
@@ -398,7 +398,7 @@ class ImagePreparer:
             self._images.set_properties(image["id"], {artefacts.Kind.BOOT_IMAGE.pointer: ""})
             self._images.delete_artefact(boot_image["id"])
 
-    def _counting(self, image: image_record.Record, progress: Progress) -> Progress:
+    def _progress_counter(self, image: image_record.Record, progress: Progress) -> Progress:
         size_bytes = max(1, image_record.size_bytes_of(image))
         seen_bytes = 0
 

@@ -95,11 +95,11 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         if not why:
             found = format_check.format_named(disk_format)
             state, message, retry = self._hash(staged, found, spool)
-        self._say(state, message, retry)
+        self._record_state(state, message, retry)
         if state is artefacts.State.HASHED:
             Publishing(self._image_id, self._conf).start()
 
-    def _say(self, state: artefacts.State, message: str, retry: str) -> None:
+    def _record_state(self, state: artefacts.State, message: str, retry: str) -> None:
         said = artefacts.state_properties(self._image_id, state, message, retry)
         try:
             with self._wrapper as action:

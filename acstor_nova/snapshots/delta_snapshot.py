@@ -175,13 +175,13 @@ class Snapshot:
         record = self._made.record_of(self._format)
         wanted = {key: record[key] for key in ("disk_format", "container_format")}
         self._made.seams.update_image(self._context, self._image_id, wanted)
-        self._name_base()
+        self._record_base()
         if self._made.is_live:
             self._make_live(disk_path, name)
         else:
             self._send(disk_path)
 
-    def _name_base(self) -> None:
+    def _record_base(self) -> None:
         """Record the parent image, as a hint; Nova records the first of several snapshots."""
         said = {"properties": lineage.direct_base(self._base, self._image_id)}
         try:
@@ -228,14 +228,14 @@ class Snapshot:
                 len(body),
                 body.head.virtual_size,
             )
-            self._compose(body)
+            self._flatten(body)
 
-    def _compose(self, body: delta_stream.DeltaBody) -> None:
+    def _flatten(self, body: delta_stream.DeltaBody) -> None:
         began_s = time.monotonic()
         try:
             size = self._gateway.flatten_image(self._image_id, self._format, body)
         except Exception as e:
-            if not self._is_active_all_the_same():
+            if not self._is_active():
                 raise
             LOG.info("image %s is whole, though its end was not heard: %s", self._image_id, e)
         else:
@@ -243,7 +243,7 @@ class Snapshot:
             told = "image %s: %d bytes were made of these changes in %.1f s"
             LOG.info(told, self._image_id, size, took_s)
 
-    def _is_active_all_the_same(self) -> bool:
+    def _is_active(self) -> bool:
         """Wait until the upload has ended; return whether the image is active.
 
         The gateway completes only correct uploads.

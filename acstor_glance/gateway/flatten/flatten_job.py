@@ -102,11 +102,11 @@ class FlattenJob:
         ratio: int,
     ) -> None:
         self._ratio, self._budget = ratio, preparation_budget.PreparationBudget("the base")
-        self._catalogue, self._service, self._filling = known, made, fills
-        self._order, self._body, self._watch = order, body, watched
+        self._lookup, self._reader, self._uploader = known, made, fills
+        self._request, self._body, self._watch = order, body, watched
         self._file: backing_file.BackingFile | None = None
         self._data = image_upload.UploadBody((), 0)
-        self._unpacked: tuple[layout.Extent | None, codecs.Buffer] = (None, b"")
+        self._last_decoded: tuple[layout.Extent | None, codecs.Buffer] = (None, b"")
 
     @property
     def sent_bytes(self) -> int:
@@ -129,14 +129,14 @@ class FlattenJob:
         :param timeout_s: longest wait for Glance per part
         :raises http_errors.HttpError: the job is refused, or failed
         """
-        order = self._order
-        self._filling.check_target(order.image_id, order.caller, order.disk_format)
+        order = self._request
+        self._uploader.check_target(order.image_id, order.caller, order.disk_format)
         head, table = self._body.read_header()
         image = self._base_image(head)
         pool = futures.ThreadPoolExecutor(READS_AHEAD, thread_name_prefix="base")
         try:
-            self._data = self._composed(self._opened(image), head, table, pool)
-            self._filling.upload_image(order.image_id, order.caller, self._data, timeout_s)
+            self._data = self._make_body(self._open_backing(image), head, table, pool)
+            self._uploader.upload_image(order.image_id, order.caller, self._data, timeout_s)
         finally:
             self._watch.stop_work(_conflict("the composition is over"))  # stops reads in progress
             pool.shutdown(wait=False, cancel_futures=True)
@@ -144,7 +144,7 @@ class FlattenJob:
     def _base_image(self, head: disk_delta.Head) -> image_lookup.Image:
         """Return the backing image, if the caller may download it."""
         try:
-            image = self._catalogue.get_image(head.base, self._order.caller)
+            image = self._lookup.get_image(head.base, self._request.caller)
         except http_errors.HttpError as error:
             words = f"the base {head.base}: {error.message}"
             raise http_errors.HttpError(error.status, words) from error
@@ -155,9 +155,9 @@ class FlattenJob:
             raise _conflict("the changes are of another base: Glance's hash is not theirs")
         return image
 
-    def _opened(self, image: image_lookup.Image) -> BackingImage:
+    def _open_backing(self, image: image_lookup.Image) -> BackingImage:
         def read(asked: byte_range.ByteRange) -> bytes:
-            return self._service.read_part(image, asked)
+            return self._reader.read_part(image, asked)
 
         name = f"the base {image.image_id}"
         self._file = backing_file.BackingFile(name, image.size_bytes, read, self._watch)
@@ -171,7 +171,7 @@ class FlattenJob:
         except qcow2_header.Refused as error:
             raise _conflict(str(error)) from error
 
-    def _composed(
+    def _make_body(
         self,
         base: BackingImage,
         head: disk_delta.Head,
@@ -197,11 +197,11 @@ class FlattenJob:
         def runs() -> Iterator[qcow2_writer.Run]:
             return (one.run for one in stretches())
 
-        quota_bytes = self._catalogue.quota_left(self._order.caller)
-        if self._order.disk_format == RAW:
+        quota_bytes = self._lookup.quota_left(self._request.caller)
+        if self._request.disk_format == RAW:
             flatten_limits.check_file(size, bounds, quota_bytes)
             return image_upload.UploadBody(
-                self._sent(self._bytes_of(base.file, disk(), pool)), size
+                self._join_parts(self._bytes_of(base.file, disk(), pool)), size
             )
         codec = base.disk.codec if base.disk is not None else layout.Codec.STORED
         try:
@@ -212,9 +212,9 @@ class FlattenJob:
         pieces = (piece for one in stretches() for piece in one.pieces)
         source = self._bytes_of(base.file, pieces, pool)
         parts = plan.iter_parts(lambda run: _next_bytes(source, run))
-        return image_upload.UploadBody(self._sent(parts), plan.file_bytes)
+        return image_upload.UploadBody(self._join_parts(parts), plan.file_bytes)
 
-    def _sent(self, parts: Iterable[codecs.Buffer]) -> Iterator[codecs.Buffer]:
+    def _join_parts(self, parts: Iterable[codecs.Buffer]) -> Iterator[codecs.Buffer]:
         """Yield parts, short ones joined; translate errors."""
         held = bytearray()
         try:
@@ -274,10 +274,10 @@ class FlattenJob:
             return own
         if extent.codec is layout.Codec.STORED:
             return own
-        if self._unpacked[0] != extent:
-            self._unpacked = extent, self._decoded(extent, own)
+        if self._last_decoded[0] != extent:
+            self._last_decoded = extent, self._decoded(extent, own)
         skip = piece.at - extent.at
-        return memoryview(self._unpacked[1])[skip : skip + piece.length]
+        return memoryview(self._last_decoded[1])[skip : skip + piece.length]
 
     def _decoded(self, extent: layout.Extent, stored: memoryview) -> codecs.Buffer:
         began_s = time.thread_time()

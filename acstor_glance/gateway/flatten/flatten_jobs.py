@@ -47,10 +47,15 @@ class FlattenJobs:
         ratio: int,
         counted: gateway_metrics.GatewayMetrics,
     ) -> None:
-        self._catalogue, self._service, self._filling = known, made, fills
+        self._lookup, self._reader, self._uploader = known, made, fills
         self._ratio = ratio
+<<<<<<< ours
         self._still_s, self._counted = IDLE_TIMEOUTS * own.timeout_s, counted
         self._places = job_slots.JobSlots(own.max_compositions, -(-own.max_compositions // 2))
+=======
+        self._idle_timeout_s, self._counted = own.composition_idle_timeout_s, counted
+        self._slots = job_slots.JobSlots(own.max_compositions, own.max_compositions_per_project)
+>>>>>>> theirs
         threads = max(1, own.max_compositions)
         self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
         counted.compositions_limit.set(own.max_compositions)
@@ -63,14 +68,14 @@ class FlattenJobs:
         :param stream: ``wsgi.input``
         :raises http_errors.HttpError: the job is refused, or has failed already
         """
-        watched = watchdog.Watchdog(self._still_s)
+        watched = watchdog.Watchdog(self._idle_timeout_s)
         body = delta_body.DeltaBody(stream, length_bytes, order.image_id, watched)
         work = flatten_job.FlattenJob(
-            *(self._catalogue, self._service, self._filling, order, body, watched, self._ratio)
+            *(self._lookup, self._reader, self._uploader, order, body, watched, self._ratio)
         )
         place = contextlib.ExitStack()
         try:
-            place.enter_context(self._places.acquire_slot(project_id))
+            place.enter_context(self._slots.acquire_slot(project_id))
         except http_errors.HttpError:
             self._counted.count_job("busy")
             raise
@@ -87,9 +92,9 @@ class FlattenJobs:
         while not body.is_whole.is_set():
             if futures.wait((job,), LOOK_EVERY_S).done:
                 return
-            self._end_if_still(body, watched)
+            self._stop_if_stalled(body, watched)
 
-    def _end_if_still(self, body: delta_body.DeltaBody, watched: watchdog.Watchdog) -> None:
+    def _stop_if_stalled(self, body: delta_body.DeltaBody, watched: watchdog.Watchdog) -> None:
         """Stop a stalled job: one whose client is silent, or whose tables never end.
 
         Timeouts of Glance and stores are their own.
@@ -120,7 +125,7 @@ class FlattenJobs:
                 told = {"state": "uploading", "sent_bytes": work.sent_bytes}
                 yield _line({**told, "file_bytes": work.file_bytes})
                 futures.wait((job,), TOLD_EVERY_S)
-                self._end_if_still(body, watched)
+                self._stop_if_stalled(body, watched)
             yield _line(_outcome(job.exception(), work, body))
         finally:  # also when the client disconnects
             words = "the client did not wait for it"
@@ -138,7 +143,7 @@ class FlattenJobs:
         outcome, why = "done", ""
         try:
             with place:
-                work.run(self._still_s)
+                work.run(self._idle_timeout_s)
         except http_errors.HttpError as error:
             outcome = error.who if isinstance(error, http_errors.FlattenAborted) else "refused"
             why = error.message

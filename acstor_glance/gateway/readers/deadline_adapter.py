@@ -45,13 +45,13 @@ class ReadDeadline:
         self.is_over = False
 
     def __enter__(self) -> Self:
-        _own.bounds = self
+        _thread_state.bounds = self
         self._timer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        _own.bounds = None
+        _thread_state.bounds = None
         with self._lock:
             for copy in self._sockets:
                 copy.close()
@@ -81,11 +81,11 @@ class ReadDeadline:
                     copy.shutdown(socket.SHUT_RDWR)
 
 
-_own = threading.local()
+_thread_state = threading.local()
 
 
 def _bounds() -> ReadDeadline:
-    found: ReadDeadline = _own.bounds
+    found: ReadDeadline = _thread_state.bounds
     return found
 
 
@@ -107,7 +107,7 @@ def is_own(address: str) -> bool:
         return bool(probe.getsockname()[0] == address)
 
 
-class _Ended:
+class _DeadlineMixin:
     """Mixin for urllib3's connections."""
 
     def _new_conn(self: Any) -> socket.socket:
@@ -149,11 +149,11 @@ class _Ended:
         super().request(*arguments, **more)  # type: ignore[misc]
 
 
-class _Connection(_Ended, urllib3.connection.HTTPConnection):
+class _Connection(_DeadlineMixin, urllib3.connection.HTTPConnection):
     pass
 
 
-class _TlsConnection(_Ended, urllib3.connection.HTTPSConnection):
+class _TlsConnection(_DeadlineMixin, urllib3.connection.HTTPSConnection):
     pass
 
 
