@@ -167,10 +167,7 @@ def write_boot_image(
     output: pathlib.Path,
     revision: int,
 ) -> boot_image.Head:
-    """Write the boot image of a trace, atomically.
-
-    :raises errors.ChunkInvalid: a chunk differs from the chunk map
-    """
+    """Write the boot image of a trace, atomically; ChunkInvalid if a chunk differs."""
     own_scope = next(iter(image_map.scope_keys), None)
     writer = boot_image.Writer(boot_image.Binding.from_map(image_map), revision, key=own_scope)
     for chunk_no in trace:
@@ -185,10 +182,7 @@ def write_boot_image(
 def check_chunks(
     raw: bytes, head: boot_image.Head, image_map: chunk_map.ChunkMap, what: str
 ) -> None:
-    """Compare the chunks of a boot image with the chunk map.
-
-    :raises errors.BootImageFormatError: they are of another image, or differ
-    """
+    """Raise BootImageFormatError if the chunks differ from the chunk map."""
     boot_image.check_binding(head.header, boot_image.Binding.from_map(image_map), what)
     for frame in head.frames:
         stored = raw[frame.offset : frame.offset + frame.stored_bytes]
@@ -213,10 +207,7 @@ def record_boot(
     held_by: sandbox.Sandbox,
     progress: Progress,
 ) -> Recording:
-    """Boot an image and return its recording.
-
-    :raises errors.Unusable: QEMU cannot be run, or takes too much
-    """
+    """Boot an image and return its recording; raises errors.Unusable."""
     window = boot_trace.Window(
         limits.longest_s,
         limits.idle_s,
@@ -305,10 +296,7 @@ class _Watch:
         self._has_nothing = False
 
     def wait(self, progress: Progress) -> EndReason:
-        """Return why the recording ended.
-
-        :raises errors.Unusable: QEMU takes too much memory
-        """
+        """Return why the recording ended; raises Unusable if QEMU takes too much memory."""
         began_s = time.monotonic()
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:

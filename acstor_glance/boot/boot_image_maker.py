@@ -92,7 +92,6 @@ class BootImageMaker:
         """Make the boot image that an image needs now; return whether one was made.
 
         :param begin: called with the image's project; returns whether to begin now
-        :raises errors.ImageServiceError: Glance fails or refuses
         :raises errors.FormatError: an artefact is damaged
         """
         with self._claims.lease_image(image_id) as is_ours:
@@ -277,11 +276,7 @@ class BootImageMaker:
         return True
 
     def _reserve(self, image: image_record.Record, output: pathlib.Path) -> None:
-        """Charge a boot image to its project's quota; delete it if it does not fit.
-
-        :raises errors.LimitExceeded: it is longer than the image
-        :raises errors.QuotaExceeded: the quota does not suffice
-        """
+        """Charge a boot image to its project's quota; delete it if it does not fit."""
         count, size_bytes = output.stat().st_size, image_record.size_bytes_of(image)
         budget = preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes)
         try:
@@ -336,10 +331,7 @@ class BootImageMaker:
 
     @contextlib.contextmanager
     def _chunk_map(self, image: image_record.Record) -> Iterator[chunk_map.ChunkMap]:
-        """Yield the image's chunk map, checked.
-
-        :raises errors.ChunkMapFormatError: it is damaged
-        """
+        """Yield the image's chunk map, checked."""
         artefact = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
         if artefact is None:
             raise errors.Unusable(f"image {image['id']}", "it has no chunk map")

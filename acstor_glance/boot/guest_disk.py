@@ -19,10 +19,7 @@ KEPT_BYTES = 8 * layout.MAX_CLUSTER_BYTES
 
 
 class GuestDisk:
-    """The disk of one image, for one thread.
-
-    :param file: descriptor of the image's file as in Glance
-    """
+    """The disk of one image, for one thread; ``file`` is a descriptor."""
 
     def __init__(
         self,
@@ -42,7 +39,6 @@ class GuestDisk:
 
         :raises errors.Unusable: compressed data is damaged
         :raises errors.LimitExceeded: decoding costs more than the budget
-        :raises OSError: the file cannot be read
         """
         data, stop = bytearray(length), min(offset + length, self.size_bytes)
         for extent in self._layout.find(offset, stop) if offset < stop else ():

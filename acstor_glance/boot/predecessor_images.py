@@ -31,10 +31,7 @@ LEAST_CHUNKS = 16
 def find_predecessors(
     images: glance_client.GlanceClient, image: image_record.Record
 ) -> list[image_record.Record]:
-    """Return the predecessors of ``image``, newest first.
-
-    :raises errors.ImageServiceError: Glance does not answer
-    """
+    """Return the predecessors of ``image``, newest first."""
     found = {other["id"]: other for other in _listed(images, image) if is_predecessor(other, image)}
     return sorted(found.values(), key=_made_at, reverse=True)[:MOST_LOOKED_AT]
 

@@ -29,10 +29,7 @@ class TraceStore:
         self._lock = threading.Lock()
 
     def add_trace(self, trace: trace_message.BootTrace) -> int:
-        """Add a trace in place of the oldest surplus one; return the image's number.
-
-        :raises OSError: it cannot be written
-        """
+        """Add a trace, dropping surplus ones; return how many the image has."""
         image_id = ids.parse_image_id(trace.image_id)
         with self._lock:
             kept = [old for old in self._load(image_id) if _is_alike(old, trace)]

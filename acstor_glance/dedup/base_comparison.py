@@ -94,10 +94,7 @@ class BaseComparer:
         self._seen.add(image_id)
 
     def compare_image(self, image_id: ids.ImageId) -> bool:
-        """Compare an image with its backing image; return False if interrupted.
-
-        :raises errors.ImageServiceError: Glance is away or refuses
-        """
+        """Compare an image with its backing image; return False if interrupted."""
         image = self._images.read_or_none(image_id)
         base = (
             backing_images.find_backing_image(self._images, image)
@@ -134,10 +131,7 @@ class BaseComparer:
         return None if own_path is None or base_path is None else (own_path, base_path)
 
     def _share(self, image_id: ids.ImageId, files: _Files, maps: _Maps) -> None:
-        """Share blocks of both files, and record the result.
-
-        :raises block_dedup.Stopped: the listener ends
-        """
+        """Share blocks of both files, and record the result; raises block_dedup.Stopped."""
         try:
             shared_bytes = self._share_files(files, maps)
         except errors.Unusable as exc:
@@ -151,10 +145,7 @@ class BaseComparer:
         self._images.set_properties(image_id, {artefacts.SHARED_BYTES: str(shared_bytes)})
 
     def _share_files(self, files: _Files, maps: _Maps) -> int:
-        """Share equal blocks of two files; return the number of bytes.
-
-        :raises errors.Unusable: their file system cannot
-        """
+        """Share equal blocks of two files; return the number of bytes."""
         pace = block_dedup.RateLimit(
             self._conf.block_dedup_rate_mib_s * geometry.MIB, self._stopping.wait
         )

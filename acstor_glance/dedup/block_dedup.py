@@ -40,10 +40,7 @@ _WHY |= dict.fromkeys((errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY), _CANNOT)
 
 @contextlib.contextmanager
 def open_stored_file(path: str | os.PathLike[str], size_bytes: int) -> Iterator[int]:
-    """Yield the descriptor of a stored file.
-
-    :raises errors.Unusable: it is missing, or not a regular file of that length
-    """
+    """Yield a file's descriptor; Unusable if it is missing or of another length."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags)

@@ -21,10 +21,7 @@ class Range(NamedTuple):
 
 
 def own_bytes(image: chunk_map.ChunkMap, base: chunk_map.ChunkMap) -> int:
-    """Return the bytes of chunks that differ from the base's at the same offset.
-
-    Chunks of zeros do not count.
-    """
+    """Return the bytes of chunks, not zeros, that differ from the base's there."""
     cut, own = image.geometry, 0
     for chunk_no in range(len(image)):
         if not image.is_zero(chunk_no) and not _is_common(image, base, chunk_no):

@@ -48,10 +48,7 @@ Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 
 def make_app(conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> Wsgi:
-    """Return the application, behind keystonemiddleware.
-
-    :raises errors.Unusable: an option is invalid
-    """
+    """Return the application, behind keystonemiddleware."""
     own = conf.acstor_gateway
     known, places = image_lookup.ImageLookup(conf, counted), stores.Stores(conf, counted)
     made = range_reader.RangeReader(known, places, LONGEST_RANGE_BYTES, own.timeout_s)

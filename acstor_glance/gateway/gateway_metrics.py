@@ -45,10 +45,7 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 
 
 
 class GatewayMetrics:
-    """The metrics of this process.
-
-    :raises errors.Unusable: the folder for all processes cannot be created
-    """
+    """The metrics of this process; raises errors.Unusable."""
 
     def __init__(self) -> None:
         _make_folder()
@@ -116,20 +113,13 @@ class GatewayMetrics:
         self._service_faults.labels(service).inc()
 
     def count_job(self, outcome: str, **of_bytes: int) -> None:
-        """Count a finished job.
-
-        :param outcome: one of OUTCOMES
-        :param of_bytes: by COMPOSED_OF
-        """
+        """Count a finished job by one of OUTCOMES; bytes are by COMPOSED_OF."""
         self._compositions.labels(outcome).inc()
         for part, count_bytes in of_bytes.items():
             self._composed_bytes.labels(part).inc(count_bytes)
 
     def serve(self, address: str) -> Callable[[], None]:
-        """Start the Prometheus endpoint in a thread; return a function that stops it.
-
-        :raises errors.Unusable: the address cannot be used
-        """
+        """Start the Prometheus endpoint in a thread; return a function that stops it."""
         folder = os.environ.get(FOLDER_VARIABLE)
         if not folder:
             return metrics_endpoint.serve(address, self.registry, OPTION)

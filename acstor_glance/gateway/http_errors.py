@@ -18,10 +18,7 @@ def error_body(status: http.HTTPStatus, message: str) -> dict[str, Any]:
 
 
 class HttpError(errors.AcstorError):
-    """Failure of a request.
-
-    :param message: without URLs of stores, which may hold passwords
-    """
+    """Failure of a request; ``message`` has no URLs of stores (passwords)."""
 
     def __init__(
         self, status: http.HTTPStatus, message: str, headers: Mapping[str, str] | None = None

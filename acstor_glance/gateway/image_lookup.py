@@ -44,10 +44,7 @@ _AS_THEY_ARE = frozenset({401, 403, 404})
 
 
 class Caller(NamedTuple):
-    """The caller, by its tokens.
-
-    :param service_token: of a service that acts for the caller; may be empty
-    """
+    """The caller, by its tokens; a service may act for it with its own."""
 
     token: str
     service_token: str = ""
@@ -96,7 +93,7 @@ def adapter_of(conf: cfg.ConfigOpts) -> adapter.Adapter:
 class ImageLookup:
     """Images of the Glance that ``conf`` names.
 
-    :raises errors.Unusable: the options of the service user are invalid
+    Methods raise http_errors.HttpError when Glance refuses or fails.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> None:
@@ -110,10 +107,7 @@ class ImageLookup:
         )
 
     def get_image(self, image_id: ids.ImageId, caller: Caller) -> Image:
-        """Return an image that the caller may download.
-
-        :raises http_errors.HttpError: it does not exist, access is denied, or Glance fails
-        """
+        """Return an image that the caller may download."""
         key = (caller.key, image_id)
         known = self._known.get(key)
         if known is None:
@@ -124,10 +118,7 @@ class ImageLookup:
     def fetch_record(
         self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
     ) -> image_record.Record:
-        """Return the current record of an image, as the caller sees it.
-
-        :raises http_errors.HttpError: it does not exist for the caller, or Glance fails
-        """
+        """Return the current record of an image, as the caller sees it."""
         answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
         if answer.status_code != http.HTTPStatus.OK:
             raise self._refusal(answer.status_code, "whether there is such an image")
@@ -138,8 +129,6 @@ class ImageLookup:
 
         Quotas exist with ``use_keystone_limits`` only; Glance checks them before uploads, without
         regard to their length.
-
-        :raises http_errors.HttpError: Glance fails
         """
         answer = self._get("/v2/info/usage", caller)
         if answer.status_code != http.HTTPStatus.OK:
@@ -147,11 +136,7 @@ class ImageLookup:
         return quota_left(self._decoded(answer))
 
     def list_locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
-        """Return the locations of an image, in Glance's order.
-
-        :param is_fresh: bypass the cache
-        :raises http_errors.HttpError: Glance fails or refuses
-        """
+        """Return the locations of an image, in Glance's order; ``is_fresh``: uncached."""
         known = None if is_fresh else self._locations.get(image_id)
         if known is None:
             known = self._fetch_locations(image_id)

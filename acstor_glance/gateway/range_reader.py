@@ -55,10 +55,7 @@ class RangeReader:
     def read_range(
         self, image_id: ids.ImageId, header: str, caller: image_lookup.Caller
     ) -> ImageRange:
-        """Return the range of the Range header.
-
-        :raises http_errors.HttpError: it is refused or fails
-        """
+        """Return the range of the Range header; raises HttpError."""
         image = self._lookup.get_image(image_id, caller)
         asked = byte_range.parse(header, image.size_bytes, self._longest_bytes)
 
@@ -69,10 +66,7 @@ class RangeReader:
         return ImageRange(self._read(image, asked, look_again), asked, image.size_bytes)
 
     def read_part(self, image: image_lookup.Image, asked: byte_range.ByteRange) -> bytes:
-        """Return a range for a job; permission was checked at its start, as in Glance.
-
-        :raises http_errors.HttpError: the read fails
-        """
+        """Return a range for a job; permission was checked at its start, as in Glance."""
         return self._read(image, asked, lambda: image)
 
     def _read(

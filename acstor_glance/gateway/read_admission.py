@@ -35,10 +35,7 @@ class ReadAdmission:
         self._late: set[futures.Future[Any]] = set()
 
     def run(self, read: Callable[[], T]) -> T:
-        """Run ``read`` in a thread and return its result.
-
-        :raises http_errors.HttpError: there is no slot, or it takes too long
-        """
+        """Run ``read`` in a thread; HttpError if there is no slot, or no result in time."""
         all_are_late = len(self._late) >= self._reads
         wait_s = 0.0 if all_are_late else min(QUEUE_S, self._timeout_s)
         if not self._places.acquire(timeout=wait_s):

@@ -53,8 +53,7 @@ class Location(NamedTuple):
 class Stores:
     """All stores of a configuration.
 
-    :param conf: the global configuration object, which glance_store needs; stores' options are
-        registered here
+    :param conf: the global configuration object, which glance_store needs
     :raises errors.Unusable: it names no stores
     """
 
@@ -149,10 +148,7 @@ class Stores:
             LOG.warning("store %s (%s) is not read: %s", name, kind, self._why_not[name])
 
     def _reader(self, name: str, kind: str, store: Any) -> base.Reader:
-        """Return the reader of a store.
-
-        :raises errors.Unusable: there is none; ImportError: a library is missing
-        """
+        """Return the reader of a store; raises errors.Unusable or ImportError."""
         own = self._conf.acstor_gateway
         if kind in _MAKERS:
             options = store_driver.BackendGroupConfiguration(store.OPTIONS, name, conf=self._conf)
@@ -217,10 +213,7 @@ _MAKERS: Mapping[str, Callable[[str, Any, Any, Any], base.Reader]] = {
 
 
 def _register(conf: cfg.ConfigOpts) -> dict[str, str]:
-    """Register the stores' options; return the drivers by store name.
-
-    :raises errors.Unusable: there are no stores
-    """
+    """Register the stores' options; return the drivers by store name."""
     conf.register_opts([cfg.DictOpt("enabled_backends")])
     enabled: dict[str, str] = dict(conf.enabled_backends or {})
     if not enabled:

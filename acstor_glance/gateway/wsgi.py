@@ -26,7 +26,6 @@ LOG = logging.getLogger(__name__)
 def load(files: list[str]) -> app.Wsgi:
     """Return the application for configuration files.
 
-    :raises cfg.Error: a file is missing, or an option is invalid
     :raises errors.Unusable: the stores or the service user are invalid
     """
     conf = cfg.CONF  # glance_store knows no other

@@ -132,10 +132,7 @@ class FileHash:
 
 @contextlib.contextmanager
 def open_image(image: str | os.PathLike[str] | IO[bytes]) -> Iterator[ImageFile]:
-    """Yield an image by its path, or by an open file whose position is restored.
-
-    :raises errors.Unusable: it cannot be opened, or is not a regular file
-    """
+    """Yield an image by its path, or by an open file whose position is restored."""
     if not isinstance(image, (str, os.PathLike)):
         position = os.lseek(image.fileno(), 0, os.SEEK_CUR)
         try:

@@ -79,6 +79,8 @@ class PreparationOutcome(enum.StrEnum):
 class ImagePreparer:
     """Prepares images, one at a time in each calling thread.
 
+    Methods raise errors.ImageServiceUnreachable if Glance or the coordination service is away.
+
     :param after_chunk_map: steps after the chunk map, in order
     """
 
@@ -116,8 +118,6 @@ class ImagePreparer:
 
         :param is_forced: make a new chunk map, despite an existing one or a failed attempt
         :param progress: called with the bytes done
-        :param begin: called before the preparation
-        :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
         """
         with self.claims.lease_image(image_id) as is_ours:
             if is_ours:
@@ -134,10 +134,7 @@ class ImagePreparer:
         progress: Progress | None = None,
         begin: Begin = lambda project: True,
     ) -> PreparationOutcome:
-        """Execute the image's plan; the caller holds its lease.
-
-        :raises errors.ImageServiceUnreachable: Glance is away
-        """
+        """Execute the image's plan; the caller holds its lease."""
         image = self._images.read_or_none(image_id)
         if image is None:
             return self._counted(self._clean_up(image_id))
@@ -155,10 +152,7 @@ class ImagePreparer:
         return self._counted(outcome)
 
     def image_exists(self, image_id: ids.ImageId) -> bool:
-        """Return whether an image exists; if not, delete its artefacts.
-
-        :raises errors.ImageServiceUnreachable: Glance or the coordination service is away
-        """
+        """Return whether an image exists; if not, delete its artefacts."""
         if self._images.read_or_none(image_id) is not None:
             return True
         self.prepare_image(image_id)

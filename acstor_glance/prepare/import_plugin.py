@@ -147,10 +147,7 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[deduplication.Naming]:
-        """Yield the naming of chunks; only Glance's API has the image's visibility.
-
-        Publishing notices later changes.
-        """
+        """Yield the naming of chunks; only Glance's API has the image's visibility."""
         if self._conf.acstor_glance.dedup_scope == deduplication.DedupScope.CLOUD:
             yield deduplication.PLAIN
             return
@@ -184,10 +181,9 @@ class Publishing(threading.Thread):
             LOG.exception("image %s: left to the listener", self._image_id)
 
     def _is_imported_in_time(self, images: glance_client.GlanceClient) -> bool:
-        """Wait for the end of the import; return whether the image is active then.
+        """Wait for the import; return whether the image is active then.
 
-        An active image is not enough: until its end the import writes back properties as it read
-        them.
+        An active image is not enough: until its end the import rewrites properties.
         """
         deadline_s = time.monotonic() + PUBLISH_DEADLINE_S
         wait_s = LOOK_EVERY_S

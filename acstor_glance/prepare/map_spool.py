@@ -75,8 +75,7 @@ class MapSpool:
     ) -> Iterator[IO[bytes] | None]:
         """Yield the finished map of an active image; None if none valid waits.
 
-        :param scope_keys: the keys required now; a map with others predates a change of the image's
-            project or visibility
+        Other scope keys mean that the image's project or visibility has changed since.
         """
         image_id = image_record.image_id_of(image)
         with self.temporary_map() as file:

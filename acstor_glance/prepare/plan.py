@@ -109,10 +109,7 @@ def plan_image(
     wanted: DesiredArtefacts,
     now: datetime.datetime,
 ) -> Plan:
-    """Return what ``image`` needs.
-
-    :param found: artefacts by ID, at least those of the image
-    """
+    """Return what ``image`` needs; ``found`` has at least its artefacts, by ID."""
     if artefacts.is_left_alone(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
     if image_record.text_of(image, "status") != image_record.ACTIVE:
@@ -148,8 +145,6 @@ def next_build(
 
     The builder records the next attempt before it starts, so an image that kills its builder is
     retried with increasing delays.
-
-    :param found: artefacts by ID, at least those of the image
     """
     if artefacts.state_of(image) is not artefacts.State.READY:
         return None

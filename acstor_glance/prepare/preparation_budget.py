@@ -32,7 +32,8 @@ NOT_RETRIED = "It is not tried again by itself"
 class PreparationBudget:
     """The remaining budget of one image; thread-safe.
 
-    :param what: the image, for errors
+    Methods raise errors.LimitExceeded when a limit is exceeded.
+
     :param uploaded_bytes: its size in Glance; infinite: only slow decoders are refused
     :param max_expansion_ratio: decoded bytes per uploaded byte
     :param spare_s: part of the deadline that does not depend on bytes
@@ -60,8 +61,6 @@ class PreparationBudget:
         """Yield pieces of the image; only received bytes extend the deadline.
 
         A tenant's web server may state any length.
-
-        :raises errors.LimitExceeded: they arrive too slowly
         """
         received_bytes = 0
         for piece in pieces:
@@ -78,10 +77,7 @@ class PreparationBudget:
             )
 
     def charge_decoded(self, count: int, cpu_s: float) -> None:
-        """Charge decoded bytes of the disk, and their processor time; check the deadline.
-
-        :raises errors.LimitExceeded: a limit is exceeded
-        """
+        """Charge decoded bytes of the disk, and their processor time; check the deadline."""
         with self._lock:
             self._bytes += count
             self._cpu_s += cpu_s
@@ -102,10 +98,7 @@ class PreparationBudget:
         self.check_time()
 
     def check_artefact(self, kind: artefacts.Kind, count: int) -> None:
-        """Check that an artefact is not longer than the image.
-
-        :raises errors.LimitExceeded: it is, and exceeds SPARE_ARTEFACT_BYTES
-        """
+        """Check that an artefact is short, or not longer than the image."""
         if count > max(self._uploaded_bytes, SPARE_ARTEFACT_BYTES):
             raise self._exceeded(
                 f"its {kind.value} would have {count} bytes, and its {self._uploaded_bytes} bytes "

@@ -89,10 +89,7 @@ def _format_of(image: image_record.Record) -> layout.DiskFormat:
 
 @contextlib.contextmanager
 def work_folder(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
-    """Yield a folder that is deleted after the block.
-
-    :raises errors.Unusable: it cannot be written
-    """
+    """Yield a folder that is deleted after the block."""
     with tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=folder) as work:
         with image_file.system_error(work):
             yield pathlib.Path(work)
@@ -112,9 +109,7 @@ def write_map_of_file(
     """Write the chunk map of an image in the file ``stored`` to ``file``.
 
     :param image: the record of the stored bytes (:func:`artefacts.as_read`)
-    :param work: a folder for temporary files
     :param is_hashed: the bytes were verified, and are a conversion's
-    :param budget: as in :func:`write_map`
     """
     map_path = work / "map"
     prehash.prehash(
@@ -149,8 +144,6 @@ def copy_stream(
     """Write the stream to ``copied``, if there is space.
 
     :param bytes_hash: the expected hash; None: not checked here
-    :raises errors.Unusable: space is missing
-    :raises errors.ContentMismatch: the hash differs
     """
     name, size_bytes = f"image {image['id']}", image_record.size_bytes_of(image)
     space = os.statvfs(copied.fileno())

@@ -43,10 +43,7 @@ class BackingFile:
         self.read_bytes = 0
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill ``view`` from ``offset`` on; for tables, in one thread.
-
-        :raises http_errors.FlattenAborted: the store fails
-        """
+        """Fill ``view`` from ``offset`` on; for tables, in one thread."""
         done = 0
         while done < len(view):
             number, skip = divmod(offset + done, PAGE_BYTES)
@@ -57,8 +54,7 @@ class BackingFile:
     def read_part(self, offset: int, length: int) -> bytes:
         """Return a part of the file; thread-safe.
 
-        :raises http_errors.FlattenAborted: the store fails
-        :raises http_errors.HttpError: the job was stopped
+        :raises http_errors.HttpError: the store fails, or the job was stopped
         """
         while True:
             try:

@@ -53,10 +53,7 @@ class DeltaBody:
         """Whether a read waits for the client."""
 
     def read_header(self) -> tuple[disk_delta.Head, disk_delta.Table]:
-        """Read and check the header and the table.
-
-        :raises http_errors.FlattenAborted: they are invalid or missing
-        """
+        """Read and check the header and the table; raises FlattenAborted."""
         with _translated():
             head = self._reader.read_head(self._take(disk_delta.HEADER_BYTES))
             if head.stream_bytes != self._length_bytes:
@@ -68,10 +65,7 @@ class DeltaBody:
         return head, table
 
     def read(self, length: int) -> Iterator[bytes]:
-        """Yield the next bytes of the delta, in pieces.
-
-        :raises http_errors.FlattenAborted: they do not arrive, or do not match the trailer
-        """
+        """Yield the next bytes, in pieces; FlattenAborted if missing or altered."""
         for start in range(0, length, PIECE_BYTES):
             data = self._take(min(PIECE_BYTES, length - start))
             with _translated():

@@ -95,10 +95,7 @@ class FlattenJobs:
             self._stop_if_stalled(body, watched)
 
     def _stop_if_stalled(self, body: delta_body.DeltaBody, watched: watchdog.Watchdog) -> None:
-        """Stop a stalled job: one whose client is silent, or whose tables never end.
-
-        Timeouts of Glance and stores are their own.
-        """
+        """Stop a stalled job; Glance and the stores have their own timeouts."""
         if not watched.is_stalled:
             return
         if body.is_waiting:

@@ -38,10 +38,8 @@ def limits_for(
     >>> limits_for(224 << 10, 2 << 40, 160, 64).file_bytes >> 20
     512
 
-    :param base_file_bytes: length of the backing image in Glance
-    :param base_disk_bytes: stated length of its disk
-    :param delta_bytes: length of the body
-    :param ratio: decoded bytes per byte of those (``max_expansion_ratio``)
+    :param base_disk_bytes: stated length of the disk
+    :param ratio: decoded bytes per stored byte (``max_expansion_ratio``)
     """
     of_base = _decoded(base_file_bytes, ratio)
     return FlattenLimits(min(base_disk_bytes, of_base), of_base + _decoded(delta_bytes, ratio))
@@ -54,10 +52,7 @@ def _decoded(stored_bytes: int, ratio: int) -> int:
 def bounded_pieces(
     pieces: Iterable[merge_plan.Piece], bounds: FlattenLimits
 ) -> Iterator[merge_plan.Piece]:
-    """Yield pieces of a disk until the backing image exceeds its limit.
-
-    :raises http_errors.HttpError: it does, because many of its clusters share data
-    """
+    """Yield pieces of a disk; HttpError if the backing image exceeds its limit."""
     left = bounds.base_bytes
     for piece in pieces:
         if piece.extent is not None:
@@ -69,11 +64,7 @@ def bounded_pieces(
 
 
 def check_file(file_bytes: int, bounds: FlattenLimits, quota_bytes: int | None) -> None:
-    """Check the length of the resulting file before the upload.
-
-    :param quota_bytes: the rest of the project's quota; None: unknown
-    :raises http_errors.HttpError: it is too long
-    """
+    """Check the resulting file's length before the upload; raises HttpError."""
     if file_bytes > bounds.file_bytes:
         raise _too_large(
             f"the image would have {file_bytes} bytes, and its base and changes allow "

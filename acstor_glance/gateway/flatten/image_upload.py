@@ -73,10 +73,7 @@ class ImageUploader:
     def check_target(
         self, image_id: ids.ImageId, caller: image_lookup.Caller, disk_format: str
     ) -> None:
-        """Check that an image is queued and has this format.
-
-        :raises http_errors.HttpError: it is not, or the caller may not see it
-        """
+        """Raise HttpError unless an image is queued and has this format."""
         record = self._known.fetch_record(image_id, caller)
         if (status := image_record.text_of(record, "status")) != image_record.QUEUED:
             words = f"the image's status is {status or 'unknown'}, not {image_record.QUEUED}"

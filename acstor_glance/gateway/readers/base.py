@@ -64,11 +64,7 @@ class CredentialsRefused(StoreFault):
 
 
 class Part(NamedTuple):
-    """A range of an object.
-
-    :param size_bytes: of the whole object
-    :param md5: of the whole object, hexadecimal; empty if unknown
-    """
+    """A range of an object; size and MD5 (hexadecimal or empty) are the object's."""
 
     data: bytes
     size_bytes: int
@@ -83,20 +79,12 @@ class Reader(abc.ABC):
 
     @abc.abstractmethod
     def read(self, location: Any, asked: byte_range.ByteRange) -> Part:
-        """Read a range of an object.
-
-        :param location: the driver's ``StoreLocation``
-        :raises StoreFault: it cannot be read
-        """
+        """Read a range of the object at a ``StoreLocation``; raises StoreFault."""
 
     def of_answer(
         self, asked: byte_range.ByteRange, content_range: str, data: bytes, md5: str = ""
     ) -> Part:
-        """Return the range from an HTTP answer.
-
-        :param md5: used if it has the form of an MD5
-        :raises StoreUnreachable: the answer has another range
-        """
+        """Return the range from an HTTP answer; StoreUnreachable if it is another."""
         match = _CONTENT_RANGE.fullmatch(content_range)
         wanted = (asked.offset, asked.offset + asked.length - 1)
         if match is None or (int(match[1]), int(match[2])) != wanted:

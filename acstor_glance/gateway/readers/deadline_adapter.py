@@ -111,9 +111,9 @@ class _DeadlineMixin:
     """Mixin for urllib3's connections."""
 
     def _new_conn(self: Any) -> socket.socket:
-        """Connect to an allowed address (overrides urllib3, as urllib3.contrib.socks).
+        """Connect to an allowed address, or raise InternalAddress.
 
-        :raises InternalAddress: none is allowed
+        Overrides urllib3's method, as urllib3.contrib.socks does.
         """
         bounds = _bounds()
         failed: Exception | None = None
