@@ -38,10 +38,7 @@ class Stored(NamedTuple):
 
 
 class ZeroMap(NamedTuple):
-    """The zero chunks of an image: one bit per chunk, set if it has only zeros.
-
-    :param os_hash: Glance's hash of the image; unknown from an old agent
-    """
+    """The zero chunks of an image: one bit per chunk, set if it has only zeros."""
 
     cut: geometry.Geometry
     bits: bytes
@@ -57,8 +54,6 @@ class AgentClient:
 
     Every request raises errors.AgentUnreachable if no answer comes in time, and errors.AgentRefused
     if the agent cannot execute it, or is too old for it.
-
-    :param timeout_s: default timeout of a request
     """
 
     def __init__(self, socket_path: str, timeout_s: float) -> None:
@@ -104,10 +99,7 @@ class AgentClient:
     def notify_power_off(
         self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False
     ) -> None:
-        """Let reads of an instance fail instead of wait, because it is switched off.
-
-        :param is_taken_back: it stays on after all: its reads wait again
-        """
+        """Let reads of an instance fail instead of wait, as it is powered off; or not."""
         self._ask(control_wire.SwitchedOff(instance_id, is_taken_back), timeout_s)
 
     def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
@@ -119,7 +111,6 @@ class AgentClient:
     ) -> int:
         """Make a disk of a checkpoint; return its size in bytes.
 
-        :param backing_file: path of the raw image
         :param max_bytes: limit of the disk's size; 0: that of any image
         """
         fields = {name: getattr(recovery, name) for name in recovery.__struct_fields__}

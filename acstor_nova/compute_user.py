@@ -68,10 +68,7 @@ def current_user() -> User:
 
 
 def account(name: str) -> User:
-    """Return the permissions of a user's new processes.
-
-    :raises errors.Unusable: the user does not exist
-    """
+    """Return the permissions of a user's new processes; errors.Unusable if unknown."""
     try:
         found = pwd.getpwnam(name)
     except KeyError as e:
@@ -84,7 +81,6 @@ def find_user(name: str, root: pathlib.Path = pathlib.Path("/")) -> User:
     """Return the user whose permissions to check.
 
     :param name: empty: nova-compute's, or else ``nova``, or else the current user
-    :raises errors.Unusable: the user does not exist
     """
     runs = running_user(root)
     if runs is not None and name in ("", runs.name):

@@ -60,10 +60,7 @@ class _Failure(msgspec.Struct):
 
 
 class DecisionClient:
-    """Client for one caller; its methods raise DecisionUnreachable.
-
-    :param ca_file: authorities of the API's certificate; empty: the system's
-    """
+    """Client for one caller; its methods raise DecisionUnreachable."""
 
     def __init__(self, url: str, ca_file: str, token: str) -> None:
         self._url, self._verify = url.rstrip("/"), ca_file or True

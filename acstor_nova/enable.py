@@ -33,11 +33,7 @@ driver = acstor
 
 
 def enable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
-    """Write the file if it is missing; return whether anything changes.
-
-    :param is_trial: change nothing
-    :raises errors.Unusable: it cannot be written
-    """
+    """Write the file if it is missing, unless a trial; return whether that changes."""
     file = folder / NAME
     try:
         if file.exists():
@@ -52,11 +48,7 @@ def enable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
 
 
 def disable(folder: pathlib.Path, *, is_trial: bool = False) -> bool:
-    """Delete the file; return whether anything changes.
-
-    :param is_trial: change nothing
-    :raises errors.Unusable: it cannot be deleted
-    """
+    """Delete the file, unless a trial; return whether that changes anything."""
     file = folder / NAME
     try:
         if not file.exists():

@@ -165,10 +165,7 @@ class RecoveringBase:
 def _create_newest(
     host: imagebackend.HostContext, evacuated: Evacuated, path: str, size_bytes: int
 ) -> str:
-    """Make a disk on the newest usable checkpoint; return its moment.
-
-    :raises errors.AcstorError: there is none
-    """
+    """Make a disk on the newest usable checkpoint; return its moment."""
     own = host.seams.conf.acstor
     asked = decision_client.DecisionClient(
         own.decision_url, own.ca_file, evacuated.context.auth_token or ""
@@ -204,10 +201,7 @@ def _create_with_retries(
     path: str,
     size_bytes: int,
 ) -> None:
-    """Make a disk on a checkpoint; retry while that is only delayed.
-
-    :raises errors.AcstorError: it is unusable, or not ready within LATE_S
-    """
+    """Make a disk on a checkpoint; retry until LATE_S while that is only delayed."""
     ends_s = time.monotonic() + LATE_S
     while True:
         try:
@@ -220,10 +214,7 @@ def _create_with_retries(
 
 
 def _base(host: imagebackend.HostContext, context: Any, image_id: str) -> str:
-    """Return an image's path in Nova's image cache; link its mirror if missing.
-
-    :raises errors.Unusable: it cannot be mirrored
-    """
+    """Return an image's path in Nova's image cache; link its mirror if missing."""
     base = host.base_path(image_id)
     what = f"image {image_id}"
     if why := host.why_unreadable(base):
@@ -299,10 +290,7 @@ def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) ->
 
 
 def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
-    """Delete the agent's disks of checkpoints that no disk of Nova is based on.
-
-    :param here: IDs of the instances on this host
-    """
+    """Delete disks of checkpoints that no disk uses; ``here``: instance IDs."""
     try:
         for told in host.agent.list_recovered():
             if not _is_used(host, told["checkpoint_id"], told["instance_id"], here):

@@ -162,11 +162,9 @@ class HostContext:
             raise NotEligibleError(reason, e.why) from e
 
     def attach_image(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
-        """Attach an image in the agent, with the bytes that Glance has now.
+        """Attach an image in the agent; compare the hash if Glance's record is given.
 
-        :param image: Glance's record; None: no hash is compared
-        :raises errors.AgentRefused: the agent cannot attach it
-        :raises errors.AgentUnreachable: the agent does not answer in time
+        :raises errors.AcstorError: the agent refuses or does not answer
         :raises Exception: Nova's own: disks of this host use other bytes under this ID
         """
         os_hash = image_record.os_hash_of(image or {})
@@ -198,10 +196,7 @@ class HostContext:
         """Return why Nova cannot read the image behind a link; None if it probably can.
 
         The agent is asked first, because a read of the mirror may block Nova's process. An agent
-        that does not answer may be starting.
-
-        :param image: Glance's record; None: no hash is compared
-        :raises Exception: see :meth:`attach_image`
+        that does not answer may be starting. Raises Nova's errors as :meth:`attach_image`.
         """
         image_id = mirror_link.image_of(base)
         if image_id is not None:
@@ -430,10 +425,7 @@ class MirrorBase:
 
 
 def _pause_on_errors(info: Any) -> None:
-    """Make QEMU pause the guest on errors of its disk, by changing the XML.
-
-    Nova's class has no field for this. Writes to parts of clusters may fail like reads.
-    """
+    """Make QEMU pause the guest on errors of its disk, by changing the XML."""
     stock = info.format_dom
 
     def format_dom() -> Any:
@@ -449,10 +441,7 @@ def _pause_on_errors(info: Any) -> None:
 def precache(
     host: HostContext, stock: Callable[[Any, str], bool], context: Any, image_id: str
 ) -> bool:
-    """Cache an image on Nova's request; return whether it was new.
-
-    :raises errors.AcstorError: the image could not be fetched completely
-    """
+    """Cache an image on Nova's request; return whether it was new."""
     base = host.base_path(image_id)
     is_new = not os.path.exists(base)
     if not is_new and mirror_link.image_of(base) is None:

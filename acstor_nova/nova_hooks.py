@@ -95,11 +95,7 @@ MIGRATION_HOOKS: Sequence[NovaHook] = (
 def check_hooks(
     version: str, modules: Sequence[str], table: Mapping[int, Sequence[NovaHook]] = HOOKS
 ) -> None:
-    """Check that this Nova has the expected hooks.
-
-    :param modules: modules whose hooks are checked
-    :raises errors.UnsupportedNova: the version is unknown, or a hook differs
-    """
+    """Raise UnsupportedNova for an unknown version or if a ``modules`` hook differs."""
     from acstor_common import errors
 
     known = table.get(int(version.partition(".")[0]))

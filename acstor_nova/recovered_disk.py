@@ -21,10 +21,7 @@ REBASE_S = 60
 
 
 def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
-    """Restore the checkpoint as base of a disk whose copy was interrupted.
-
-    :raises Exception: Nova's: unknown or impossible
-    """
+    """Restore the checkpoint as base of a disk whose copy was interrupted."""
     try:
         checkpoint_id = recovery_marker.read(path)
         if checkpoint_id is None or mirror_link.checkpoint_of(local_file.backing_of(path) or ""):

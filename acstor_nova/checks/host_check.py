@@ -53,7 +53,6 @@ def load_conf(config_files: list[str]) -> cfg.ConfigOpts:
     """Return Nova's configuration, as far as the checks need it.
 
     :param config_files: empty: those of the running nova-compute, or the default ones
-    :raises cfg.Error: a file cannot be read, or a value is invalid
     """
     conf = cfg.ConfigOpts()
     args = [f"--config-file={name}" for name in config_files] or compute_user.config_args()
@@ -77,7 +76,6 @@ def check_host(
     """Return the findings.
 
     :param user: the user with whose permissions agent and mirror are checked, if possible
-    :param root: root of /proc, /sys and /etc
     """
     return [
         *_configuration(conf),

@@ -57,7 +57,6 @@ class SnapshotHooks:
 class PendingSnapshot:
     """A snapshot that Nova's driver is making.
 
-    :param record_of: returns the image's new record, by format
     :param make_live: copies a disk in use, and converts the copy (:func:`send_delta`)
     """
 
@@ -106,10 +105,7 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
         image_id: str,
         base_image_id: str,
     ) -> Any:
-        """Make the snapshot in Glance from a delta; otherwise fall back to Nova's class.
-
-        Nova's class does not support it, so Nova makes a complete image.
-        """
+        """Make the snapshot from a delta; else let Nova make a complete image."""
         made = _under_way.get()
         _under_way.set(None)
         if made is not None and (base := self._base_of_snapshot()) is not None:
@@ -166,10 +162,7 @@ class Snapshot:
         )
 
     def create_image(self, disk_path: str, name: str) -> None:
-        """Make the snapshot; return when the image is active.
-
-        :raises Exception: it failed, and the image is queued as before
-        """
+        """Make the snapshot; after an error the image is queued as before."""
         self._check()
         self._gateway.check_base(self._base)
         record = self._made.record_of(self._format)

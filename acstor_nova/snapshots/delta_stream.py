@@ -33,7 +33,6 @@ class DeltaBody:
 
     :param told: the zeros of the image that it is based on
     :raises disk_delta.TooManyExtents: the delta is too fragmented
-    :raises errors.Unusable: the disk cannot be read, or is not Nova's
     """
 
     def __init__(

@@ -74,11 +74,7 @@ class _Alive(adapters.HTTPAdapter):
 
 
 class GatewayClient:
-    """Client for one caller; every method raises GatewayUnreachable or GatewayRefused.
-
-    :param ca_file: authorities of the gateway's certificate; empty: the system's
-    :param headers: authenticate the caller
-    """
+    """Client for one caller; every method raises GatewayUnreachable or GatewayRefused."""
 
     def __init__(self, url: str, ca_file: str, headers: Mapping[str, str] | None = None) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -98,8 +94,6 @@ class GatewayClient:
 
     def flatten_image(self, image_id: str, disk_format: str, body: Body) -> int:
         """Make an image from a delta; return its size in Glance in bytes.
-
-        Also raises what ``body`` raises.
 
         :param image_id: the new image, whose record has the same format
         """

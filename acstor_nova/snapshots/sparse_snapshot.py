@@ -30,10 +30,7 @@ def extract_image(
     out_path: str,
     dest_fmt: str,
 ) -> None:
-    """Write the image of a disk that is not being written, or send its delta.
-
-    :param stock: Nova's function, with the arguments that follow
-    """
+    """Write the image of an idle disk by Nova's ``stock``, or send its delta."""
     if delta_snapshot.send_delta(disk_path):
         return
     base = local_file.backing_of(disk_path) if source_fmt == "qcow2" else None
