@@ -8,11 +8,11 @@ with another image's ID are copies, those with another project are another acsto
 ignored.
 
 acstor removes only protection that it has set. Where a user removed it (a mark without
-``protected``), acstor replaces the mark by ``acstor_unprotected=…`` and never protects the image
-again.
+``protected``), acstor replaces the mark by ``acstor_unprotected=…``, and leaves the image alone
+until a user removes this tag.
 
-Missing data never removes protection: it needs complete answers without the image for a while, and
-a host that reports; a loss of the decision service's database does not count as such.
+Protection is removed only after a while of complete answers without the image, and only while hosts
+report. Images marked before the decision service's database began keep it until that is a day old.
 """
 
 import datetime
