@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decision service: adapts the ring to the hosts that live and to their traffic."""
+"""The decision service: adapts the v-node table to live hosts and their traffic."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers checkpoints of hosts, and forgets those of servers that are gone.
+"""Registers checkpoints of hosts, and deletes those of servers that are gone.
 
-The one rule: a host may register for a server that Nova says is on it, and for no other.  Who
-could do more would let a server be recovered with a disk of his own.  So what Nova does not say
-is a no, which passes.
+A host may register a checkpoint only for a server that Nova reports on it. Otherwise a host could
+have a server recovered with a forged disk. While Nova does not respond, the host must retry.
 """
 
 import base64
@@ -41,27 +40,24 @@ from acstor_decision.identity import trust_state
 LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 30.0
-"""Prometheus looks that often."""
+"""Interval at which the leader updates the metrics of checkpoints."""
 SWEEP_EVERY_S = 300.0
-"""Nova is asked that often whether servers with checkpoints still exist."""
+"""Interval at which Nova is asked whether servers with checkpoints exist."""
 SWEPT = 200
-"""Servers that are asked for in a row, some seconds of Nova's time; the next ones then."""
+"""Servers in one page of a sweep."""
 BETWEEN_S = 0.02
 NOTE_EVERY_S = 60.0
-"""What one host says of checkpoints that fail is written down that often at most."""
+"""Minimum time between two writes of one host's checkpoint failures."""
 _GONE = (enrolment_rules.EnrolmentState.REVOKED, enrolment_rules.EnrolmentState.FORGOTTEN)
 
 
 class CheckpointRegistry:
-    """What this instance of the service does about checkpoints.
+    """Handles checkpoint messages of hosts, and cleans up.
 
-    ``registered`` and ``refused`` (by the reason) count since its start; ``newest`` are the newest
-    checkpoints of all servers, some seconds ago, where this instance leads.
+    ``newest`` has the newest checkpoints of all servers while this instance leads.
 
-    :param trust: returns whom the service believes now
-    :param intervals: knows how often checkpoints are wanted
-    :param kept: newest checkpoints of an instance that stay
-    :param kept_after_s: for how long those of one stay that Nova does not know any more
+    :param kept: checkpoints kept for each server
+    :param kept_after_s: time for which checkpoints are kept after Nova deleted their server
     """
 
     def __init__(
@@ -81,7 +77,7 @@ class CheckpointRegistry:
         self.refused = dict.fromkeys(("not_authentic", "not_its_own", "unknown", "stale"), 0)
         self._store, self._nova, self._trust, self._intervals = store, nova, trust, intervals
         self._kept, self._kept_after_s, self._wall = kept, kept_after_s, wall
-        # For each host, so that one that says much keeps no other from being heard.
+        # One for each host, so that a busy host does not displace others.
         self._freshness: dict[str, replay_filter.ReplayFilter] = {}
         self._noted_s: dict[str, float] = {}
         self._asking: set[tuple[object, ...]] = set()
@@ -89,7 +85,7 @@ class CheckpointRegistry:
         self._complaints = message_bus.ThrottledWarnings(clock)
 
     def rpc_methods(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
-        """Return what answers hosts, by the method that they call."""
+        """Return the RPC handlers by method name."""
         return {
             messages.REGISTER_CHECKPOINT: self.register_checkpoint,
             messages.KEPT_CHECKPOINTS: self.list_kept,
@@ -99,15 +95,15 @@ class CheckpointRegistry:
         }
 
     def register_checkpoint(self, payload: object) -> dict[str, Any]:
-        """Answer a host that has taken a checkpoint; called in threads of the message bus."""
+        """Register a host's checkpoint; called in threads of the message bus."""
         return self._answered(payload, messages.SealedMessage, self._revealed)
 
     def list_kept(self, payload: object) -> dict[str, Any]:
-        """Answer a host that asks which of its checkpoints stay."""
+        """Return which checkpoints of a host are kept."""
         return self._answered(payload, messages.RetentionRequest, self._kept_of)
 
     def answer_intervals(self, payload: object) -> dict[str, Any]:
-        """Answer a host that asks how often checkpoints are wanted; note which of its fail."""
+        """Return the checkpoint intervals of a host, and record its failures."""
         return self._answered(
             payload,
             messages.IntervalRequest,
@@ -116,13 +112,13 @@ class CheckpointRegistry:
         )
 
     def list_orphaned_owners(self, payload: object) -> dict[str, Any]:
-        """Answer a host that asks which of those it keeps checkpoints for are gone for good."""
+        """Return which owners of checkpoints in a host's vault are gone for good."""
         return self._answered(
             payload, messages.OwnerRequest, self._gone_of, signing.CHECKPOINT_OWNERS
         )
 
     def service_key(self, _payload: object) -> dict[str, Any]:
-        """Answer with what a checkpoint is to be concealed with."""
+        """Return the public key that encrypts checkpoint registrations."""
         signer = self._trust().signer
         key = messages.ServiceKey(sealed_box.public_key(signer).hex())
         return decision_messages.encode(
@@ -136,7 +132,7 @@ class CheckpointRegistry:
         work: Callable[[Any], messages.Response],
         purpose: str = signing.CHECKPOINT_ANSWER,
     ) -> dict[str, Any]:
-        """Return the answer, sealed: who trusts another one drops what is to stay."""
+        """Verify a request, handle it, and return the response, signed against forgery."""
         host, sent_s = "", 0.0
 
         def done() -> messages.Response:
@@ -160,7 +156,7 @@ class CheckpointRegistry:
         except errors.RemoteProtocolError as e:
             self.refused["not_authentic"] += 1
             return messages.Response(str(e))
-        except nova_client.NovaBusy as e:  # no line in the log: that would be as many as questions
+        except nova_client.NovaBusy as e:  # not logged: a flood of requests would flood the log
             self.refused["unknown"] += 1
             return messages.Response(str(e), may_pass=True)
         except (nova_client.NovaUnreachable, database.DatabaseError) as e:
@@ -173,10 +169,7 @@ class CheckpointRegistry:
 
     @contextlib.contextmanager
     def _alone(self, host: str, *what: object) -> Iterator[None]:
-        """Keep a host from taking threads of the message bus with many questions at a time.
-
-        :raises nova_client.NovaBusy: it waits for the answer to another one of this kind
-        """
+        """Limit a host to one request of a kind at a time; raise NovaBusy otherwise."""
         with self._lock:
             if (host, *what) in self._asking:
                 raise nova_client.NovaBusy(f"{host} waits for another answer")
@@ -188,7 +181,6 @@ class CheckpointRegistry:
                 self._asking.discard((host, *what))
 
     def _checked(self, payload: object, kind: type[Any]) -> Any:
-        """Return what a host says, once it has proven who it is, and that this is new."""
         signed = decision_messages.decode(payload, decision_messages.Signed)
         trust = self._trust()
         certificate, told = signed_messages.verify_from_host(
@@ -254,14 +246,14 @@ class CheckpointRegistry:
         return self._intervals.intervals_of_host(asked.host)
 
     def _gone_of(self, asked: messages.OwnerRequest) -> messages.OwnerResponse:
-        """Who is not known at all is not said to be gone: this database may be an old one."""
+        """Return the owners that are gone; unknown ones stay, as the database may be old."""
         hosts = self._trust().hosts
         left = [one for one in asked.owners if one in hosts and hosts[one].state in _GONE]
         needed = self._store.checkpointed_hosts(left)
         return messages.OwnerResponse(gone=tuple(one for one in left if one not in needed))
 
     def run_cleanup(self, leads: Callable[[], bool], stopping: threading.Event) -> None:
-        """Look at checkpoints, and forget those of servers that are gone, while this one leads."""
+        """Update metrics and delete checkpoints of gone servers, while this one leads."""
         sweeps_s = self._clock() + SWEEP_EVERY_S
         while not stopping.wait(LOOK_EVERY_S):
             try:
@@ -275,10 +267,7 @@ class CheckpointRegistry:
                 LOG.exception("checkpoints are not checked")
 
     def sweep_servers(self, stopping: threading.Event) -> None:
-        """Ask Nova for each server that has checkpoints.
-
-        :raises nova_client.NovaUnreachable: it cannot be known
-        """
+        """Ask Nova for each server with checkpoints; may raise NovaUnreachable."""
         marker = ""
         while found := self._store.checkpointed_instances(marker, SWEPT):
             for instance_id in found:
@@ -295,7 +284,6 @@ class CheckpointRegistry:
 
 
 def _fault_of(taken: messages.RegisteredCheckpoint, server: nova_client.Server | None) -> str:
-    """Return why a host may not register a checkpoint; empty if it may."""
     if server is None:
         return f"Nova knows no server {taken.instance_id}"
     if server.host != taken.host:

@@ -148,7 +148,7 @@ OPTS = [
 
 
 def switch_load_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
-    """Yield the option group of every installed provider of switch loads that has options."""
+    """Yield the option group of each installed provider of switch loads."""
     found: stevedore.ExtensionManager[Any] = stevedore.ExtensionManager(SWITCH_LOADS_NAMESPACE)
     for extension in found:
         if options := extension.plugin.options():
@@ -157,7 +157,7 @@ def switch_load_options() -> Iterator[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
-    """Register the service's options, those of its plug-ins and those of the database."""
+    """Register the options of the service, its plug-ins, Nova and the database."""
     for group, options in _own_opts():
         common_conf.register(conf, group, options)
     nova_client.register_opts(conf)
@@ -165,7 +165,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 
 def list_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
-    """Return all options of acstor's own for the sample generator."""
+    """Return acstor's own options for the sample generator."""
     of_nova = (nova_client.GROUP, [*nova_client.auth_options(), *nova_client.options()])
     return [*_own_opts(), of_nova]
 
@@ -175,9 +175,9 @@ def _own_opts() -> list[tuple[cfg.OptGroup, list[cfg.Opt]]]:
 
 
 def load(args: list[str]) -> cfg.ConfigOpts:
-    """Read the configuration into the global object (oslo.messaging knows no other); return it.
+    """Load the configuration into the global object and return it.
 
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :raises cfg.Error: a file is missing, or an option's value is invalid
     """
     conf = cfg.CONF
     prog, says = "acstor-decision", "Run the decision service."
@@ -186,7 +186,7 @@ def load(args: list[str]) -> cfg.ConfigOpts:
 
 
 def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
-    """Return what membership and overload are measured with."""
+    """Return the limits of membership and overload."""
     return members.Limits(
         collection_s=decision_messages.COLLECTION_S,
         dead_after_samples=own.dead_after_samples,
@@ -196,10 +196,10 @@ def limits(own: cfg.ConfigOpts.GroupAttr) -> members.Limits:
 
 
 def silent_after_s(own: cfg.ConfigOpts.GroupAttr) -> float:
-    """Return for how long a host may be silent before it is gone."""
+    """Return how long a host may be silent until it counts as gone."""
     return float(own.dead_after_samples * decision_messages.COLLECTION_S)
 
 
 def policy(own: cfg.ConfigOpts.GroupAttr) -> decider.Policy:
-    """Return what tables are decided by."""
+    """Return the policy of the decider."""
     return decider.Policy(may_remap=own.remap, segment_chunks=own.segment_chunks or None)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How often checkpoints of a host's servers are wanted, as Nova knows it: aggregates, metadata.
+"""Looks up checkpoint intervals in the metadata of Nova's aggregates and servers.
 
-Who owns a server may ask for no more than the operator offers.  Metadata is the tenant's,
-so it counts only where the operator has said how short an interval may be, and a shorter
-one is that.  What aggregates and flavors say is the operator's own.
+Tenants own the metadata of servers. It counts only if the operator has set a minimum, to which
+shorter intervals are raised. Operators own the metadata of aggregates.
 
-Hosts that ask while Nova does not answer, or too often, are told to ask again; none waits for
-what another one asked.
+A host that asks too often, or while Nova does not respond, is told to retry. No thread waits for
+another thread's request.
 """
 
 import threading
@@ -19,21 +18,18 @@ from acstor_common.wire import checkpoint_messages as messages
 from acstor_decision import nova_client
 
 KNOWN_S = 60.0
-"""For so long aggregates are known: one question to Nova tells of those of all hosts.
-
-That Nova did not say them is remembered for as long."""
+"""How long aggregates are cached, or that Nova failed to list them."""
 LEAST_S = 10.0
-"""Between two questions of a host for what Nova says of its servers; daemons ask every 10 min."""
+"""Minimum time between two requests of a host; daemons ask every 10 min."""
 
 _Told = tuple[float, list[nova_client.Aggregate] | None]
-"""When Nova was asked last, and what it said; None: nothing."""
+"""Time of the last request to Nova, and the aggregates; None: it failed."""
 
 
 class IntervalLookup:
-    """What Nova says of intervals; may be asked by many threads.
+    """Looks up the intervals of hosts and their servers; thread-safe.
 
-    :param least_s: the shortest that metadata of servers may ask for; 0: metadata says nothing
-    :param clock: monotonic
+    :param least_s: minimum for metadata of servers; 0: ignore that metadata
     """
 
     def __init__(
@@ -48,10 +44,7 @@ class IntervalLookup:
         self._hosts_asked_s: dict[str, float] = {}
 
     def intervals_of_host(self, host: str) -> messages.IntervalResponse:
-        """Return what counts for a host and its servers.
-
-        :raises nova_client.NovaUnreachable: it cannot be known
-        """
+        """Return the intervals of a host and of its servers; may raise NovaUnreachable."""
         said = [
             checkpoint_intervals.parse(one.metadata.get(checkpoint_intervals.NAME))
             for one in self._all()
@@ -61,7 +54,7 @@ class IntervalLookup:
         return messages.IntervalResponse(of_host=of_host, of_servers=self._of_servers(host))
 
     def _all(self) -> list[nova_client.Aggregate]:
-        """Return the aggregates; one thread asks at a time, and no other waits for it."""
+        """Return the aggregates, cached; at most one thread asks Nova."""
         asked_s, told = self._told
         if self._clock() - asked_s < KNOWN_S:
             if told is None:
@@ -90,7 +83,7 @@ class IntervalLookup:
         return tuple(found[: messages.MAX_INTERVALS])
 
     def _take_turn(self, host: str) -> None:
-        """Note that a host asks; only those of the last LEAST_S are remembered."""
+        """Record a host's request, and raise if its last one is too recent."""
         with self._turns:
             now_s = self._clock()
             recent = {

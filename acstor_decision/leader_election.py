@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the instances leads: the one that holds tooz' lock.
+"""Leader election: the instance that holds tooz' lock leads.
 
-Who is not sure does not lead.  Two may think so for a moment (a lock service
-that restarts forgets who held it); the database gives each epoch once, and who
-comes second steps down.
+An instance that is unsure does not lead. Two may lead for a moment, as after a restart of the lock
+service; the database then accepts each epoch once, and the second instance steps down.
 """
 
 import logging
@@ -22,13 +21,13 @@ LOG = logging.getLogger(__name__)
 
 LOCK = b"acstor-decision"
 ANSWER_S = 20.0
-"""The longest that where instances agree may take; most of tooz' drivers wait for ever."""
+"""Timeout of calls to the lock service; most drivers of tooz have none."""
 
 
 def check_driver(url: str) -> None:
-    """Check that what instances agree by is installed; connects to nothing.
+    """Check that the tooz driver of a URL is installed; connects to nothing.
 
-    :raises errors.Unusable: it is not, or the URL is none
+    :raises errors.Unusable: the driver is missing, or the URL is invalid
     """
     try:
         coordination.get_coordinator(url, LOCK)
@@ -41,24 +40,23 @@ def check_driver(url: str) -> None:
 
 
 class LeaderElection:
-    """This instance's part in the choice.
+    """One instance's candidacy.
 
-    :param url: where instances agree, as tooz wants it
-    :param lease_s: how long a lock of a dead instance stays its own, where the lock service is not
-        told of its end
+    :param lease_s: lifetime of a dead instance's lock, where the lock service does not notice its
+        end
     """
 
     def __init__(self, url: str, instance: str, lease_s: float = 5.0) -> None:
         self._url = _with_lease(url, lease_s)
         self._instance = instance
         self._coordinator: coordination.CoordinationDriver | None = None
-        self._lock: Any = None  # a locking.Lock, all of which have acquired
+        self._lock: Any = None  # a locking.Lock; its subclasses have ``acquired``
         self._leads = False
         self._was_reachable = True
         self._deadline = call_deadline.CallDeadline("coordination", ANSWER_S)
 
     def is_leader(self) -> bool:
-        """Say whether this instance leads now; takes the lead if nobody has it."""
+        """Return whether this instance leads now; acquire the lock if it is free."""
         try:
             self._leads = self._deadline.run_call(self._hold)
         except (tooz.ToozError, OSError, call_deadline.CallTimeout) as e:
@@ -70,14 +68,14 @@ class LeaderElection:
             self._leads = False
             if not isinstance(
                 e, call_deadline.CallTimeout
-            ):  # else the call goes on, and is looked at
+            ):  # after a timeout the call is still running
                 self.step_down()
         else:
             self._was_reachable = True
         return self._leads
 
     def step_down(self) -> None:
-        """Let another one lead; this instance may try again later."""
+        """Release the lock; this instance may acquire it again later."""
         self._leads = False
         try:
             self._deadline.run_call(self._let_go)
@@ -111,20 +109,19 @@ class LeaderElection:
         try:
             owns = bool(lock.is_still_owner())
         except tooz.NotImplemented:
-            return True  # this kind cannot tell
+            return True  # the driver cannot tell
         if not owns:
             LOG.warning("%s has lost the leadership", self._instance)
             self._let_go()
         return owns
 
     def _shown_url(self) -> str:
-        """Return the URL without a password."""
         scheme, _, rest = self._url.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _with_lease(url: str, lease_s: float) -> str:
-    """Return the URL with tooz' option for leases, where etcd grants them and none is given.
+    """Return an etcd URL with tooz' lease option, unless the URL has it.
 
     >>> _with_lease("etcd3+http://controller:2379", 5.0)
     'etcd3+http://controller:2379?lock_timeout=5'

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Prometheus endpoint of the decision service: what an instance knew after its last round.
-
-A picture is made by the thread that makes rounds, and never changed afterwards;
-the endpoint's thread only reads it.
-"""
+"""Prometheus endpoint of the decision service: the state after the last round."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,9 +20,9 @@ _NO_THRESHOLDS = threshold.Thresholds()
 
 @dataclasses.dataclass(frozen=True)
 class HostMetrics:
-    """One host.
+    """Metrics of one host.
 
-    :param traffic_share: without chunks, in plus out, of its link's rate
+    :param traffic_share: without chunks, in plus out, as a share of its link's rate
     """
 
     vnodes: int
@@ -39,39 +35,35 @@ class Checkpoint(Protocol):
 
     @property
     def instance_id(self) -> str:
-        """The server."""
+        """Return the server's ID."""
 
     @property
     def taken_s(self) -> float:
-        """When it was taken, wall clock of its host."""
+        """Return when it was taken, by the wall clock of its host."""
 
     @property
     def interval_s(self) -> int:
-        """How often one is promised; 0: not at all."""
+        """Return the promised interval; 0: none."""
 
     @property
     def changed_bytes(self) -> int:
-        """What of the disk differs from the image."""
+        """Return the size of the disk's difference from its image."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InstanceMetrics:
-    """What an instance knows.
+    """Metrics of an instance.
 
-    :param round_s: wall clock when its last round ended; 0: it has made none
-    :param has_loads: whether it is known how busy the switches are
-    :param traffic_cv: how unevenly hosts carry what they carry (Wu et al. 2017, Equation 2)
-    :param silent: the first hosts that enrolled and send no samples, where this instance leads;
-        none while it hears no host at all, for then it is not they
-    :param silent_total: how many there are
-    :param heard: samples that were used
-    :param refused: samples that were not, by the reason
-    :param refused_enrolments: requests for certificates at all instances of the API, likewise
-    :param checkpoints: the newest of each server, where this instance leads
-    :param checkpoints_registered: since its start
-    :param checkpoints_refused: that hosts wanted to register, by the reason
-    :param published: tables that it has published, by the reason
-    :param moved: v-nodes that these moved
+    :param round_s: wall clock at the end of the last round; 0: none yet
+    :param traffic_cv: imbalance of the hosts' traffic (Wu et al. 2017, Equation 2)
+    :param silent: the first enrolled hosts without samples, if this instance leads; none if it
+        receives no samples at all
+    :param silent_total: their number
+    :param heard: samples accepted
+    :param refused: samples refused, by reason
+    :param refused_enrolments: by all instances of the API, by reason
+    :param checkpoints: the newest of each server, if this instance leads
+    :param published: tables published since the start, by reason
     """
 
     leads: bool = False
@@ -97,10 +89,9 @@ class InstanceMetrics:
 
 
 class Collector(registry.Collector):
-    """Turns a picture into metrics.
+    """Converts InstanceMetrics into Prometheus metrics.
 
-    :param picture: returns it; called from the endpoint's thread
-    :param by_server: checkpoints are shown for each server
+    :param picture: returns the current metrics; called from the endpoint's thread
     """
 
     def __init__(self, picture: Callable[[], InstanceMetrics], by_server: bool = False) -> None:
@@ -150,9 +141,7 @@ class Collector(registry.Collector):
 def serve(
     address: str, picture: Callable[[], InstanceMetrics], by_server: bool = False
 ) -> Callable[[], None]:
-    """Start the endpoint in a thread; return what stops it.
-
-    :param by_server: checkpoints are shown for each server
+    """Start the endpoint in a thread; return a function that stops it.
 
     :raises errors.Unusable: the address cannot be used
     """

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nova, asked by the service itself: where servers are, and what they and aggregates say.
+"""Client of Nova with the service's credentials: servers, metadata, aggregates.
 
-The one rule: what Nova does not say clearly is not known, and nothing is done on account of it.
-Who asks may be a thread that hosts' samples need too, so few wait for Nova, and none for another.
-Hosts share the places fairly, so no host's questions keep out those of another one.
-Nothing that it said of a server is remembered: where that was some seconds ago says nothing of
-who may speak for it now.
+An unclear response counts as unknown. Few threads wait for Nova, since hosts' samples need threads
+too; hosts share these places fairly. Servers are not cached: a stale host would let the wrong host
+speak for a server.
 """
 
 import copy
@@ -33,17 +31,17 @@ LOG = logging.getLogger(__name__)
 GROUP = cfg.OptGroup("nova", title="Requests to Nova, as the service's own user")
 TIMEOUT_S = 15
 CALLERS = 16
-"""Threads that ask at a time: a quarter of those in which oslo.messaging hands over messages."""
+"""Concurrent requests: a quarter of the threads of oslo.messaging."""
 WAITING = 16
 """Threads that wait for a place, for WAIT_S at most."""
 WAIT_S = 3.0
 MAX_PAGES = 16
-"""Of the servers of one host; Nova gives 1,000 on each, if it is not told otherwise."""
+"""Pages of one host's servers; Nova returns 1,000 on each by default."""
 _HOST = "OS-EXT-SRV-ATTR:host"
 
 
 class NovaUnreachable(errors.AcstorError):
-    """Nova does not answer, or not as it should."""
+    """Nova does not respond, or its response is invalid."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -54,14 +52,14 @@ class NovaUnreachable(errors.AcstorError):
 
 
 class NovaBusy(NovaUnreachable):
-    """Nova was asked enough for the moment; who wants to know may try again soon."""
+    """Too many requests to Nova are in progress; the caller may retry soon."""
 
     def __str__(self) -> str:
         return f"Nova is not asked now, try again: {self.why}"
 
 
 class Server(NamedTuple):
-    """What Nova says of a server; ``host`` is empty if it is on none."""
+    """Nova's record of a server; ``host`` is empty if it is on none."""
 
     host: str
     project_id: str
@@ -75,13 +73,13 @@ class Aggregate(NamedTuple):
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:
-    """Register the options of requests to Nova; those of the way to log in come with that."""
+    """Register the options of requests to Nova, except those of auth plug-ins."""
     loading.register_auth_conf_options(conf, GROUP.name)
     common_conf.register(conf, GROUP, options())
 
 
 def auth_options() -> list[cfg.Opt]:
-    """Return the options of the usual way to log in, for the sample."""
+    """Return the options of password authentication, for the sample."""
     found = [*loading.get_auth_common_conf_options()]
     for opt in loading.get_auth_plugin_conf_options("v3password"):  # their help is short
         told = copy.copy(opt)
@@ -99,11 +97,7 @@ def options() -> list[cfg.Opt]:
 
 
 class NovaClient:
-    """What Nova tells; may be asked by many threads.
-
-    :param conf: with the options of :func:`options`
-    :param callers: threads that ask at a time
-    """
+    """Client of Nova; thread-safe. Requests raise NovaUnreachable without a response."""
 
     def __init__(self, conf: cfg.ConfigOpts, callers: int = CALLERS) -> None:
         self._conf = conf
@@ -116,14 +110,13 @@ class NovaClient:
 
     @property
     def is_configured(self) -> bool:
-        """Say whether there is a way to Nova: [nova] says as whom it is asked."""
+        """Return whether [nova] has an authentication type."""
         return bool(self._conf[GROUP.name].auth_type)
 
     def get_server(self, instance_id: ids.ImageId, asker: str = "") -> Server | None:
-        """Return what Nova says of a server now; None if it knows none.
+        """Return Nova's current record of a server; None if it knows none.
 
         :param asker: the host on whose behalf Nova is asked; "": the service itself
-        :raises NovaUnreachable: it cannot be known
         """
         answer = self._get(f"/servers/{instance_id}", asker)
         if answer is None:
@@ -135,10 +128,7 @@ class NovaClient:
             raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
 
     def list_aggregates(self) -> list[Aggregate]:
-        """Return all host aggregates.
-
-        :raises NovaUnreachable: they cannot be known
-        """
+        """Return all host aggregates."""
         answer = self._get("/os-aggregates") or {}
         try:
             return [
@@ -149,10 +139,7 @@ class NovaClient:
             raise NovaUnreachable(f"{type(e).__name__}: {e}") from e
 
     def metadata_on(self, host: str) -> dict[str, Mapping[str, Any]]:
-        """Return the metadata of all servers that are on a host, by their ids.
-
-        :raises NovaUnreachable: it cannot be known
-        """
+        """Return the metadata of all servers on a host, by server ID."""
         found: dict[str, Mapping[str, Any]] = {}
         wanted = {"host": host, "all_tenants": "1"}
         for _ in range(MAX_PAGES):
@@ -171,10 +158,6 @@ class NovaClient:
         return found
 
     def _get(self, path: str, asker: str = "", **query: str) -> dict[str, Any] | None:
-        """Return what Nova answers; None if there is no such thing.
-
-        :raises NovaUnreachable: it is no answer
-        """
         try:
             with self._limit.hold_place(asker):
                 answer = self._answer(path, query)
@@ -212,14 +195,10 @@ class NovaClient:
 
 
 _ODD = (ValueError, LookupError, TypeError, AttributeError)
-"""What comes of an answer that is not what Nova gives."""
+"""Errors that a malformed response causes."""
 
 
 def _host_of(server: dict[str, Any]) -> str:
-    """Return which host a server is on; empty: on none.
-
-    :raises NovaUnreachable: it is not told
-    """
     if _HOST not in server:
         raise NovaUnreachable("[nova] is a user to whom Nova does not tell hosts")
     return str(server[_HOST] or "")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service's door to the message bus: samples come in, v-node tables go out.
+"""Message bus endpoint: receives samples, sends v-node tables and tasks.
 
-A broker that is gone never ends the service.  Samples are handed over in threads
-of oslo.messaging; what is sent waits for the broker a few seconds at most, since
-agents that missed a table show it by their next sample.
+Threads of oslo.messaging deliver samples. A send waits a few seconds at most for the broker: the
+next samples of agents show whether they missed a table.
 """
 
 import logging
@@ -31,9 +30,9 @@ LOG = logging.getLogger(__name__)
 
 SEND_RETRIES = 1
 CALLERS = 3
-"""Threads of a process of the API that wait for the broker at a time."""
+"""Threads of one API process that may wait for the broker."""
 HEARD_S = 10
-"""A daemon answers at once: it asks libvirt at most."""
+"""Timeout of a call; a daemon waits for libvirt at most."""
 
 Heard = Callable[[decision_messages.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_messages.Signed]
@@ -43,7 +42,7 @@ Answers = Mapping[str, Callable[[object], dict[str, Any]]]
 
 
 class _Endpoint(message_bus.Endpoint):
-    """What agents and others may call."""
+    """RPC methods that agents and other services may call."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class _Endpoint(message_bus.Endpoint):
             raise
 
     def _tell_of_unsigned(self, host: object) -> None:
-        """Log each host once that has an agent from before samples were signed."""
+        """Log each host once whose agent does not sign its samples."""
         name = ascii(host)[:64]
         if name not in self._unsigned and len(self._unsigned) < MAX_NAMED:
             self._unsigned.add(name)
@@ -86,15 +85,13 @@ class _Endpoint(message_bus.Endpoint):
             )
 
     def get_ring(self, _context: object, payload: object = None) -> dict[str, Any]:
-        """Return the v-node table in force."""
+        """Return the current v-node table."""
         return decision_messages.encode(self._current_ring())
 
 
 def _called(
     answer: Callable[[object], dict[str, Any]],
 ) -> Callable[..., dict[str, Any]]:
-    """Return a method that others may call and whose answer they get."""
-
     def call(_context: object, payload: object = None) -> dict[str, Any]:
         return answer(payload)
 
@@ -102,12 +99,10 @@ def _called(
 
 
 class AgentBus:
-    """Hears samples and sends tables.
+    """Receives samples and sends tables and tasks.
 
-    ``refused`` counts samples that made no sense or proved nothing.
-
-    :param conf: the global configuration, for oslo.messaging knows no other
-    :param answers: what answers to other methods that may be called
+    :param conf: the global configuration, the only one that oslo.messaging uses
+    :param answers: handlers of further RPC methods, by method name
     """
 
     def __init__(
@@ -126,24 +121,24 @@ class AgentBus:
         self._stopping = threading.Event()
 
     def start_server(self) -> None:
-        """Hear what comes, as soon as the broker is there."""
+        """Start to receive, as soon as the broker is reachable."""
         supervision.start("rpc-listener", self._serve, self._stopping)
 
     def stop_server(self) -> None:
-        """Let go of the broker.  Waits a few seconds at most."""
+        """Close the connection to the broker; waits a few seconds at most."""
         self._stopping.set()
         message_bus.close_in_background(self._close)()
 
     def publish_table(self, table: decision_messages.RingTable) -> bool:
-        """Send a table to all agents; say whether the broker took it."""
+        """Send a table to all agents; return whether the broker accepted it."""
         return self._send({"fanout": True}, table)
 
     def send_table(self, host: str, table: decision_messages.RingTable) -> bool:
-        """Send a table to one agent alone; say whether the broker took it."""
+        """Send a table to one agent; return whether the broker accepted it."""
         return self._send({"server": host}, table)
 
     def send_task(self, host: str, task: decision_messages.Signed) -> bool:
-        """Give a sealed task to one agent alone; say whether the broker took it."""
+        """Send a signed task to one agent; return whether the broker accepted it."""
         return self._send({"server": host}, task, decision_messages.IMAGE_TASK_GIVEN)
 
     def _send(
@@ -175,7 +170,7 @@ class AgentBus:
 
 
 class BusUnreachable(errors.AcstorError):
-    """The message bus does not take what is to be sent."""
+    """The message bus does not accept a message."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -186,10 +181,10 @@ class BusUnreachable(errors.AcstorError):
 
 
 class TaskSender:
-    """Sends what operators ask for; connects when there is something to send.
+    """Sends tasks and requests of operators; connects at the first one.
 
     :param conf: the global configuration
-    :param seal: signs what is sent, for a purpose
+    :param seal: signs a message for a purpose
     """
 
     def __init__(
@@ -201,9 +196,9 @@ class TaskSender:
         self._limit = concurrency_limit.ConcurrencyLimit("the message bus", CALLERS, time.monotonic)
 
     def send_task(self, task: decision_messages.ImageTask, hosts: Iterable[str] | None) -> None:
-        """Give a task to the agents of some hosts, or of all.
+        """Send a task to the agents of some hosts; None: of all.
 
-        :raises BusUnreachable: perhaps some hosts have it already
+        :raises BusUnreachable: some hosts may have received the task
         """
         every: list[tuple[dict[str, Any], tuple[str, ...]]] = (
             [({"fanout": True}, ())]
@@ -217,10 +212,10 @@ class TaskSender:
             self._send(target, decision_messages.IMAGE_TASK_GIVEN, sealed)
 
     def request_preparation(self, wanted: decision_messages.ImageWanted, request: int) -> None:
-        """Ask one of those who prepare images to prepare one.
+        """Ask a Glance listener to prepare an image.
 
-        :param request: a number that tells this request from others
-        :raises BusUnreachable: it is not asked
+        :param request: unique number of the request
+        :raises BusUnreachable: the request was not sent
         """
         target = oslo_messaging.Target(topic=trace_message.TOPIC)
         asked = decision_messages.ImageWantedAt(
@@ -231,12 +226,12 @@ class TaskSender:
     def request_checkpoint(
         self, instance_id: str, host: str, request: int
     ) -> decision_messages.Signed | None:
-        """Ask the daemon of a host for a checkpoint of one of its servers.
+        """Ask the checkpoint daemon of a host for a checkpoint of one of its servers.
 
-        :param request: a number that tells this request from others
-        :return: what the host says, not checked yet; None: it says nothing
-        :raises BusUnreachable: it is not asked
-        :raises errors.RemoteProtocolError: what it says makes no sense
+        :param request: unique number of the request
+        :return: the response, not verified; None: the daemon did not respond
+        :raises BusUnreachable: the request was not sent
+        :raises errors.RemoteProtocolError: the response is malformed
         """
         wanted = checkpoint_messages.CheckpointRequest(
             request=request, instance_id=instance_id, host=host, given_s=self._wall()
@@ -283,13 +278,10 @@ def _cast(
     method: str,
     payload: msgspec.Struct,
 ) -> None:
-    """Send a payload.
-
-    :raises BusUnreachable: the broker does not take it
-    """
+    """Send a message; raise BusUnreachable if the broker does not accept it."""
     client = _client(transport, target)
     encoded = decision_messages.encode(payload)
     try:
         client.cast({}, method, payload=encoded)
-    except Exception as e:  # drivers let errors of their own libraries through, kombu's for one
+    except Exception as e:  # drivers raise errors of their own libraries, such as kombu's
         raise BusUnreachable(str(e).partition("\n")[0]) from e

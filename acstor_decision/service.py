@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service: rounds in which what was heard is decided about, noted and published.
+"""The decision service: processes samples in rounds and publishes v-node tables.
 
-Every instance hears every sample, so whoever comes to lead knows what its
-predecessor knew.  The one rule: a table is noted in the database before anybody
-hears of it, and an epoch never goes back.  Whatever is gone (broker, database,
-lock), the service goes on with the rest and waits; agents keep their last table.
+Every instance receives every sample, so a new leader knows the members at once. A table is stored
+in the database before it is published. While the broker, the database or the lock service fails,
+the service keeps its table and retries.
 """
 
 import collections
@@ -48,22 +47,19 @@ from acstor_decision.switch_loads import base
 LOG = logging.getLogger(__name__)
 
 HIGHEST_TRUSTED_EPOCH = hash_ring.MAX_EPOCH // 2
-"""Agents that claim to have a higher one are not believed: it would leave no epochs."""
+"""A higher epoch is ignored, because following it would exhaust the epochs."""
 WAITING_SAMPLES = 100_000
 WAITING_OF_A_HOST = 32
-"""Samples of one host that wait for the next round, the newest; it sends one for each round."""
+"""Samples of one host that wait for the next round; the newest stay."""
 RESEND_AFTER_S = 45.0
-"""How long a task is given again and again to a host that tells nothing of it; ``openstack acstor``
-waits somewhat longer before it says that a host did not hear of one."""
+"""Age at which an unacknowledged task is sent again; the command waits longer."""
 TOLD_WITHIN = 2
-"""Collections in which a host that heard of a task tells so, and is heard."""
+"""Collections within which a host acknowledges a task."""
 FORGET_EVERY_S = 3600.0
 TRAFFIC_KEPT_S = 3600
-"""For so long the traffic of each collection stays in the database, to be looked at when something
-was slow. 1,000 hosts make 200 rows a second."""
+"""How long the database keeps traffic; 1,000 hosts write 200 rows a second."""
 TABLES_KEPT = 200
-"""V-node tables that stay in the database. One of 1,000 hosts has 84 KiB, or 321 KiB where every
-tenth v-node has moved."""
+"""V-node tables kept in the database; one of 1,000 hosts has 84 KiB to 321 KiB."""
 _CLAIMS = (
     members.Refusal.TAKEN_ADDRESS,
     members.Refusal.UNREACHABLE,
@@ -76,23 +72,28 @@ GiveTo = Callable[[str, decision_messages.Signed], bool]
 
 
 class AddressVerifier(Protocol):
-    """Connects to addresses; no method waits."""
+    """Verifies addresses by connecting to them; no method waits."""
 
     def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
-        """Have addresses connected to."""
+        """Queue addresses to be verified."""
 
     def take_results(self) -> Sequence[address_verifier.VerifyResult]:
-        """Return what came of it since the last call."""
+        """Return the results since the last call."""
 
 
 class DecisionService:
-    """One instance.
+    """One instance of the decision service.
 
+<<<<<<< ours
     :param name: of the instance, unique in the cloud
     :param publish: sends a table to all agents
     :param send_to: sends a table to one agent
     :param give_to: gives one agent a task about an image
     :param prover: connects to agents, where addresses are to be proven
+=======
+    :param give_to: sends a task about an image to one agent
+    :param prover: None: addresses are not verified
+>>>>>>> theirs
     """
 
     def __init__(
@@ -149,18 +150,15 @@ class DecisionService:
         self._tables_published: collections.Counter[str] = collections.Counter()
 
     def load_trust(self) -> None:
-        """Learn whom to believe, before anything is heard.
-
-        :raises errors.Unusable: the operator's authority cannot be used
-        """
+        """Load the trust state, before any sample is received."""
         self._keeper.issuing_authority()
-        self._believe()
+        self._reload_trust()
 
     def accept_sample(self, message: decision_messages.Signed) -> None:
-        """Take a sample for the next round; may be called from any thread, never waits.
+        """Queue a sample for the next round; thread-safe, never waits.
 
-        :raises errors.NotAuthenticated: nothing proves that it is of the host that it speaks of
-        :raises errors.RemoteProtocolError: it is no sample
+        :raises errors.NotAuthenticated: the sample is not signed by its host
+        :raises errors.RemoteProtocolError: the message is not a sample
         """
         certificate, sample = signed_messages.verify_from_host(
             message, signing.SAMPLE, self._trust.ca, decision_messages.Sample
@@ -183,22 +181,22 @@ class DecisionService:
             )
 
     def trust_state(self) -> trust_state.TrustState:
-        """Return whom the service believes; may be called from any thread."""
+        """Return the trust state; thread-safe."""
         return self._trust
 
     def current_ring(self) -> decision_messages.RingTable:
-        """Return the table in force; may be called from any thread."""
+        """Return the current v-node table; thread-safe."""
         return self.current
 
     def run_round(self) -> None:
-        """Look at what was heard, follow the database, and decide if this instance leads."""
+        """Process samples, load the newest table, and decide if this instance leads."""
         self._fresh.clear()
         try:
             try:
-                self._believe()
-            finally:  # without its database, by what it knew
+                self._reload_trust()
+            finally:  # even if the database failed, with the last trust state
                 self._take_samples()
-            self._follow()
+            self._load_newest_table()
             self.leads = self._lead.is_leader()
             if self.leads:
                 self._lead_round()
@@ -210,7 +208,7 @@ class DecisionService:
                 LOG.warning("the database fails: %s; keeping the last table", e)
             self._has_database = False
             self._lead.step_down()
-        except Exception as e:  # none may end the service, whatever it was told
+        except Exception as e:  # no error may end the service
             if repr(e) != self._failed:
                 LOG.exception("a round failed; keeping the last table")
             self._failed = repr(e)
@@ -223,10 +221,9 @@ class DecisionService:
             self._has_database = True
         self.leads = self.leads and self._has_database
         self.members.forget_dead(self._clock())
-        self.picture = self._new_picture()
+        self.picture = self._new_metrics()
 
-    def _believe(self) -> None:
-        """Look whom to believe; a host that was revoked is no member from now on."""
+    def _reload_trust(self) -> None:
         self._trust = self._keeper.load_trust_state()
         self._refused_enrolments = self._store.refused_enrolments()
         self._silent = self._store.silent_hosts(self._wall() - health_checks.UNHEARD_S)
@@ -249,20 +246,20 @@ class DecisionService:
                 told = (sample.host, sample.number, fault)
                 self._complaints.log_line("%s: sample %d is refused: %s", *told)
                 continue
-            self._take(sample, heard_s)
+            self._accept(sample, heard_s)
 
-    def _take(self, sample: decision_messages.Sample, heard_s: float) -> None:
+    def _accept(self, sample: decision_messages.Sample, heard_s: float) -> None:
         refusal = self.members.accept_sample(sample, heard_s, self._wall())
         if refusal is None:
-            self._keep(sample)
+            self._merge_sample(sample)
             self._heard += 1
             return
         level = logging.WARNING if refusal in _CLAIMS else logging.INFO
         told = (sample.host, sample.number, refusal.value, sample.address)
         LOG.log(level, "%s: sample %d is refused: %s (%s)", *told)
 
-    def _keep(self, sample: decision_messages.Sample) -> None:
-        """Keep a sample for this round, with what an earlier one of the round told."""
+    def _merge_sample(self, sample: decision_messages.Sample) -> None:
+        """Keep a sample for this round, with images and boots of earlier ones."""
         former = self._fresh.get(sample.host)
         if former is not None:
             images = former.images if sample.images is None else sample.images
@@ -270,11 +267,8 @@ class DecisionService:
             sample = msgspec.structs.replace(sample, images=images, boots=told)
         self._fresh[sample.host] = sample
 
-    def _follow(self) -> None:
-        """Go on from the newest table of the database, whoever published it.
-
-        A lock that ran out unnoticed (not every lock service tells) shows by another's table.
-        """
+    def _load_newest_table(self) -> None:
+        """Load the newest table; another leader's table reveals a lost lock."""
         if self._store.latest_epoch() == self.current.epoch:
             return
         [newest] = self._store.list_rings(limit=1, with_tables=True)
@@ -291,7 +285,7 @@ class DecisionService:
             self.members.restore_member(name, host.address, host.location, self._clock())
 
     def _lead_round(self) -> None:
-        self._note()
+        self._store_samples()
         self._prove_addresses()
         self.decider.observe_loads(self._busy_levels())
         decision = self.decider.decide_table(self._clock(), self._store.list_drained())
@@ -301,10 +295,9 @@ class DecisionService:
             self._put_in_force(decision)
         elif self._clock() - self._published_s > decision_messages.COLLECTION_S:
             self._help_stragglers()
-        self._give_again()
+        self._resend_tasks()
 
-    def _note(self) -> None:
-        """Note what was heard since the last round."""
+    def _store_samples(self) -> None:
         rows = {
             host: (sample, self.members[ids.HostId(host)].overloaded_in_a_row)
             for host, sample in self._fresh.items()
@@ -317,7 +310,7 @@ class DecisionService:
             self._forgets_s = self._clock() + FORGET_EVERY_S
 
     def _prove_addresses(self) -> None:
-        """Take what came of connecting to agents, and have more addresses connected to."""
+        """Record verified addresses, and submit those that are due."""
         if self._prover is None:
             return
         for proof in self._prover.take_results():
@@ -328,7 +321,6 @@ class DecisionService:
         self._prover.submit_addresses(self.members.to_prove(self._clock()))
 
     def _busy_levels(self) -> tuple[int, ...] | None:
-        """Return the levels whose switches are busy; None if nobody can say so now."""
         hosts = {
             host: base.HostLoad(sample.location, other_traffic_bytes_s(sample))
             for host in self.members.list_live(self._clock())
@@ -345,10 +337,10 @@ class DecisionService:
         return busy
 
     def _highest_epoch(self) -> int:
-        """Return the epoch of the database, or the one that more than half of the hosts have.
+        """Return the epoch of the database, or that of most hosts if it is higher.
 
-        Theirs is higher when the database was lost or is an old copy. Fewer are not believed: one
-        host that lies would have a table published in every round.
+        Theirs is higher after the database was lost or restored from an old copy. A majority is
+        required, so that one lying host does not cause a new table in every round.
         """
         living = self.members.list_live(self._clock())
         claimed = sorted(self.members[host].last.ring_epoch for host in living)
@@ -356,11 +348,7 @@ class DecisionService:
         return max(self.current.epoch, most if most < HIGHEST_TRUSTED_EPOCH else 0)
 
     def _put_in_force(self, decision: decider.Decision) -> None:
-        """Note a table in the database, then tell the agents.
-
-        :raises database.EpochTaken: another instance was faster
-        :raises errors.RingFormatError: nobody would take it, this service for one
-        """
+        """Store a table in the database, then publish it; raise EpochTaken if too late."""
         epoch = self._highest_epoch() + 1
         text = hash_ring.encode(ring_conversion.to_ring(decision.table, epoch)).decode()
         if len(text) > hash_ring.MAX_FILE_BYTES:
@@ -395,13 +383,12 @@ class DecisionService:
         self._publish(self.current)
 
     def _help_stragglers(self) -> None:
-        """Send the table to agents whose samples show that they have an older one."""
         for host, sample in sorted(self._fresh.items()):
             if sample.ring_epoch < self.current.epoch and not self._send_to(host, self.current):
                 return
 
-    def _give_again(self) -> None:
-        """Give tasks again that were lost on their way, to hosts that can be heard."""
+    def _resend_tasks(self) -> None:
+        """Send unacknowledged tasks again to hosts that send samples."""
         now_s = self._wall()
         due_s = now_s - TOLD_WITHIN * decision_messages.COLLECTION_S
         for given in self._store.unheard_tasks(now_s - RESEND_AFTER_S):
@@ -414,8 +401,7 @@ class DecisionService:
             if not self._give_to(given.host, self._keeper.sign_payload(again, signing.TASK)):
                 return
 
-    def _new_picture(self) -> metrics.InstanceMetrics:
-        """Return what is known after a round."""
+    def _new_metrics(self) -> metrics.InstanceMetrics:
         now_s, places = self._clock(), self.decider.table.places
         hosts: dict[str, metrics.HostMetrics] = {}
         for host in self.members.list_live(now_s):
@@ -452,5 +438,5 @@ class DecisionService:
 
 
 def other_traffic_bytes_s(sample: decision_messages.Sample) -> float:
-    """Return what a host sent and received that were no chunks, in bytes a second."""
+    """Return a host's traffic without chunks, in plus out, in bytes a second."""
     return members.other_traffic_share(sample) * sample.link_bytes_s

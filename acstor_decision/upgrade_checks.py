@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``acstor-status upgrade check`` looks at, by oslo.upgradecheck.
+"""Checks of ``acstor-status upgrade check``, by oslo.upgradecheck.
 
-Each check says what is wrong and what to do.  The one rule: it changes nothing, and asks nobody
-but the database.
+They change nothing and connect only to the database.
 """
 
 from collections.abc import Iterable
@@ -25,10 +24,10 @@ from acstor_decision.db import database
 from acstor_decision.db import sample_queries
 
 NAMED = 5
-"""Things of one kind that are named."""
+"""Number of subjects that a result names."""
 NOT_LOOKED_AT = "not looked at: the database cannot be used, or its tables are of another version"
 _BROKER_OF_NOBODY = frozenset({"", "rabbit://"})
-"""What oslo.messaging has where nothing is said: a broker on this host, without a password."""
+"""Defaults of oslo.messaging: a broker on this host, without a password."""
 
 Result = upgradecheck.Result
 _DATABASE_FAULTS = (errors.Unusable, database.DatabaseError)
@@ -47,7 +46,7 @@ def _failure(details: object) -> Result:
 
 
 class Checks(upgradecheck.UpgradeCommands):
-    """The checks, over a configuration that is read when they run.
+    """The upgrade checks; each returns what is wrong and the remedy.
 
     :param conf: with the options of the service and of its REST API registered
     """
@@ -60,12 +59,12 @@ class Checks(upgradecheck.UpgradeCommands):
         self._store: database.Database | None = None
 
     def options(self) -> Result:
-        """Name what stands in the files and is no option."""
+        """Check the configuration files for unknown options."""
         known = [*decision_conf.list_opts(), *api_conf.list_opts()]
         return _named("", map(str, common_conf.unknown(self._conf, known)), "Correct it")
 
     def tables(self) -> Result:
-        """Say whether the database can be used, and has the tables of this version."""
+        """Check that the database is usable and its schema is current."""
         try:
             store = database.Database(self._conf)
             is_current = store.is_current()
@@ -82,7 +81,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _success()
 
     def bus(self) -> Result:
-        """Say whether the options name a broker."""
+        """Check that the options name a broker."""
         try:
             message_bus.open_transport(self._conf)
         except errors.Unusable as e:
@@ -95,7 +94,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _success()
 
     def coordination(self) -> Result:
-        """Say whether what instances agree by is installed."""
+        """Check that the tooz driver is installed."""
         try:
             leader_election.check_driver(self._conf.acstor_decision.coordination_url)
         except errors.Unusable as e:
@@ -103,7 +102,7 @@ class Checks(upgradecheck.UpgradeCommands):
         return _success()
 
     def tokens(self) -> Result:
-        """Say whether the REST API can begin to check tokens."""
+        """Check that the REST API can validate tokens."""
         if self._conf.acstor_decision_api.auth == "none":
             return _warning(
                 "[acstor_decision_api] auth is none: whoever reaches the port may do everything"
@@ -115,12 +114,12 @@ class Checks(upgradecheck.UpgradeCommands):
         return _success()
 
     def policy_format(self) -> Result:
-        """Say whether the file of policies is YAML."""
+        """Check that the policy file is YAML."""
         found: Result = common_checks.check_policy_json(self, self._conf)
         return found
 
     def policy_rules(self) -> Result:
-        """Name rules of the file of policies that nobody asks for."""
+        """Check the policy file for unknown rules."""
         enforcer = policies.make_enforcer(self._conf)
         try:
             enforcer.load_rules()
@@ -135,7 +134,7 @@ class Checks(upgradecheck.UpgradeCommands):
         )
 
     def agents(self) -> Result:
-        """Name hosts whose agents are of another version than this one."""
+        """Check for hosts whose agents have another version."""
         if self._store is None:
             return _warning(NOT_LOOKED_AT)
         ours, others = version.installed(), []
@@ -150,7 +149,7 @@ class Checks(upgradecheck.UpgradeCommands):
         )
 
     def enrolments(self) -> Result:
-        """Name hosts without a certificate that counts, which an operator has to look at."""
+        """Check for hosts without a valid certificate."""
         if self._store is None:
             return _warning(NOT_LOOKED_AT)
         states = {row.host: row.state for row in self._store.list_enrolments()}
@@ -185,7 +184,7 @@ class Checks(upgradecheck.UpgradeCommands):
 
 
 def _named(what: str, found: Iterable[str], remedy: str) -> Result:
-    """Return a warning that names the first things that were found; success if there are none."""
+    """Return a warning that names the first subjects; success if there are none."""
     names = list(found)
     if not names:
         return _success()

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The REST API for a WSGI server: ``acstor_decision.wsgi:application``.
 
-The configuration is that of the service: the files that ``ACSTOR_DECISION_CONF``
-names, separated by colons, else those that oslo.config finds for ``acstor-decision``.
+Configuration files: those in ``ACSTOR_DECISION_CONF``, separated by colons, else those that
+oslo.config finds for ``acstor-decision``.
 """
 
 import os
 
 from oslo_config import cfg
 
-import acstor_decision.cmd  # noqa: F401  first of all, for it keeps Eventlet's warning back
+import acstor_decision.cmd  # noqa: F401  first, because it suppresses Eventlet's warning
 from acstor_common import errors
 from acstor_common.service import console_script
 from acstor_decision import conf as decision_conf
@@ -22,8 +22,8 @@ from acstor_decision.db import database
 def load(files: list[str]) -> middleware.Wsgi:
     """Return the application that configuration files describe.
 
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
-    :raises errors.Unusable: what the options name cannot be used
+    :raises cfg.Error: a file is missing, or an option's value is invalid
+    :raises errors.Unusable: something that the options name cannot be used
     """
     api_conf.register_opts(cfg.CONF)
     conf = decision_conf.load([part for file in files for part in ("--config-file", file)])

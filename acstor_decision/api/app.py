@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application: from HTTP to an operation, and back.
+"""The WSGI application: dispatches HTTP requests to operations.
 
-The one rule: a handler runs only after the token, the policy and the form of the
-request have been checked, and what it raises becomes an answer in one place here.
+A handler runs only after checks of token, policy and request format. :func:`_fault` converts all
+errors into responses.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
 OPEN_PATHS = frozenset({"/", "/healthz"})
-"""What is answered without a token: who asks has nothing to send one to yet."""
+"""Paths that need no token."""
 KEYSTONE_IS_GONE = (
     "Keystone does not answer, or refuses the user of [keystone_authtoken] (the log of this API "
     "says which), so this token cannot be checked: ask again when that is mended; hosts read on "
@@ -52,13 +52,13 @@ DATABASE_IS_GONE = (
 )
 _AWAY = (glance_client.GlanceUnreachable, nova_client.NovaUnreachable, rpc.BusUnreachable)
 SEES_ALL = "acstor:image:hosts"
-"""Whom this policy lets see the hosts of an image sees the images of all projects."""
+"""Policy of clients that may see the images of all projects."""
 
 
 def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
-    """Return the WSGI application, behind keystonemiddleware unless ``auth`` is ``none``.
+    """Return the WSGI application, with a token check unless ``auth`` is ``none``.
 
-    :raises errors.Unusable: the options say nothing of where tokens are checked
+    :raises errors.Unusable: the options of keystonemiddleware are incomplete
     """
     plain = make_plain_app(conf, store)
     if conf.acstor_decision_api.auth == "none":
@@ -73,9 +73,9 @@ def make_app(conf: cfg.ConfigOpts, store: database.Database) -> middleware.Wsgi:
 
 
 def check_tokens(plain: middleware.Wsgi, conf: cfg.ConfigOpts) -> middleware.Wsgi:
-    """Return the application behind the check of tokens.
+    """Return the application behind the token check.
 
-    :raises errors.Unusable: the options do not say as whom Keystone is asked, or where
+    :raises errors.Unusable: [keystone_authtoken] lacks credentials or an address
     """
     try:
         made: middleware.Wsgi = token_validation.TokenCheck(
@@ -108,7 +108,7 @@ def make_plain_app(
     bus: rpc.TaskSender | None = None,
     asked: nova_client.NovaClient | None = None,
 ) -> flask.Flask:
-    """Return the application without the check of tokens: it believes the headers that it gets."""
+    """Return the application without the token check; it trusts all headers."""
     app = flask.Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.strict_slashes = False
@@ -164,10 +164,7 @@ def _view(
 
 
 def _body(known: operation.Operation) -> msgspec.Struct:
-    """Return what a body says; an empty one says what is usual.
-
-    :raises operation.RequestRefused: it is not what this operation can be told
-    """
+    """Return the decoded body; an empty one has the defaults."""
     raw = flask.request.get_data(cache=False).strip()
     try:
         return msgspec.json.decode(b"{}" if raw in (b"", b"null") else raw, type=known.body)
@@ -183,10 +180,6 @@ def _query(known: operation.Operation) -> msgspec.Struct:
 
 
 def _check_version() -> None:
-    """Refuse a client that says it needs another version of the API than this one.
-
-    :raises operation.RequestRefused: it does
-    """
     service, _, wanted = flask.request.headers.get("OpenStack-API-Version", "").partition(" ")
     if service != "acstor" or wanted.strip() in ("latest", *openapi.VERSIONS):
         return
@@ -214,7 +207,7 @@ def _healthz(check: health_check.HealthCheck) -> flask.Response:
 
 
 def _fault(error: Exception) -> flask.Response:
-    """Answer what somebody can do something about, and keep the rest for the log."""
+    """Return the response to an error; the client sees no internal details."""
     if isinstance(error, operation.RequestRefused):
         status, message = error.status, str(error)
     elif isinstance(error, exceptions.HTTPException):
@@ -243,7 +236,7 @@ def _fault_of(status: http.HTTPStatus, message: str) -> openapi.Fault:
 def _json(answer: object, status: http.HTTPStatus = http.HTTPStatus.OK) -> flask.Response:
     headers = {
         "OpenStack-API-Version": f"acstor {openapi.VERSION}",
-        "Cache-Control": "no-store",  # what is answered is for this token alone; some has keys
+        "Cache-Control": "no-store",  # the response is for this token only, and may contain keys
     }
     body = msgspec.json.encode(answer)
     return flask.Response(body, status, headers, mimetype="application/json")

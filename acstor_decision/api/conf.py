@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of the REST API."""
+"""Options of the REST API."""
 
 from oslo_config import cfg
 from oslo_middleware import cors
@@ -38,9 +38,9 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 
 def set_defaults() -> None:
-    """Set the defaults of oslo.middleware's options: what suits this API, also in the sample."""
+    """Set the defaults of oslo.middleware's options, also for the sample."""
     cors.set_defaults(
-        allow_credentials=False,  # who asks is known by a token, never by a cookie
+        allow_credentials=False,  # clients authenticate by token, never by cookie
         allow_methods=["GET", "POST"],
         allow_headers=["X-Auth-Token", "OpenStack-API-Version", "X-OpenStack-Request-ID"],
         expose_headers=["OpenStack-API-Version", "X-OpenStack-Request-ID"],

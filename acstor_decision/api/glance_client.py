@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Glance, asked in the name of whoever asks the API.
-
-What an image is called, and whether it exists, is told to nobody to whom Glance
-does not tell it; so Glance decides, with the token that came along.
-"""
+"""Client of Glance with the API client's token, so Glance decides what it sees."""
 
 import logging
 import time
@@ -29,30 +25,27 @@ LOG = logging.getLogger(__name__)
 GROUP = cfg.OptGroup("glance", title="Requests to Glance, in the name of whoever asks the REST API")
 TIMEOUT_S = 10
 CALLERS = 4
-"""Threads of a process that ask Glance at a time: a quarter of those of the documented server."""
+"""Concurrent requests of a process: a quarter of the documented server's threads."""
 AT_ONCE = 100
-"""Images in one request: their ids have to fit into a URL."""
+"""Images in one request; their IDs must fit into a URL."""
 
 PAGE, MAX_PAGES = 1000, 20
-"""Of Glance's list of all images; Glance may give fewer a page (``api_limit_max``)."""
+"""Limits of the list of all images; Glance may return shorter pages."""
 
 Records = dict[str, image_record.Record]
 
 
 class ImageListing(NamedTuple):
-    """Images of a list.
-
-    :param is_complete: there are no others
-    """
+    """A list of images; ``is_complete`` is False if there are more."""
 
     images: list[image_record.Record]
     is_complete: bool
 
 
 class GlanceUnreachable(errors.AcstorError):
-    """Glance does not answer, or not as it should.
+    """Glance does not respond, or its response is invalid.
 
-    :param detail: for operators: it may name addresses
+    :param detail: for operators; may contain addresses
     """
 
     def __init__(self, why: str, detail: str = "") -> None:
@@ -72,7 +65,7 @@ def options() -> list[cfg.Opt]:
 
 
 class GlanceClient:
-    """What Glance tells.
+    """Client of Glance; requests raise GlanceUnreachable if it does not respond.
 
     :param conf: with the options of :func:`options`
     """
@@ -83,11 +76,7 @@ class GlanceClient:
         self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
 
     def get_images(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:
-        """Return those of the images that ``auth`` may see, by id.
-
-        :param auth: of whoever asks; None: somebody who may see none
-        :raises GlanceUnreachable: it cannot be known
-        """
+        """Return those of the images that ``auth`` may see, by ID; none without ``auth``."""
         if auth is None:
             return {}
         found: Records = {}
@@ -100,10 +89,7 @@ class GlanceClient:
         return found
 
     def list_images(self, auth: plugin.BaseAuthPlugin | None) -> ImageListing:
-        """Return all images that ``auth`` may see and that are not hidden.
-
-        :raises GlanceUnreachable: it cannot be known
-        """
+        """Return all images that ``auth`` may see and that are not hidden."""
         found: list[image_record.Record] = []
         query = {"visibility": "all", "sort": "id:asc", "limit": str(PAGE)}
         if auth is None:
@@ -136,7 +122,7 @@ class GlanceClient:
 
 
 def _images_of(answer: Any) -> Iterator[image_record.Record]:
-    """Yield the images of a list; chunk maps and boot images are none."""
+    """Yield the images of a response, without chunk maps and boot images."""
     images: Iterable[Any] = answer.get("images", ()) if isinstance(answer, dict) else ()
     for image in images:
         if isinstance(image, dict) and artefacts.KIND not in image:

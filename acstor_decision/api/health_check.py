@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer to ``/healthz``: whether the API can do its work.
+"""Handler of ``/healthz``: whether the API works.
 
-Anybody may ask, without a token, so the database is asked once in KEPT_S, however many ask.
+It needs no token, so the result is cached for KEPT_S to protect the database.
 """
 
 import logging
@@ -17,10 +17,7 @@ KEPT_S = 1.0
 
 
 class HealthCheck:
-    """Asks the database.
-
-    :param clock: in seconds; never goes back
-    """
+    """Checks the database."""
 
     def __init__(
         self, store: database.Database, clock: Callable[[], float] = time.monotonic
@@ -30,7 +27,7 @@ class HealthCheck:
         self._answers, self._until_s = True, -float("inf")
 
     def has_database(self) -> bool:
-        """Say whether the database answers, or did at most KEPT_S ago."""
+        """Return whether the database responded, at most KEPT_S ago."""
         with self._lock:
             if self._clock() >= self._until_s:
                 self._answers = self._asked()

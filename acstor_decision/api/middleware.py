@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every request passes before the application, made of oslo.middleware.
+"""WSGI middleware around the application, from oslo.middleware.
 
-The one rule: all of it is done before anybody is known by a token, so none of it shows anything of
-the cloud.  Headers of proxies are believed only where an operator says that there is a proxy.
+It runs before authentication, so it must not reveal anything about the cloud. Headers of proxies
+are trusted only if an option says so.
 """
 
 import ipaddress
@@ -25,14 +25,14 @@ Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Any]
 
 
 class DatabaseAnswers(pluginbase.HealthcheckBaseExtension):
-    """Is well while the database answers; a plug-in of the health check, ``acstor_database``."""
+    """Health check plug-in ``acstor_database``: healthy while the database responds."""
 
     def __init__(self, oslo_conf: cfg.ConfigOpts, conf: dict[str, Any]) -> None:
         super().__init__(oslo_conf, conf)
         self._store = database.Database(oslo_conf)
 
     def healthcheck(self, server_port: int) -> pluginbase.HealthcheckResult:
-        """Ask the database."""
+        """Check the database."""
         try:
             self._store.latest_epoch()
         except database.DatabaseError:
@@ -41,14 +41,11 @@ class DatabaseAnswers(pluginbase.HealthcheckBaseExtension):
 
 
 def wrap_app(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
-    """Return the application with all that is done around it.
-
-    :param inner: what checks tokens, and answers
-    """
+    """Return an application inside all middleware."""
     health = healthcheck.Healthcheck(None, conf)
 
     def chosen(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        context.RequestContext(  # what is logged from here on carries the request's id
+        context.RequestContext(  # log records from here on have the request's ID
             request_id=environ[request_id.ENV_REQUEST_ID],
             global_request_id=environ.get(request_id.GLOBAL_REQ_ID),
         )
@@ -61,9 +58,9 @@ def wrap_app(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
 
 
 def client_address(told: str) -> str:
-    """Return the address that a request comes from; empty if what is told is none.
+    """Return the client's address of a request; empty if it is malformed.
 
-    Behind a proxy it is what the client's own proxies told, the first of them first.
+    Behind proxies the first address in ``told`` counts.
 
     >>> headers = ("192.0.2.7, 10.0.0.1", '"[2001:db8::7]:4711"', "x" * 9999)
     >>> [client_address(header) for header in headers]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The OpenAPI document, generated from the operations and the types of their answers."""
+"""The OpenAPI document, generated from the operations and their types."""
 
 import inspect
 import re
@@ -11,9 +11,9 @@ from acstor_decision.api import operation
 from acstor_decision.api import routes
 
 VERSIONS = ("1.0",)
-"""Versions of the API, the oldest first: paths have the first number, additions raise the second.
+"""Versions of the API, the oldest first; additions raise the second number.
 
-From 1.0 on nothing is removed or changed, so this service answers requests for earlier versions.
+Since 1.0 nothing is removed or changed, so requests for earlier versions work.
 """
 VERSION = VERSIONS[-1]
 _REFERENCE = "#/components/schemas/{name}"
@@ -39,7 +39,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def document() -> dict[str, Any]:
-    """Return the document, as JSON takes it."""
+    """Return the document as JSON data."""
     answers = {known.answer: known for known in routes.ALL}
     bodies = {known.body: known for known in routes.ALL if known.body is not operation.NoBody}
     _, schemas = msgspec.json.schema_components([*answers, *bodies, Fault], ref_template=_REFERENCE)
@@ -70,7 +70,7 @@ def document() -> dict[str, Any]:
 
 
 def _described(schema: dict[str, Any]) -> dict[str, Any]:
-    # The type's docstring: Python 3.13 and newer take its indentation away by themselves.
+    # Python before 3.13 keeps a docstring's indentation
     return {**schema, "description": inspect.cleandoc(schema["description"])}
 
 

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One operation of the API: everything that is true of it, in one place.
+"""Operations of the API, from which routes, policies and OpenAPI are generated.
 
-The application, the policies and the OpenAPI document are made of the same
-operations, so none of them can say what another does not.  A handler is a plain
-function of a :class:`Call`: it knows neither Flask nor Keystone.
+A handler is a function of :class:`Call`, independent of Flask and Keystone.
 """
 
 import dataclasses
@@ -35,7 +33,7 @@ RECOVERY = "rule:acstor:recovery"
 class RequestRefused(errors.AcstorError):
     """The request cannot be fulfilled, and the client can correct it.
 
-    :param status: of the answer, 400 to 499
+    :param status: 400 to 499
     """
 
     def __init__(self, status: http.HTTPStatus, message: str) -> None:
@@ -67,12 +65,11 @@ class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A request whose policy and form have been checked.
+    """A request whose policy and format have been checked.
 
     :param auth: credentials of the client, for requests to other services
     :param sees_all: the client may see hosts and images of all projects
     :param user_id: Keystone user of the client
-    :param address: source address of the client
     """
 
     store: database.Database
@@ -97,7 +94,6 @@ class Operation:
 
     :param path: with its variables in braces
     :param rule: default of the policy ``acstor:<name>``
-    :param answer: type of the answer
     """
 
     name: str
@@ -113,7 +109,7 @@ class Operation:
 
     @property
     def policy(self) -> str:
-        """The name of the policy that decides who may ask for it."""
+        """Return the name of the policy that protects the operation."""
         return f"acstor:{self.name}"
 
 
@@ -124,7 +120,7 @@ def about_host(
     handler: Callable[[Call], msgspec.Struct],
     **more: Any,
 ) -> Operation:
-    """Return what an operator may do to a host."""
+    """Return an administrators' operation on a host."""
     path = f"/v1/hosts/{{host}}/{name}"
     return Operation(f"host:{name}", "POST", path, summary, answer, handler, ADMIN, **more)
 
@@ -132,7 +128,7 @@ def about_host(
 def host_id(text: str) -> ids.HostId:
     """Return the host that a path names.
 
-    :raises Refused: no host can be called so
+    :raises RequestRefused: the ID is malformed
     """
     try:
         return ids.parse_host_id(text)
@@ -143,7 +139,7 @@ def host_id(text: str) -> ids.HostId:
 def image_id(text: str) -> ids.ImageId:
     """Return the image that a path names.
 
-    :raises Refused: it is no id of an image
+    :raises RequestRefused: the ID is malformed
     """
     try:
         return ids.parse_image_id(text)
@@ -154,16 +150,16 @@ def image_id(text: str) -> ids.ImageId:
 def server_id(text: str) -> str:
     """Return the server that a path names.
 
-    :raises Refused: it is no id of a server
+    :raises RequestRefused: the ID is malformed
     """
-    return image_id(text)  # both are UUIDs, and are written alike
+    return image_id(text)  # both are UUIDs
 
 
 def since_s(call: Call) -> float:
-    """Return since when a host must have been heard to be up."""
+    """Return the time since which a host must have sent a sample to be up."""
     return call.wall() - call.limits.dead_after_samples * call.limits.collection_s
 
 
 def not_found(what: str) -> RequestRefused:
-    """Return the refusal of something that is not there."""
+    """Return the refusal of a request for an unknown object."""
     return RequestRefused(http.HTTPStatus.NOT_FOUND, f"{what} is not known")

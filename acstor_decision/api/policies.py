@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may ask for what: the defaults of oslo.policy."""
+"""Default policies of the API, for oslo.policy."""
 
 import itertools
 from collections.abc import Iterator
@@ -11,8 +11,7 @@ from acstor_decision.api import operation
 from acstor_decision.api import routes
 
 SCOPES = ["system", "project"]
-"""Of tokens that may be used: administrators of clouds have either; one of a domain is for nothing
-here, since hosts are of no domain."""
+"""Token scopes that may be used; hosts belong to no domain."""
 
 BASE = tuple(
     policy.RuleDefault(name, rule, who, scope_types=SCOPES)
@@ -43,12 +42,12 @@ BASE = tuple(
 
 
 def list_rules() -> Iterator[policy.RuleDefault]:
-    """Yield every rule with its default; ``oslopolicy-sample-generator`` prints them."""
+    """Yield every rule; ``oslopolicy-sample-generator`` prints them."""
     return itertools.chain(BASE, (_rule_of(known) for known in routes.ALL))
 
 
 def make_enforcer(conf: cfg.ConfigOpts) -> policy.Enforcer:
-    """Return what decides by the rules of ``conf``, over the defaults."""
+    """Return an enforcer of the rules of ``conf`` over the defaults."""
     enforcer = policy.Enforcer(conf)
     enforcer.register_defaults(list(list_rules()))
     return enforcer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation of the API, in the order of the documents."""
+"""All operations of the API, in the order of the documents."""
 
 from acstor_decision.api.v1 import authority
 from acstor_decision.api.v1 import boots

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``acstor-decision``: the decision service.
 
-A loop and the threads of oslo.messaging are all that it is, so it needs no launcher
-of oslo.service: nothing is forked, and systemd starts it again.
+It runs without oslo.service: it forks nothing, and systemd restarts it.
 """
 
 import dataclasses
@@ -50,9 +49,9 @@ def main() -> int:
 
 
 def run(conf: cfg.ConfigOpts) -> int:
-    """Run the service with ``conf``.
+    """Run the service.
 
-    :raises errors.Unusable: it cannot start with what it was given
+    :raises errors.Unusable: an option's value cannot be used
     """
     signals.install(conf.mutate_config_files)
     stopping = threading.Event()
@@ -129,10 +128,10 @@ def run(conf: cfg.ConfigOpts) -> int:
 def _wait_for_database(
     store: database.Database, prepare: Callable[[], None], stopping: threading.Event
 ) -> bool:
-    """Wait until the database answers; say whether it has not been told to stop meanwhile.
+    """Wait until the database responds; return False if the service is stopped first.
 
-    :param prepare: reads what is needed from the database at the start
-    :raises errors.Unusable: its tables are those of another version, or what ``prepare`` raises
+    :param prepare: reads what the service needs at its start
+    :raises errors.Unusable: the schema has another version; or as ``prepare`` raises
     """
     was_told = False
     while not stopping.is_set():
@@ -156,7 +155,7 @@ def _wait_for_database(
 
 
 def _rounds(made: service.DecisionService, collection_s: float, stopping: threading.Event) -> None:
-    """Make a round in every collection; one that took too long delays the next, and no more."""
+    """Run one round in each collection; a late round delays only the next."""
     due_s = time.monotonic()
     while not stopping.is_set():
         made.run_round()

@@ -28,13 +28,13 @@ from acstor_decision.identity import certificate_authority
 
 HISTORY_LIMIT = 10_000
 ANSWER_S = 3600
-"""The longest statement: one that changes a large table."""
+"""Timeout of a statement in seconds; a migration may change a large table."""
 BY_HAND = ""
-"""Whose a host is that was enrolled here: its next renewal binds it to a Keystone user."""
+"""User of a host that was enrolled here; its next renewal binds it to a user."""
 
 
 def main() -> int:
-    """Do what the command line says; return an exit status."""
+    """Run the command line; return an exit status."""
     arguments = _parser().parse_args()
     files = ["--config-file", arguments.config_file] if arguments.config_file else []
     try:
@@ -53,14 +53,10 @@ def main() -> int:
 
 
 def _do(conf: cfg.ConfigOpts, arguments: argparse.Namespace) -> None:
-    """Do what was asked for, with tables of this version, or make these.
-
-    :raises errors.Unusable: the database cannot be used
-    """
     store = database.Database(conf, ANSWER_S)
     arguments.conf = conf
     if not arguments.makes_tables:
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # it tells of every look
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # alembic logs each inspection
     try:
         if not (arguments.makes_tables or store.is_current()):
             raise errors.Unusable(
@@ -221,7 +217,7 @@ def _forget(store: database.Database, arguments: argparse.Namespace) -> None:
 
 def _issue(store: database.Database, arguments: argparse.Namespace) -> None:
     host = _host(arguments)
-    atomic_file.make_private(arguments.out)  # before anything that the host has counts no more
+    atomic_file.make_private(arguments.out)  # before existing certificates are revoked
     keeper, key = _keeper(store, arguments), certificates.new_key()
     request = certificates.request(host, key)
     keeper.allow_host(host, certificates.fingerprint(certificates.request_key(request)))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-status upgrade check``: whether the service can be upgraded, or started, as it is.
+"""``acstor-status upgrade check``: checks that the service can start or upgrade.
 
-The exit status is 0 if all is well, 1 if there is a warning, 2 if something has to be mended first,
-255 if it could not be looked at.
+The exit status is 0 if all is well, 1 after a warning, 2 after a failure, 255 if the checks could
+not run.
 """
 
 import logging
@@ -22,8 +22,8 @@ NOT_LOOKED_AT = 255
 
 
 def main() -> int:
-    """Do what the command line says; return an exit status."""
-    logging.disable(logging.WARNING)  # each check says what libraries would warn of
+    """Run the command line; return an exit status."""
+    logging.disable(logging.WARNING)  # the checks report what libraries would log
     conf = cfg.CONF
     decision_conf.register_opts(conf)
     api_conf.register_opts(conf)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the v-node table has to change, and into what.
+"""Decides whether the v-node table changes, and into what.
 
-A table changes only if hosts came, went, moved or were drained, if some host was
-overloaded for several collections in a row, or if a threshold, the length of segments or
-what is said of a place changed; and then only the v-nodes that must move do.  The same
-table twice is no decision.
+A table changes if hosts joined, left, moved or were drained, if a host was overloaded for several
+collections in a row, or if a threshold, the segment length or a location policy changed. Only the
+v-nodes that must move do.
 """
 
 import collections
@@ -34,26 +33,25 @@ from acstor_decision.core.membership import members
 V = TypeVar("V")
 
 UNPLACED = "unplaced"
-"""The place of hosts whose locations have another number of levels than those of most hosts."""
+"""Location of hosts whose locations have fewer or more levels than most."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What the rules are measured with.
+    """Parameters of decisions.
 
-    :param vnodes_per_host: of a host that joins. With 100 the shares of equal hosts differ from
+    :param vnodes_per_host: of a host that joins. With 100 the shares of equal hosts deviate from
         their mean by 7 to 10 % (standard deviation, 10 to 1,000 hosts), with 50 by 14 %
-    :param weight_limit: v-nodes of one host at most, in multiples of ``vnodes_per_host``: so far
-        apart are a host at the floor of traffic and one whose link is full one way, and a host that
-        lies about its traffic gets no more
-    :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal:
-        the equation divides by it, and what is left of the headers of chunks lies below
-    :param least_moved: share of overloaded hosts' v-nodes that these must lose, else none move:
-        what moves has to be fetched again
-    :param may_remap: False: traffic moves nothing
-    :param factor: Equation 1's lambda, where it says how many v-nodes there are, as the paper
-        prints it; None: there are as many as before
-    :param segment_chunks: chunks that have one home; None: as the hosts' links are
+    :param weight_limit: limit of one host's v-nodes, in multiples of ``vnodes_per_host``: the ratio
+        between a host at ``traffic_floor`` and a host whose link is full one way. It also limits
+        hosts that lie about their traffic
+    :param traffic_floor: traffic, as a share of the link's rate, below which hosts count as equal.
+        Equation 1 divides by it; it is above the traffic of chunk headers
+    :param least_moved: smallest share of the overloaded hosts' v-nodes worth moving, as moved
+        v-nodes cause chunks to be fetched again
+    :param may_remap: whether overload moves v-nodes
+    :param factor: lambda of Equation 1, as printed in the paper; None: keep the number of v-nodes
+    :param segment_chunks: segment length; None: derive it from the hosts' links
     """
 
     vnodes_per_host: int = 100
@@ -74,11 +72,9 @@ class TableHost(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All hosts of a table, how near homes have to be, and whose certificates count no more.
+    """All hosts of a table, with thresholds, revocations and location policies.
 
-    :param revoked: see :class:`acstor_common.ring.hash_ring.Ring`
-    :param outward: what is said of single places
-    :param segment_chunks: see :class:`acstor_common.ring.hash_ring.Ring`
+    See :class:`acstor_common.ring.hash_ring.Ring`.
     """
 
     places: Mapping[ids.HostId, TableHost]
@@ -88,27 +84,27 @@ class Table(NamedTuple):
     segment_chunks: int = 1
 
     def vnodes_by_host(self) -> remap.Owners:
-        """Return the v-nodes of every host."""
+        """Return the v-nodes of each host."""
         return {host: place.names for host, place in self.places.items()}
 
 
 class Reason(enum.Enum):
-    """Why a table replaced another; the values are names in the history."""
+    """Why a table replaced another; the values appear in the table history."""
 
-    MEMBERS = "members"  # hosts came, went, moved, or were drained or enabled
+    MEMBERS = "members"  # hosts joined, left, moved, or were drained or enabled
     OVERLOAD = "overload"  # a host was overloaded for several collections in a row
-    THRESHOLD = "threshold"  # switches got busy, or calm, or hosts stand in other places
-    PLACES = "places"  # the way out of a place got slow, or fast
-    SEGMENTS = "segments"  # most links got slow, or fast, or the option says another length
-    REVOKED = "revoked"  # certificates of a host count no more
+    THRESHOLD = "threshold"  # the load of switches or the locations of hosts changed
+    PLACES = "places"  # the capacity of a location's uplink changed
+    SEGMENTS = "segments"  # the rate of most links or the option changed
+    REVOKED = "revoked"  # certificates of a host were revoked
     EPOCH = "epoch"  # agents had a table of a higher epoch than the database
 
 
 class Decision(NamedTuple):
     """A new table.
 
-    :param moved: v-nodes that have another owner, are gone or are new
-    :param overloaded: the hosts that made it necessary, if it was traffic
+    :param moved: v-nodes that are new, gone or have another owner
+    :param overloaded: the hosts whose overload caused it
     """
 
     table: Table
@@ -118,10 +114,7 @@ class Decision(NamedTuple):
 
 
 class Decider:
-    """The table in force, and what follows from the members.
-
-    :param table: the last one that was published
-    """
+    """Decides about tables, from the members and their loads."""
 
     def __init__(self, policy: Policy, known: members.Members, table: Table) -> None:
         self.policy = policy
@@ -136,9 +129,9 @@ class Decider:
         self._revoked: Mapping[str, int] = table.revoked
 
     def observe_loads(self, busy: Collection[int] | None = ()) -> None:
-        """Note, once in a collection, what samples say of places, and switches of their levels.
+        """Record the slowness of locations and the busy levels; once in a collection.
 
-        :param busy: what :func:`threshold.busy_levels` returns; None: nobody knows, so as before
+        :param busy: result of :func:`threshold.busy_levels`; None: unknown, keep the last one
         """
         self._busy = self._busy if busy is None else busy
         levels = {host: location.parse(place.location) for host, place in self.table.places.items()}
@@ -152,7 +145,6 @@ class Decider:
         return segment_length.chunks_for(links, self.table.segment_chunks)
 
     def _observe_places(self, levels: Mapping[ids.HostId, location.Levels]) -> None:
-        """Note how fast chunks come out of places, and what they cost each group."""
         near, outer = self.table.thresholds
         if near is None:
             return
@@ -179,13 +171,13 @@ class Decider:
         )
 
     def set_revoked(self, revoked: Mapping[str, int]) -> None:
-        """Note whose certificates count no more; the next table says so."""
+        """Set the revocations that the next table carries."""
         self._revoked = dict(revoked)
 
     def decide_table(self, now_s: float, drained: Collection[str] = ()) -> Decision | None:
-        """Return the table that should be in force, unless it is the one that is.
+        """Return the table to put in force; None if the current one stays.
 
-        :param drained: hosts that must not be home of anything
+        :param drained: hosts that must not be homes
         """
         living = self._members.list_live(now_s)
         if self._revoked != self.table.revoked:
@@ -209,13 +201,13 @@ class Decider:
         return steady._replace(reason=Reason.THRESHOLD if is_threshold else Reason.PLACES)
 
     def commit_decision(self, decision: Decision) -> None:
-        """Go on from a table that has been published."""
+        """Adopt a table that was published."""
         self.table = decision.table
         if decision.reason is Reason.OVERLOAD:
             self._members.forget_overloads()
 
     def load_table(self, table: Table) -> None:
-        """Go on from a table that somebody else has published."""
+        """Adopt a table that another instance published."""
         if table != self.table:
             self.table = table
             self._standing.load_rules(table.outward)
@@ -224,7 +216,7 @@ class Decider:
     def _steady(
         self, living: Collection[ids.HostId], drained: Collection[str]
     ) -> vnode_counts.Counts:
-        """Return the counts that change nothing but what members make necessary."""
+        """Return v-node counts that change only what the members require."""
         base = min(self.policy.vnodes_per_host, hash_ring.MAX_POINTS // max(1, len(living)))
         owned = {host: len(place.names) for host, place in self.table.places.items()}
         counts = {host: 0 if host in drained else owned.get(host) or base for host in living}
@@ -233,14 +225,13 @@ class Decider:
         return {host: min(count, base) for host, count in counts.items()}
 
     def _is_relief(self, steady: vnode_counts.Counts, remapped: Decision) -> bool:
-        """Say whether overloaded hosts lose enough; if not, the rest would move to and fro."""
         places = remapped.table.places
         owned = sum(steady[host] for host in remapped.overloaded)
         lost = owned - sum(len(places[host].names) for host in remapped.overloaded)
         return lost > self.policy.least_moved * owned
 
     def _by_traffic(self, steady: vnode_counts.Counts) -> vnode_counts.Counts:
-        """Return Equation 1's counts of the hosts that may be homes; the others stay without."""
+        """Return the counts of Equation 1 for homes; drained hosts keep none."""
         homes = [host for host, count in steady.items() if count]
         fastest = max((self._members[host].last.link_bytes_s for host in homes), default=1)
         traffic = {host: self._traffic(host, fastest) for host in homes}
@@ -252,7 +243,7 @@ class Decider:
         return steady | vnode_counts.bounded_counts(traffic, sum(steady.values()), most)
 
     def _traffic(self, host: ids.HostId, fastest_bytes_s: int) -> float:
-        """Return a host's traffic for Equation 1; a link half as fast is busy twice as much."""
+        """Return a host's traffic for Equation 1, scaled to the fastest link."""
         member = self._members[host]
         share = max(self.policy.traffic_floor, member.traffic_share())
         link_bytes_s = member.last.link_bytes_s if member.is_heard else fastest_bytes_s
@@ -280,7 +271,6 @@ class Decider:
     def _outward(
         self, places: Iterable[TableHost], near: int | None
     ) -> location_policies.LocationPolicies:
-        """Return what is said of places that there are."""
         if near is None:
             return {}
         where = {location.parse(place.location) for place in places}
@@ -291,10 +281,7 @@ class Decider:
         return self._standing.place_rules(names, groups, near)
 
     def _usual_levels(self, hosts: Collection[ids.HostId]) -> int | None:
-        """Return how many levels the locations of more than half of the hosts have, if any do.
-
-        So neither a host that lies nor one whose location was forgotten takes them from the others.
-        """
+        """Return the number of levels that most hosts' locations have; None if none has."""
         counts = collections.Counter(self._depth(host) for host in hosts)
         levels, times = counts.most_common(1)[0] if counts else (0, 0)
         return levels if 2 * times > len(hosts) else None
@@ -303,13 +290,12 @@ class Decider:
         return len(location.parse(self._members[host].last.location))
 
     def _location(self, host: ids.HostId, levels: int | None) -> str:
-        """Return where a host stands: apart, if its location has not the usual levels."""
+        """Return a host's location; UNPLACED if it has an unusual number of levels."""
         if levels is None or self._depth(host) == levels:
             return self._members[host].last.location if levels else ""
         return "/".join([UNPLACED] * levels)
 
     def _settled(self, observed: streak.Streak[V], current: V) -> V:
-        """Return what was observed often enough in a row; else what the table says now."""
         needed = self._members.limits.overload_collections
         return observed.value if observed.times >= needed else current
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a host gets a certificate: the rules, without keys, clock and database.
+"""Rules of enrolment: decides whether a host gets a certificate.
 
-The one rule: a host's name belongs to who enrolled it first, a Keystone user and a
-key, until an operator says otherwise.  Whoever steals the password of one host's
-user can therefore neither take the name of another host nor, without its key, that
-of this one.
+A host's name belongs to the Keystone user and the key that enrolled it first, until an operator
+changes it. So the stolen password of one host's user gives neither another host's name nor, without
+the key, its own.
 """
 
 import dataclasses
@@ -15,36 +14,32 @@ from acstor_common import errors
 
 
 class EnrolmentState(enum.StrEnum):
-    """What a host is to the authority; the values stand in the database."""
+    """State of a host's enrolment; the values are stored in the database."""
 
-    WAITING = "waiting"  # it asked, and an operator has to allow it
-    ALLOWED = "allowed"  # an operator lets it enrol once, anew or for the first time
+    WAITING = "waiting"  # waits for an operator's approval
+    ALLOWED = "allowed"  # an operator allowed it to enrol once
     ENROLLED = "enrolled"  # it has, or had, a certificate
-    REVOKED = "revoked"  # it gets none, and those that it has count no more
-    FORGOTTEN = "forgotten"  # its name is free again; those that it had count no more
+    REVOKED = "revoked"  # gets no certificate; existing ones are invalid
+    FORGOTTEN = "forgotten"  # its name is free; existing certificates are invalid
 
 
 class Verdict(enum.StrEnum):
-    """What becomes of a request; the values are names in metrics and in the database."""
+    """Decision on a request; the values are stored and appear in metrics."""
 
-    ISSUE = "issue"  # a certificate, and from now on the host is this user with this key
-    WAIT = "wait"  # an operator has to allow it
+    ISSUE = "issue"  # the host now belongs to this user and key
+    WAIT = "wait"  # an operator must allow it
     REVOKED = "revoked"
-    OTHER_USER = "other_user"  # the host is another user's
-    OTHER_KEY = "other_key"  # nothing proves that who asks has the host's key
-    NOT_LET_IN = "not_let_in"  # an operator has named another key
-    NOT_ALLOWED = "not_allowed"  # no host of this name may join
-    TOO_OFTEN = "too_often"  # it was given one just now
+    OTHER_USER = "other_user"  # the host belongs to another user
+    OTHER_KEY = "other_key"  # the request does not prove possession of the host's key
+    NOT_LET_IN = "not_let_in"  # an operator allowed another key
+    NOT_ALLOWED = "not_allowed"  # allowed_hosts excludes the name
+    TOO_OFTEN = "too_often"  # its last certificate is too recent
     NO_ROOM = "no_room"  # its user, or the cloud, has too many names
-    MALFORMED = "malformed"  # it is no request
+    MALFORMED = "malformed"  # the request is malformed
 
 
 class EnrolmentRefused(errors.AcstorError):
-    """A host does not get what is asked for it.
-
-    :param verdict: on a request for a certificate; None: something else was asked
-    :param why: for the one who asks: what he can do
-    """
+    """A request about a host was refused; ``why`` tells the requester what to do."""
 
     def __init__(self, host: str, verdict: Verdict | None, why: str) -> None:
         super().__init__(host, verdict, why)
@@ -56,11 +51,11 @@ class EnrolmentRefused(errors.AcstorError):
 
 @dataclasses.dataclass(frozen=True)
 class KnownEnrolment:
-    """What is known of a host.
+    """What the service knows of a host.
 
-    :param user_id: who enrolled it, or asked first; empty: whoever comes
-    :param keys: its public keys, of which it has to have one; empty: any
-    :param fingerprint: of the one key that an operator lets in; empty: any
+    :param user_id: the user who enrolled it or asked first; empty: any user
+    :param keys: its public keys; a request must prove one of them; empty: any
+    :param fingerprint: of the only key that an operator allowed; empty: any
     """
 
     state: EnrolmentState
@@ -71,11 +66,9 @@ class KnownEnrolment:
 
 @dataclasses.dataclass(frozen=True)
 class CertificateRequest:
-    """A request for a certificate, whose own signature has been checked.
+    """A certificate request whose own signature has been verified.
 
-    :param key: the public key that it is for
-    :param fingerprint: of that key
-    :param is_proven_by: says whether the owner of a public key has signed the request
+    :param is_proven_by: returns whether the owner of a public key signed the request
     """
 
     user_id: str
@@ -87,10 +80,9 @@ class CertificateRequest:
 def decide_request(
     known: KnownEnrolment | None, asked: CertificateRequest, *, is_automatic: bool
 ) -> Verdict:
-    """Return what becomes of a request.
+    """Return the verdict on a request.
 
-    :param known: None: nobody has spoken of this host yet
-    :param is_automatic: a new host needs nobody's leave
+    :param is_automatic: a new host needs no operator's approval
     """
     if known is None or known.state is EnrolmentState.FORGOTTEN:
         return Verdict.ISSUE if is_automatic else Verdict.WAIT
@@ -108,5 +100,4 @@ def decide_request(
 
 
 def _has_one(keys: tuple[str, ...], asked: CertificateRequest) -> bool:
-    """Say whether the request is for a key that the host has already, or signed with one."""
     return asked.key in keys or any(asked.is_proven_by(key) for key in keys)

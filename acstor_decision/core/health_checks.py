@@ -21,18 +21,18 @@ from acstor_common.wire import checkpoint_messages
 from acstor_common.wire import decision_messages
 
 NAMED: Final = 20
-"""A finding names so many subjects, and counts all."""
+"""Number of subjects that a finding names; it counts all."""
 LATE_S: Final = 60.0
 """Hosts receive a new v-node table within this time."""
 WAIT_S: Final = 30.0
 """Longer waits may soon cause errors in guests."""
 UNHEARD_S: Final = 120.0
-"""A host that enrolled sends its first sample within seconds."""
+"""An enrolled host sends its first sample within seconds."""
 LISTENER_S: Final = 180.0
-"""A listener reports every half a minute that it runs."""
+"""A listener reports every half a minute."""
 TROUBLE_S: Final = 300.0
 ENDS_SHARE: Final = 0.2
-"""Of a certificate's life, left: hosts renew theirs before two thirds of it have passed."""
+"""Share of a certificate's lifetime; hosts renew when a third is left."""
 FAILURE_REMEDIES: Final = {
     "holder": "look at the vault of the host that is named last",
     "holder_slow": "look at the disk and the network of the host that is named last",
@@ -46,14 +46,14 @@ FAILURE_REMEDIES: Final = {
     "slow": "give vault_dir a file system of its own, or a faster disk",
     "not_safe": "look at the disk of vault_dir, and restart acstor-checkpointd",
 }
-"""By the reason that a checkpoint daemon reports."""
+"""Remedies by the reason that a checkpoint daemon reports."""
 
 
 class Severity(enum.StrEnum):
     """Severity of a finding; the health of the cloud is that of its worst finding."""
 
     OK = "ok"
-    WARNING = "warning"  # guests read, but slower or less safely than they should
+    WARNING = "warning"  # guests read, but slower or less safely than intended
     ERROR = "error"  # guests wait or fail, or hosts will soon lose their peers
 
 
@@ -75,12 +75,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """A host.
+    """State of a host.
 
     :param is_heard: its agent sends samples
-    :param unheard_s: how long ago it got its certificate, if no sample of it ever came
-    :param waits: an operator has to allow it before it gets a certificate
-    :param left_share: of its certificate's life; None: it has none
+    :param unheard_s: age of its certificate if it never sent a sample
+    :param waits: it waits for an operator's approval
+    :param left_share: remaining share of its certificate's lifetime; None: it has none
     """
 
     name: str
@@ -95,20 +95,17 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageState(enum.StrEnum):
-    """How far an image of Glance is."""
+    """Preparation state of an image in Glance."""
 
-    READY = "ready"  # servers start from its mirrors
+    READY = "ready"  # servers boot from its mirror
     PREPARING = "preparing"
-    NOT_BEGUN = "not begun"  # and it is not new
-    FAILED = "failed"  # it is tried again
-    NOT_SERVED = "not served"  # it cannot be: servers start from it as without acstor
+    NOT_BEGUN = "not begun"  # although the image is not new
+    FAILED = "failed"  # the listener retries
+    NOT_SERVED = "not served"  # unsupported; servers boot from it without acstor
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """An image of Glance.
-
-    :param why: it is no farther
-    """
+    """State of an image in Glance."""
 
     image_id: str
     name: str
@@ -125,21 +122,14 @@ class UnfilledImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """A listener beside Glance.
-
-    :param name: of its host
-    :param reported_ago_s: since it said last that it runs
-    """
+    """A Glance listener, named after its host."""
 
     name: str
     reported_ago_s: float
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest checkpoint of a server.
-
-    :param interval_s: how often one was promised; 0: not at all
-    """
+    """The newest checkpoint of a server; ``interval_s`` 0: none is promised."""
 
     server: str
     age_s: float
@@ -147,14 +137,12 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CloudState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a cloud.
+    """Snapshot of a cloud's state.
 
-    :param epoch: of the v-node table that was published last; 0: none was
-    :param published_ago_s: how long ago; None: none was
-    :param images: None: Glance does not answer
-    :param why_no_images: with the address that was asked
-    :param instance: of the service, which published the last table
-    :param listeners: that ever reported, those left out that have been gone for long
+    :param epoch: of the last published v-node table; 0: none
+    :param published_ago_s: its age; None: none
+    :param images: None: Glance does not respond
+    :param instance: the instance that published the last table
     :param checkpoint_failures: by the host that reports them
     """
 
@@ -172,14 +160,14 @@ class CloudState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_problems(seen: CloudState) -> list[Finding]:
-    """Return what is not as it should be, the worst first."""
+    """Return the findings of all checks, the worst first."""
     found = [one for check in CHECKS for one in check(seen)]
     order = list(Severity)
     return sorted(found, key=lambda one: -order.index(one.severity))
 
 
 def worst_severity(found: Iterable[Finding]) -> Severity:
-    """Return how a cloud is.
+    """Return the severity of the worst finding.
 
     >>> worst_severity([])
     <Severity.OK: 'ok'>
@@ -476,7 +464,6 @@ CHECKS: Final[tuple[Callable[[CloudState], Iterator[Finding]], ...]] = (
 
 
 def _told(seen: CloudState) -> Iterator[tuple[Host, decision_messages.HostHealth]]:
-    """Yield the hosts that are heard, with what they say of themselves."""
     for host in seen.hosts:
         if host.is_heard and host.health is not None:
             yield host, host.health

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom and where a host may name as keepers of its checkpoints.
+"""Checks the holders that a host names for its checkpoints.
 
-Who recovers a server connects to what was named, so a host that lies must not be
-able to lead others anywhere but to hosts of this cloud, at their own addresses.
+A recovery connects to the named holders. So a lying host must not name anything but hosts of this
+cloud at their own addresses.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from acstor_common.model import addresses
 
 
 class Holder(Protocol):
-    """A host that is named."""
+    """A named holder."""
 
     @property
     def host(self) -> str:
-        """Which host it is."""
+        """Return the holder's host ID."""
 
     @property
     def address(self) -> str:
-        """Where its vault is, ``ip:port``."""
+        """Return the address of its vault, ``ip:port``."""
 
 
 def holder_fault(
@@ -33,7 +33,7 @@ def holder_fault(
 ) -> str:
     """Return why a host may not name these holders; "" if it may.
 
-    :param known: ``ip:port`` of agents, of those hosts that have told theirs
+    :param known: ``ip:port`` of agents, of the hosts that reported theirs
     """
     is_local = not (at := known.get(owner, "")) or addresses.is_loopback(addresses.parse(at)[0])
     for holder in holders:

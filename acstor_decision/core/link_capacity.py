@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast chunks come out of each place, from what hosts elsewhere waited for them.
+"""Estimates the slowness of each location from the waits of hosts elsewhere.
 
-A rack behind a link that other traffic fills gives everything late, however idle
-its hosts are; so do the racks of a pod behind such a link.  How many times slower a
-place is than its *siblings*, the other places of the same wider place, is what the
-table's share of its v-nodes follows, level by level.
+A location behind a congested link, such as a rack or a pod, delivers late however idle its hosts
+are. Its slowness relative to its *siblings*, the other locations of the same parent, determines its
+share of the v-nodes, level by level.
 
-Nobody's word counts for more than that of one of many.  A host says only how long
-*it* waited for each of its peers; its figures are divided by what is usual for it,
-so that neither a slow reader nor one who lies about all of them makes anybody look
-slow; and of a place counts the median over all pairs of a reader elsewhere and a
-host there, of ``QUORUM`` readers or more.
+A host reports only its own waits for its peers, and these are divided by their median. So neither a
+slow nor a lying reader makes a location look slow. The slowness of a location is the median over
+all pairs of a reader elsewhere and a host there, of ``QUORUM`` readers or more.
 """
 
 import collections
@@ -26,27 +23,21 @@ from acstor_common.ring import location
 from acstor_common.wire import decision_messages
 
 QUORUM = 3
-"""Hosts whose word it takes: of three a liar cannot move the median past an honest one."""
+"""Among three readers, one liar cannot move the median past an honest one."""
 READERS = 1024
-"""Hosts that are looked at in one collection, in turn: 10,000 with 256 peers each are 2.6 million
-figures."""
+"""Hosts evaluated in one collection, in turn, to bound the work."""
 PEERS = 256
-"""Peers of one host that are looked at: agents name no more."""
+"""Peers of one host that are evaluated; agents report no more."""
 
 SHORTEST, LONGEST = 1e-12, 1e3
-"""Seconds a byte: what is outside no network gives, and no figure may be 0 or endless."""
+"""Bounds in seconds a byte; they keep figures positive and finite."""
 
 Wait = dict[ids.HostId, float]
-"""Seconds that a byte of each peer took."""
+"""Seconds a byte from each peer took."""
 
 
 class PeerWaits(NamedTuple):
-    """What one host waited for of late.
-
-    :param levels: where it stands, by the table
-    :param wait: for its peers
-    :param source: for the sources; None: it read none of them
-    """
+    """Recent waits of one host for peers and sources, in seconds a byte."""
 
     levels: location.Levels
     wait: Wait
@@ -57,7 +48,7 @@ WaitsByHost = Mapping[ids.HostId, PeerWaits]
 
 
 def peer_waits(levels: location.Levels, sample: decision_messages.Sample) -> PeerWaits:
-    """Return what a host's sample says."""
+    """Return the waits that a host's sample reports."""
     peers = itertools.islice(sample.peers.items(), PEERS)
     waits = {ids.HostId(peer): _wait(exchanged.timed) for peer, exchanged in peers}
     known = {peer: wait for peer, wait in waits.items() if wait is not None}
@@ -65,7 +56,7 @@ def peer_waits(levels: location.Levels, sample: decision_messages.Sample) -> Pee
 
 
 def _wait(timed: decision_messages.TimedTraffic) -> float | None:
-    """Return the seconds that a byte took; of a peer that was always given up, the longest."""
+    """Return the seconds that a byte took; LONGEST if no byte ever arrived."""
     if not timed.took_s:
         return None
     if not timed.received:
@@ -74,7 +65,7 @@ def _wait(timed: decision_messages.TimedTraffic) -> float | None:
 
 
 def select_hosts(hosts: list[ids.HostId], collection: int) -> list[ids.HostId]:
-    """Return the hosts that are looked at in a collection: all, or ``READERS`` after the others.
+    """Return the hosts to evaluate in a collection: all, or the next ``READERS``.
 
     >>> hosts = [ids.HostId(f"h{n}") for n in range(3000)]
     >>> len({host for collection in range(3) for host in select_hosts(hosts, collection)})
@@ -89,11 +80,9 @@ def select_hosts(hosts: list[ids.HostId], collection: int) -> list[ids.HostId]:
 def slowness(
     readers: WaitsByHost, levels: Mapping[ids.HostId, location.Levels]
 ) -> dict[str, float]:
-    """Return how many times longer chunks of each place take than those of its usual sibling.
+    """Return each location's wait relative to that of its median sibling.
 
-    A place that too few can compare with a sibling is left out.
-
-    :param levels: where all hosts stand
+    Locations with fewer than ``QUORUM`` readers are omitted.
     """
     votes: dict[location.Levels, list[float]] = collections.defaultdict(list)
     voters: collections.Counter[location.Levels] = collections.Counter()
@@ -113,7 +102,7 @@ def slowness(
 def _families(
     one: PeerWaits, levels: Mapping[ids.HostId, location.Levels]
 ) -> Iterator[dict[location.Levels, list[float]]]:
-    """Yield the places that a reader can compare, with what it waited for each host there."""
+    """Yield groups of sibling locations, with the reader's waits for hosts there."""
     families: dict[location.Levels, dict[location.Levels, list[float]]] = {}
     for peer, wait in one.wait.items():
         if (where := levels.get(peer)) is None:
@@ -130,10 +119,10 @@ def group_waits(
     near: int,
     outers: Iterable[int],
 ) -> dict[int, float]:
-    """Return what a byte costs the hosts of a group from the homes beneath each level, in seconds.
+    """Return a group's wait for homes below each threshold, in seconds a byte.
 
-    :param near: the threshold beneath which hosts are of the group
-    :param outers: thresholds to look at; the source is always looked at, as threshold 0
+    :param near: hosts below this distance belong to the group
+    :param outers: thresholds to evaluate; 0 in the result is the source
     """
     found: dict[int, list[float]] = collections.defaultdict(list)
     for one in group.values():

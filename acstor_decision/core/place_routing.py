@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the table says of single places: what share they give, and whom their homes ask.
+"""Location policies of the table: each location's share and its outer threshold.
 
-Figures of one collection move nothing, and small differences never do.  A place
-that is slow gives less at once; it gives more again by and by, for it looks fast
-just because little is asked of it.  A group whose homes get chunks much faster
-elsewhere, from nearer homes or from the source, asks there for a while and then
-tries the usual way again, since nothing is measured on a way that is not used.
-
-What a place's own hosts say decides whom *they* ask, and what hosts elsewhere
-waited for it decides what it gives.
+A slow location gets a lower share at once, and a higher one only gradually, since it looks fast
+while its load is low. A group that gets chunks much faster another way, from nearer homes or from
+the source, takes that way for a while and then retries the usual one, which nothing measures
+meanwhile. The waits of a location's own hosts choose its way; the waits of hosts elsewhere set its
+share.
 """
 
 import dataclasses
@@ -20,38 +17,33 @@ from acstor_decision.core import link_capacity
 from acstor_decision.core import streak
 
 LEAST_SHARE = 5
-"""Percent: something is always asked of every place, or nobody would notice that it is free."""
+"""Percent; some load must stay to measure the location."""
 MARKED = 2.0
-"""Shares and waits that differ by less are alike: half of the load was what did it."""
+"""Smaller ratios of shares or waits count as equal."""
 RAISE_AFTER = 12
-"""Collections in a row in which a place has to be fast until it gives twice as much; a minute."""
+"""Consecutive fast collections before a share doubles; a minute."""
 FORGET_AFTER = 60
-"""Collections without figures after which a place gives twice as much; five minutes."""
+"""Collections without figures before a share doubles; five minutes."""
 HOLD = 24
-"""Collections until a group tries the usual way again; two minutes."""
+"""Collections until a group retries the usual way; two minutes."""
 MOST_PLACES = 1024
-"""Places that a table says something of, those that give least: a table has a bound."""
+"""Limit of locations with a policy; the lowest shares stay."""
 AT_ONCE = 4
-"""One group in so many may turn to the source in one table: the next figures tell what it did."""
+"""One group in so many may switch to the source with one table."""
 
 
 @dataclasses.dataclass
 class _Share:
-    """What one place gives."""
-
     value: int = location_policies.FULL_SHARE
     slow: int = 0  # collections in a row
     fast: int = 0
     unknown: int = 0
-    mildest: int = 0  # of the row of slow ones
+    mildest: int = 0  # the largest target in the streak of slow ones
 
 
 @dataclasses.dataclass
 class _Detour:
-    """The way of a group that does not take the usual one.
-
-    :param usual_wait: what a byte took on the usual way
-    """
+    """A group's way other than the usual one, on which a byte took ``usual_wait`` s."""
 
     outer: int
     usual_wait: float
@@ -60,10 +52,7 @@ class _Detour:
 
 
 class PlaceRouting:
-    """Shares and ways of all places.
-
-    :param needed: collections in a row that it takes
-    """
+    """Shares and detours; a change needs ``needed`` collections in a row."""
 
     def __init__(self, needed: int, places: location_policies.LocationPolicies) -> None:
         self._needed = needed
@@ -73,7 +62,7 @@ class PlaceRouting:
         self.load_rules(places)
 
     def load_rules(self, places: location_policies.LocationPolicies) -> None:
-        """Go on from a table that somebody else has published."""
+        """Adopt the policies of a table that another instance published."""
         self._ways.clear()
         self._shares = {
             p: _Share(r.share) for p, r in places.items() if r.share < location_policies.FULL_SHARE
@@ -87,11 +76,11 @@ class PlaceRouting:
     def place_rules(
         self, names: Collection[str], groups: Collection[str], near: int
     ) -> dict[str, location_policies.LocationPolicy]:
-        """Return what the table is to say.
+        """Return the location policies for the table.
 
-        :param names: the places that there are
-        :param groups: those of them whose hosts are a group
-        :param near: the table's threshold, above which an outer one has to be
+        :param names: locations that exist
+        :param groups: those of them whose hosts form a group
+        :param near: the table's near threshold
         """
         shares = {place: one.value for place, one in self._shares.items() if place in names}
         outers = {
@@ -115,7 +104,7 @@ class PlaceRouting:
     # Shares
 
     def note_slowness(self, slowness: Mapping[str, float]) -> None:
-        """Note, once in a collection, how slow places are (:func:`link_capacity.slowness`)."""
+        """Record locations' slowness (:func:`link_capacity.slowness`), once a collection."""
         for place in slowness.keys() | self._shares.keys():
             share = self._shares.setdefault(place, _Share())
             if place in slowness:
@@ -146,10 +135,9 @@ class PlaceRouting:
     # Ways
 
     def record_waits(self, usual: int, waits: Mapping[str, Mapping[int, float]]) -> None:
-        """Note, once in a collection, what chunks cost each group on each way.
+        """Record groups' waits (:func:`link_capacity.group_waits`), once a collection.
 
         :param usual: the table's outer threshold
-        :param waits: see :func:`link_capacity.group_waits`
         """
         for group in list(self._detours):
             self._check_detour(group, waits.get(group, {}))
@@ -164,7 +152,7 @@ class PlaceRouting:
                 self._detours[group] = _Detour(best, waits[group][usual])
 
     def _gain(self, group: str, usual: int, waits: Mapping[int, float]) -> float:
-        """Return how many times faster another way is than the usual one; 0: it is not worth it."""
+        """Return the speedup of another way over the usual one; 0 if too small."""
         if group in self._detours or usual not in waits:
             return 0.0
         best = min(waits, key=lambda outer: (waits[outer], -outer))
@@ -173,7 +161,7 @@ class PlaceRouting:
         return waits[usual] / waits[best] if is_marked and times >= self._needed else 0.0
 
     def _check_detour(self, group: str, waits: Mapping[int, float]) -> None:
-        """Let a group go back when it has tried long enough, or when its way became no better."""
+        """End a group's detour when it is over or no better than the usual way."""
         detour = self._detours[group]
         detour.age += 1
         is_worse = waits.get(detour.outer, 0.0) >= detour.usual_wait
@@ -183,7 +171,7 @@ class PlaceRouting:
 
 
 def _target(slowness: float) -> int:
-    """Return the share of a place, in percent, that takes so many times longer than others.
+    """Return the share in percent for a location of a slowness.
 
     >>> _target(1.4), _target(4.0), _target(1000.0)
     (100, 25, 5)

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which v-nodes move when the counts change: as few as can be, to hosts that are most alike.
+"""Remaps v-nodes when their counts change: few move, to the most similar hosts.
 
-Wu et al. 2017 (ACStor), section 3.6: a host that has too many v-nodes gives them to
-the host that needs some and holds most of the same chunks, so that what is asked
-for at the new home is there already.
-
-The one rule: a v-node moves only from a host that has too many to one that has too
-few.  What nobody can take goes; what nobody gives is made new.
+Wu et al. 2017 (ACStor), section 3.6: a host with too many v-nodes gives them to the host that needs
+some and shares most chunks with it, so that the new home already has the chunks. A v-node moves
+only from a host with too many to one with too few; the rest are removed or created.
 """
 
 import collections
@@ -20,13 +17,12 @@ from acstor_common.ring import vnode
 
 Names = frozenset[vnode.VNode]
 Owners = dict[ids.HostId, Names]
-"""The v-nodes of every host, by name."""
+"""The v-nodes of each host."""
 Similarity = Callable[[ids.HostId, ids.HostId], float]
-"""Says how much two hosts have in common, from 0 to 1."""
+"""Similarity of two hosts, from 0 to 1."""
 
 CANDIDATES = 64
-"""Hosts that a giver is compared with at most, those that need most: 10,000 hosts have 25 million
-pairs."""
+"""Hosts compared with a giver, those that need most, to bound the work."""
 
 
 def remap_vnodes(
@@ -34,10 +30,10 @@ def remap_vnodes(
     wanted: Mapping[ids.HostId, int],
     similarity: Similarity,
 ) -> Owners:
-    """Return who owns which v-nodes when every host has as many as wanted.
+    """Return the owners of v-nodes after each host has as many as wanted.
 
-    The v-nodes of hosts that are not wanted any more go with them: what lies there falls to the
-    next points on the ring, which belong to all hosts.
+    V-nodes of hosts that are not wanted are removed; their ranges fall to the next points on the
+    ring, which belong to all hosts.
     """
     if {host: len(names) for host, names in owners.items()} == dict(wanted):
         return dict(owners)
@@ -61,7 +57,7 @@ def remap_vnodes(
 
 
 def count_moved(old: Mapping[ids.HostId, Names], new: Mapping[ids.HostId, Names]) -> int:
-    """Count the v-nodes that have another owner, are gone or are new."""
+    """Count the v-nodes that are new, gone or have another owner."""
     before = {name: host for host, names in old.items() for name in names}
     after = {name: host for host, names in new.items() for name in names}
     return sum(before.get(name) != after.get(name) for name in before.keys() | after.keys())
@@ -81,7 +77,7 @@ def _most_alike(
 def _choose(
     names: Collection[vnode.VNode], giver: ids.HostId, taker: ids.HostId, count: int
 ) -> Names:
-    """Return ``count`` v-nodes of a giver: the taker's own, then adopted ones, then others."""
+    """Return ``count`` v-nodes: the taker's own, then adopted ones, then others."""
 
     def order(name: vnode.VNode) -> tuple[bool, bool, ids.HostId, int]:
         return name.made_for != taker, name.made_for == giver, name.made_for, -name.number
@@ -90,7 +86,6 @@ def _choose(
 
 
 def _make(result: Mapping[ids.HostId, set[vnode.VNode]], needs: Mapping[ids.HostId, int]) -> None:
-    """Give hosts that still need some v-nodes of their own that nobody has."""
     taken: collections.defaultdict[ids.HostId, set[int]] = collections.defaultdict(set)
     for name in itertools.chain.from_iterable(result.values() if needs else ()):
         taken[name.made_for].add(name.number)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is between the decider's table and the ring that agents use: an epoch."""
+"""Converts between the decider's table and the ring that agents use."""
 
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
@@ -8,9 +8,9 @@ from acstor_decision.core import threshold
 
 
 def to_ring(table: decider.Table, epoch: int) -> hash_ring.Ring:
-    """Return a table as the ring of that epoch.
+    """Return a table as the ring of an epoch.
 
-    :raises ValueError: it breaks a bound of the ring
+    :raises ValueError: it exceeds a limit of the ring
     """
     hosts = tuple(
         hash_ring.named_host(host, place.address, place.names, place.location)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many chunks of an image have one home: as many as the usual link carries in a moment.
+"""Chooses the segment length: as many chunks as the median link carries in 1 ms.
 
-Hosts that read one image in step want one segment at one moment, and its home has one uplink.  On
-slow links chunks are spread over all uplinks; on fast ones requests cost more than bytes do.
+Hosts that read an image in lockstep need one segment at a time, and its home has one uplink. On
+slow links, short segments spread the load over all uplinks; on fast links, requests cost more than
+bytes.
 
-A new length moves most of what homes keep.  So a length stays while a third of the links carries
-no less in that moment, and a third no more: neither a host that joins or lies nor a cloud with two
-kinds of links makes it change again and again.
+A new length invalidates most of what homes store. So the length stays while a third of the links
+carries at least as much in that time and a third at most as much. Single hosts, or two kinds of
+links, then cause no repeated changes.
 """
 
 from collections.abc import Iterable
@@ -15,16 +16,11 @@ from acstor_common.model import geometry
 from acstor_common.model import segments
 
 SEGMENT_S = 0.001
-"""So long a link may take for a segment.  In the model of 16 hosts in step (25 Mbit/s to 10 Gbit/s)
-two chunks for one cost up to 11 % of the time, sixteen up to 27 %, and at 10 Gbit/s at most 3 and
-8 %; there a read from sixteen peers takes a third of the processor time when it asks one."""
+"""Transfer time of a segment, the best compromise in a model of hosts in lockstep."""
 
 
 def chunks_for(links_bytes_s: Iterable[int], current: int = 1) -> int:
-    """Return the length of segments for hosts with such links.
-
-    :param links_bytes_s: of hosts whose links are known; there may be none
-    :param current: the length now
+    """Return the segment length for hosts with such links.
 
     >>> [chunks_for([int(mbit * 1e6 / 8)]) for mbit in (25, 1000, 2500, 10_000, 100_000)]
     [1, 1, 4, 16, 16]
@@ -37,6 +33,6 @@ def chunks_for(links_bytes_s: Iterable[int], current: int = 1) -> int:
 
 
 def _carried(link_bytes_s: int) -> int:
-    """Return how many chunks a link carries in SEGMENT_S, as a length that segments may have."""
+    """Return how many chunks a link carries in SEGMENT_S, as a valid segment length."""
     most = int(link_bytes_s * SEGMENT_S / geometry.DEFAULT_CHUNK_BYTES)
     return min(segments.MOST_CHUNKS, 1 << max(0, most.bit_length() - 1))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streaks: how often in a row the same value was observed, once in a collection."""
+"""Counts consecutive observations of one value."""
 
 import dataclasses
 from typing import Generic
@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 @dataclasses.dataclass
 class Streak(Generic[V]):
-    """The last value, and how often it was observed in a row.
+    """The last value, and its number of consecutive observations.
 
     >>> length = Streak(1)
-    >>> length.observe(4), length.observe(4), length.observe(1)
+    >>> length.count_value(4), length.count_value(4), length.count_value(1)
     (1, 2, 1)
     """
 
@@ -21,7 +21,7 @@ class Streak(Generic[V]):
     times: int = 0
 
     def count_value(self, value: V) -> int:
-        """Count one more; return how many it has been."""
+        """Record an observation; return the length of the streak."""
         self.times = self.times + 1 if value == self.value else 1
         self.value = value
         return self.times

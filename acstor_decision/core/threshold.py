@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near a home has to be, from where hosts stand and how busy the switches are.
+"""Chooses the thresholds of homes from hosts' locations and switch loads.
 
-Hosts that stand in one place, a rack, ask each other first, however idle the
-switches seem: a way out of the place then carries a chunk once for all of them, and
-what is idle before guests boot is not when they do.  The home of such a group asks
-the home of all hosts before it reads the source.
+Hosts in one location, such as a rack, ask each other first, so that a chunk crosses the uplink once
+for all. This holds even if switches are idle, as they may not be when guests boot. The home of such
+a group asks the home of all hosts before it reads the source.
 
-Wu et al. 2017 (ACStor), Algorithm 2: where more than half of the switches of a level
-are busy, requests are kept beneath that level.  The paper counts hops; a table
-counts levels (doc/source/format/ring.rst), so its 2 * level + 1 is ``level`` here.
-Where such a level lies above the groups, their homes ask the home beneath it instead
-of that of all hosts.
+Wu et al. 2017 (ACStor), Algorithm 2: if more than half of the switches of a level are busy,
+requests stay below that level. The paper counts hops and a table counts levels
+(doc/source/format/ring.rst): its 2 * level + 1 is ``level`` here. If such a level is above the
+groups, their homes ask the home below it instead of the home of all hosts.
 """
 
 import collections
@@ -24,16 +22,16 @@ from acstor_common.ring import location
 BUSY_SHARE = 0.8
 BUSY_SWITCHES = 0.5
 NEAREST = 1
-"""Hosts in one place are as near as it gets; their switch carries what they read anyway."""
+"""Threshold of hosts in the same location."""
 EVERYWHERE = hash_ring.MAX_THRESHOLD
-"""All hosts are nearer than this."""
+"""Threshold that includes all hosts."""
 
 
 class Thresholds(NamedTuple):
-    """How near homes have to be (a table's two thresholds); None: it does not matter.
+    """The two thresholds of a table; None: unlimited.
 
-    :param near: the home that a host asks
-    :param outer: the home that this one asks before it reads the source; above ``near``
+    :param near: for the home that a host asks
+    :param outer: for the home that this home asks before the source; above ``near``
     """
 
     near: int | None = None
@@ -41,29 +39,29 @@ class Thresholds(NamedTuple):
 
 
 class SwitchLoad(NamedTuple):
-    """What a switch carries, and what it can carry, in one unit."""
+    """A switch's traffic and capacity, in the same unit."""
 
     traffic: float
     capacity: float
 
 
 Levels = Sequence[Sequence[SwitchLoad]]
-"""The switches of each level, those beside the hosts first."""
+"""The switches of each level; the first level is next to the hosts."""
 
 
 def busy_levels(levels: Levels) -> tuple[int, ...]:
-    """Return the thresholds that keep requests beneath the levels whose switches are busy.
+    """Return the thresholds that keep requests below levels with busy switches.
 
     >>> calm, busy = SwitchLoad(1, 10), SwitchLoad(9, 10)
     >>> busy_levels([[calm] * 8, [busy, busy, calm], [busy]])
     (1, 2)
     """
-    known = enumerate(levels[:EVERYWHERE])  # locations have no more
+    known = enumerate(levels[:EVERYWHERE])  # locations have no more levels
     return tuple(sorted({max(level, NEAREST) for level, switches in known if _are_busy(switches)}))
 
 
 def thresholds_for(places: Collection[location.Levels], busy: Collection[int]) -> Thresholds:
-    """Return how near homes have to be.
+    """Return the thresholds for hosts at these locations and these busy levels.
 
     >>> racks = [(pod, rack) for pod in "ab" for rack in "cd" for host in range(8)]
     >>> thresholds_for(racks, ())
@@ -72,9 +70,6 @@ def thresholds_for(places: Collection[location.Levels], busy: Collection[int]) -
     Thresholds(near=1, outer=2)
     >>> thresholds_for([()] * 8, ()) == Thresholds()
     True
-
-    :param places: where each host stands
-    :param busy: levels, as :func:`busy_levels` returns them
     """
     near = _nearest_company(places)
     if near is None:
@@ -83,10 +78,7 @@ def thresholds_for(places: Collection[location.Levels], busy: Collection[int]) -
 
 
 def _nearest_company(places: Collection[location.Levels]) -> int | None:
-    """Return the threshold of the smallest groups in which most hosts have others beside them.
-
-    None if those are all hosts: they need no groups.
-    """
+    """Return the threshold of the smallest groups in which most hosts have company."""
     deepest = max(map(len, places), default=0)
     for threshold in range(NEAREST, deepest + 1):
         groups = collections.Counter(location.ancestor(place, threshold) for place in places)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many v-nodes each host should have: inversely proportional to its traffic.
+"""V-node counts of hosts, inversely proportional to their traffic.
 
-This is Wu et al. 2017 (ACStor), Equation 1.  Two rules are added.  However the
-traffic looks, every host gets at least one v-node and none gets more than a bound.
-And the counts add up to what is wanted, so that what one host loses others gain:
-the paper's lambda only scales the counts (from 1 to 3 it changes nothing, says
-its table 1), so here it follows from the sum.
+This is Wu et al. 2017 (ACStor), Equation 1, with two additional rules. Each host has at least one
+v-node and at most a limit. The counts add up to a given total, from which lambda follows; in the
+paper lambda only scales the counts (its table 1 shows no effect from 1 to 3).
 """
 
 import math
@@ -14,16 +12,16 @@ from collections.abc import Mapping
 from acstor_common.model import ids
 
 LAMBDA = 1.67
-"""The paper's own factor."""
+"""The paper's factor."""
 
 HALVINGS = 100
-"""Steps in which the factor is found; far more than a float has bits."""
+"""Bisection steps for the factor; more than a float has bits."""
 
 Counts = dict[ids.HostId, int]
 
 
 def equation_1(traffic: Mapping[ids.HostId, float], factor: float = LAMBDA) -> Counts:
-    """Return floor(factor * sum of all traffic / traffic of the host) for every host.
+    """Return floor(factor * sum of all traffic / traffic of the host) for each host.
 
     >>> equation_1({ids.HostId("idle"): 10.0, ids.HostId("busy"): 90.0})
     {'idle': 16, 'busy': 1}
@@ -35,7 +33,7 @@ def equation_1(traffic: Mapping[ids.HostId, float], factor: float = LAMBDA) -> C
 
 
 def printed_counts(traffic: Mapping[ids.HostId, float], factor: float, most: int) -> Counts:
-    """Return Equation 1 as it is printed, but each count at least 1 and at most ``most``.
+    """Return Equation 1 as printed, with counts from 1 to ``most``.
 
     >>> printed_counts({ids.HostId("idle"): 1.0, ids.HostId("busy"): 99.0}, 0.5, most=40)
     {'idle': 40, 'busy': 1}
@@ -45,11 +43,11 @@ def printed_counts(traffic: Mapping[ids.HostId, float], factor: float, most: int
 
 
 def bounded_counts(traffic: Mapping[ids.HostId, float], total: int, most: int) -> Counts:
-    """Return the v-nodes of every host: Equation 1 with bounds, ``total`` in all.
+    """Return the v-nodes of each host: Equation 1 with bounds, ``total`` in all.
 
     :param traffic: of each host; above 0, in any unit
-    :param total: v-nodes in all; brought within what the bounds allow
-    :param most: v-nodes of one host, at least 1
+    :param total: clamped to what the bounds allow
+    :param most: limit of one host, at least 1
     """
     if not traffic:
         return {}
@@ -57,13 +55,13 @@ def bounded_counts(traffic: Mapping[ids.HostId, float], total: int, most: int) -
     exact = _bounded(traffic, total, most)
     result = {host: math.floor(count) for host, count in exact.items()}
     order = sorted(exact, key=lambda host: (result[host] - exact[host], host))
-    for host in order[: total - sum(result.values())]:  # those that rounding cost the most
+    for host in order[: total - sum(result.values())]:  # those that rounding reduced most
         result[host] += 1
     return result
 
 
 def _bounded(traffic: Mapping[ids.HostId, float], total: int, most: int) -> dict[ids.HostId, float]:
-    """Return Equation 1 before it is rounded, cut off at both bounds, still ``total`` in all."""
+    """Return Equation 1 before rounding, with both bounds, ``total`` in all."""
     low, high = 0.0, float(most) * max(traffic.values())
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the service remembers: hosts, tables, traffic."""
+"""The database: hosts, tables, traffic, images, enrolments and checkpoints."""

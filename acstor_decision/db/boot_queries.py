@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements about boots of servers; :mod:`acstor_decision.db.database` runs them.
+"""Statements about boots of servers; :mod:`acstor_decision.db.database` runs them.
 
-A host has one row for each server, its last boot there, and so many rows at most.
-Who tells of a server that is not his fills his own rows.
+A host has one row for each server, its last boot there, up to a limit. So false reports displace
+only the host's own rows.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from acstor_decision.db import models
 ROW = models.Boot
 KEPT_OF_HOST = 256
 KEPT_S = 7 * 86400.0
-"""For so long a boot can be looked at; a row takes some KiB."""
+"""How long a boot is kept; a row has some KiB."""
 
 
 def record_boots(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
-    """Let the boots that hosts tell of take the place of what they told of these servers before."""
+    """Store the boots that hosts report, in place of earlier ones of the same servers."""
     for host, sample in sorted(samples.items()):
         told = {boot.instance_id: boot for boot in sample.boots if boot.instance_id}
         if not told:
@@ -36,25 +36,25 @@ def record_boots(session: orm.Session, samples: Mapping[str, decision_messages.S
 def _forget_oldest(session: orm.Session, host: str) -> None:
     mine = sa.select(ROW.server_id).where(ROW.host == host)
     newest = mine.order_by(ROW.told_s.desc(), ROW.server_id).offset(KEPT_OF_HOST)
-    # A limit, as MariaDB has no offset without one; more than a sample brings are never over.
+    # MariaDB has no offset without a limit; a sample adds no more rows than this
     old = list(session.execute(newest.limit(decision_messages.MAX_BOOTS)).scalars())
     if old:
         session.execute(sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(old)))
 
 
 def delete_before(session: orm.Session, before_s: float) -> None:
-    """Forget what was told before a time."""
+    """Delete boots reported before a time."""
     session.execute(sa.delete(ROW).where(ROW.told_s < before_s))
 
 
 def list_of_server(session: orm.Session, server_id: str) -> list[models.Boot]:
-    """Return the last boot of a server on each host that told of one, the newest last."""
+    """Return the last boot of a server on each host, the newest last."""
     wanted = sa.select(ROW).where(ROW.server_id == server_id).order_by(ROW.told_s, ROW.host)
     return list(session.execute(wanted).scalars())
 
 
 def timeline_of(row: models.Boot) -> boot_timeline.Timeline:
-    """Return what a host told."""
+    """Return the timeline of a row."""
     return msgspec.json.decode(row.timeline, type=boot_timeline.Timeline)
 
 

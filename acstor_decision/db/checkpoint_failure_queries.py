@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements about checkpoints that fail; :mod:`acstor_decision.db.database` runs them."""
+"""Statements on checkpoint failures; :mod:`acstor_decision.db.database` runs them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -13,14 +13,14 @@ from acstor_decision.db import models
 
 ROW = models.CheckpointFailures
 KEPT_S: Final = 1800.0
-"""A host says it every ten minutes; what it does not say again is over."""
+"""Hosts repeat a failure every ten minutes while it lasts."""
 _decoder = msgspec.json.Decoder(tuple[messages.Failing, ...])
 
 
 def record_failures(
     session: orm.Session, host: str, failing: Sequence[messages.Failing], now_s: float
 ) -> None:
-    """Note what a host says now instead of what it said before."""
+    """Replace the failures of a host."""
     session.execute(sa.delete(ROW).where(ROW.host == host))
     if failing:
         said = msgspec.json.encode(failing).decode()
@@ -28,11 +28,11 @@ def record_failures(
 
 
 def delete_before(session: orm.Session, before_s: float) -> None:
-    """Forget what was said before a time."""
+    """Delete failures reported before a time."""
     session.execute(sa.delete(ROW).where(ROW.told_s < before_s))
 
 
 def list_failures(session: orm.Session, now_s: float) -> dict[str, tuple[messages.Failing, ...]]:
-    """Return what hosts said lately, by host."""
+    """Return the current failures by host."""
     rows = session.execute(sa.select(ROW).where(ROW.told_s >= now_s - KEPT_S)).scalars()
     return {row.host: _decoder.decode(row.failing) for row in rows}

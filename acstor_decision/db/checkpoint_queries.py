@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements about checkpoints; :mod:`acstor_decision.db.database` runs them.
+"""Statements about checkpoints; :mod:`acstor_decision.db.database` runs them.
 
-Newer is what was registered later.  The moments that hosts tell are for people:
-their clocks may be wrong, and a wrong one must not hide what was taken since.
+The order is that of registration. The clocks of hosts may be wrong, so their times are only shown.
 """
 
 from collections.abc import Collection
@@ -18,11 +17,11 @@ from acstor_decision.db import models
 ROW = models.Checkpoint
 MAX_PICTURED = 10_000
 RECOVERY_S = 3 * 86400.0
-"""How long a checkpoint that was given out for recovery stays at most because of that."""
+"""How long a recovery protects its checkpoint from deletion."""
 
 
 class Newest(NamedTuple):
-    """The newest checkpoint of an instance, and the bytes of all."""
+    """The newest checkpoint of an instance."""
 
     instance_id: str
     taken_s: float
@@ -33,12 +32,12 @@ class Newest(NamedTuple):
 def insert_checkpoint(
     session: orm.Session, taken: checkpoint_messages.RegisteredCheckpoint, told_s: float, kept: int
 ) -> list[models.Checkpoint] | None:
-    """Note a checkpoint, and forget those of the instance beyond the ``kept`` newest.
+    """Store a checkpoint, and delete those of the instance beyond the ``kept`` newest.
 
-    Those that a host may still fetch stay as well.  Who registers one of an instance that another
-    host took the former ones of has all of what it was recovered from.
+    Checkpoints under recovery stay. A checkpoint from another host than the former ones shows that
+    the recovery is complete.
 
-    :returns: those of the instance that stay; None if one like it, or a later one, is there
+    :returns: the checkpoints that stay; None if this ID or a later number is registered
     """
     fields = msgspec.structs.asdict(taken)
     del fields["sent_s"]
@@ -48,7 +47,7 @@ def insert_checkpoint(
     if former is not None:
         is_same = all(getattr(former, n) == fields[n] for n in ("host", "manifest_name"))
         return list_of_instance(session, taken.instance_id) if is_same else None
-    # Of this host's alone: any host can read what others call their disks, and say so of its own.
+    # only this host's rows: another host could claim this disk name
     its_own = ROW.vault_disk == taken.vault_disk, ROW.host == taken.host
     newest = sa.select(sa.func.max(ROW.number)).where(*its_own)
     if (session.execute(newest).scalar() or 0) >= taken.number:
@@ -67,11 +66,9 @@ def insert_checkpoint(
 def record_recovery(
     session: orm.Session, checkpoint_id: str, now_s: float
 ) -> models.Checkpoint | None:
-    """Note that a host is given what it needs to recover an instance from a checkpoint.
+    """Mark a checkpoint as under recovery, so that it is kept.
 
-    The note comes first: a checkpoint that has it stays, and what is given out is one that stays.
-
-    :returns: the checkpoint; None if it is not there any more
+    :returns: the checkpoint; None if it was deleted
     """
     session.execute(
         sa.update(ROW).where(ROW.checkpoint_id == checkpoint_id).values(recovered_s=now_s)
@@ -80,7 +77,7 @@ def record_recovery(
 
 
 def is_recovered(row: models.Checkpoint, now_s: float) -> bool:
-    """Say whether a host may still fetch a checkpoint, to recover its instance."""
+    """Return whether a recovery may still fetch a checkpoint."""
     return row.recovered_s is not None and now_s - row.recovered_s < RECOVERY_S
 
 
@@ -97,7 +94,7 @@ def list_of_host(session: orm.Session, host: str, limit: int) -> list[models.Che
 
 
 def hosts_with_checkpoints(session: orm.Session, hosts: Collection[str]) -> set[str]:
-    """Return those of these hosts that took a checkpoint which is there still."""
+    """Return those of these hosts that took a checkpoint which is kept."""
     wanted = sa.select(ROW.host).distinct().where(ROW.host.in_(hosts))
     return set(session.execute(wanted).scalars())
 
@@ -107,8 +104,8 @@ def list_checkpoints(
 ) -> list[models.Checkpoint]:
     """Return checkpoints, the newest first.
 
-    :param marker: begin behind this one; that is forgotten: begin with the newest
-    :param instance_id: of this one alone; empty: of all; so are ``host`` and ``project_id``
+    :param marker: last one of the previous page; if it was deleted, begin with the newest
+    :param instance_id: filter; empty: all; as ``host`` and ``project_id``
     """
     wanted = sa.select(ROW)
     for column, value in (
@@ -126,7 +123,7 @@ def list_checkpoints(
 
 
 def list_instances(session: orm.Session, after: str, limit: int) -> list[str]:
-    """Return the instances that have checkpoints, in the order of their ids, behind ``after``."""
+    """Return the IDs above ``after`` of instances with checkpoints, sorted."""
     wanted = sa.select(ROW.instance_id).distinct().where(ROW.instance_id > after)
     return list(session.execute(wanted.order_by(ROW.instance_id).limit(limit)).scalars())
 
@@ -134,10 +131,10 @@ def list_instances(session: orm.Session, after: str, limit: int) -> list[str]:
 def record_presence(
     session: orm.Session, instance_id: str, host: str | None, now_s: float, kept_s: float
 ) -> int:
-    """Note whether Nova knows an instance; forget its checkpoints ``kept_s`` after it did last.
+    """Record whether Nova knows an instance; delete its checkpoints after ``kept_s``.
 
-    :param host: that it is on; empty: on none, as one that is shelved; None: Nova does not know it
-    :returns: how many were forgotten
+    :param host: its host; empty: none, as when shelved; None: Nova does not know the instance
+    :returns: the number of deleted checkpoints
     """
     its = ROW.instance_id == instance_id
     if host is not None:
@@ -153,7 +150,7 @@ def record_presence(
 
 
 def delete_checkpoint(session: orm.Session, checkpoint_id: str) -> bool:
-    """Forget a checkpoint; say whether it was there."""
+    """Delete a checkpoint; return whether it existed."""
     if session.get(ROW, checkpoint_id) is None:
         return False
     session.execute(sa.delete(ROW).where(ROW.checkpoint_id == checkpoint_id))
@@ -161,7 +158,7 @@ def delete_checkpoint(session: orm.Session, checkpoint_id: str) -> bool:
 
 
 def list_newest(session: orm.Session) -> list[Newest]:
-    """Return the newest checkpoint of each instance that is on a host, MAX_PICTURED at most."""
+    """Return the newest checkpoint of each instance on a host, MAX_PICTURED at most."""
     last = sa.select(ROW.instance_id, sa.func.max(ROW.told_s).label("told_s"))
     last_of = (
         last.where(ROW.gone_s.is_(None), ROW.off_hosts_s.is_(None))
@@ -180,5 +177,5 @@ def list_newest(session: orm.Session) -> list[Newest]:
 
 
 def holders_of(row: models.Checkpoint) -> list[checkpoint_messages.Holder]:
-    """Return who keeps a checkpoint."""
+    """Return the holders of a checkpoint."""
     return msgspec.json.decode(row.holders, type=list[checkpoint_messages.Holder])

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``[database] connection`` names, and what is wrong with it, in one line each.
-
-The one rule: no password is shown.
-"""
+"""Checks and completes ``[database] connection``; hides its password."""
 
 import contextlib
 import importlib
@@ -17,8 +14,7 @@ from acstor_common import errors
 
 OPTION = "[database] connection"
 ANSWER_S = 20
-"""The longest that a server may be silent in the middle of a statement, unless the URL says
-otherwise; statements of the service take milliseconds."""
+"""Timeout in seconds of a server's response, unless the URL has one."""
 _MYSQL = {name: "{s}" for name in ("connect_timeout", "read_timeout", "write_timeout")}
 _LIBPQ = {
     "connect_timeout": "{s}",
@@ -26,23 +22,23 @@ _LIBPQ = {
     "keepalives_interval": "5",
     "keepalives_count": "3",
     "tcp_user_timeout": "{ms}",
-    "options": "-cstatement_timeout={ms}",  # which the server keeps
+    "options": "-cstatement_timeout={ms}",  # enforced by the server
 }
 _TIMEOUTS = {"pymysql": _MYSQL, "mysqldb": _MYSQL, "psycopg2": _LIBPQ, "psycopg": _LIBPQ}
-"""Parameters of a URL, by driver; SQLite asks nobody."""
+"""URL parameters by driver; SQLite needs none."""
 _REMEDY = "mysql+pymysql://USER:PASSWORD@HOST/DATABASE needs nothing but what comes with acstor"
 
 
 def check_driver(connection: str) -> None:
-    """Check that a database's URL is one, and that what reads such a database is installed.
+    """Check the form of a database URL and that its driver is installed.
 
-    :raises errors.Unusable: it is none, or it is not
+    :raises errors.Unusable: it is invalid or the driver is missing
     """
     try:
         sa.make_url(connection).get_dialect().import_dbapi()
     except sa.exc.NoSuchModuleError as e:
         raise errors.Unusable(OPTION, f"{redacted_url(connection)}: {_plain(e)}", _REMEDY) from e
-    except sa.exc.ArgumentError as e:  # its text has the whole URL
+    except sa.exc.ArgumentError as e:  # its text has the password
         raise errors.Unusable(OPTION, "this is not a database URL", _REMEDY) from e
     except ImportError as e:
         why = f"{redacted_url(connection)} needs the driver {e.name}, which is not installed"
@@ -50,16 +46,16 @@ def check_driver(connection: str) -> None:
 
 
 def restrict_file_mode(connection: str) -> None:
-    """Let SQLite's file be its owner's alone: it holds the private keys of the authority.
+    """Restrict SQLite's file to its owner: it contains the authority's private keys.
 
-    SQLite makes it as the umask allows, and its journals with the same rights.
+    SQLite creates it as the umask allows, and gives its journals the same mode.
     """
     url = sa.make_url(connection)
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
         return
-    if "uri" in url.query:  # it is no path
+    if "uri" in url.query:  # then it is not a path
         return
-    with contextlib.suppress(OSError):  # SQLite says it better
+    with contextlib.suppress(OSError):  # SQLite reports the error better
         fd = os.open(url.database, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if stat.S_IMODE(os.fstat(fd).st_mode) & 0o077:
@@ -69,7 +65,7 @@ def restrict_file_mode(connection: str) -> None:
 
 
 def with_deadline(connection: str, answer_s: int = ANSWER_S) -> str:
-    """Return a database's URL with the deadlines that it leaves out and its driver has.
+    """Add timeouts to a database URL, unless it has them or its driver has none.
 
     >>> with_deadline("mysql+pymysql://u:p@controller/acstor?read_timeout=60", 20)
     'mysql+pymysql://u:p@controller/acstor?connect_timeout=20&read_timeout=60&write_timeout=20'
@@ -88,9 +84,9 @@ def with_deadline(connection: str, answer_s: int = ANSWER_S) -> str:
 
 
 def bound_waits(connection: str, answer_s: int = ANSWER_S) -> None:
-    """Bound how long psycopg2 waits in this process; the other drivers keep to the URL.
+    """Set psycopg2's wait callback, since libpq waits forever for a hung server.
 
-    libpq waits for ever for a server that stands still.  A connection whose wait is over is closed.
+    Other drivers use the URL's timeouts. The connection is closed after a timeout.
     """
     if sa.make_url(connection).get_driver_name() != "psycopg2":
         return
@@ -109,7 +105,7 @@ def bound_waits(connection: str, answer_s: int = ANSWER_S) -> None:
 
 
 def redacted_url(connection: str) -> str:
-    """Return a database's URL without the password.
+    """Return a database URL without the password.
 
     >>> redacted_url("mysql+pymysql://acstor:secret@controller/acstor")
     'mysql+pymysql://acstor:***@controller/acstor'
@@ -118,7 +114,7 @@ def redacted_url(connection: str) -> str:
 
 
 def error_reason(error: BaseException) -> str:
-    """Return in one line why a database did not do what it was asked: its driver's own words."""
+    """Return the driver's message of a database error, in one line."""
     inner = getattr(error, "inner_exception", None) or error
     found = getattr(inner, "orig", None) or inner
     words = [one for one in found.args if isinstance(one, str)]

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one place of SQL: what may be asked of the database and noted in it.
+"""Access to the database; only this package uses SQL.
 
-Every method is one transaction.  It is tried again when the database chose it as
-the victim of a deadlock (or, with SQLite, when another process kept the file
-locked), so it is whole or it raises.  The one rule: an epoch is given once; who
-comes second with it gets :class:`EpochTaken`.
+Each method is one transaction. It is retried after a deadlock, or while another process locks
+SQLite's file. Methods raise :class:`DatabaseError`.
 """
 
 import contextlib
@@ -57,7 +55,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class DatabaseError(errors.AcstorError):
-    """The database is gone, or does not do what it was asked.
+    """The database is unreachable or a statement failed.
 
     :param where: its URL without the password
     """
@@ -70,13 +68,13 @@ class DatabaseError(errors.AcstorError):
         return f"{connection_url.OPTION}: {self.where}: {self.why}"
 
     def as_unusable(self) -> errors.Unusable:
-        """Return what a command ends with."""
+        """Return the error with which a command ends."""
         remedy = "Does it run, and may this user read and write it?"
         return errors.Unusable(connection_url.OPTION, f"{self.where}: {self.why}", remedy)
 
 
 class EpochTaken(errors.AcstorError):
-    """Another instance has published a table of this epoch."""
+    """Another instance published a table of this epoch."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)
@@ -87,7 +85,7 @@ class EpochTaken(errors.AcstorError):
 
 
 class Publication(NamedTuple):
-    """A v-node table in the history; ``table`` is its JSON, None where it was not asked for."""
+    """A v-node table in the history; ``table`` is its JSON, None if not requested."""
 
     epoch: int
     published_s: float
@@ -101,14 +99,14 @@ class Publication(NamedTuple):
 
 
 def _is_passing(error: Exception) -> bool:
-    """Say whether another one's transaction came between, which then may be seen."""
-    is_locked = "database is locked" in str(error)  # SQLite's word for it
+    """Return whether a concurrent transaction caused the error, so a retry may help."""
+    is_locked = "database is locked" in str(error)  # SQLite's message
     return is_locked or isinstance(error, exception.DBDuplicateEntry)
 
 
 @contextlib.contextmanager
 def _as_oslo_errors() -> Iterator[None]:
-    """Make an error of oslo.db of what it leaves as it is, such as SQLite's lock."""
+    """Convert errors that oslo.db does not convert, such as SQLite's lock."""
     try:
         yield
     except sa.exc.OperationalError as e:
@@ -126,11 +124,11 @@ _again: Callable[[_F], _F] = api.wrap_db_retry(
 
 
 class Database:
-    """Hosts, published tables and traffic.
+    """The decision service's database.
 
     :param conf: with the options of oslo.db registered
-    :param answer_s: how long a server may be silent in the middle of a statement
-    :raises errors.Unusable: they name no database that can be used here
+    :param answer_s: timeout of a statement
+    :raises errors.Unusable: the options name no usable database
     """
 
     def __init__(self, conf: cfg.ConfigOpts, answer_s: int = connection_url.ANSWER_S) -> None:
@@ -146,37 +144,28 @@ class Database:
         self._where = connection_url.redacted_url(conf.database.connection)
 
     def engine(self) -> engine.Engine:
-        """Return what migrations work on.
-
-        :raises DatabaseError: the database is out of reach
-        """
+        """Return the engine for migrations."""
         with self._told():
             found: engine.Engine = self._contexts.writer.get_engine()
         return found
 
     def upgrade(self) -> None:
-        """Bring the database's tables to this version.
-
-        :raises DatabaseError: the database does not do it
-        """
+        """Upgrade the schema to this version."""
         with self._told():
             migrations.upgrade(self.engine())
 
     def is_current(self) -> bool:
-        """Say whether the database's tables are those of this version.
-
-        :raises DatabaseError: the database does not say
-        """
+        """Return whether the schema has this version."""
         with self._told():
             return migrations.is_current(self.engine())
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._contexts.dispose_pool()
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Make a DatabaseError, which names the database, of what SQLAlchemy and oslo.db raise."""
+        """Convert errors of SQLAlchemy and oslo.db into DatabaseError."""
         try:
             yield
         except (exception.DBError, sa.exc.DatabaseError) as e:
@@ -203,22 +192,19 @@ class Database:
     # Rings
 
     def latest_epoch(self) -> int:
-        """Return the epoch of the last table that was published; 0 if none was."""
+        """Return the epoch of the last published table; 0 if there is none."""
         newest = sa.select(sa.func.max(models.PublishedRing.epoch))
         return self._read(lambda session: session.execute(newest).scalar()) or 0
 
     def get_ring(self, epoch: int) -> Publication | None:
-        """Return the table of an epoch, if it is still kept."""
+        """Return the table of an epoch; None if it is not kept."""
         found = self.list_rings(limit=1, at_most=epoch, with_tables=True)
         return found[0] if found and found[0].epoch == epoch else None
 
     def list_rings(
         self, limit: int, at_most: int | None = None, with_tables: bool = False
     ) -> list[Publication]:
-        """Return published tables, the newest first.
-
-        :param at_most: begin with this epoch
-        """
+        """Return published tables, the newest first, from epoch ``at_most`` on."""
         row = models.PublishedRing
         fields = [getattr(row, name) for name in Publication._fields]
         wanted = sa.select(*(fields if with_tables else fields[:-1])).order_by(row.epoch.desc())
@@ -231,9 +217,9 @@ class Database:
         return self._read(work)
 
     def store_ring(self, new: Publication, kept: int) -> None:
-        """Note a table as published, and forget tables beyond the ``kept`` last ones.
+        """Store a published table, and delete tables beyond the ``kept`` last ones.
 
-        :raises EpochTaken: another instance was faster
+        :raises EpochTaken: another instance published the epoch first
         """
         row = models.PublishedRing(**{**new._asdict(), "overloaded": " ".join(new.overloaded)})
         fields = {column.key: getattr(row, column.key) for column in sa.inspect(row).mapper.attrs}
@@ -254,7 +240,7 @@ class Database:
     # Hosts
 
     def list_hosts(self) -> list[models.Host]:
-        """Return all hosts that are remembered, sorted by id."""
+        """Return all known hosts, sorted by ID."""
         wanted = sa.select(models.Host).order_by(models.Host.host)
         return self._read(lambda session: list(session.execute(wanted).scalars()))
 
@@ -263,18 +249,18 @@ class Database:
         return self._read(lambda session: session.get(models.Host, host))
 
     def addresses_of(self, hosts: Collection[str]) -> dict[str, str]:
-        """Return where the agents of these hosts are, of those that told it."""
+        """Return the addresses of these hosts' agents, where known."""
         row = models.Host
         wanted = sa.select(row.host, row.address).where(row.host.in_(hosts), row.address != "")
         return self._read(lambda session: {host: at for host, at in session.execute(wanted)})
 
     def list_drained(self) -> frozenset[str]:
-        """Return the hosts that must not be home of anything."""
+        """Return the hosts that must not be homes."""
         wanted = sa.select(models.Host.host).where(models.Host.is_drained.is_(True))
         return self._read(lambda session: frozenset(session.execute(wanted).scalars()))
 
     def set_drained(self, host: str, is_drained: bool) -> bool:
-        """Drain a host or enable it again; say whether it is known."""
+        """Drain a host or enable it again; return whether it is known."""
         change = sa.update(models.Host).where(models.Host.host == host)
 
         def work(session: orm.Session) -> bool:
@@ -286,9 +272,9 @@ class Database:
         return self._write(work)
 
     def note_samples(self, samples: Mapping[str, tuple[decision_messages.Sample, int]]) -> None:
-        """Note the last sample of each host, and its traffic in the history.
+        """Store the last sample and the traffic of each host.
 
-        :param samples: by host, with how many overloaded collections in a row it ended
+        :param samples: by host, with the number of consecutive overloaded collections
         """
         if samples:
             self._write(lambda session: sample_queries.record_samples(session, samples))
@@ -298,10 +284,10 @@ class Database:
     def list_images(
         self, after: str, limit: int, since_s: float
     ) -> list[image_queries.ImageTotals]:
-        """Return images with what hosts hold of them together, in the order of their ids.
+        """Return images with totals over hosts, sorted by ID.
 
-        :param after: begin behind this id
-        :param since_s: hosts that were not heard since then do not count
+        :param after: begin above this ID
+        :param since_s: count only hosts with a sample since then
         """
         return self._read(lambda session: image_queries.list_images(session, after, limit, since_s))
 
@@ -310,14 +296,14 @@ class Database:
         return self._read(lambda session: image_queries.get_image(session, image_id, since_s))
 
     def image_hosts(self, image_id: str, since_s: float) -> list[models.HeldImage]:
-        """Return what each host holds of an image, in the order of their ids."""
+        """Return an image on each host, sorted by host."""
         return self._read(lambda session: image_queries.list_hosts(session, image_id, since_s))
 
     def needed_images(self, since_s: float, lately_s: float, limit: int) -> image_queries.Needed:
-        """Return the images that hosts use and that are not whole there, ``limit`` at most.
+        """Return the images that hosts use and have not fully cached, ``limit`` at most.
 
-        :param since_s: hosts that were not heard since then do not count
-        :param lately_s: those that were not heard since then are silent
+        :param since_s: count only hosts with a sample since then
+        :param lately_s: hosts without a sample since then are silent
         """
         return self._read(
             lambda session: image_queries.list_needed(session, since_s, lately_s, limit)
@@ -330,7 +316,7 @@ class Database:
     # Boots
 
     def list_boots(self, server_id: str) -> list[models.Boot]:
-        """Return the last boot of a server on each host that told of one, the newest last."""
+        """Return the last boot of a server on each host, the newest last."""
         return self._read(lambda session: boot_queries.list_of_server(session, server_id))
 
     # Checkpoints
@@ -338,7 +324,7 @@ class Database:
     def note_checkpoint(
         self, taken: checkpoint_messages.RegisteredCheckpoint, told_s: float, kept: int
     ) -> list[models.Checkpoint] | None:
-        """See :func:`checkpoints.note`."""
+        """See :func:`checkpoint_queries.insert_checkpoint`."""
         return self._write(
             lambda session: checkpoint_queries.insert_checkpoint(session, taken, told_s, kept)
         )
@@ -346,7 +332,7 @@ class Database:
     def list_checkpoints(
         self, marker: str, limit: int, instance_id: str, host: str, project_id: str = ""
     ) -> list[models.Checkpoint]:
-        """Return checkpoints, the newest first; see :func:`checkpoints.every`."""
+        """See :func:`checkpoint_queries.list_checkpoints`."""
         wanted = marker, limit, instance_id, host, project_id
         return self._read(lambda session: checkpoint_queries.list_checkpoints(session, *wanted))
 
@@ -359,11 +345,11 @@ class Database:
         return self._read(lambda session: checkpoint_queries.list_of_host(session, host, limit))
 
     def checkpointed_hosts(self, hosts: Collection[str]) -> set[str]:
-        """Return those of these hosts that took a checkpoint which is there still."""
+        """Return those of these hosts that took a checkpoint which is kept."""
         return self._read(lambda session: checkpoint_queries.hosts_with_checkpoints(session, hosts))
 
     def checkpointed_instances(self, after: str, limit: int) -> list[str]:
-        """Return instances that have checkpoints, in the order of their ids, behind ``after``."""
+        """Return the IDs above ``after`` of instances with checkpoints, sorted."""
         return self._read(lambda session: checkpoint_queries.list_instances(session, after, limit))
 
     def note_checkpoint_failures(
@@ -387,17 +373,17 @@ class Database:
         return self._read(checkpoint_queries.list_newest)
 
     def note_presence(self, instance_id: str, host: str | None, now_s: float, kept_s: float) -> int:
-        """See :func:`checkpoints.note_presence`."""
+        """See :func:`checkpoint_queries.record_presence`."""
         seen = instance_id, host, now_s, kept_s
         return self._write(lambda session: checkpoint_queries.record_presence(session, *seen))
 
     def note_recovery(self, checkpoint_id: str, now_s: float) -> models.Checkpoint | None:
-        """See :func:`checkpoints.note_recovery`."""
+        """See :func:`checkpoint_queries.record_recovery`."""
         given = checkpoint_id, now_s
         return self._write(lambda session: checkpoint_queries.record_recovery(session, *given))
 
     def forget_checkpoint(self, checkpoint_id: str) -> bool:
-        """Forget a checkpoint; say whether it was there."""
+        """Delete a checkpoint; return whether it existed."""
         return self._write(
             lambda session: checkpoint_queries.delete_checkpoint(session, checkpoint_id)
         )
@@ -405,7 +391,7 @@ class Database:
     # Images and boots
 
     def delete_stale(self, now_s: float) -> None:
-        """Forget what silent hosts told of images and checkpoints, and boots that are long over."""
+        """Delete old boots, and reports of silent hosts about images and checkpoints."""
 
         def work(session: orm.Session) -> None:
             image_queries.forget_silent(session, now_s - image_queries.KEPT_S)
@@ -421,12 +407,12 @@ class Database:
     def note_given(
         self, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
     ) -> None:
-        """Note that hosts were given a task about an image, in place of the one before."""
+        """Store a task of hosts for an image, in place of the previous one."""
         if hosts:
             self._write(lambda session: task_queries.record_task(session, hosts, task, given_s))
 
     def unheard_tasks(self, since_s: float) -> list[task_queries.SentTask]:
-        """Return the tasks given since then of which no sample speaks; the others are forgotten."""
+        """Return unacknowledged tasks sent since then; delete the others."""
         is_any = sa.select(sa.exists(sa.select(models.GivenTask.host)))
         if not self._read(lambda session: session.execute(is_any).scalar()):
             return []
@@ -439,7 +425,7 @@ class Database:
     ) -> list[models.AuthorityKey]:
         """Return the keys of a kind, the newest first.
 
-        :param make: makes the first one, if there is none
+        :param make: creates the first one if there is none
         """
         found = self._read(lambda session: identity_queries.list_keys(session, kind))
         if found or make is None:
@@ -449,17 +435,17 @@ class Database:
     def add_authority_key(
         self, kind: str, make: identity_queries.MakeKey, former_trusted_until_s: float
     ) -> models.AuthorityKey:
-        """Add a key, and say until when those before it are trusted at most."""
+        """Add a key, and limit the trust in previous keys to a time."""
         return self._write(
             lambda session: identity_queries.add_key(session, kind, make, former_trusted_until_s)
         )
 
     def list_enrolments(self) -> list[models.Enrolment]:
-        """Return all hosts that enrolled, asked or were allowed, in the order of their ids."""
+        """Return all enrolments, sorted by host."""
         return self._read(identity_queries.enrolments)
 
     def get_enrolment(self, host: str) -> models.Enrolment | None:
-        """Return what is known of a host's enrolment."""
+        """Return a host's enrolment."""
         return self._read(lambda session: session.get(models.Enrolment, host))
 
     def exceeded_quota(self, user_id: str, now_s: float, kept_s: float) -> tuple[int, str]:
@@ -473,11 +459,11 @@ class Database:
         return self._write(lambda session: identity_queries.delete_host(session, host, change))
 
     def count_refused(self, reason: str) -> None:
-        """Note that one more request for a certificate was refused."""
+        """Count a refused certificate request."""
         self._write(lambda session: identity_queries.count_refused(session, reason))
 
     def refused_enrolments(self) -> dict[str, int]:
-        """Return how many requests for a certificate were refused, by the reason."""
+        """Return the number of refused certificate requests, by reason."""
         return self._read(identity_queries.list_refused)
 
     def silent_hosts(self, before_s: float) -> identity_queries.Silent:
@@ -487,36 +473,33 @@ class Database:
     def change_enrolment(
         self, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]
     ) -> models.Enrolment:
-        """Let ``work`` change what is known of a host, or make it; nobody comes between.
-
-        ``work`` may be called more than once.
-        """
+        """See :func:`identity_queries.update_enrolment`; may call ``work`` repeatedly."""
         return self._write(lambda session: identity_queries.update_enrolment(session, host, work))
 
     # Listeners
 
     def note_listener(self, name: str, now_s: float) -> bool:
-        """See :func:`listeners.note`."""
+        """See :func:`listener_queries.record_listener`."""
         return self._write(lambda session: listener_queries.record_listener(session, name, now_s))
 
     def list_listeners(self) -> list[models.Listener]:
-        """See :func:`listeners.every`."""
+        """See :func:`listener_queries.list_listeners`."""
         return self._read(listener_queries.list_listeners)
 
     # Traffic
 
     def forget_traffic(self, before_s: float) -> None:
-        """Forget the traffic of collections before this time."""
+        """Delete the traffic of collections before a time."""
         self._write(lambda session: sample_queries.delete_traffic(session, before_s))
 
     def list_traffic(self, since_s: float, hosts: Sequence[str] = ()) -> list[models.Traffic]:
-        """Return the traffic of all hosts, or of some, in the order of time and host."""
+        """Return the traffic of these hosts, or of all, sorted by time and host."""
         return self._read(lambda session: sample_queries.list_traffic(session, since_s, hosts))
 
 
 @enginefacade.transaction_context_provider
 class _Context:
-    """What a transaction hangs on."""
+    """The context of a transaction, which oslo.db requires."""
 
 
 def _publication(*fields: Any) -> Publication:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements about keys and enrolments; :mod:`acstor_decision.db.database` runs them.
+"""Statements on keys and enrolments; :mod:`acstor_decision.db.database` runs them.
 
-The first key of a kind is made once.  Its number is part of the primary key, so
-of several instances that start together one notes its key, and the others use
-that one.
+A key's number is part of the primary key. So if several instances start together, one creates the
+first key, and all use it.
 """
 
 from collections.abc import Callable
@@ -18,15 +17,15 @@ from acstor_decision.core import enrolment_rules
 from acstor_decision.db import models
 
 MAX_ENROLMENTS = 65_536
-"""Bound on the hosts that were ever spoken of: four times those of a v-node table."""
+"""Limit of enrolments: four times the hosts of a v-node table."""
 MAX_OF_USER = hash_ring.MAX_HOSTS
-"""Bound on the hosts that one Keystone user enrolled or asked for."""
+"""Limit of hosts that one Keystone user enrolled or requested."""
 MAX_UNHEARD = 1024
-"""Bound on those of them of which no sample ever came: with a password alone nobody takes more."""
+"""Limit of those without a sample, against a stolen password."""
 MOST_SILENT = 100
-"""Silent hosts that are named."""
+"""Number of silent hosts that are named."""
 WAITS_S = 3600.0
-"""For how long a host that waits for an operator keeps its place when there is none left."""
+"""How long a waiting host keeps its record when a limit is reached."""
 
 MakeKey = Callable[[], models.AuthorityKey]
 
@@ -39,9 +38,9 @@ def list_keys(session: orm.Session, kind: str) -> list[models.AuthorityKey]:
 
 
 def ensure_key(session: orm.Session, kind: str, make: MakeKey) -> list[models.AuthorityKey]:
-    """Return the keys of a kind, the newest first; make one if there is none.
+    """Return the keys of a kind, the newest first; create one if there is none.
 
-    Raises what the database does of two rows with one primary key if another one was faster.
+    Raises a duplicate key error if another instance was faster.
     """
     found = list_keys(session, kind)
     if not found:
@@ -54,7 +53,7 @@ def ensure_key(session: orm.Session, kind: str, make: MakeKey) -> list[models.Au
 def add_key(
     session: orm.Session, kind: str, make: MakeKey, former_trusted_until_s: float
 ) -> models.AuthorityKey:
-    """Add a key, and say until when those before it are trusted at most."""
+    """Add a key, and limit the trust in previous keys to a time."""
     former = list_keys(session, kind)
     for row in former:
         until_s = row.trusted_until_s
@@ -72,7 +71,7 @@ def _numbered(made: models.AuthorityKey, kind: str, number: int) -> models.Autho
 
 
 def enrolments(session: orm.Session) -> list[models.Enrolment]:
-    """Return all hosts that enrolled, asked or were allowed, in the order of their ids."""
+    """Return all enrolments, sorted by host."""
     wanted = sa.select(models.Enrolment).order_by(models.Enrolment.host)
     return list(session.execute(wanted).scalars())
 
@@ -80,9 +79,9 @@ def enrolments(session: orm.Session) -> list[models.Enrolment]:
 def update_enrolment(
     session: orm.Session, host: str, work: Callable[[models.Enrolment | None], models.Enrolment]
 ) -> models.Enrolment:
-    """Let ``work`` change what is known of a host, or make it; nobody comes between.
+    """Change or create a host's enrolment, with its row locked.
 
-    :param work: returns what it was given, or a new row; what it raises leaves all as it was
+    :param work: returns its argument or a new row; its exception rolls back the change
     """
     row = session.get(models.Enrolment, host, with_for_update=True)
     changed = work(row)
@@ -95,12 +94,12 @@ def update_enrolment(
 def exceeded_quota(
     session: orm.Session, user_id: str, now_s: float, kept_s: float
 ) -> tuple[int, str]:
-    """Return how many hosts are known, and which, if a user's next one is too many; else (0, "").
+    """Return the limit that a user's next host exceeds, and its name; else (0, "").
 
-    Before it is, hosts that waited for long are forgotten: who is still there asks again.
+    At a limit, hosts that have waited long are deleted first; they may ask again.
 
-    :param user_id: empty: an operator's own hand
-    :param kept_s: for how long it has to be known that a name was freed
+    :param user_id: empty: an operator
+    :param kept_s: how long the record of a freed name is kept
     """
     if _lack(session, user_id)[0]:
         row, state = models.Enrolment, enrolment_rules.EnrolmentState
@@ -126,17 +125,14 @@ def _lack(session: orm.Session, user_id: str) -> tuple[int, str]:
 
 
 class Silent(NamedTuple):
-    """Hosts that send no samples.
-
-    :param names: the first of them, in the order of their names
-    """
+    """Enrolled hosts that send no samples; ``names`` has the first of them."""
 
     total: int = 0
     names: Sequence[str] = ()
 
 
 def list_silent(session: orm.Session, before_s: float) -> Silent:
-    """Return the hosts that got a certificate before a time and sent no sample since then."""
+    """Return hosts certified before a time that sent no sample since then."""
     row, told = models.Enrolment, models.Host
     heard = sa.exists().where(told.host == row.host, told.seen_s >= before_s)
     wanted = (row.state == enrolment_rules.EnrolmentState.ENROLLED, row.issued_s < before_s, ~heard)
@@ -148,9 +144,9 @@ def list_silent(session: orm.Session, before_s: float) -> Silent:
 def delete_host(
     session: orm.Session, host: str, change: Callable[[models.Enrolment], bool]
 ) -> bool:
-    """Forget what a host told, and what is known of it; say whether there was anything.
+    """Delete the records of a host; return whether it was known.
 
-    :param change: changes the row of its enrolment; whether it must stay, for what it says now
+    :param change: updates its enrolment; returns whether to keep it
     """
     row = session.get(models.Enrolment, host, with_for_update=True)
     is_known = session.get(models.Host, host) is not None
@@ -165,7 +161,7 @@ def delete_host(
 
 
 def count_refused(session: orm.Session, reason: str) -> None:
-    """Note that one more request for a certificate was refused."""
+    """Count a refused certificate request."""
     row = session.get(models.RefusedEnrolments, reason, with_for_update=True)
     if row is None:
         row = models.RefusedEnrolments(reason=reason, times=0)
@@ -175,6 +171,6 @@ def count_refused(session: orm.Session, reason: str) -> None:
 
 
 def list_refused(session: orm.Session) -> dict[str, int]:
-    """Return how many requests for a certificate were refused, by the reason."""
+    """Return the number of refused certificate requests, by reason."""
     row = models.RefusedEnrolments
     return {reason: times for reason, times in session.execute(sa.select(row.reason, row.times))}

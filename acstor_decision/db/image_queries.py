@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements about images on hosts; :mod:`acstor_decision.db.database` runs them."""
+"""Statements about images on hosts; :mod:`acstor_decision.db.database` runs them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,16 +16,16 @@ from acstor_decision.db import models
 
 ROW = models.HeldImage
 KEPT_S = 86400.0
-"""For how long it is remembered what a host that fell silent has told of its images."""
+"""How long the images of a silent host are kept."""
 
 
 class ImageTotals(NamedTuple):
     """One image on all hosts.
 
-    :param warm_hosts: those that need no other host and no store for any of it
-    :param using_hosts: those whose instances use it, or may use it
-    :param whole_hosts: those of them where it is whole, and stays so as long as it is used
-    :param size_bytes: its length; 0 if no host knows it
+    :param warm_hosts: hosts whose caches lack nothing of it
+    :param using_hosts: hosts whose instances use it, or may use it
+    :param whole_hosts: those of them where it is fully cached
+    :param size_bytes: 0 if no host knows it
     """
 
     image_id: str
@@ -41,12 +41,11 @@ class ImageTotals(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """The images that hosts use and that are not whole there; hosts that are revoked do not count.
+    """Images that hosts use and have not fully cached, without revoked hosts.
 
-    :param is_complete: there are no others
-    :param heard_s: when a host was heard last; None: there is none
-    :param known_since_s: when the first of the hosts was heard first
-    :param silent_hosts: those that were heard, but not lately
+    :param heard_s: time of the last sample of any host; None: none
+    :param known_since_s: time of the first sample of any host
+    :param silent_hosts: hosts with samples, but none lately
     """
 
     image_ids: list[str]
@@ -57,7 +56,7 @@ class Needed(NamedTuple):
 
 
 def replace_images(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
-    """Let what hosts tell of their images take the place of what they told before."""
+    """Replace the images of hosts by those that their samples report."""
     told = {host: samples[host].images for host in sorted(samples)}
     hosts = [host for host, images in told.items() if images is not None]
     if not hosts:
@@ -73,18 +72,18 @@ def replace_images(session: orm.Session, samples: Mapping[str, decision_messages
 
 
 def forget_silent(session: orm.Session, before_s: float) -> None:
-    """Forget what hosts told that were not heard since a time: they are gone, or will tell anew."""
+    """Delete the images of hosts without a sample since a time."""
     silent = sa.select(models.Host.host).where(models.Host.seen_s < before_s)
     session.execute(sa.delete(ROW).where(ROW.host.in_(silent)))
 
 
 def list_needed(session: orm.Session, since_s: float, lately_s: float, limit: int) -> Needed:
-    """Return the images that hosts need which were heard since a time, ``limit`` at most.
+    """Return the images needed by hosts with a sample since a time, ``limit`` at most.
 
-    If there are more, those of the hosts that are known longest: names that somebody enrols to
-    claim images push out nothing that other hosts need.
+    If there are more, those of the hosts known longest, so that newly enrolled names cannot
+    displace them.
 
-    :param lately_s: who was not heard since then is silent
+    :param lately_s: hosts without a sample since then are silent
     """
     host, enrolled = models.Host, models.Enrolment
     is_revoked = sa.exists().where(
@@ -110,13 +109,13 @@ def list_needed(session: orm.Session, since_s: float, lately_s: float, limit: in
 
 
 def list_images(session: orm.Session, after: str, limit: int, since_s: float) -> list[ImageTotals]:
-    """Return images behind one of them, with what the living hosts hold of them together."""
+    """Return images above an ID, with totals over live hosts."""
     wanted = _together(since_s).where(ROW.image_id > after).order_by(ROW.image_id).limit(limit)
     return [_on_hosts(*found) for found in session.execute(wanted)]
 
 
 def get_image(session: orm.Session, image_id: str, since_s: float) -> ImageTotals | None:
-    """Return one image; None if no living host holds it."""
+    """Return one image; None if no live host has it."""
     found = session.execute(_together(since_s).where(ROW.image_id == image_id)).first()
     return _on_hosts(*found) if found else None
 
@@ -125,7 +124,7 @@ def _together(since_s: float) -> sa.Select[Any]:
     is_warm = sa.case((ROW.missing_bytes == 0, 1), else_=0)
     is_used = sa.case((ROW.is_used, 1), else_=0)
     is_whole = sa.case((sa.and_(ROW.is_used, ROW.is_whole), 1), else_=0)
-    # As integers, SQLite's sums would overflow, and whoever forges a sample could see to that.
+    # SQLite's integer sums could overflow, which forged samples could exploit
     sums = [sa.func.sum(getattr(ROW, name) * 1.0) for name in ("cached_bytes", *_COUNTED)]
     return (
         sa.select(
@@ -145,10 +144,10 @@ def _together(since_s: float) -> sa.Select[Any]:
 
 
 class Uses(NamedTuple):
-    """Images on the hosts whose instances use them, or may.
+    """Uses of images by hosts' instances.
 
     :param uses: pairs of a host and an image
-    :param whole: those of them where the image is whole
+    :param whole: those of them where the image is fully cached
     :param unfinished: rows of the others, ``limit`` at most
     """
 
@@ -158,10 +157,7 @@ class Uses(NamedTuple):
 
 
 def count_uses(session: orm.Session, since_s: float, limit: int) -> Uses:
-    """Return how many images are whole where they are used, and where some are not.
-
-    :param since_s: hosts that were not heard since then do not count
-    """
+    """Count the uses of images on hosts with a sample since a time."""
     is_ours = sa.and_(models.Host.seen_s >= since_s, ROW.is_used)
     count = sa.func.count
     totals = sa.select(count(), count(sa.case((ROW.is_whole, 1)))).select_from(ROW)
@@ -173,7 +169,7 @@ def count_uses(session: orm.Session, since_s: float, limit: int) -> Uses:
 
 
 def list_hosts(session: orm.Session, image_id: str, since_s: float) -> list[models.HeldImage]:
-    """Return an image on each of the living hosts."""
+    """Return an image on each live host."""
     wanted = (
         sa.select(ROW)
         .join(models.Host, models.Host.host == ROW.host)
@@ -199,7 +195,7 @@ def _row(host: str, image_id: str, held: decision_messages.HeldImage) -> dict[st
         "boot_image": held.boot_image,
         "boot_revision": held.boot_revision,
         **dict(zip(_COUNTED, counted, strict=True)),
-        "is_used": held.fill is None or held.fill.is_used,  # who says nothing may use it
+        "is_used": held.fill is None or held.fill.is_used,  # unreported: it may be used
         "is_whole": held.fill is not None and held.fill.is_fully_cached,
         "whole": msgspec.json.encode(held.fill).decode() if held.fill else None,
         "task": msgspec.json.encode(held.task).decode() if held.task else None,
@@ -207,22 +203,22 @@ def _row(host: str, image_id: str, held: decision_messages.HeldImage) -> dict[st
 
 
 def read_of(row: models.HeldImage) -> decision_messages.ReadBytes:
-    """Return what guests of a host read of an image."""
+    """Return the bytes that guests of a host read of an image."""
     return decision_messages.ReadBytes(*(getattr(row, name) for name in _READ))
 
 
 def fetched_of(row: models.HeldImage) -> decision_messages.FetchedBytes:
-    """Return what came to a host of an image."""
+    """Return the bytes that a host fetched of an image."""
     return decision_messages.FetchedBytes(*(getattr(row, name) for name in _FETCHED))
 
 
 def fill_of(row: models.HeldImage) -> fill_progress.FillStatus | None:
-    """Return how far an image is from being whole on a host; None: the host says nothing of it."""
+    """Return the fill status of an image on a host; None if the host reports none."""
     return msgspec.json.decode(row.whole or "null", type=fill_progress.FillStatus | None)
 
 
 def _on_hosts(image_id: str, *numbers: Any) -> ImageTotals:
-    """MariaDB adds up to decimals, and nothing adds up to None."""
+    """MariaDB sums up to decimals, and an empty sum is None."""
     hosts, warm, using, whole, size, revision, cached, *counted = (
         int(number or 0) for number in numbers
     )

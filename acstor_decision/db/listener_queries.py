@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements about listeners; :mod:`acstor_decision.db.database` runs them."""
+"""Statements about Glance listeners; :mod:`acstor_decision.db.database` runs them."""
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -8,11 +8,11 @@ from acstor_decision.db import models
 
 MOST = 100
 KEPT_S = 86400.0
-"""How long a listener is remembered that is silent while another one reports."""
+"""How long a silent listener is remembered while another one reports."""
 
 
 def record_listener(session: orm.Session, name: str, now_s: float) -> bool:
-    """Note that a listener runs; say whether there is room for it."""
+    """Record that a listener runs; return False if there are too many."""
     row = models.Listener
     session.execute(sa.delete(row).where(row.reported_s < now_s - KEPT_S))
     known = session.get(row, name)
@@ -26,6 +26,6 @@ def record_listener(session: orm.Session, name: str, now_s: float) -> bool:
 
 
 def list_listeners(session: orm.Session) -> list[models.Listener]:
-    """Return all, sorted by name."""
+    """Return all listeners, sorted by name."""
     row = models.Listener
     return list(session.execute(sa.select(row).order_by(row.listener)).scalars())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of the database.
+"""Tables of the database; a change needs a migration.
 
-Times are seconds since 1970.  A change here is a new migration beside the others.
+Times are seconds since 1970.
 """
 
 from typing import ClassVar
@@ -15,13 +15,13 @@ LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 class Base(orm.DeclarativeBase):
-    """What all tables have in common."""
+    """Base of all tables."""
 
     type_annotation_map: ClassVar = {int: sa.BigInteger, float: sa.Double}
 
 
 class Host(Base):
-    """A host that has been on the ring, or was drained before, with its last sample."""
+    """A host that sent a sample, with its last sample."""
 
     __tablename__ = "hosts"
     __table_args__ = MYSQL
@@ -46,9 +46,9 @@ class Host(Base):
 
 
 class HeldImage(Base):
-    """An image on a host, as its agent told last (``decision_messages.HeldImage``).
+    """An image on a host, as last reported (``decision_messages.HeldImage``).
 
-    ``is_used`` and ``is_whole`` say again what is in ``whole``, for statements that count.
+    ``is_used`` and ``is_whole`` repeat parts of ``whole`` for counting.
     """
 
     __tablename__ = "held_images"
@@ -78,7 +78,7 @@ class HeldImage(Base):
 
 
 class Boot(Base):
-    """The last boot of a server on a host, as its agent told it (``boot_timeline.Timeline``)."""
+    """The last boot of a server on a host (``boot_timeline.Timeline``)."""
 
     __tablename__ = "boots"
     __table_args__ = (
@@ -94,13 +94,11 @@ class Boot(Base):
 
 
 class Checkpoint(Base):
-    """A checkpoint of a server's disk that hosts keep
-    (``checkpoint_messages.RegisteredCheckpoint``).
+    """A checkpoint of a server's disk (``checkpoint_messages.RegisteredCheckpoint``).
 
-    ``told_s`` is when it was registered; ``gone_s`` since when Nova does not know the server;
-    ``off_hosts_s`` since when the server is on no host, as one that is shelved;
-    ``recovered_s`` when it was last given out for a recovery that is not known to be over.
-    ``disk_key`` opens what the holders have of the disk.
+    ``told_s``: registration; ``gone_s``: since when Nova does not know the server; ``off_hosts_s``:
+    since when it is on no host, as when shelved; ``recovered_s``: start of a recovery that may not
+    be over. ``disk_key`` decrypts the holders' data.
     """
 
     __tablename__ = "checkpoints"
@@ -134,7 +132,7 @@ class Checkpoint(Base):
 
 
 class CheckpointFailures(Base):
-    """The checkpoint failures of a host and its vault, as it reports them: Failing, in JSON."""
+    """Checkpoint failures of a host and its vault: a list of Failing, in JSON."""
 
     __tablename__ = "checkpoint_failures"
     __table_args__ = MYSQL
@@ -145,7 +143,7 @@ class CheckpointFailures(Base):
 
 
 class GivenTask(Base):
-    """The last task that a host was given for an image, until its samples speak of it."""
+    """The last task of a host for an image, until a sample acknowledges it."""
 
     __tablename__ = "given_tasks"
     __table_args__ = MYSQL
@@ -158,10 +156,10 @@ class GivenTask(Base):
 
 
 class AuthorityKey(Base):
-    """A key of the certificate authority (``ca``) or of who signs tables (``signer``).
+    """A key of the certificate authority (``ca``) or of the table signer (``signer``).
 
-    The key with the highest number whose ``signs_from_s`` has come is the one in use; the others
-    are trusted until ``trusted_until_s``, or for good if it is None.
+    The highest number whose ``signs_from_s`` has passed is in use. A key is trusted until
+    ``trusted_until_s``; None: without limit.
     """
 
     __tablename__ = "authority_keys"
@@ -177,11 +175,10 @@ class AuthorityKey(Base):
 
 
 class Enrolment(Base):
-    """A host that asked for a certificate, or that an operator spoke of before it did.
+    """A host that requested a certificate or that an operator allowed or revoked.
 
-    ``public_key`` is that of its last certificate, ``former_key`` that of the one before until the
-    host has shown that it has the last one.  ``allowed_fingerprint`` is that of the one key that an
-    operator lets in, until it has come.
+    ``public_key`` is that of its last certificate; ``former_key`` the previous one until the host
+    has used the last one; ``allowed_fingerprint`` that of the only key that may enrol.
     """
 
     __tablename__ = "enrolments"
@@ -201,7 +198,7 @@ class Enrolment(Base):
 
 
 class RefusedEnrolments(Base):
-    """How many requests for a certificate were refused, by the reason (``enrolment.Verdict``)."""
+    """Number of refused certificate requests, by ``enrolment_rules.Verdict``."""
 
     __tablename__ = "refused_enrolments"
     __table_args__ = MYSQL
@@ -211,7 +208,7 @@ class RefusedEnrolments(Base):
 
 
 class Listener(Base):
-    """A listener beside Glance, and when it reported last that it runs."""
+    """A Glance listener and the time of its last report."""
 
     __tablename__ = "listeners"
     __table_args__ = MYSQL
@@ -221,7 +218,7 @@ class Listener(Base):
 
 
 class PublishedRing(Base):
-    """A v-node table that was published; the epoch is given to one table only."""
+    """A published v-node table."""
 
     __tablename__ = "rings"
     __table_args__ = MYSQL
@@ -238,7 +235,7 @@ class PublishedRing(Base):
 
 
 class Traffic(Base):
-    """One host in one collection, in bytes a second."""
+    """Traffic of one host in one collection, in bytes a second."""
 
     __tablename__ = "traffic"
     __table_args__ = (sa.Index("traffic_by_time", "collected_s"), MYSQL)

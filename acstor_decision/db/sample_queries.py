@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of samples: the last one of each host, and the traffic of all of them for a while.
-
-The one rule: a collection's traffic of a host is noted once, whoever notes it.
-"""
+"""Statements about samples: the last one of each host, and a history of traffic."""
 
 import json
 from collections.abc import Mapping
@@ -22,9 +19,9 @@ from acstor_decision.db import models
 def record_samples(
     session: orm.Session, samples: Mapping[str, tuple[decision_messages.Sample, int]]
 ) -> None:
-    """Note the last sample of each host, and its traffic in the history.
+    """Store the last sample and the traffic of each host.
 
-    :param samples: by host, at least one, with how many overloaded collections in a row it ended
+    :param samples: by host, not empty; with the number of consecutive overloaded collections
     """
     rows = [_host_row(*samples[host]) for host in sorted(samples)]
     known = set(session.execute(sa.select(models.Host.host)).scalars())
@@ -61,12 +58,12 @@ def _host_row(sample: decision_messages.Sample, overloaded: int) -> dict[str, An
 
 
 def health_of(row: models.Host) -> decision_messages.HostHealth | None:
-    """Return how a host says that it does; None: it does not tell."""
+    """Return the health that a host reported; None if it reported none."""
     return msgspec.json.decode(row.health or "null", type=decision_messages.HostHealth | None)
 
 
 def _add_traffic(session: orm.Session, rows: list[dict[str, Any]]) -> None:
-    """Add what is not there yet: who led before may have noted some of it."""
+    """Insert traffic that the previous leader has not stored yet."""
     row = models.Traffic
     oldest_s = min(new["collected_s"] for new in rows)
     found = session.execute(sa.select(row.host, row.collected_s).where(row.collected_s >= oldest_s))
@@ -81,14 +78,14 @@ def _traffic_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def delete_traffic(session: orm.Session, before_s: float) -> None:
-    """Forget the traffic of collections before this time."""
+    """Delete the traffic of collections before a time."""
     session.execute(sa.delete(models.Traffic).where(models.Traffic.collected_s < before_s))
 
 
 def list_traffic(
     session: orm.Session, since_s: float, hosts: Sequence[str]
 ) -> list[models.Traffic]:
-    """Return the traffic of all hosts, or of some, in the order of time and host."""
+    """Return the traffic of these hosts, or of all, sorted by time and host."""
     row = models.Traffic
     wanted = sa.select(row).where(row.collected_s >= since_s)
     if hosts:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements about tasks on their way to hosts; :mod:`acstor_decision.db.database` runs them.
+"""Statements on tasks sent to hosts; :mod:`acstor_decision.db.database` runs them.
 
-A task is here from when it was given until a sample speaks of it.  A host has
-one for each image, the last, as an agent tells of one only.
+A row exists until a sample acknowledges the task. A host has one for each image, the last.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ ROW = models.GivenTask
 
 
 class SentTask(NamedTuple):
-    """A task that a host was given, and when."""
+    """A task, its host and when it was sent."""
 
     host: str
     given_s: float
@@ -29,7 +28,7 @@ class SentTask(NamedTuple):
 def record_task(
     session: orm.Session, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
 ) -> None:
-    """Note that hosts were given a task, in place of what they were given for this image before."""
+    """Store a task of hosts, in place of the previous one for this image."""
     former = sa.delete(ROW).where(ROW.host.in_(hosts), ROW.image_id == task.image_id)
     session.execute(former)
     told = {
@@ -42,7 +41,7 @@ def record_task(
 
 
 def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
-    """Return the tasks that no host has spoken of; forget the others, and those from before."""
+    """Return unacknowledged tasks sent since a time; delete the others."""
     left = []
     held = models.HeldImage
     is_its = sa.and_(held.host == ROW.host, held.image_id == ROW.image_id)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects to agents by TLS, to see which host proves to be at an address.
+"""Connects to agents by TLS to see which host authenticates at an address.
 
-The handshake ends here: the service shows no certificate and says nothing.  It is over after
-ATTEMPT_S whatever the other side does, and WORKERS go on at a time.
+The service shows no certificate and closes the connection after the handshake, which takes
+ATTEMPT_S at most.
 """
 
 import queue
@@ -26,11 +26,7 @@ WORKERS = 16
 
 
 class VerifyResult(NamedTuple):
-    """What came of an attempt.
-
-    :param host: who is there; "": nobody proved anything
-    :param why: why nobody did
-    """
+    """Result of an attempt; ``why`` is the reason if ``host`` is ""."""
 
     address: address_book.Address
     host: str
@@ -38,10 +34,9 @@ class VerifyResult(NamedTuple):
 
 
 class AddressVerifier:
-    """Threads that connect to addresses.
+    """Threads that verify addresses.
 
-    :param believed: returns whom the service believes
-    :param wall: wall clock
+    :param believed: returns the trust state
     """
 
     def __init__(
@@ -58,14 +53,14 @@ class AddressVerifier:
             supervision.start(f"address proofs {number}", self._work, stopping)
 
     def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
-        """Have addresses connected to, unless that is under way; never waits."""
+        """Queue addresses, unless they are in progress; never waits."""
         for address in addresses:
             if address not in self._under_way:
                 self._under_way.add(address)
                 self._wanted.put(address)
 
     def take_results(self) -> list[VerifyResult]:
-        """Return what came of attempts since the last call; called by the thread that asks."""
+        """Return the results since the last call; called by the thread that submits."""
         found: list[VerifyResult] = []
         while True:
             try:
@@ -92,20 +87,20 @@ class AddressVerifier:
 def verify_address(
     address: address_book.Address, believed: trust_state.TrustState, now_s: float
 ) -> str:
-    """Return which host proves by TLS that it is at an address.
+    """Return the host that authenticates by TLS at an address.
 
-    :raises OSError: nobody answers in time, or not by TLS
-    :raises errors.NotAuthenticated: who answers is no host that is believed
+    :raises OSError: there is no TLS handshake in time
+    :raises errors.NotAuthenticated: the certificate is not trusted
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False  # the name is a host id, and is looked at below
+    context.check_hostname = False  # the name is a host ID, checked below
     context.verify_flags |= credentials.NO_CHECK_TIME
     context.set_alpn_protocols([credentials.PROOF_PROTOCOL])
     context.load_verify_locations(cadata=believed.ca.decode("ascii"))
     with socket.create_connection(address, ATTEMPT_S) as link:
         with context.wrap_socket(link, do_handshake_on_connect=False) as tls:
-            tls.settimeout(ATTEMPT_S)  # of the whole handshake
+            tls.settimeout(ATTEMPT_S)  # for the whole handshake
             tls.do_handshake()
             shown = tls.getpeercert(binary_form=True) or b""
     certificate = certificates.read_host_certificate(shown, believed.ca)

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cloud's certificate authority, and the keys that sign v-node tables and tasks.
+"""The cloud's certificate authority, and the keys that sign tables and tasks.
 
-Hosts know a new key before anything is signed with it, and know the former one
-until nothing is left that it signed.  So a renewal needs no handwork on any host;
-only a key that was stolen is taken out of use at once.
-
-All of it lies in the database, so all instances of the service have the same, and
-whoever reads the database can speak in the service's name.
+Hosts receive a new key before its first use, and trust the previous one until all its signatures
+have expired. So a renewal needs no work on hosts; only a stolen key is replaced at once. The keys
+are in the database, so all instances share them.
 """
 
 import logging
@@ -38,18 +35,18 @@ CA = "ca"
 SIGNER = "signer"
 CA_LIFE_S = 10 * 366 * 86400
 FORMER_TRUSTED_S = 30 * 86400
-"""For how long a former key is trusted, beyond the life of what it signed last."""
+"""How long a previous key is trusted beyond the lifetime of its last signature."""
 STOLEN_S = 0.0
-"""Until when a key is trusted that is in wrong hands: never, wherever a clock stands."""
+"""End of the trust in a stolen key: before any clock's time."""
 MAX_KEYS = signing.MAX_PUBLIC_KEYS
-"""Bound on the keys of a kind that hosts are told to trust at one time: they take no more."""
+"""Limit of trusted keys of a kind; hosts accept no more."""
 
 
 class IssuedCertificate(NamedTuple):
-    """A certificate, and what its host needs besides; all PEM.
+    """A certificate and the keys that its host needs, in PEM.
 
-    :param not_after_s: the certificate ends
-    :param now_s: this service's clock
+    :param not_after_s: end of the certificate
+    :param now_s: the service's clock
     """
 
     certificate: bytes
@@ -60,10 +57,10 @@ class IssuedCertificate(NamedTuple):
 
 
 class CertificateAuthority:
-    """What can be done with the authority; every method may raise a DatabaseError.
+    """The certificate authority; every method may raise DatabaseError.
 
     :param own: the options of [acstor_decision]
-    :raises errors.Unusable: by every method: the operator's files cannot be used
+    :raises errors.Unusable: from every method: the operator's files cannot be used
     """
 
     def __init__(
@@ -79,18 +76,18 @@ class CertificateAuthority:
     # What there is
 
     def load_trust_state(self) -> trust_state.TrustState:
-        """Return whom the service believes now; make what is not there yet."""
+        """Return the current trust state; create missing keys."""
         signer = _in_use(self._keys(SIGNER), self._wall()).secret_key.encode()
         hosts = {row.host: row for row in self._store.list_enrolments()}
         return trust_state.TrustState(self.authority_chain(), self.signer_keys(), signer, hosts)
 
     def signer_keys(self) -> bytes:
-        """Return the public keys that may sign (PEM)."""
+        """Return the public keys of signers (PEM)."""
         rows = _told(self._keys(SIGNER), self._wall())
         return b"".join(signing.public_pem(row.secret_key.encode()) for row in rows)
 
     def authority_chain(self) -> bytes:
-        """Return the authorities that hosts are to trust (PEM), the one that issues first."""
+        """Return the authorities that hosts trust (PEM), the issuing one first."""
         if self._own.ca_dir:
             return self._own_ca(pathlib.Path(self._own.ca_dir, certificates.CA_FILE))
         rows = _told(self._keys(CA), self._wall())
@@ -105,7 +102,7 @@ class CertificateAuthority:
         return bundle
 
     def issuing_authority(self) -> certificates.Authority:
-        """Return the authority that issues now."""
+        """Return the issuing authority."""
         if not self._own.ca_dir:
             row = _in_use(self._keys(CA), self._wall())
             return certificates.Authority(row.certificate.encode(), row.secret_key.encode())
@@ -117,7 +114,7 @@ class CertificateAuthority:
             raise errors.Unusable(f"[acstor_decision] ca_dir = {self._own.ca_dir}", e.why) from e
 
     def list_keys(self, kind: str) -> list[models.AuthorityKey]:
-        """Return the keys of a kind in the database, the newest first; make the first one."""
+        """Return the keys of a kind, the newest first; create the first one."""
         return self._keys(kind)
 
     def _keys(self, kind: str) -> list[models.AuthorityKey]:
@@ -129,11 +126,11 @@ class CertificateAuthority:
         return found
 
     def renew_key(self, kind: str, *, at_once: bool) -> models.AuthorityKey:
-        """Make a new key.
+        """Create a new key.
 
-        :param at_once: sign with it from now on, and trust those before it no more: they are in
-            wrong hands. Hosts that do not know it yet are cut off until they have asked for it.
-        :raises errors.Unusable: so many are trusted still that hosts would take no more
+        :param at_once: use it now and revoke the previous ones, which are stolen; hosts without it
+            are cut off until they enrol again
+        :raises errors.Unusable: too many keys are trusted
         """
         now_s = self._wall()
         if not at_once:
@@ -143,7 +140,7 @@ class CertificateAuthority:
         return self._store.add_authority_key(kind, lambda: _made(kind, now_s, from_s), until_s)
 
     def sign_payload(self, payload: msgspec.Struct, purpose: str) -> decision_messages.Signed:
-        """Return ``payload`` signed with the key that signs now."""
+        """Return ``payload`` signed with the current key."""
         rows = self._keys(SIGNER)
         return signed_messages.sign_payload(
             payload, purpose, _in_use(rows, self._wall()).secret_key.encode()
@@ -154,15 +151,15 @@ class CertificateAuthority:
     def enrol_host(
         self, host: ids.HostId, user_id: str, address: str, csr: bytes, proof: str
     ) -> IssuedCertificate:
-        """Issue a certificate to a host, or note that it waits.
+        """Issue a certificate to a host, or record that it waits.
 
-        :param user_id: of the Keystone user who asks
-        :param address: where he asks from, for those who are to decide
+        :param user_id: Keystone user of the request
+        :param address: source of the request, for operators
         :param csr: PEM
-        :param proof: signature over ``csr`` (base64, purpose ``renewal``) by the key of the
-            certificate that the host has; empty: none
-        :raises enrolment_rules.EnrolmentRefused: it gets none, now or at all
-        :raises errors.NotAuthenticated: the request's own signature is wrong
+        :param proof: signature over ``csr`` (base64, purpose ``renewal``) by the key of the current
+            certificate; empty: none
+        :raises enrolment_rules.EnrolmentRefused: the host gets no certificate now
+        :raises errors.NotAuthenticated: the signature of ``csr`` is wrong
         """
         asked = enrolment_records.read_request(user_id, csr, proof)
         authority, now_s = self.issuing_authority(), self._wall()
@@ -215,13 +212,10 @@ class CertificateAuthority:
     def allow_host(
         self, host: ids.HostId, fingerprint: str = "", user_id: str = ""
     ) -> models.Enrolment:
-        """Let a host enrol: for the first time, or anew, with another user or key.
+        """Allow a host to enrol once; existing certificates become invalid.
 
-        Certificates that it has count no more.
-
-        :param fingerprint: of the key that is let in; empty: that which asked first, if it waits,
-            or whichever comes
-        :param user_id: of the Keystone user who is let in; empty likewise
+        :param fingerprint: of the allowed key; empty: the key of the waiting request, or any
+        :param user_id: the allowed Keystone user; empty likewise
         """
         now_s = self._wall()
 
@@ -233,7 +227,7 @@ class CertificateAuthority:
         return self._store.change_enrolment(host, work)
 
     def revoke_host(self, host: ids.HostId) -> models.Enrolment:
-        """Let no certificate of a host count, and give it none until it is allowed again."""
+        """Invalidate a host's certificates, and refuse new ones until it is allowed again."""
         now_s = self._wall()
 
         def work(row: models.Enrolment | None) -> models.Enrolment:
@@ -245,11 +239,11 @@ class CertificateAuthority:
         return self._store.change_enrolment(host, work)
 
     def delete_host(self, host: ids.HostId) -> bool:
-        """Free the name of a host that is gone, and forget what it told; say whether it was known.
+        """Delete a host that is gone and free its name; return whether it was known.
 
-        Certificates that it had count no more, whoever enrols under its name.
+        Its certificates become invalid, whoever enrols under its name.
 
-        :raises enrolment_rules.EnrolmentRefused: it is not gone
+        :raises enrolment_rules.EnrolmentRefused: it still sends samples
         """
         now_s = self._wall()
         row = self._store.get_host(host)
@@ -282,19 +276,13 @@ def _made(kind: str, now_s: float, from_s: float) -> models.AuthorityKey:
 
 
 def _in_use(rows: Sequence[models.AuthorityKey], now_s: float) -> models.AuthorityKey:
-    """Return the newest key whose time has come; the oldest, should a clock be wrong.
-
-    It is none that is trusted no more, as long as there is another one.
-    """
+    """Return the newest trusted key whose time has come; else the oldest."""
     usable = _trusted(rows, now_s) or rows
     return next((row for row in usable if row.signs_from_s <= now_s), usable[-1])
 
 
 def _told(rows: Sequence[models.AuthorityKey], now_s: float) -> list[models.AuthorityKey]:
-    """Return the keys that hosts are told to trust: the one in use, then the others, newest first.
-
-    A database from before keys were bounded may hold more than hosts take.
-    """
+    """Return the keys that hosts trust: the current one, then others, newest first."""
     first = _in_use(rows, now_s)
     others = [row for row in _trusted(rows, now_s) if row.number != first.number]
     return [first, *others][:MAX_KEYS]

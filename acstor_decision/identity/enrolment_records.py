@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database knows of a host's enrolment, and what changes in it.
+"""Changes rows of enrolments; :mod:`core.enrolment_rules` decides about requests.
 
-Nothing here decides who gets a certificate, :mod:`core.enrolment_rules` does; a name that
-goes to somebody else never brings back a certificate of who had it before.
+A name that passes to another user never makes old certificates valid again.
 """
 
 from acstor_common import errors
@@ -18,9 +17,8 @@ LEAST_INTERVAL_S = 1.0
 
 
 def read_request(user_id: str, csr: bytes, proof: str) -> enrolment_rules.CertificateRequest:
-    """Return what a request asks for.
+    """Parse a certificate request; ``proof`` as for CertificateAuthority.enrol_host.
 
-    :param proof: see :meth:`authority.Keeper.enrol`
     :raises errors.NotAuthenticated: its own signature is wrong
     """
     key = certificates.request_key(csr)
@@ -33,29 +31,26 @@ def read_request(user_id: str, csr: bytes, proof: str) -> enrolment_rules.Certif
 
 
 def fingerprint(row: models.Enrolment) -> str:
-    """Return the fingerprint of the key that a host has, or of the one that is let in."""
+    """Return the fingerprint of a host's key, or of the allowed key."""
     if not row.public_key:
         return row.allowed_fingerprint
     return certificates.fingerprint(signing.read_public_keys(row.public_key.encode())[0])
 
 
 def is_free(row: models.Enrolment | None) -> bool:
-    """Say whether a name belongs to nobody."""
+    """Return whether a host's name is free."""
     return row is None or row.state == enrolment_rules.EnrolmentState.FORGOTTEN
 
 
 def new_row(host: ids.HostId) -> models.Enrolment:
-    """Return a row of a host of which nobody has spoken."""
+    """Return the row of a new host."""
     row = models.Enrolment(host=host, revoked_before_s=0)
     row.user_id = row.address = row.public_key = row.former_key = row.allowed_fingerprint = ""
     return row
 
 
 def allow_host(row: models.Enrolment, key_fingerprint: str, user_id: str, now_s: float) -> None:
-    """Note that an operator lets a host in.
-
-    Who waits keeps the name for himself, unless it is another key or user that is let in.
-    """
+    """Allow a host to enrol; the allowed request, if it waits, keeps the name."""
     is_waiting = row.state == enrolment_rules.EnrolmentState.WAITING
     is_who_waits = key_fingerprint in ("", fingerprint(row)) and user_id in ("", row.user_id)
     if not is_waiting or not is_who_waits:
@@ -66,7 +61,7 @@ def allow_host(row: models.Enrolment, key_fingerprint: str, user_id: str, now_s:
 
 
 def release_name(row: models.Enrolment, now_s: float) -> bool:
-    """Free the name of a host; say whether its row must stay: it had certificates, which end so."""
+    """Free a host's name; return whether to keep the row, which revokes certificates."""
     if not row.revoked_before_s and row.issued_s is None:
         return False
     invalidate_certificates(row, now_s)
@@ -75,7 +70,7 @@ def release_name(row: models.Enrolment, now_s: float) -> bool:
 
 
 def invalidate_certificates(row: models.Enrolment, now_s: float) -> None:
-    """Let nothing that a host has count any more, also what a clock that was ahead has issued."""
+    """Invalidate a host's certificates, even if a fast clock issued them."""
     before_s = certificates.refused_before(max(now_s, row.issued_s or 0.0))
     row.revoked_before_s = max(before_s, row.revoked_before_s or 0)
     row.user_id = row.public_key = row.former_key = row.allowed_fingerprint = ""
@@ -83,7 +78,7 @@ def invalidate_certificates(row: models.Enrolment, now_s: float) -> None:
 
 
 def known_enrolment(row: models.Enrolment | None) -> enrolment_rules.KnownEnrolment | None:
-    """Return what the rules go by."""
+    """Return the enrolment as the rules need it."""
     if row is None:
         return None
     return enrolment_rules.KnownEnrolment(
@@ -111,7 +106,7 @@ def record_request(
     address: str,
     now_s: float,
 ) -> models.Enrolment:
-    """Note who asked first; later ones are told to wait and change nothing."""
+    """Record the first request for a free name; later requests change nothing."""
     if row is not None and not is_free(row):
         return row
     row = row or new_row(host)
@@ -127,10 +122,10 @@ def bind_key(
     issued_s: float,
     not_after_s: float,
 ) -> None:
-    """Note that a host has a certificate for a key; the one before may prove it once more.
+    """Bind a host to the key of its certificate.
 
-    Without that an answer that is lost on its way would leave the host without a key that counts.
-    A request for the key before, which somebody may have recorded, does not take that of now away.
+    The previous key stays valid until the new one is used, in case the response is lost. A replayed
+    request for the previous key does not remove the new one.
     """
     if asked.key == row.former_key:
         row.public_key, row.former_key = row.former_key, row.public_key
@@ -146,10 +141,7 @@ def bind_key(
 
 
 def check_rate(row: models.Enrolment, now_s: float) -> None:
-    """Return if a host has not been given a certificate just now.
-
-    :raises enrolment_rules.EnrolmentRefused: it has
-    """
+    """Raise EnrolmentRefused if the host received a certificate a moment ago."""
     if row.issued_s is not None and abs(now_s - row.issued_s) < LEAST_INTERVAL_S:
         why = "it was given a certificate less than a second ago"
         raise enrolment_rules.EnrolmentRefused(row.host, enrolment_rules.Verdict.TOO_OFTEN, why)
@@ -158,10 +150,9 @@ def check_rate(row: models.Enrolment, now_s: float) -> None:
 def refusal(
     verdict: enrolment_rules.Verdict, host: str, row: models.Enrolment | None = None
 ) -> enrolment_rules.EnrolmentRefused:
-    """Return the refusal of a request, with what can be done about it.
+    """Return the refusal of a request, with the remedy.
 
-    It never lets in who asked first where another one asks, nor names the key of who asks as one
-    to let in: an operator reads it in the log, where anybody may have asked.
+    It never suggests to allow the key of the request, which anybody may have sent.
     """
     if (
         row is not None

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the decision service believes, and what it signs with, as it was at one time.
+"""Snapshot of trusted certificates and keys, and the current signing key.
 
-A certificate of the right authority is not enough.  Its host has to have
-enrolled here, with this key, and not to have been revoked since.
+A host must have enrolled here with its key, and not have been revoked since.
 """
 
 from collections.abc import Mapping
@@ -16,17 +15,19 @@ from acstor_decision.core import enrolment_rules
 from acstor_decision.db import models
 
 REVOCATION_KEPT_S = (366 + 60) * 86400
-"""For how long the table names a revocation of a host that enrolled anew or is gone: longer than
-the longest ``certificate_lifetime_s``, and the grace of agents."""
+"""How long the table names a revocation of a host that enrolled again or is gone.
+
+It exceeds the longest ``certificate_lifetime_s`` plus the grace of agents.
+"""
 
 
 class TrustState(NamedTuple):
-    """Whom the service believes, as it was at one time.
+    """Trusted certificates and keys.
 
-    :param ca: authorities whose certificates count (PEM)
+    :param ca: trusted authorities (PEM)
     :param signers: public keys that may sign (PEM)
-    :param signer: the key that signs now (PEM)
-    :param hosts: what is known of each host
+    :param signer: the current private key (PEM)
+    :param hosts: enrolments by host
     """
 
     ca: bytes = b""
@@ -35,7 +36,7 @@ class TrustState(NamedTuple):
     hosts: Mapping[str, models.Enrolment] = {}
 
     def why_untrusted(self, certificate: certificates.HostCertificate, now_s: float) -> str:
-        """Return why a host is not believed that has this certificate; "" if it is."""
+        """Return why a certificate is not trusted; "" if it is."""
         row = self.hosts.get(certificate.host)
         if row is not None and row.state == enrolment_rules.EnrolmentState.REVOKED:
             return "it is revoked"
@@ -49,14 +50,14 @@ class TrustState(NamedTuple):
         return certificates.time_fault(certificate, now_s, certificates.GRACE_S)
 
     def is_enrolled(self, host: str) -> bool:
-        """Say whether a host has enrolled, and was not revoked since."""
+        """Return whether a host has enrolled and is not revoked."""
         row = self.hosts.get(host)
         return row is not None and row.state == enrolment_rules.EnrolmentState.ENROLLED
 
     def list_revoked(self, now_s: float) -> dict[str, int]:
-        """Return what a v-node table says of revoked hosts.
+        """Return the revocations for a v-node table.
 
-        If there are too many, those whose names were freed go first, then the oldest.
+        If there are too many, those of freed names are omitted first, then the oldest.
         """
         found = [row for row in self.hosts.values() if _is_named(row, now_s)]
         found.sort(key=_rank, reverse=True)
@@ -78,5 +79,5 @@ def _is_named(row: models.Enrolment, now_s: float) -> bool:
 
 
 def keys_of(row: models.Enrolment) -> tuple[str, ...]:
-    """Return the public keys (PEM) that a host may have."""
+    """Return a host's valid public keys (PEM)."""
     return tuple(key for key in (row.public_key, row.former_key) if key)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How busy the switches are: plug-ins of one small interface (``acstor.switch_loads``)."""
+"""Providers of the switches' loads, plug-ins of ``acstor.switch_loads``."""

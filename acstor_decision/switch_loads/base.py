@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of what knows how busy the switches are, and how one is found.
+"""Interface of providers of switch loads, and their loader.
 
-:meth:`SwitchLoads.read_levels` answers within ``TIMEOUT_S`` or raises
-:class:`LoadsUnknown`; then the thresholds stay as they are.
+:meth:`SwitchLoads.read_levels` returns within ``TIMEOUT_S`` or raises :class:`LoadsUnknown`; then
+the thresholds stay.
 """
 
 import abc
@@ -23,7 +23,7 @@ TIMEOUT_S = 2.0
 
 
 class LoadsUnknown(errors.AcstorError):
-    """How busy the switches are cannot be said now."""
+    """The loads of the switches are unknown now."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(where, why)
@@ -34,19 +34,16 @@ class LoadsUnknown(errors.AcstorError):
 
 
 class HostLoad(NamedTuple):
-    """One host as its samples show it.
-
-    :param bytes_s: what it sent and received without chunks, in bytes a second
-    """
+    """A host's location and traffic without chunks, in bytes a second."""
 
     location: str
     bytes_s: float
 
 
 class SwitchLoads(abc.ABC):
-    """Something that knows how busy the switches are.
+    """Provider of the switches' loads.
 
-    :param own: the values of its option group; nothing if it has no options
+    :param own: the values of its option group; None if it has no options
     """
 
     def __init__(self, own: Any = None) -> None:
@@ -54,21 +51,21 @@ class SwitchLoads(abc.ABC):
 
     @staticmethod
     def options() -> list[cfg.Opt]:
-        """Return its options; they are in the group ``switch_loads_<name>``."""
+        """Return the options of the group ``switch_loads_<name>``."""
         return []
 
     @abc.abstractmethod
     def read_levels(self, hosts: Mapping[ids.HostId, HostLoad]) -> threshold.Levels:
-        """Return the switches of each level, those beside the hosts first.
+        """Return the switches of each level; the first level is next to the hosts.
 
-        :raises LoadsUnknown: they cannot be had now
+        :raises LoadsUnknown: the loads are unknown now
         """
 
 
 def load(name: str, conf: cfg.ConfigOpts) -> SwitchLoads:
-    """Return the plug-in of that name.
+    """Return the provider of a name.
 
-    :raises errors.Unusable: there is none, or its options make no sense
+    :raises errors.Unusable: it is not installed or its options are invalid
     """
     namespace = decision_conf.SWITCH_LOADS_NAMESPACE
     try:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads estimated from the hosts' samples and locations, where no switch can be asked.
+"""Estimates switch loads from hosts' samples and locations.
 
-A switch of a level stands above all hosts of one place.  It is taken to carry
-what these hosts send and receive as far as it leaves the places below, and they
-are taken to talk to all other hosts alike.  Chunks do not count: where they go is
-what the thresholds decide, so they would follow themselves.
+The model assumes one switch above each location, which carries the traffic of its hosts that leaves
+the locations below, and equal traffic between all pairs of hosts. Chunks do not count, because the
+thresholds determine their way.
 """
 
 import collections
@@ -20,11 +19,11 @@ from acstor_decision.switch_loads import base
 
 
 class HostsLoads(base.SwitchLoads):
-    """Adds up the hosts beneath each switch."""
+    """Sums up the traffic of the hosts below each switch."""
 
     @staticmethod
     def options() -> list[cfg.Opt]:
-        """Return the capacities' option."""
+        """Return the option of capacities."""
         return [
             cfg.ListOpt(
                 "capacity_bytes_s",
@@ -36,7 +35,7 @@ class HostsLoads(base.SwitchLoads):
         ]
 
     def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
-        """Return an estimate for as many levels as have a capacity."""
+        """Return estimates for the levels that have a capacity."""
         return [
             [threshold.SwitchLoad(traffic, capacity) for traffic in _carried(hosts, level)]
             for level, capacity in enumerate(self.own.capacity_bytes_s)
@@ -44,7 +43,6 @@ class HostsLoads(base.SwitchLoads):
 
 
 def _carried(hosts: Mapping[ids.HostId, base.HostLoad], level: int) -> list[float]:
-    """Return what each switch of a level carries, in bytes a second."""
     below = collections.Counter(_place(host, level) for host in hosts.values()) if level else None
     carried: collections.defaultdict[location.Levels, float] = collections.defaultdict(float)
     others = max(1, len(hosts) - 1)
@@ -55,5 +53,4 @@ def _carried(hosts: Mapping[ids.HostId, base.HostLoad], level: int) -> list[floa
 
 
 def _place(host: base.HostLoad, levels_up: int) -> location.Levels:
-    """Return the place whose hosts are nearer to this one than ``levels_up``."""
     return location.ancestor(location.parse(host.location), levels_up)

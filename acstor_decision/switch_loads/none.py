@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No switch is ever busy: homes may be anywhere."""
+"""Provider without switches, so that homes may be anywhere."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from acstor_decision.switch_loads import base
 
 
 class NoLoads(base.SwitchLoads):
-    """Knows of no switches."""
+    """Reports no switches."""
 
     def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
         """Return no levels."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads from a Prometheus server that watches the switches (by SNMP or otherwise)."""
+"""Switch loads from a Prometheus server that monitors the switches."""
 
 import collections
 import json
@@ -22,11 +22,11 @@ _Key = tuple[int, str]
 
 
 class PrometheusLoads(base.SwitchLoads):
-    """Makes two queries in every collection."""
+    """Runs two queries in every collection."""
 
     @staticmethod
     def options() -> list[cfg.Opt]:
-        """Return where to ask, and what."""
+        """Return the options of the server and of the queries."""
         return [
             cfg.URIOpt(
                 "url",
@@ -51,7 +51,7 @@ class PrometheusLoads(base.SwitchLoads):
     def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
         """Return the switches for which Prometheus has both figures.
 
-        :raises base.LoadsUnknown: it does not answer, or not with what was asked for
+        :raises base.LoadsUnknown: there is no valid response
         """
         traffic = self._query(self.own.traffic_query)
         capacity = self._query(self.own.capacity_query)
@@ -72,10 +72,6 @@ class PrometheusLoads(base.SwitchLoads):
 
 
 def _series(answer: Any) -> dict[_Key, float]:
-    """Return the values of an instant vector.
-
-    :raises ValueError: it is none, or a label or value is not what it has to be
-    """
     if answer["status"] != "success" or answer["data"]["resultType"] != "vector":
         raise ValueError(f"not an instant vector: {str(answer)[:200]}")
     found = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads that an operator, or a script of theirs, writes into a file."""
+"""Switch loads from a file that an operator or a script writes."""
 
 import pathlib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class StaticLoads(base.SwitchLoads):
 
     @staticmethod
     def options() -> list[cfg.Opt]:
-        """Return the file's option."""
+        """Return the option of the file."""
         return [
             cfg.StrOpt(
                 "file",
@@ -39,9 +39,9 @@ class StaticLoads(base.SwitchLoads):
         ]
 
     def read_levels(self, hosts: Mapping[ids.HostId, base.HostLoad]) -> threshold.Levels:
-        """Return what the file says.
+        """Return the loads in the file.
 
-        :raises base.LoadsUnknown: it cannot be read or makes no sense
+        :raises base.LoadsUnknown: it is missing or malformed
         """
         path = pathlib.Path(self.own.file)
         try:

@@ -28,7 +28,7 @@ class Authority(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(call: operation.Call) -> Authority:
-    """Answer with the authority."""
+    """Return the authority."""
     trust, now_s = call.authority.load_trust_state(), call.wall()
     return Authority(
         ca=trust.ca.decode(),

@@ -29,7 +29,7 @@ class Boots(msgspec.Struct, frozen=True):
 
 
 def of_server(call: operation.Call) -> Boots:
-    """Answer with the boots of a server."""
+    """Return the boots of a server."""
     server_id = operation.server_id(call.path["server_id"])
     rows = call.store.list_boots(server_id)
     return Boots(

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of servers' disks: list, create, delete, recover.
 
-Only the answer of ``recovery`` holds the key of a disk; a client that gets it can read all data of
-the disk.
+Only the response of ``recovery`` has the disk's key, which decrypts all its data.
 """
 
 import datetime
@@ -141,7 +140,7 @@ class DeletedCheckpoint(msgspec.Struct, frozen=True):
 
 
 def every(call: operation.Call) -> Checkpoints:
-    """Answer with checkpoints."""
+    """Return checkpoints."""
     page = call.query
     if page.instance:
         operation.server_id(page.instance)
@@ -150,12 +149,12 @@ def every(call: operation.Call) -> Checkpoints:
 
 
 def one(call: operation.Call) -> Checkpoint:
-    """Answer with one checkpoint."""
+    """Return one checkpoint."""
     return _shown(_row(call))
 
 
 def recovery(call: operation.Call) -> CheckpointRecovery:
-    """Answer with the data that a recovery needs, with the key; keep the checkpoint meanwhile."""
+    """Return the data for a recovery, with the key; protect the checkpoint meanwhile."""
     checkpoint_id = _id(call)
     row = call.store.note_recovery(checkpoint_id, call.wall())
     if row is None:
@@ -201,7 +200,7 @@ def create(call: operation.Call) -> AcceptedCheckpoint:
 def _heard(
     call: operation.Call, instance_id: str, host: str, request: int
 ) -> checkpoint_messages.CheckpointReply:
-    """Ask the daemon of a host; return its answer after checking its signature."""
+    """Ask the daemon of a host; return its response after verifying its signature."""
     try:
         signed = call.bus.request_checkpoint(instance_id, host, request)
         if signed is None:
@@ -222,7 +221,7 @@ def _heard(
 
 
 def delete(call: operation.Call) -> DeletedCheckpoint:
-    """Delete a checkpoint from which no host may recover its server now."""
+    """Delete a checkpoint unless a recovery may be using it."""
     row, now_s = _row(call), call.wall()
     if not call.body.force and checkpoint_queries.is_recovered(row, now_s):
         assert row.recovered_s is not None
@@ -276,7 +275,7 @@ def _shown(row: models.Checkpoint) -> Checkpoint:
 
 
 def _moment(at_s: float) -> datetime.datetime:
-    """Return a moment; one that no calendar has is its end."""
+    """Return a time; the latest one if it is out of range."""
     try:
         return datetime.datetime.fromtimestamp(at_s, datetime.UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Enrolment of hosts: certificates, and the decisions of operators about hosts.
-
-The log names the host, the user and the source address of each request for a certificate, and the
-database counts the refusals.
-"""
+"""Enrolment of hosts: certificates, and decisions of operators."""
 
 import http
 import logging

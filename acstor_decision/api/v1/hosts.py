@@ -137,17 +137,13 @@ class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
 
 
 def every(call: operation.Call) -> Hosts:
-    """Answer with hosts that sent samples or requested a certificate."""
+    """Return hosts that sent samples or requested a certificate."""
     page: HostPage = call.query
     found = (host for host in _in_order(call, page) if _is_wanted(host, page))
     return Hosts(list(itertools.islice(found, page.limit)))
 
 
 def _in_order(call: operation.Call, page: HostPage) -> Iterator[Host]:
-    """Yield the hosts that come behind the marker.
-
-    :raises operation.RequestRefused: the marker is no host
-    """
     by, _, way = page.sort.partition(":")
     if (by, way) in (("host", ""), ("host", "asc")):
         yield from _of_ids(call, page.marker)
@@ -182,7 +178,6 @@ def _is_wanted(host: Host, page: HostPage) -> bool:
 
 
 def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
-    """Yield the hosts whose ids come behind one, in their order."""
     enrolled = {
         row.host: row for row in call.store.list_enrolments() if not enrolment_records.is_free(row)
     }
@@ -194,7 +189,7 @@ def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
 
 
 def one(call: operation.Call) -> HostDetail:
-    """Answer with one host."""
+    """Return one host."""
     name = operation.host_id(call.path["host"])
     row, enrolled = call.store.get_host(name), call.store.get_enrolment(name)
     if enrolment_records.is_free(enrolled):
@@ -212,7 +207,6 @@ def one(call: operation.Call) -> HostDetail:
 
 
 def _unheard(name: str) -> models.Host:
-    """Return a host of which no sample has come yet."""
     columns = models.Host.__table__.columns
     defaults = {column.key: column.default.arg for column in columns if column.default is not None}
     return models.Host(host=name, **defaults)
@@ -241,7 +235,7 @@ def _owners(call: operation.Call) -> dict[str, rings.Owner]:
 
 
 def is_up(call: operation.Call, row: models.Host) -> bool:
-    """Say whether a host sends samples."""
+    """Return whether a host sends samples."""
     return row.seen_s is not None and row.seen_s >= operation.since_s(call)
 
 

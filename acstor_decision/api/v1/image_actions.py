@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions on images: prepare, pre-seed, hydrate, flatten, record boots.
 
-An action goes to its hosts over the message bus, and the API does not wait for it.  The image in
-Glance shows the progress of a preparation; the samples of the hosts show that of all other tasks.
-The leader of the service sends a task again to hosts whose samples do not mention it.
+An action is sent to its hosts over the message bus without waiting. Glance shows the progress of a
+preparation; samples of hosts show that of other tasks. The leader sends unacknowledged tasks again.
 """
 
 import http
@@ -25,7 +24,7 @@ from acstor_decision.api.v1 import images
 from acstor_decision.db import image_queries
 
 REQUEST_BITS = 52
-"""A request is an integer that JSON readers with floating-point numbers get right."""
+"""Requests fit into the integers of JSON readers with floating-point numbers."""
 
 HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
 PreviousImages = Annotated[
@@ -125,7 +124,7 @@ class AcceptedTask(msgspec.Struct, frozen=True):
 
 
 def prepare(call: operation.Call) -> images.Image:
-    """Start the preparation of an image; answer with the image as it is now."""
+    """Start the preparation of an image; return the image as it is now."""
     image_id = operation.image_id(call.path["image_id"])
     record = _visible(call, image_id)
     if why := _why_not_prepared(record) if record else "":
@@ -139,7 +138,7 @@ def prepare(call: operation.Call) -> images.Image:
 
 
 def pre_seed(call: operation.Call) -> AcceptedTask:
-    """Let hosts fetch all of an image and pin it."""
+    """Make hosts fetch and pin an image."""
     image_id = _prepared(call)
     if call.body.count and call.body.hosts:
         raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, "give either hosts or count")
@@ -169,7 +168,7 @@ def record_boots(call: operation.Call) -> AcceptedTask:
 
 
 def prefetch_boot_image(call: operation.Call) -> BroadcastTask:
-    """Announce a new boot image to all hosts; a host that misses this fetches it at a boot."""
+    """Announce a new boot image to all hosts; hosts without it fetch it at a boot."""
     image_id = operation.image_id(call.path["image_id"])
     task = _task(
         decision_messages.TaskKind.PREFETCH_BOOT_IMAGE,
@@ -182,7 +181,7 @@ def prefetch_boot_image(call: operation.Call) -> BroadcastTask:
 
 
 def hydrate(call: operation.Call) -> AcceptedTask:
-    """Cache an image completely before others, and before the end of its boots."""
+    """Cache an image completely, before others and without waiting for boots to end."""
     deadline_s = call.body.deadline_s
     due_at_s = call.wall() + deadline_s if deadline_s else 0.0
     kind = decision_messages.TaskKind.HYDRATE
@@ -200,12 +199,12 @@ def resume(call: operation.Call) -> AcceptedTask:
 
 
 def unpin(call: operation.Call) -> AcceptedTask:
-    """Keep an image only as long as servers use it, although it was pre-seeded."""
+    """Unpin an image, so that it stays only while servers use it."""
     return _ask_keepers(call, decision_messages.TaskKind.UNPIN)
 
 
 def _why_not_prepared(record: image_record.Record) -> str:
-    """Say why an image cannot be prepared; empty if it can, or if only a listener knows."""
+    """Return why an image cannot be prepared; empty if it can or if it is unknown."""
     why = image_record.why_not_served(record)
     is_decided = image_record.text_of(record, artefacts.MESSAGE) == artefacts.fit_message(why)
     return why if is_decided or not image_record.is_convertible(record) else ""
@@ -214,10 +213,7 @@ def _why_not_prepared(record: image_record.Record) -> str:
 def _ask_keepers(
     call: operation.Call, kind: decision_messages.TaskKind, **more: Any
 ) -> AcceptedTask:
-    """Give a task to the hosts that were named, or to all that use an image or pin it.
-
-    :raises operation.RequestRefused: there is no such image, or no such host
-    """
+    """Send a task to the named hosts, or to all that use an image or pin it."""
     image_id = operation.image_id(call.path["image_id"])
     rows = call.store.image_hosts(image_id, operation.since_s(call))
     if not rows:
@@ -250,10 +246,7 @@ def _give(
 
 
 def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Record | None:
-    """Return what Glance says of an image; None where there is nobody to ask it for.
-
-    :raises operation.RequestRefused: Glance shows no such image
-    """
+    """Return Glance's record of an image; None without a client's token."""
     if call.auth is None:
         return None
     found = call.images.get_images([image_id], call.auth).get(image_id)
@@ -263,10 +256,7 @@ def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Record
 
 
 def _prepared(call: operation.Call) -> ids.ImageId:
-    """Return the image that the path names.
-
-    :raises operation.RequestRefused: there is none, or agents can do nothing with it yet
-    """
+    """Return the image that the path names; refuse one without a chunk map."""
     image_id = operation.image_id(call.path["image_id"])
     record = _visible(call, image_id)
     if record is not None and artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP) is None:
@@ -279,10 +269,7 @@ def _prepared(call: operation.Call) -> ids.ImageId:
 
 
 def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
-    """Return the hosts that were named, or all that are up, the least loaded first.
-
-    :raises operation.RequestRefused: one that was named is not up
-    """
+    """Return the named hosts, or all that are up, the least loaded first."""
     up = [row for row in call.store.list_hosts() if hosts.is_up(call, row)]
     up.sort(key=lambda row: (max(row.received_bytes_s, row.sent_bytes_s), row.host))
     names = [row.host for row in up]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: their preparation, their copies in hosts' caches, and the origins of their data.
+"""Images: their preparation, copies in caches, and origins of their data.
 
-A client that may not see all hosts sees the images that Glance shows it, with the sums over all
-hosts, and no host.
+A client that may not see all hosts sees the images that Glance shows it, with totals over all
+hosts.
 """
 
 import logging
@@ -156,7 +156,7 @@ class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def every(call: operation.Call) -> Images:
-    """Answer with the images in hosts' caches."""
+    """Return the images in hosts' caches."""
     found: list[Image] = []
     marker, limit = call.query.marker, call.query.limit
     while len(found) < limit:
@@ -174,7 +174,7 @@ def every(call: operation.Call) -> Images:
 
 
 def one(call: operation.Call) -> ImageDetail:
-    """Answer with one image."""
+    """Return one image."""
     image_id = operation.image_id(call.path["image_id"])
     shown = records(call, [image_id]).get(image_id)
     held = call.store.get_image(image_id, operation.since_s(call))
@@ -187,7 +187,6 @@ def one(call: operation.Call) -> ImageDetail:
 
 
 def _parents(call: operation.Call, shown: image_record.Record | None) -> list[str]:
-    """Return the parents of an image, as far as Glance shows them to the client."""
     found: list[str] = []
     own_id = shown and shown.get("id")
     while shown and len(found) < lineage.MOST_GENERATIONS:
@@ -200,13 +199,13 @@ def _parents(call: operation.Call, shown: image_record.Record | None) -> list[st
 
 
 def unknown(image_id: ids.ImageId, record: image_record.Record | None = None) -> Image:
-    """Return an image that no host holds."""
+    """Return an image that no host has."""
     nothing = decision_messages.ReadBytes(), decision_messages.FetchedBytes()
     return _image(image_queries.ImageTotals(image_id, 0, 0, 0, 0, 0, 0, 0, *nothing), record)
 
 
 def on_hosts(call: operation.Call) -> ImageHosts:
-    """Answer with an image on each host that mirrors it or was asked for it."""
+    """Return an image on each host that mirrors it or has a task for it."""
     image_id = operation.image_id(call.path["image_id"])
     rows = call.store.image_hosts(image_id, operation.since_s(call))
     if not rows and not records(call, [image_id]):
@@ -215,9 +214,9 @@ def on_hosts(call: operation.Call) -> ImageHosts:
 
 
 def records(call: operation.Call, wanted: list[str]) -> glance_client.Records:
-    """Return what Glance knows of images; nothing if it is away and the client sees all hosts.
+    """Return Glance's records; none if it fails and the client sees all hosts.
 
-    :raises glance_client.GlanceUnreachable: it is away, and the client does not see all hosts
+    :raises glance_client.GlanceUnreachable: it fails for other clients
     """
     try:
         return call.images.get_images(wanted, call.auth)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Glance listeners: each reports that it runs, so operators notice a silent one."""
+"""Glance listeners and their last reports."""
 
 import datetime
 import http
@@ -44,12 +44,12 @@ class Listeners(msgspec.Struct, frozen=True):
 
 
 def every(call: operation.Call) -> Listeners:
-    """Answer with the listeners."""
+    """Return the listeners."""
     return Listeners([_shown(row, call.wall()) for row in call.store.list_listeners()])
 
 
 def report(call: operation.Call) -> Listeners:
-    """Note that a listener runs."""
+    """Record that a listener runs."""
     if not call.store.note_listener(call.body.listener, call.wall()):
         message = f"the limit of {listener_queries.MOST} listeners is reached"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, message)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images whose data hosts still need from the image store: used, and not fully cached.
+"""Images that must stay in the image store: used by hosts and not fully cached.
 
-A host that fell silent keeps its needs for a day, so that an outage of a host or of the message bus
-makes no image look unneeded.  A revoked host needs nothing.
+The needs of a silent host count for a day, so that an outage makes no image look unneeded. A
+revoked host needs nothing.
 """
 
 import msgspec
@@ -12,7 +12,7 @@ from acstor_decision.db import image_queries
 
 MOST = 10_000
 LATELY_S = 120.0
-"""A host without a sample for so long is silent."""
+"""A host without a sample for this time is silent."""
 
 
 class NeededImages(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class NeededImages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def needed(call: operation.Call) -> NeededImages:
-    """Answer with the images that hosts still need."""
+    """Return the images that hosts still need."""
     now_s = call.wall()
     found = call.store.needed_images(now_s - image_queries.KEPT_S, now_s - LATELY_S, MOST)
     return NeededImages(
@@ -58,7 +58,7 @@ OPERATIONS = (
         "List the images that hosts use and have not fully cached",
         NeededImages,
         needed,
-        # Not the agents' role: no compute host is to read what those of all tenants use.
+        # not the agents' role: a compute host must not see images of other tenants
         rule=f"role:acstor-prepare or role:service or {operation.READER}",
     ),
 )

@@ -81,7 +81,7 @@ class RingPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def current(call: operation.Call) -> Ring:
-    """Answer with the table in force."""
+    """Return the current table."""
     newest = call.store.list_rings(limit=1, with_tables=True)
     if not newest:
         raise operation.not_found("a v-node table: no agent has sent a sample yet, so it")
@@ -89,7 +89,7 @@ def current(call: operation.Call) -> Ring:
 
 
 def one(call: operation.Call) -> Ring:
-    """Answer with the table of an epoch."""
+    """Return the table of an epoch."""
     text = call.path["epoch"]
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, f"{text[:64]!r} is no epoch")
@@ -100,14 +100,14 @@ def one(call: operation.Call) -> Ring:
 
 
 def history(call: operation.Call) -> Rings:
-    """Answer with the tables that were published."""
+    """Return the published tables."""
     at_most = call.query.before - 1 if call.query.before else None
     return Rings([_told(row) for row in call.store.list_rings(call.query.limit, at_most)])
 
 
 @functools.lru_cache(maxsize=4)
 def owners(epoch: int, table: str) -> dict[str, Owner]:
-    """Return the hosts of a table by id; a table of 1,000 hosts takes longer than an answer may."""
+    """Return the hosts of a table by ID; cached, as decoding large tables is slow."""
     known = hash_ring.decode(table.encode(), f"epoch {epoch} of the database")
     return {
         host.host: Owner(host.host, host.address, host.location, host.vnodes)

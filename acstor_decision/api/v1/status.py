@@ -23,7 +23,7 @@ from acstor_decision.db import sample_queries
 MAX_UNFINISHED = 1000
 MAX_VERSIONS = MAX_REASONS = 20
 STUCK = (fill_progress.FillState.NO_SPACE, fill_progress.FillState.FAILING)
-"""States in which an image does not become fully cached by waiting."""
+"""States in which an image does not become fully cached without intervention."""
 NEW_S = 600.0
 """The listener begins with a new image within this time."""
 
@@ -136,7 +136,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show(call: operation.Call) -> Status:
-    """Answer with the status of the cloud."""
+    """Return the status of the cloud."""
     now_s = call.wall()
     seen_hosts = [_host(call, *pair) for pair in _known(call)]
     listed, why_unlisted = _listed(call)
@@ -183,7 +183,7 @@ def show(call: operation.Call) -> Status:
 
 
 def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | None]]:
-    """Return the hosts that are or were heard, enrolled, or wait; not those that are shut out."""
+    """Return hosts that sent samples, enrolled or wait, except revoked ones."""
     enrolled = {row.host: row for row in call.store.list_enrolments()}
     heard = {row.host: row for row in call.store.list_hosts()}
     asked = {name for name, row in enrolled.items() if row.state in _ASKED}
@@ -214,14 +214,12 @@ def _host(
 
 
 def _unheard_s(row: models.Host, enrolled: models.Enrolment | None, now_s: float) -> float | None:
-    """Return how old the certificate of a host is of which no sample ever came; else None."""
     if row.seen_s is not None or enrolled is None or enrolled.issued_s is None:
         return None
     return now_s - enrolled.issued_s
 
 
 def _left_share(row: models.Enrolment | None, now_s: float) -> float | None:
-    """Return how much of the life of a host's certificate is left; None: it has none."""
     if row is None or row.issued_s is None or row.not_after_s is None:
         return None
     life_s = max(1.0, row.not_after_s - row.issued_s)
@@ -229,7 +227,6 @@ def _left_share(row: models.Enrolment | None, now_s: float) -> float | None:
 
 
 def _listed(call: operation.Call) -> tuple[glance_client.ImageListing | None, str]:
-    """Return the images of Glance, or why they are not known."""
     try:
         return call.images.list_images(call.auth), ""
     except glance_client.GlanceUnreachable as e:
@@ -247,7 +244,6 @@ def _image(record: image_record.Record, now_s: float) -> health_checks.Image:
 
 
 def _state(record: image_record.Record, now_s: float) -> tuple[health_checks.ImageState, str]:
-    """Return how far an image is, and why it is no farther."""
     state, message = artefacts.state_of(record), image_record.text_of(record, artefacts.MESSAGE)
     if state is artefacts.State.READY:
         return health_checks.ImageState.READY, ""
@@ -265,7 +261,7 @@ def _state(record: image_record.Record, now_s: float) -> tuple[health_checks.Ima
 
 
 def _changed_s(record: image_record.Record, now_s: float) -> float:
-    """Return when an image changed last; now, if Glance does not say it."""
+    """Return when an image last changed; now if Glance does not say."""
     try:
         moment = datetime.datetime.fromisoformat(image_record.text_of(record, "updated_at"))
     except ValueError:
@@ -274,7 +270,7 @@ def _changed_s(record: image_record.Record, now_s: float) -> float:
 
 
 def _stuck(row: models.HeldImage) -> health_checks.UnfilledImage | None:
-    """Return an image that does not become whole on a host; None if it does, or may."""
+    """Return an image that does not become fully cached on a host; None if it may."""
     told = image_queries.fill_of(row)
     if told is None or (told.state not in STUCK and not told.is_late):
         return None

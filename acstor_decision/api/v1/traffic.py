@@ -44,7 +44,7 @@ class TrafficQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def window(call: operation.Call) -> TrafficRecords:
-    """Answer with the traffic of a period."""
+    """Return the traffic of a period."""
     wanted = [call.query.host] if call.query.host else []
     if call.query.last_s:
         rows = call.store.list_traffic(call.wall() - call.query.last_s, wanted)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which host is at which address, and how many hosts are at each IP address."""
+"""Maps hosts to addresses, and counts hosts at each IP address."""
 
 import collections
 import functools
@@ -15,7 +15,7 @@ _is_loopback = _cached(addresses.is_loopback)
 
 
 class Address(NamedTuple):
-    """Where an agent listens: however it is spelt, one address is one."""
+    """Address where an agent listens, in normal form."""
 
     ip: str
     port: int
@@ -23,7 +23,7 @@ class Address(NamedTuple):
 
 @_cached
 def parse(text: str) -> Address:
-    """Return an address; of one that leads to an IPv4 host, the IPv4 address.
+    """Return an address in normal form; IPv4-mapped ones become IPv4.
 
     >>> parse("10.0.0.1:07201") == parse("[::ffff:10.0.0.1]:7201")
     True
@@ -48,20 +48,20 @@ class AddressBook:
         return self._hosts.get(address)
 
     def address_of(self, host: ids.HostId) -> Address | None:
-        """Return the address of a host; None if another host has it now."""
+        """Return the address of a host; None if it has none or another host took it."""
         return self._at.get(host)
 
     def others_at(self, ip: str, host: ids.HostId) -> int:
-        """Return how many hosts but this one are at an IP address."""
+        """Return how many other hosts are at an IP address."""
         own = self._at.get(host)
         return self._at_ip[ip] - (own is not None and own.ip == ip)
 
     def are_others_in_network(self, host: ids.HostId) -> bool:
-        """Say whether a host but this one is at another address than the loopback's."""
+        """Return whether another host has an address that is not a loopback address."""
         return any(not _is_loopback(ip) and self.others_at(ip, host) > 0 for ip in self._at_ip)
 
     def set_address(self, host: ids.HostId, address: Address) -> None:
-        """Put a host at an address: it leaves its own, and whoever was there has none."""
+        """Move a host to an address, and remove another host from it."""
         if self._at.get(host) == address:
             return
         self.remove(host)
@@ -71,7 +71,7 @@ class AddressBook:
         self._at_ip[address.ip] += 1
 
     def remove(self, host: ids.HostId) -> None:
-        """Let a host have no address."""
+        """Remove a host's address."""
         address = self._at.pop(host, None)
         if address is None:
             return

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who lives, and how busy everybody is: what samples say, once they have been looked at.
+"""Members: live hosts with their load and addresses, from their samples.
 
-The one rule: a sample that is refused changes nothing but a counter.  A host is a
-member from its second good sample in a row on, until it has been silent for a
-while.  If most members fall silent at once then the bus has failed, not they: all
-of them stay.
+A host becomes a member with its second good sample, and leaves when it is silent for a while. If
+most members fall silent at once, the bus has failed, and all stay.
 """
 
 import collections
@@ -32,16 +30,18 @@ _is_loopback, _address_fault = _cached(addresses.is_loopback), _cached(addresses
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the rules are measured with.
+    """Limits of membership and overload.
 
     :param collection_s: time between two samples of a host
     :param dead_after_samples: collections without a sample after which a host is gone
-    :param overload_share: of its link's rate either way, above which a host is overloaded
-    :param overload_collections: overloaded collections in a row after which v-nodes move; after
-        one of them every burst would
-    :param allowed: patterns of the host ids that may join
-    :param hosts_per_ip: that may be at one IP address, but for the loopback, where labs are
-    :param verify_addresses: a host is a member only where it proved to be, but for the loopback
+    :param overload_share: share of its link's rate, in either direction, above which a host is
+        overloaded
+    :param overload_collections: consecutive overloaded collections before v-nodes move; with one,
+        every burst would move some
+    :param allowed: patterns of the host IDs that may join
+    :param hosts_per_ip: limit at one IP address that is not a loopback address
+    :param verify_addresses: a host becomes a member only after it proved its address, except for
+        loopback addresses
     """
 
     collection_s: float = decision_messages.COLLECTION_S
@@ -54,7 +54,7 @@ class Limits:
 
 
 class Member:
-    """One host, as its samples show it."""
+    """One host, with its recent samples."""
 
     def __init__(self, sample: decision_messages.Sample, heard_s: float) -> None:
         self.last = sample
@@ -65,25 +65,22 @@ class Member:
 
     @property
     def is_heard(self) -> bool:
-        """Say whether it has sent a sample; until then the table alone tells of it."""
+        """Return whether it has sent a sample; otherwise only the table names it."""
         return bool(self.recent)
 
     def traffic_share(self) -> float:
-        """Return the traffic without chunks, in plus out, as a share of the link's rate.
-
-        It is the mean of the collections that an overload takes; 2 is the most that a link carries.
-        """
+        """Return the mean traffic without chunks, in plus out, by the link's rate."""
         shares = [other_traffic_share(sample) for sample in self.recent]
         return sum(shares) / len(shares) if shares else 0.0
 
 
 def may_join(host: str, limits: Limits) -> bool:
-    """Say whether a host of this name may join."""
+    """Return whether a host of this name may join."""
     return any(fnmatch.fnmatchcase(host, pattern) for pattern in limits.allowed)
 
 
 def other_traffic_share(sample: decision_messages.Sample) -> float:
-    """Return what a host sent and received that were no chunks, as a share of its link's rate."""
+    """Return the traffic without chunks, in plus out, as a share of the link's rate."""
     possible = sample.link_bytes_s * sample.interval_s
     received = max(0, sample.total.received - sample.chunks.received)
     sent = max(0, sample.total.sent - sample.chunks.sent)
@@ -91,13 +88,13 @@ def other_traffic_share(sample: decision_messages.Sample) -> float:
 
 
 def busiest_share(sample: decision_messages.Sample) -> float:
-    """Return what a host carried in its busier direction, as a share of its link's rate."""
+    """Return the traffic of the busier direction, as a share of the link's rate."""
     most = max(sample.total.received, sample.total.sent)
     return most / (sample.link_bytes_s * sample.interval_s)
 
 
 def total_bytes_s(sample: decision_messages.Sample) -> float:
-    """Return all that a host sent and received, chunks too, in bytes a second."""
+    """Return a host's whole traffic, in plus out, in bytes a second."""
     return (sample.total.received + sample.total.sent) / sample.interval_s
 
 
@@ -107,7 +104,7 @@ def silent_s(limits: Limits) -> float:
 
 
 class Members:
-    """All hosts that were heard of."""
+    """All hosts that sent samples or are on the ring."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -126,11 +123,11 @@ class Members:
         return host in self._members
 
     def list_hosts(self) -> list[ids.HostId]:
-        """Return all hosts that are known, living or not, sorted."""
+        """Return all known hosts, live or not, sorted."""
         return sorted(self._members)
 
     def restore_member(self, host: ids.HostId, address: str, place: str, now_s: float) -> None:
-        """Take a host for living that is on the ring already, as if it had been heard now."""
+        """Restore a host of the ring as a live member, as if it had sent a sample now."""
         unknown = decision_messages.Sample(
             host=host,
             address=address,
@@ -153,10 +150,9 @@ class Members:
     def accept_sample(
         self, sample: decision_messages.Sample, now_s: float, wall_s: float
     ) -> Refusal | None:
-        """Take a sample; return why it is refused, if it is.
+        """Accept a sample; return why it is refused, None if it is accepted.
 
-        :param now_s: of a clock that never goes back
-        :param wall_s: of the clock that samples are stamped with
+        :param wall_s: the clock that samples are stamped with
         """
         refusal = self._refusal(sample, now_s, wall_s)
         if refusal is not None:
@@ -172,7 +168,7 @@ class Members:
         return None
 
     def list_live(self, now_s: float) -> list[ids.HostId]:
-        """Return the hosts that the ring should have, sorted."""
+        """Return the hosts that belong on the ring, sorted."""
         settled = [
             host
             for host, member in self._members.items()
@@ -184,7 +180,7 @@ class Members:
         return sorted(set(settled).difference(silent))
 
     def list_overloaded(self, now_s: float) -> list[ids.HostId]:
-        """Return the living hosts that have been overloaded for long enough, sorted."""
+        """Return the live hosts whose overload lasts long enough, sorted."""
         needed = self.limits.overload_collections
         return [
             host
@@ -193,22 +189,19 @@ class Members:
         ]
 
     def traffic_cv(self, now_s: float) -> float:
-        """Return how unevenly the living hosts carry what they carry (Wu et al. 2017, Equation 2).
-
-        It is the standard deviation by the mean; 0 if nobody carries anything.
-        """
+        """Return the traffic's coefficient of variation (Wu et al. 2017, Equation 2)."""
         carried = [total_bytes_s(self._members[host].last) for host in self.list_live(now_s)]
         mean = statistics.fmean(carried) if carried else 0.0
         return statistics.pstdev(carried, mean) / mean if mean else 0.0
 
     def remove_hosts(self, hosts: Iterable[str]) -> None:
-        """Forget hosts at once, silent or not: they are not to be believed any more."""
+        """Remove hosts that are no longer trusted, silent or not."""
         for host in hosts:
             self._members.pop(ids.HostId(host), None)
         self._addresses.retain_hosts(self._members)
 
     def to_prove(self, now_s: float) -> list[address_book.Address]:
-        """Return the addresses to connect to now: those not proven yet, and those of the silent."""
+        """Return the addresses to verify now: unproven ones and those of silent hosts."""
         if not self.limits.verify_addresses:
             return []
         claims = ((host, self._claim(host)) for host in self._members)
@@ -221,10 +214,7 @@ class Members:
         return self._proofs.next_addresses(wanted, now_s)
 
     def note_proof(self, address: address_book.Address, found: str, now_s: float) -> None:
-        """Note which host proved to be at an address.
-
-        :param found: "": none did
-        """
+        """Record which host authenticated at an address; "": none."""
         host = ids.HostId(found)
         has_failed = host not in self._members or self._claim(host) != address
         self._proofs.note_attempt(address, found, now_s, has_failed=has_failed)
@@ -233,12 +223,12 @@ class Members:
             self._addresses.set_address(host, address)
 
     def forget_overloads(self) -> None:
-        """Count overloads from 0 again: what was seen has been answered."""
+        """Reset the overload counts after they caused a table."""
         for member in self._members.values():
             member.overloaded_in_a_row = 0
 
     def forget_dead(self, now_s: float) -> None:
-        """Forget hosts that are gone, so that strangers' names do not pile up."""
+        """Forget hosts that are gone, to bound the memory."""
         living = set(self.list_live(now_s))
         dead = [h for h in self._members if h not in living and self._is_silent(h, now_s)]
         for host in dead:
@@ -248,12 +238,10 @@ class Members:
         self._order.forget_late(now_s)
 
     def _is_at_home(self, host: ids.HostId) -> bool:
-        """Say whether a host is where it said, and nobody has come to its address since."""
         address = self._addresses.address_of(host)
         return address is not None and self._is_proven(host, address)
 
     def _claim(self, host: ids.HostId) -> address_book.Address:
-        """Return where a host says that it is."""
         return address_book.parse(self._members[host].last.address)
 
     def _is_proven(self, host: ids.HostId, address: address_book.Address) -> bool:
@@ -261,7 +249,7 @@ class Members:
         return is_exempt or self._proofs.is_proven(host, address)
 
     def _take_address(self, host: ids.HostId, address: address_book.Address) -> None:
-        """Put a host at the address that it claims, unless another one proved to be there."""
+        """Assign a host the address it claims, unless another host proved it."""
         other = self._addresses.host_at(address) or host
         must_prove = self.limits.verify_addresses and not _is_loopback(address.ip)
         if other == host or not (must_prove and self._proofs.is_proven(other, address)):
@@ -270,7 +258,7 @@ class Members:
             self._addresses.remove(host)
 
     def _is_gone(self, host: ids.HostId, now_s: float) -> bool:
-        """Say whether a host is silent and, where addresses are proven, was not reached since."""
+        """Return whether a host is silent and, with verification, not reachable since."""
         if not self._is_silent(host, now_s):
             return False
         address = self._claim(host)
@@ -283,7 +271,7 @@ class Members:
         return now_s - self._members[host].heard_s > silent_s(self.limits)
 
     def _count(self, member: Member, sample: decision_messages.Sample) -> None:
-        """Note a good sample; one that does not follow the last one begins a row anew."""
+        """Count an accepted sample; a gap in the sequence resets the streaks."""
         last = member.last
         follows = sample.session == last.session and sample.number == last.number + 1
         is_overloaded = busiest_share(sample) > self.limits.overload_share
@@ -309,13 +297,13 @@ class Members:
         return self._address_refusal(ids.HostId(sample.host), sample.address, now_s)
 
     def _holds(self, host: ids.HostId, address: address_book.Address, now_s: float) -> bool:
-        """Say whether an address is a host's, and nobody's claim to it is looked at."""
+        """Return whether a host holds an address, so that other claims are refused."""
         is_heard = host in self._members and not self._is_silent(host, now_s)
         return is_heard and self._is_proven(host, address)
 
     def _address_refusal(self, host: ids.HostId, text: str, now_s: float) -> Refusal | None:
         address = address_book.parse(text)
-        is_loopback = _is_loopback(address.ip)  # in a lab all hosts are there
+        is_loopback = _is_loopback(address.ip)  # labs run all hosts there
         if _address_fault(address.ip):
             return Refusal.UNREACHABLE
         if is_loopback and self._addresses.are_others_in_network(host):

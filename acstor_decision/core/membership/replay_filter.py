@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a sample is newer than those that came before it, by session and sequence number.
+"""Replay protection: accepts a sample once, while it is its sender's newest.
 
-Anybody who can publish on the broker can send a recorded sample again.  The one rule: a
-sample counts once, and only while it is the newest of its sender.
+Anybody who can publish on the broker can send a recorded sample again.
 """
 
 import enum
@@ -14,24 +13,24 @@ from typing import TypeVar
 from acstor_common.wire import decision_messages
 
 CLOCK_SLACK_S = 30.0
-"""How far the clocks of two hosts may differ."""
+"""Largest difference between the clocks of two hosts."""
 
 Who = TypeVar("Who", bound=Hashable)
 
 
 class Refusal(enum.Enum):
-    """Why a sample is not used; the values are names in logs and metrics."""
+    """Why a sample is refused; the values appear in logs and metrics."""
 
-    NOT_ALLOWED = "not_allowed"  # no host of this name may join
-    FUTURE = "future"  # it was sent, or its agent started, after now
-    LATE = "late"  # it says what was, not what is
-    DOUBLED = "doubled"  # it was here already
-    OUT_OF_ORDER = "out_of_order"  # a later one was here already
-    OLD_SESSION = "old_session"  # of an agent that another one of this name has replaced
-    TAKEN_ADDRESS = "taken_address"  # another member lives there
-    UNREACHABLE = "unreachable"  # its address leads nobody else to it
-    CROWDED = "crowded"  # as many hosts as may be are at its IP address
-    FULL = "full"  # no v-node table has room for more hosts
+    NOT_ALLOWED = "not_allowed"  # allowed_hosts excludes the name
+    FUTURE = "future"  # it was sent, or its agent started, in the future
+    LATE = "late"  # too old
+    DOUBLED = "doubled"  # received before
+    OUT_OF_ORDER = "out_of_order"  # a later one was received before
+    OLD_SESSION = "old_session"  # of an agent that another session has replaced
+    TAKEN_ADDRESS = "taken_address"  # another member has its address
+    UNREACHABLE = "unreachable"  # other hosts cannot reach its address
+    CROWDED = "crowded"  # too many hosts are at its IP address
+    FULL = "full"  # the v-node table has no room for more hosts
 
 
 class _Newest(NamedTuple):
@@ -45,8 +44,8 @@ class _Newest(NamedTuple):
 class ReplayFilter(Generic[Who]):
     """The newest sample of each sender.
 
-    :param silent_s: time without a sample after which an agent may begin a session that is older
-        than the last one, since its clock may have gone back
+    :param silent_s: silence after which an agent may begin a session that looks older than the last
+        one, as its clock may have been set back
     """
 
     def __init__(self, silent_s: float) -> None:
@@ -58,8 +57,7 @@ class ReplayFilter(Generic[Who]):
     ) -> Refusal | None:
         """Return why a sample is not the newest of its sender; None if it is.
 
-        :param now_s: of a clock that never goes back
-        :param wall_s: of the clock that samples are stamped with
+        :param wall_s: the clock that samples are stamped with
         """
         if max(sample.sent_s, sample.started_s) > wall_s + CLOCK_SLACK_S:
             return Refusal.FUTURE
@@ -77,16 +75,16 @@ class ReplayFilter(Generic[Who]):
         return Refusal.OUT_OF_ORDER if sample.number < newest.number else None
 
     def record_newest(self, who: Who, sample: decision_messages.Sample, now_s: float) -> None:
-        """Note the newest sample of a sender."""
+        """Record the newest sample of a sender."""
         self._newest[who] = _Newest(
             sample.session, sample.started_s, sample.number, sample.sent_s, now_s
         )
 
     def forget_late(self, now_s: float) -> None:
-        """Forget samples of which a copy is refused as late."""
+        """Forget samples so old that a copy would be refused as late."""
         since_s = now_s - self._longest_s() - CLOCK_SLACK_S
         self._newest = {who: one for who, one in self._newest.items() if one.heard_s >= since_s}
 
     def _longest_s(self) -> float:
-        """Return for how long a sample may be on its way."""
+        """Return the longest transit time of a sample."""
         return self._silent_s + CLOCK_SLACK_S

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that wait for the next round, in the order in which they were received.
+"""Samples that wait for the next round, in the order of receipt.
 
-A copy of a recorded sample takes no place.  Where an identity sends more than it has places
-for, its newest samples stay.
+Replayed samples take no room. If an identity exceeds its limit, its newest samples stay.
 """
 
 import collections
@@ -13,15 +12,11 @@ from acstor_common.wire import decision_messages
 from acstor_decision.core.membership import replay_filter
 
 Identity = tuple[str, str]
-"""A host and the fingerprint of its key: a revoked key takes no place of the key after it."""
+"""Host and key fingerprint, so that a revoked key does not displace the next one."""
 
 
 class Received(NamedTuple):
-    """A sample whose signature was checked.
-
-    :param heard_s: when, of a clock that never goes back
-    :param certificate: of the host that it is of
-    """
+    """A sample whose signature was verified; ``heard_s`` is on the monotonic clock."""
 
     heard_s: float
     certificate: certificates.HostCertificate
@@ -29,10 +24,7 @@ class Received(NamedTuple):
 
 
 class SampleInbox:
-    """At most ``total`` samples, ``of_one`` of each identity.
-
-    :param order: the newest sample of each identity
-    """
+    """At most ``total`` samples, ``of_one`` of each identity."""
 
     def __init__(
         self, order: replay_filter.ReplayFilter[Identity], total: int, of_one: int
@@ -50,11 +42,9 @@ class SampleInbox:
         return self._count
 
     def add_sample(self, received: Received, wall_s: float) -> replay_filter.Refusal | None:
-        """Take a sample, unless a newer one was here; return why it is refused, if it is.
+        """Add a sample; return why it is refused, None if it is accepted.
 
-        Where there is no place, the oldest sample of its identity is dropped, or else the sample.
-
-        :param wall_s: of the clock that samples are stamped with
+        If the inbox is full, the oldest sample of its identity is dropped, or else this one.
         """
         heard_s, certificate, sample = received
         who = certificate.host, certificates.fingerprint(certificate.public_key)
@@ -73,7 +63,7 @@ class SampleInbox:
         return None
 
     def drain_samples(self, now_s: float) -> list[Received]:
-        """Return all samples in the order of their receipt, and make all places free."""
+        """Remove and return all samples, in the order of receipt."""
         found = [received for waiting in self._waiting.values() for received in waiting]
         self._waiting.clear()
         self._count = 0

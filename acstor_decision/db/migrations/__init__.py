@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of the database's tables, by alembic."""
+"""Migrations of the schema, by alembic."""
 
 import pathlib
 
@@ -23,9 +23,9 @@ def _config(connection: engine.Connection) -> config.Config:
 
 
 def upgrade(used: engine.Engine) -> None:
-    """Bring the database to the newest tables; changes nothing if it has them.
+    """Upgrade the schema to this version.
 
-    :raises errors.Unusable: its tables are those of a later version
+    :raises errors.Unusable: the schema is of a later version
     """
     try:
         with used.begin() as connection:
@@ -39,7 +39,7 @@ def upgrade(used: engine.Engine) -> None:
 
 
 def is_current(used: engine.Engine) -> bool:
-    """Say whether the database has the tables that this version wants."""
+    """Return whether the schema has this version."""
     with used.connect() as connection:
         newest = ScriptDirectory.from_config(_config(connection)).get_current_head()
         return migration.MigrationContext.configure(connection).get_current_revision() == newest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What alembic runs to get at the database: the connection comes from :func:`upgrade`."""
+"""Environment of alembic; :func:`upgrade` supplies the connection."""
 
 from alembic import context
 

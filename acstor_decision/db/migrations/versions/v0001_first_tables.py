@@ -19,7 +19,7 @@ LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 def upgrade() -> None:
-    """Make them."""
+    """Create the tables."""
     op.create_table(
         "hosts",
         sa.Column("host", sa.String(255), primary_key=True),

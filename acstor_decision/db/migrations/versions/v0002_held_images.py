@@ -17,7 +17,7 @@ MYSQL: dict[str, Any] = {
 
 
 def upgrade() -> None:
-    """Make their table."""
+    """Create the table."""
     op.create_table(
         "held_images",
         sa.Column("host", sa.String(255), primary_key=True),

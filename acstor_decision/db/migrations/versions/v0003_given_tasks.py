@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks that hosts were given and have not spoken of yet."""
+"""Tasks that hosts have not acknowledged yet."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MYSQL: dict[str, Any] = {
 
 
 def upgrade() -> None:
-    """Make their table."""
+    """Create the table."""
     op.create_table(
         "given_tasks",
         sa.Column("host", sa.String(255), primary_key=True),

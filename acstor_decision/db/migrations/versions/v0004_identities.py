@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys of the cloud's certificate authority and of who signs tables; hosts that enrolled."""
+"""Keys of the certificate authority and of the table signer; enrolments."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MYSQL: dict[str, Any] = {
 
 
 def upgrade() -> None:
-    """Make their tables."""
+    """Create the tables."""
     op.create_table(
         "authority_keys",
         sa.Column("kind", sa.String(16), primary_key=True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key that an operator lets in; how often enrolments were refused."""
+"""The key that an operator allows; counts of refused enrolments."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,7 +9,7 @@ down_revision = "0004"
 
 
 def upgrade() -> None:
-    """Add the column, and make the table."""
+    """Add the column and create the table."""
     fingerprint = sa.Column("allowed_fingerprint", sa.String(64), nullable=False, server_default="")
     op.add_column("enrolments", fingerprint)
     op.create_table(

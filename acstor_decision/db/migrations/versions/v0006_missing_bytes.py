@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hosts lack of an image: its zeros are in no cache, and missing nowhere."""
+"""Bytes of an image that a host lacks; zeros do not count."""
 
 import sqlalchemy as sa
 from alembic import op

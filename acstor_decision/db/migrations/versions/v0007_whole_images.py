@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far images are from being whole on hosts, and where they are used."""
+"""Fill status of images on hosts, and where they are used."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of boots of servers went."""
+"""Timelines of servers' boots."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ MYSQL: dict[str, Any] = {
 
 
 def upgrade() -> None:
-    """Make their table."""
+    """Create the table."""
     op.create_table(
         "boots",
         sa.Column("host", sa.String(255), primary_key=True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of servers' disks, which hosts keep for each other."""
+"""Checkpoints of servers' disks."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ MYSQL: dict[str, Any] = {
 
 
 def upgrade() -> None:
-    """Make their table."""
+    """Create the table."""
     text = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
     op.create_table(
         "checkpoints",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How hosts say that they do."""
+"""Health of hosts."""
 
 import sqlalchemy as sa
 from alembic import op

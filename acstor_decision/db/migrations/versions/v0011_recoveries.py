@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When checkpoints were given out for recovery: a host may still fetch them."""
+"""Start of a recovery from a checkpoint."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,5 +9,5 @@ down_revision = "0010"
 
 
 def upgrade() -> None:
-    """Add it to their table."""
+    """Add the column."""
     op.add_column("checkpoints", sa.Column("recovered_s", sa.Double, nullable=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when servers with checkpoints are on no host: no new ones are due."""
+"""Time since which a server with checkpoints is on no host."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,5 +9,5 @@ down_revision = "0011"
 
 
 def upgrade() -> None:
-    """Add it to the table of checkpoints."""
+    """Add the column."""
     op.add_column("checkpoints", sa.Column("off_hosts_s", sa.Double, nullable=True))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When each listener beside Glance reported last."""
+"""Last report of each Glance listener."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ MYSQL: dict[str, Any] = {
 
 
 def upgrade() -> None:
-    """Make the table of listeners."""
+    """Create the table."""
     op.create_table(
         "listeners",
         sa.Column("listener", sa.String(255), primary_key=True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that fail, as each host tells it."""
+"""Checkpoint failures by host."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ MYSQL: dict[str, Any] = {
 
 
 def upgrade() -> None:
-    """Make the table of hosts whose checkpoints fail."""
+    """Create the table."""
     text = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
     op.create_table(
         "checkpoint_failures",
