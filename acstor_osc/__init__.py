@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``openstack acstor …``: commands that ask the decision service's REST API."""
+"""``openstack acstor …``: commands for the REST API of the decision service."""

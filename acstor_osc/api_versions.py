@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Versions of the API: those that this client knows, and the one that it asks for.
+"""Versions of the API that this client knows and requests.
 
-Minor versions only add to the API, so a command works with every version from the one that it needs
-on.
+Minor versions only add to the API, so a command works with each version from its own on.
 """
 
 from osc_lib import exceptions
 
 MAJOR = "1"
 KNOWN = (f"{MAJOR}.0",)
-"""Versions that this client knows, the oldest first."""
+"""Known versions, the oldest first."""
 NEWEST = "latest"
 OPTION = "--os-acstor-api-version"
 
 
 def parse(text: str) -> str:
-    """Return the version that an option asks for; 1: the newest that client and service know.
+    """Return the version that an option requests; 1: the newest known to both sides.
 
-    :raises exceptions.CommandError: this client knows none that is called so
+    :raises exceptions.CommandError: the version is unknown
 
     >>> [parse(text) for text in ("latest", "1", "1.0")]
     ['1', '1', '1.0']
@@ -32,11 +31,11 @@ def parse(text: str) -> str:
 
 
 def version_to_send(asked: str, needed: str) -> str:
-    """Return the version that the service is asked for.
+    """Return the version to request from the service.
 
-    :param asked: for the whole call of ``openstack``, as :func:`parse` returns it
-    :param needed: by the command, with the options that were given to it
-    :raises exceptions.CommandError: an earlier version was asked for
+    :param asked: result of :func:`parse`, for the whole call of ``openstack``
+    :param needed: by the command and its options
+    :raises exceptions.CommandError: ``asked`` is earlier
 
     >>> version_to_send("1", "1.8"), version_to_send("1.9", "1.8")
     ('1.8', '1.9')

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The REST API as the commands see it: paths in, plain data out, one kind of error.
-
-What went wrong is told here, once, so that it says what to do.
-"""
+"""Client of the REST API; all errors become CommandError with a remedy."""
 
 import copy
 import http
@@ -24,15 +21,12 @@ from acstor_osc import output_columns
 SERVICE_TYPE = "acstor"
 LOOK_AGAIN_S = 1.0
 TIMEOUT_S = 60.0
-"""The longest that the API may be silent, unless api_timeout of clouds.yaml says otherwise."""
+"""Timeout of a request, unless clouds.yaml has api_timeout."""
 REQUEST_ID, REQUEST_ID_LENGTH = "X-OpenStack-Request-Id", 40
 
 
 class Refused(osc_exceptions.CommandError):
-    """The API does not do what it was asked for.
-
-    :param status: HTTP's
-    """
+    """The API returned the HTTP error ``status``."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -40,9 +34,9 @@ class Refused(osc_exceptions.CommandError):
 
 
 class Client:
-    """Asks the API in the name of whoever calls ``openstack``.
+    """Client of the API with the user's credentials.
 
-    :param asked: version of the API, as :func:`api_versions.parse` returns it
+    :param asked: version of the API, from :func:`api_versions.parse`
     """
 
     _asked, _sent = api_versions.MAJOR, api_versions.KNOWN[0]
@@ -64,26 +58,26 @@ class Client:
         )
 
     def require_version(self, needed: str) -> "Client":
-        """Return a client that asks for a version of the API which has what a command needs.
+        """Return a client that requests a version of the API which a command needs.
 
-        :raises osc_exceptions.CommandError: an earlier version was asked for
+        :raises osc_exceptions.CommandError: the user requested an earlier version
         """
         made = copy.copy(self)
         made._sent = api_versions.version_to_send(self._asked, needed)
         return made
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
-        """Return what is at a path.
+        """Return the resource at a path.
 
-        :raises osc_exceptions.CommandError: it cannot be had; says what to do
+        :raises osc_exceptions.CommandError: the request failed; with a remedy
         """
         wanted = {name: value for name, value in (query or {}).items() if value is not None}
         return self._ask("GET", path, params=wanted)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """Ask for something to be done.
+        """Request an action; return the response.
 
-        :raises osc_exceptions.CommandError: it is not done; says what to do
+        :raises osc_exceptions.CommandError: the request failed; with a remedy
         """
         return self._ask("POST", path, json=body or {})
 
@@ -110,7 +104,7 @@ class Client:
 
 
 def _message(answer: Any) -> str:
-    """Return what the API says about a request that it did not fulfil, and its id in the log."""
+    """Return the API's error message, with the request's ID in the log."""
     request = output_columns.text(answer.headers.get(REQUEST_ID, "")[:REQUEST_ID_LENGTH])
     status = f"HTTP {answer.status_code}" + (f", {request}" if request else "")
     try:
@@ -123,13 +117,12 @@ def _message(answer: Any) -> str:
 
 
 def client_of(asking: command.Command, needed: str = "") -> Client:
-    """Return the client of the one who gave a command.
+    """Return the client for a command.
 
-    :param needed: version of the API that options of the command need; else that of the command,
-        its attribute ``since``
-    :raises osc_exceptions.CommandError: an earlier version was asked for
+    :param needed: version of the API that options need; default: the command's attribute ``since``
+    :raises osc_exceptions.CommandError: the user requested an earlier version
     """
-    manager: Any = asking.app.client_manager  # openstackclient gives it what plug-ins make
+    manager: Any = asking.app.client_manager  # openstackclient sets it from the plug-ins
     found: Client = manager.acstor
     return found.require_version(needed or getattr(asking, "since", api_versions.KNOWN[0]))
 
@@ -137,11 +130,11 @@ def client_of(asking: command.Command, needed: str = "") -> Client:
 def wait_until_done(
     what: str, look: Callable[[], tuple[int, int]], deadline_s: float, look_with: str = ""
 ) -> None:
-    """Show progress on a terminal until all of it is done.
+    """Wait until work is done, with a progress bar on a terminal.
 
-    :param look: returns how much is done, and how much is to be done in all
-    :param look_with: the command that tells how far it is
-    :raises osc_exceptions.CommandError: it takes longer
+    :param look: returns the done and the total amount
+    :param look_with: command that shows the progress
+    :raises osc_exceptions.CommandError: the deadline has passed
     """
     end_s = time.monotonic() + deadline_s
     done, whole = look()

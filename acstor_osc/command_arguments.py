@@ -13,10 +13,7 @@ from acstor_common.service import argument_types
 def with_page(
     parser: argparse.ArgumentParser, noun: str, most: int = 1000
 ) -> argparse.ArgumentParser:
-    """Add the page of a list to a command line.
-
-    :param most: largest page of the API
-    """
+    """Add the options of a page; ``most`` is the API's largest page."""
     parser.add_argument(
         "--limit",
         type=argument_types.number_between(1, most),
@@ -32,42 +29,33 @@ def with_page(
 
 
 def page(parsed_args: argparse.Namespace) -> dict[str, Any]:
-    """Return the page of a list, as fields of a request."""
+    """Return the page as fields of a request."""
     return {"limit": parsed_args.limit, "marker": parsed_args.marker}
 
 
 def page_of(
     found: Iterable[Mapping[str, Any]], parsed_args: argparse.Namespace, name: str
 ) -> list[Mapping[str, Any]]:
-    """Return the part that is wanted of a list that the API gives as a whole.
-
-    :param name: of the field that says what is what; the list is put in its order
-    """
+    """Return the requested page of a complete list, sorted by the field ``name``."""
     behind = parsed_args.marker or ""
     rows = sorted((row for row in found if row[name] > behind), key=lambda row: str(row[name]))
     return rows[: parsed_args.limit]
 
 
 def with_long(parser: argparse.ArgumentParser, more: str) -> argparse.ArgumentParser:
-    """Add the option for more columns to a command line.
-
-    :param more: what they show
-    """
+    """Add the option for more columns; ``more`` describes them."""
     parser.add_argument("--long", action="store_true", help=f"also show {more}")
     return parser
 
 
 def with_image(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the image to a command line."""
+    """Add the image argument."""
     parser.add_argument("image", metavar="<image>", help="id or name of the image")
     return parser
 
 
 def with_hosts(parser: Any, default: str = "all that are up") -> None:
-    """Add hosts to a command line, or to a group of arguments that exclude each other.
-
-    :param default: hosts if none is named
-    """
+    """Add the host option to a parser or a group; ``default`` describes its absence."""
     parser.add_argument(
         "--host",
         action="append",
@@ -83,10 +71,7 @@ def with_wait(
     longest_s: float,
     until: str = "it is done, and show the progress",
 ) -> argparse.ArgumentParser:
-    """Add the options about waiting to a command line.
-
-    :param longest_s: default of the timeout
-    """
+    """Add the options about waiting; ``longest_s`` is the default timeout."""
     parser.add_argument("--wait", action="store_true", help=f"wait until {until}")
     parser.add_argument(
         "--timeout",
@@ -99,9 +84,9 @@ def with_wait(
 
 
 def parse_time(text: str) -> float:
-    """Return the seconds since 1970 of a time; one without a zone is of this machine's.
+    """Return a time as seconds since 1970; without a zone it is local.
 
-    :raises argparse.ArgumentTypeError: it is none
+    :raises argparse.ArgumentTypeError: it is malformed
     """
     try:
         return datetime.datetime.fromisoformat(text).timestamp()

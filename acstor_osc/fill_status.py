@@ -54,14 +54,14 @@ class FillByHostColumn(columns.FormattableColumn[Mapping[str, Fill | None]]):
 
 
 def count_full_hosts(image: Mapping[str, Any]) -> str:
-    """Return on how many of the hosts that use an image it is fully cached."""
+    """Describe on how many hosts that use an image it is fully cached."""
     if not image["using_hosts"]:
         return "no host uses it"
     return f"on {image['fully_cached_hosts']} of {image['using_hosts']} hosts that use it"
 
 
 def describe(fill: Fill | None) -> str:
-    """Return the fill status of an image on a host.
+    """Describe the fill status of an image on a host.
 
     >>> describe({"state": "filling", "why": "", "cached_share": 0.4, "rate_bytes_s": 3_000_000,
     ...        "remaining_s": 95.0, "is_pinned": True, "due_in_s": None, "mode": "urgent"})
@@ -90,7 +90,7 @@ ON_DEAD_MOUNT = "a dead mount: its reads fail until you restart it (openstack se
 
 
 def depends_on(fill: Fill | None) -> str:
-    """Return the services that a server needs, beside its own host, to read its image."""
+    """Describe the services that a server needs, besides its host, to read its image."""
     if fill is None:
         return "unknown: its host does not report the fill status of its image"
     if fill["state"] == "fully_cached" and fill["is_shared"]:
@@ -113,7 +113,7 @@ def depends_on(fill: Fill | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time with its two greatest units.
+    """Return a duration in its two largest units.
 
     >>> duration(0.4), duration(95), duration(93_780)
     ('1 s', '1 min 35 s', '1 d 2 h')

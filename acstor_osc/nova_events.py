@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Nova says that it did for a server's boot, as far as it tells.
+"""Nova's events before a server's boot, from its instance actions.
 
-Nova's own record of what was asked for a server, and of what its services did then, says it; its
-times are whole seconds, by the clocks of the hosts where it was done.  Without Nova's word a
-boot is drawn all the same.
+Their times are whole seconds by the clocks of Nova's hosts.
 """
 
 import datetime
@@ -16,19 +14,19 @@ from acstor_common.service import boot_chart
 
 BOOTING = frozenset({"create", "start", "reboot", "rebuild", "unshelve", "rescue", "unrescue"})
 LONGEST_S = 3600.0
-"""What began so long before a boot did not lead to it."""
+"""An action so long before a boot did not cause it."""
 SLACK_S = 2.0
-"""Nova tells whole seconds, and its clock may be somewhat off."""
+"""Tolerance for Nova's whole seconds and its clock."""
 MOST = 12
 
 
 def before(
     compute: Any, server_id: str, timeline: boot_timeline.Timeline
 ) -> list[boot_chart.Event]:
-    """Return what Nova did that led to a boot: the request first, then what its services did.
+    """Return Nova's events that led to a boot: the request, then those of services.
 
-    :param compute: the SDK's door to Nova
-    :return: nothing if Nova does not tell
+    :param compute: the SDK's compute proxy
+    :return: empty if Nova shows none
     """
     try:
         asked = [one for one in compute.server_actions(server_id) if one.action in BOOTING]
@@ -64,9 +62,6 @@ def _events(action: Any, events: Any, end_at_s: float) -> list[boot_chart.Event]
 
 
 def _at_s(told: str) -> float:
-    """Return a time of Nova's, which is UTC, in seconds since 1970.
-
-    :raises ValueError: it is none
-    """
+    """Return a time of Nova, UTC by default, as seconds since 1970."""
     at = datetime.datetime.fromisoformat(told)
     return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands show to people, without what would do something to their terminal.
+"""Columns of command output, without control characters.
 
-A name or a reason may be a tenant's or a host's own words, so what is no printable character is a
-question mark in every table.  Programs (``-f json``, ``-f value``) get all as it is.
+Tenants or hosts chose some texts, so tables show a question mark for each character that is not
+printable. Machine formats (``-f json``, ``-f value``) have the original data.
 """
 
 from collections.abc import Iterable
@@ -21,22 +21,22 @@ text, data = printable_text.text, printable_text.data
 
 
 class TextColumn(columns.FormattableColumn[Any]):
-    """Words of others, or a column of the library that may have some."""
+    """Text of tenants or hosts, or a column of osc_lib with such text."""
 
     def human_readable(self) -> str:
-        """Return them on one line."""
+        """Return the text on one line."""
         value = self._value
         is_column = isinstance(value, _OF_LIBRARY)
         return text(str(value.human_readable() if is_column else value))
 
     def machine_readable(self) -> Any:
-        """Return them as they are."""
+        """Return the original data."""
         value = self._value
         return value.machine_readable() if isinstance(value, _OF_LIBRARY) else value
 
 
 def mib(size_bytes: float) -> str:
-    """Return a size in MiB, the one unit of all tables.
+    """Return a size in MiB, the unit of all tables.
 
     >>> mib(4 << 20), mib(0), mib(10000)
     ('4.0 MiB', '0.0 MiB', '0.0095 MiB')
@@ -46,10 +46,10 @@ def mib(size_bytes: float) -> str:
 
 
 class SizeColumn(columns.FormattableColumn[Any]):
-    """A size for people; programs get its bytes, and all get what stands for one as it is."""
+    """A size in bytes; other values are shown unchanged."""
 
     def human_readable(self) -> str:
-        """Return it in MiB."""
+        """Return the size in MiB."""
         return mib(self._value) if isinstance(self._value, int | float) else str(self._value)
 
 
@@ -57,12 +57,12 @@ class Sizes(columns.FormattableColumn[dict[str, int]]):
     """Sizes by name."""
 
     def human_readable(self) -> str:
-        """Return them in MiB."""
+        """Return the sizes in MiB."""
         return ", ".join(f"{text(name)} {mib(size)}" for name, size in sorted(self._value.items()))
 
 
 class Lines(columns.FormattableColumn[str]):
-    """A text of several lines, such as PEM: they are the lines of its cell."""
+    """Text of several lines, such as PEM."""
 
     def human_readable(self) -> str:
         """Return the lines."""
@@ -74,7 +74,7 @@ def _shown(value: Any) -> Any:
 
 
 class Lister(command.Lister):
-    """Lists what others may have named."""
+    """A lister that sanitizes text."""
 
     def produce_output(self, parsed_args: Any, column_names: Any, data: Iterable[Any]) -> int:
         """Print the rows."""
@@ -83,7 +83,7 @@ class Lister(command.Lister):
 
 
 class ShowOne(command.ShowOne):
-    """Shows what others may have named."""
+    """A ShowOne that sanitizes text."""
 
     def produce_output(self, parsed_args: Any, column_names: Any, data: Iterable[Any]) -> int:
         """Print the fields."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What openstackclient wants to know of a plug-in: its name, its options, its client."""
+"""Interface of openstackclient's plug-ins: name, options, client."""
 
 import argparse
 from typing import Any
@@ -16,19 +16,19 @@ API_VERSIONS = (api_versions.MAJOR, *api_versions.KNOWN)
 
 
 def make_client(instance: Any) -> client.Client:
-    """Return what the commands ask; the service is found in Keystone's catalog."""
-    asked = api_versions.parse(instance._api_version[API_NAME])  # the one place that has it
+    """Return the client of the service in Keystone's catalog."""
+    asked = api_versions.parse(instance._api_version[API_NAME])  # only this attribute has it
     return client.Client(instance.session, instance.region_name, instance.interface, asked)
 
 
 def check_api_version(version: str) -> bool:
-    """Say that a version, of an option or of clouds.yaml, needs no other check.
+    """Return True for a valid version from the option or clouds.yaml.
 
-    :raises exceptions.CommandError: there is none that is called so
+    :raises exceptions.CommandError: the version is unknown
     """
     if (
         version == api_versions.NEWEST
-    ):  # openstackclient makes the name of a group of commands of it
+    ):  # openstackclient would look for a command group of this name
         raise exceptions.CommandError(
             f"acstor_api_version: write {api_versions.MAJOR} in clouds.yaml, which means the "
             "newest; "
@@ -39,7 +39,7 @@ def check_api_version(version: str) -> bool:
 
 
 def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the option that chooses the version of the API."""
+    """Add the option for the version of the API."""
     parser.add_argument(
         api_versions.OPTION,
         type=_version,

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of the API's version 1, one file for each noun."""
+"""Commands for version 1 of the API, one module for each noun."""

@@ -58,7 +58,7 @@ class RecordBootImage(output_columns.Lister):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Return the hosts that were asked and how far they are."""
+        """Return the hosts and the progress of each."""
         image_id = image.id_of(self.app.client_manager, parsed_args.image)
         what = {"hosts": parsed_args.hosts, "boots": parsed_args.boots}
         return image.ask(self, parsed_args, image_id, "record-boots", what)

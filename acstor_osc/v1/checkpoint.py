@@ -122,9 +122,9 @@ class DeleteCheckpoint(command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Delete them, all that can be.
+        """Delete as many of the checkpoints as possible.
 
-        :raises exceptions.CommandError: some could not be; says which, and why
+        :raises exceptions.CommandError: some deletions failed; names them with reasons
         """
         api, failed = client.client_of(self), []
         body = {"force": True} if parsed_args.force else {}
@@ -138,17 +138,13 @@ class DeleteCheckpoint(command.Command):
 
 
 def _newest(api: client.Client, server_id: str) -> dict[str, Any]:
-    """Return the newest checkpoint of a server; nothing if there is none."""
     found = api.get("/v1/checkpoints", {"instance": server_id, "limit": 1})["checkpoints"]
     newest: dict[str, Any] = found[0] if found else {}
     return newest
 
 
 def _server_id(manager: Any, name: str) -> str:
-    """Return the id of a server; one that Nova does not know any more can be named by its id.
-
-    :raises exceptions.CommandError: there is none of this name
-    """
+    """Return the ID of a server; one that Nova deleted must be named by its ID."""
     found = manager.sdk_connection.compute.find_server(name, ignore_missing=True)
     if found is not None:
         return str(found.id)
@@ -159,10 +155,6 @@ def _server_id(manager: Any, name: str) -> str:
 
 
 def _id(text: str) -> str:
-    """Return the id of a checkpoint.
-
-    :raises exceptions.CommandError: it is none
-    """
     try:
         return ids.parse_image_id(text)
     except ValueError:

@@ -126,7 +126,7 @@ class _SetDrained(output_columns.ShowOne):
         return _fields(api.get(path))
 
     def progress(self, before: int, now: int) -> tuple[int, int]:
-        """Return how many v-nodes have moved, and how many will."""
+        """Return the number of moved v-nodes, and the total to move."""
         raise NotImplementedError
 
 
@@ -136,7 +136,7 @@ class DrainHost(_SetDrained):
     action = "drain"
 
     def progress(self, before: int, now: int) -> tuple[int, int]:
-        """Return how many v-nodes have gone, and how many there were."""
+        """Return the number of removed v-nodes, and the initial number."""
         return before - now, before
 
 
@@ -146,7 +146,7 @@ class EnableHost(_SetDrained):
     action = "enable"
 
     def progress(self, before: int, now: int) -> tuple[int, int]:
-        """Return 1 once the host has v-nodes; the service decides how many."""
+        """Return 1 of 1 once the host has v-nodes."""
         return min(now, 1), 1
 
 
@@ -201,7 +201,7 @@ class ForgetHost(command.Command):
         return _with_host(super().get_parser(prog_name))
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Ask for it."""
+        """Delete the host's record."""
         client.client_of(self).post(f"/v1/hosts/{parsed_args.host}/forget")
 
 
@@ -221,7 +221,6 @@ def _fingerprint(text: str) -> str:
 
 
 def _trusted(enrolment: dict[str, Any], fingerprint: str) -> str:
-    """Return in words which key and user an allowed host may enrol with."""
     user = f"user {enrolment['user_id']}" if enrolment["user_id"] else "any user who may enrol"
     if fingerprint:
         return f"the key that --fingerprint names, of {user}"
@@ -253,7 +252,6 @@ def _with_host(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _load_percent(host: dict[str, Any]) -> int:
-    """Return the use of the busier direction of the host's links, with chunks."""
     busier = max(host["rates"]["received"], host["rates"]["sent"])
     return round(100 * busier / host["link_bytes_s"]) if host["link_bytes_s"] else 0
 

@@ -32,7 +32,7 @@ ORIGINS = ("local", "boot", "peer", "source")
 SIZES = ("size_bytes", "cached_bytes", "missing_bytes", "own_bytes", "shared_bytes")
 WAIT_S = 3600.0
 TAKEN_S = 60.0
-"""A host that receives a task reports it within several collections."""
+"""Time until a host reports that it received a task, several collections."""
 INSTANT = ("hydrate", "pause", "resume", "unpin")
 """Kinds of tasks that a host completes on receipt."""
 FINAL = ("ready", "refused", "failed")
@@ -219,8 +219,6 @@ class FlattenImage(output_columns.Lister):
 
 
 class _AskKeepers(output_columns.Lister):
-    """Gives a task to the hosts that use an image or have it pinned."""
-
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
@@ -295,7 +293,7 @@ class UnpinImage(_AskKeepers):
 
 
 def id_of(manager: Any, name: str) -> str:
-    """Return the id of an image that was named by it, or as it is called in Glance."""
+    """Return the ID of an image; ``name`` is its ID or its name in Glance."""
     try:
         return str(uuid.UUID(name))
     except ValueError:
@@ -310,9 +308,9 @@ def ask(
     what: str,
     body: Mapping[str, object],
 ) -> Any:
-    """Give hosts a task for an image; return the columns and the rows of their progress.
+    """Give hosts a task for an image; return the columns and rows of their progress.
 
-    :raises exceptions.CommandError: a host failed, did not receive it, or takes longer than allowed
+    :raises exceptions.CommandError: a host failed, did not receive the task, or is too slow
     """
     api = client.client_of(asking)
     asked = api.post(f"/v1/images/{image_id}/{what}", body)
@@ -359,7 +357,7 @@ def ask(
 
 
 def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:
-    """Return an image's fields and their values, as they are shown."""
+    """Return an image's fields and their columns."""
     shown = dict(image)
     for name in shown.keys() & set(SIZES):
         known = shown[name] is not None
@@ -383,7 +381,7 @@ def _host_long(host: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _fill_by_host(api: client.Client, image_id: str) -> dict[str, Any]:
-    """Return the fill status on each host; nothing if the user may not see hosts."""
+    """Return the fill status by host; empty if the user may not see hosts."""
     try:
         found = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
     except client.Refused as e:
@@ -413,6 +411,5 @@ def _share_titles() -> list[str]:
 
 
 def _shares(read: Mapping[str, int]) -> list[float]:
-    """Return what share of guests' reads was found where, in percent."""
     every = sum(read.values()) or 1
     return [round(100 * read[origin] / every, 1) for origin in ORIGINS]

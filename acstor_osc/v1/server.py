@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``openstack acstor server …``: an instance, by its image and its host.
+"""``openstack acstor server …``: a server's image on the server's host.
 
-Agents count by image, so what is shown is what all instances of that image on that
-host read together.
+Agents count by image, so figures include all servers of the image on the host.
 """
 
 import argparse
@@ -62,7 +61,7 @@ class ShowServer(output_columns.ShowOne):
         )
 
     def _is_on_dead_mount(self, place: _Place) -> bool:
-        """Say whether the server's host reports it; False if the user may not see hosts."""
+        """Return whether the server uses a dead mount; False if hosts are hidden."""
         host: Mapping[str, Any] = {}
         with contextlib.suppress(exceptions.CommandError):
             host = client.client_of(self).get(f"/v1/hosts/{place.host}")
@@ -82,7 +81,7 @@ class ShowServerTimeline(command.Command):
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> None:
-        """Print the picture."""
+        """Print the timeline."""
         manager = self.app.client_manager
         place = _place_of(manager, parsed_args.server)
         found = client.client_of(self).get(f"/v1/servers/{place.server_id}/boots")["boots"]
@@ -126,10 +125,6 @@ def _with_server(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def _place_of(manager: Any, name: str) -> _Place:
-    """Return what a server is made of and where it runs.
-
-    :raises exceptions.CommandError: it has no image, or Nova does not show its host
-    """
     server = manager.sdk_connection.compute.find_server(name, ignore_missing=False)
     server = manager.sdk_connection.compute.get_server(server.id)
     image_id = server.image.id if server.image else None

@@ -11,7 +11,7 @@ from acstor_osc import client
 from acstor_osc import output_columns
 
 EXITS = {"ok": 0, "warning": 1, "error": 2}
-"""Exit statuses, as monitoring takes them; 3 stands for "unknown" there."""
+"""Exit statuses as in monitoring plug-ins, where 3 is "unknown"."""
 
 
 class ShowStatus(output_columns.ShowOne):
@@ -37,7 +37,7 @@ class ShowStatus(output_columns.ShowOne):
         return parser
 
     def run(self, parsed_args: argparse.Namespace) -> int:
-        """Return the exit status, when all is shown."""
+        """Run the command; return the exit status of the health."""
         return super().run(parsed_args) or self._exit
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -49,13 +49,13 @@ class ShowStatus(output_columns.ShowOne):
 
 
 class _Said(columns.FormattableColumn[Any]):
-    """Data for programs, which people read as text."""
+    """Data for machines, with a text for people."""
 
 
 def _words(say: Any) -> type[_Said]:
-    """Return a column that people read as the text of ``say``.
+    """Return a column class whose text is ``say`` of the data.
 
-    Tenants and hosts wrote some of the data, so only ``say`` may add line ends.
+    The data is sanitized first, so only ``say`` adds line ends.
     """
 
     class Words(_Said):
@@ -70,7 +70,6 @@ def _findings(found: list[Mapping[str, Any]]) -> str:
 
 
 def _finding(one: Mapping[str, Any]) -> str:
-    """Return a finding in lines: message, subjects, remedy."""
     counted = f" ({one['count']})" if one["count"] else ""
     lines = [f"{one['severity'].upper()}: {one['message']}{counted}"]
     lines += [f"    {subject}" for subject in one["subjects"]]
