@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cloud in virtual time: the cores that decide in production, on a network of queues."""
+"""Simulates clouds in virtual time with the decision code of agents and service."""

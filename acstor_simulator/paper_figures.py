@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The experiments behind S4's figures 1b and 6 to 11 and its table 1, and their pictures.
+"""Experiments of Wu 2017: figures 1b and 6 to 11, and table 1.
 
-Each experiment is a list of cases (a scenario, a policy and where its point lies),
-so that a run can say how far it is; each picture is drawn from what the cases gave.
+An experiment is a list of cases: a scenario, a policy and the position of its point.
 """
 
 import dataclasses
@@ -25,16 +24,18 @@ MB = 1e6
 CVS = (0.4, 0.8, 1.2)
 PAPER = ("none", "local", "collaborative", "acstor")
 PATTERNS = ((1, 1), (8, 1), (8, 3), (1, 5), (8, 5), (32, 5))
-"""Partners of a host, and the distance of the farthest of them."""
+"""Partners of a host, and the distance of the farthest."""
 WORK_CHUNKS = 480
-"""That a guest reads in figure 9."""
+"""Chunks that a guest reads in figure 9."""
 TREE_MEAN = 20 * MB
-"""The paper does not say how busy its tree is.  Eight hosts share a link of 1 Gbit/s there: with
-the cluster's 70 MB/s that link alone would have to carry twice what it can."""
+"""Mean traffic on the tree, which the paper does not give.
+
+The cluster's 70 MB/s would exceed the link of 1 Gbit/s that eight hosts share there.
+"""
 
 
 class Case(NamedTuple):
-    """One run of an experiment: its panel, and its place on the panel's axis."""
+    """One run of an experiment: its panel, and its position on the x axis."""
 
     panel: str
     x: float
@@ -43,10 +44,10 @@ class Case(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a case gave.
+    """Result of a case.
 
-    :param value: what the panel shows of it
-    :param course: over the collections, for what is no single value
+    :param value: shown in the panel
+    :param course: values over the collections
     """
 
     case: Case
@@ -56,12 +57,12 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """One figure: how to make its cases, and what a panel shows.
+    """One figure: its cases, and what its panels show.
 
-    :param value: of a run
+    :param value: extracts the shown value from a result
     :param is_course: a panel shows the CVs of the collections
     :param wide: panels in a row
-    :param is_alike: they have one scale
+    :param is_alike: panels share the scale
     """
 
     title: str
@@ -197,12 +198,12 @@ EXPERIMENTS = {
 
 
 def point(number: str, case: Case, result: simulation.Result) -> Point:
-    """Return what a case's run is in the picture."""
+    """Return the point of a case."""
     return Point(case, EXPERIMENTS[number].value(result), result.traffic_cv)
 
 
 def draw(number: str, points: Sequence[Point]) -> figure.Figure:
-    """Return the picture of an experiment: a panel beside the other, a line for each policy."""
+    """Return the figure of an experiment, with a line for each policy."""
     picture = figure.Figure(layout="constrained")
     what = f"table {number[-1]}" if number.startswith("table") else f"figure {number}"
     picture.suptitle(f"{EXPERIMENTS[number].title} (S4, {what})")
@@ -241,7 +242,7 @@ def _draw_panel(panel: mpl_axes.Axes, points: Sequence[Point], is_course: bool) 
 
 
 def record(case: Case, result: simulation.Result) -> dict[str, Any]:
-    """Return what a case gave as JSON takes it."""
+    """Return a case and its result as JSON data."""
     return {
         "panel": case.panel,
         "x": case.x,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is simulated, and what comes of it."""
+"""Scenario and result of a simulation."""
 
 import dataclasses
 import statistics
@@ -10,26 +10,26 @@ from acstor_simulator.model import topology
 from acstor_simulator.model import workloads
 
 LONGEST_S = 1800.0
-"""A guest that has not booted by then counts as one that cannot."""
+"""Time after which a guest counts as unbooted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
     """What is simulated.
 
-    :param mean: bytes per second that a host sends and receives besides chunks, on average
-    :param cv: how unevenly (S4, Equation 2)
+    :param mean: mean traffic of a host besides chunks, in bytes a second
+    :param cv: coefficient of variation of this traffic (Wu 2017, Equation 2)
     :param partners: hosts that each host talks to
     :param reach: distance of the farthest of them, in switches
-    :param chunks: that a guest reads
-    :param common: share of its boot chunks that an image has in common with the others
-    :param busy: share of each link but the storage's that others take, beside ``mean``
-    :param think_s: what a guest needs to boot from a disk that is there
-    :param sizes: of whole images; the default is the demo's Debian
-    :param workload: what guests do: boot, or one of ``workloads.WORKLOADS``
-    :param warm_s: so long there is no traffic, and half of the guests boot; then it begins, and
-        after some collections the others do
-    :param factor: lambda of S4's Equation 1, for the policy ``paper``
+    :param chunks: chunks that a guest reads
+    :param common: share of an image's boot chunks that all images have
+    :param busy: share of each link but the storage's that other traffic takes, besides ``mean``
+    :param think_s: boot time on a local disk
+    :param sizes: of images; the default is the demo's Debian
+    :param workload: boot, or one of ``workloads.WORKLOADS``
+    :param warm_s: time without traffic in which half of the guests boot; the others boot some
+        collections after the traffic has begun
+    :param factor: lambda of Equation 1, for the policy ``paper``
     """
 
     shape: topology.Shape = topology.ONE_SWITCH
@@ -53,11 +53,11 @@ class Scenario:
 
 @dataclasses.dataclass(frozen=True)
 class Later:
-    """What happened from the moment on in which guests began beside the traffic.
+    """Results of the guests that booted under traffic, after ``warm_s``.
 
-    :param boot_s: seconds that each of these needed
-    :param busy_bytes: of chunks that left hosts whose link others fill to 80 % or more
-    :param busy_hosts: the number of these
+    :param boot_s: boot times
+    :param busy_bytes: chunk bytes sent by hosts with a link at least 80 % full of other traffic
+    :param busy_hosts: number of these hosts
     """
 
     boot_s: list[float]
@@ -69,23 +69,22 @@ class Later:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one run gave.
+    """Result of one run.
 
-    :param boot_s: seconds each guest needed, of those that booted
+    :param boot_s: boot times of the guests that booted
     :param traffic_cv: CV of all traffic over the hosts, per collection
-    :param true_cv: CV of the traffic besides chunks, which the links' limits may have lowered
-    :param remaps: v-node tables that gave v-nodes to other hosts
-    :param ready_s: seconds until a guest had its first byte
-    :param whole_s: seconds until all of an image was on a host, for each that fetched it
-    :param used: images that guests booted from: so many different ones, as many times as a
-        different rack had one of them, and a different host
-    :param storage_bytes: that left the storage
-    :param uplink_bytes: that crossed links between racks and the rest, both directions of each
-    :param storage_peak: bytes per second, in the busiest second
-    :param uplink_peak: the same of the busiest link
-    :param storage_rates: bytes per second that left the storage, second by second
-    :param throughput: bytes per second that all guests read and wrote, each as long as it did
-    :param later: what was beside the traffic, if some guests booted before it
+    :param true_cv: CV of the traffic besides chunks, which links' limits may have lowered
+    :param remaps: v-node tables that moved v-nodes
+    :param ready_s: times until guests had their first byte
+    :param whole_s: times until an image was complete, for each host that fetched one
+    :param used: numbers of different images, of pairs of image and rack, of pairs of image and host
+    :param storage_bytes: sent by the storage
+    :param uplink_bytes: carried by rack uplinks, both directions
+    :param storage_peak: bytes a second, in the busiest second
+    :param uplink_peak: the same of the busiest uplink
+    :param storage_rates: bytes a second from the storage, second by second
+    :param throughput: sum of guests' rates of reads and writes, in bytes a second
+    :param later: None without ``warm_s``
     """
 
     policy: str
@@ -109,5 +108,5 @@ class Result:
 
     @property
     def mean_boot_s(self) -> float:
-        """The mean over the guests that booted."""
+        """Return the mean over the guests that booted."""
         return statistics.fmean(self.boot_s) if self.boot_s else float("nan")

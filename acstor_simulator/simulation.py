@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run: a cloud under traffic in which guests boot under one policy.
+"""One run: guests boot on a cloud with traffic under one policy.
 
-Monitoring begins first, as in S4, section 5.6; the guests start together after
-``QUIET_S``, so the first ring that follows the traffic is there when they do.
+Monitoring begins first (Wu 2017, section 5.6). Guests start after ``QUIET_S``, when the first ring
+follows the traffic.
 """
 
 import dataclasses
@@ -30,32 +30,31 @@ GUESTS_START_WITHIN_S = 1.0
 
 
 BUSY = 0.8
-"""A host whose link others fill to this share is a busy one."""
+"""Share of other traffic from which a host counts as busy."""
 Scenario = scenario.Scenario
 Result = scenario.Result
 POLICIES = tuple(policies.POLICIES)
-"""S4's four, variants of ``acstor``, and those for whole images."""
+"""The paper's four policies, variants of ``acstor``, and those for whole images."""
 BOOTING = POLICIES[:7]
-"""Those that know nothing of an image but what is read of it while guests boot."""
+"""Policies that fetch only what guests read while they boot."""
 
 
 def simulate(
     scenario: Scenario, policy: str, progress: Callable[[int], None] = lambda booted: None
 ) -> Result:
-    """Return what a scenario gives under one of ``POLICIES``.
+    """Return the result of a scenario under one of ``POLICIES``.
 
-    The same scenario has the same guests, images and traffic under each of them.
+    Guests, images and traffic are the same under each policy.
 
-    :param progress: told each time how many guests have booted
+    :param progress: called with the number of booted guests
     """
     return _Run(scenario, policy, progress).result()
 
 
 class _Guest:
-    """One guest that boots: it thinks and reads, one chunk after the other.
+    """One guest: it thinks and reads, one chunk after the other.
 
-    :param booted: is told how many seconds it needed to its first byte, and in all
-    :ivar used_bytes: see :class:`workloads.Task`
+    :param booted: called with the seconds until its first byte, and until the end
     """
 
     def __init__(
@@ -73,13 +72,13 @@ class _Guest:
         self._at = 0
 
     def start(self) -> None:
-        """Begin to boot."""
+        """Start to boot."""
         self._began_s = self._agenda.now
         self._arrival = self._make_arrival(self._host, self.image)
         self._arrival.when_ready(self._think)
 
     def _think(self) -> None:
-        """Go on where it is, as far as it need not wait."""
+        """Process reads until one must wait."""
         while self._at < len(self._reads):
             think_s, chunk = self._reads[self._at]
             if think_s:
@@ -95,7 +94,7 @@ class _Guest:
             self._go_on()
 
     def _has(self, chunk: chunk_ref.ChunkRef) -> bool:
-        """Say whether a chunk is here; else the guest goes on when it is."""
+        """Return whether a chunk is present; :meth:`_go_on` is called on arrival."""
         return self._arrival.is_present(chunk, self._go_on, self)
 
     def _go_on(self) -> None:
@@ -103,13 +102,12 @@ class _Guest:
         self._think()
 
     def _have(self) -> None:
-        if not self._at:  # what it thought before that, it did not wait for
+        if not self._at:  # thinking time is no waiting time
             self._first_s = self._agenda.now - self._began_s - self._reads[0].think_s
         self._at += 1
 
 
 def _make_images(scenario: Scenario, how: policies.Policy) -> list[boot_traces.Image]:
-    """Return the images as they are under a policy."""
     chunks = scenario.chunks
     if scenario.workload != workloads.BOOT:
         chunks *= workloads.DATA_SETS
@@ -123,7 +121,7 @@ def _make_images(scenario: Scenario, how: policies.Policy) -> list[boot_traces.I
 
 
 def _place(scenario: Scenario, number: int) -> int:
-    """Return the host of a guest; where there are more hosts than guests all racks have some."""
+    """Return the host of a guest; few guests are spread over all racks."""
     shape = scenario.shape
     if scenario.guests < shape.hosts:
         rack = number % (shape.pods * shape.racks)
@@ -220,7 +218,6 @@ class _Run:
         self._note_others()
 
     def _note_others(self) -> None:
-        """Note what samples tell of the traffic."""
         self._others = [
             decision_messages.Traffic(
                 *(int(link.others * COLLECTION_S) for link in self._nic(host))
@@ -232,7 +229,6 @@ class _Run:
         self._when_later = dataclasses.replace(self._world.counts), self._busy_bytes()
 
     def _busy(self) -> list[int]:
-        """Return the hosts whose link others fill, in either direction."""
         return [
             host
             for host in range(len(self._hosts))
@@ -259,7 +255,6 @@ class _Run:
         return len({image_id for _, image_id in racks}), len(racks), len(self._arrivals)
 
     def _arrival(self, host: cloud.Host, image: boot_traces.Image) -> image_delivery.Delivery:
-        """Return how an image comes to a host; it begins to when its first guest does."""
         key = host.number, image.image_id
         if key not in self._arrivals:
             made = self._how.arrival(host, image, self._scenario.sizes, self._whole)
@@ -267,7 +262,6 @@ class _Run:
         return self._arrivals[key]
 
     def _goes_on(self) -> bool:
-        """Say whether guests boot, or images are not whole yet."""
         to_come = len(self._arrivals) if self._how.arrival.goes_on else 0
         return len(self._booted_s) < len(self._guests) or len(self._whole_s) < to_come
 
@@ -292,7 +286,7 @@ class _Run:
         return sum(link.others for link in self._nic(host))
 
     def _collect(self) -> None:
-        """Give the table a collection's traffic, as agents' samples would, and what it decides."""
+        """Pass a collection's traffic to the table, and apply a new ring."""
         numbers = range(len(self._hosts))
         now = [sum(link.chunk_bytes for link in self._nic(host)) for host in numbers]
         self._traffic_cv.append(
@@ -319,6 +313,6 @@ class _Run:
         return ring_tables.Figures(self._others[host], peers, source)
 
     def _nic(self, host: int) -> tuple[network.Link, network.Link]:
-        """Return the links of a host's cable: into it, out of it."""
+        """Return a host's own links: receiving, sending."""
         sent, received = self._tree.host_links(host)
         return received, sent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""acstor-simulate gain: what a cloud of your size would gain, as a table, JSON and a page."""
+"""acstor-simulate gain: estimates a cloud's gain, as a table, JSON and a page."""
 
 import argparse
 import dataclasses
@@ -61,7 +61,7 @@ NUMBERS = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Give the command its arguments."""
+    """Add the arguments of the command."""
     for name, (kind, what) in NUMBERS.items():
         default = getattr(DEFAULT, name)
         shown = "" if default is None else f" (default {default:.4g})"
@@ -80,7 +80,7 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     try:
         question.check()
         for path in filter(None, (options.output, options.picture)):
-            path.parent.joinpath(".").stat()  # now, and not when all is simulated
+            path.parent.joinpath(".").stat()  # fail now, not after the simulation
         told = [_simulate(question, way) for way in gain_estimate.WAYS]
         if options.output is not None:
             with atomic_file.atomic_write(options.output) as file:

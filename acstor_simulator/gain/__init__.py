@@ -1,5 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud of a given size would gain, as numbers and as one HTML page.
-
-Also compares the model with what was measured.
-"""
+"""Estimates a cloud's gain and validates the model against measurements."""

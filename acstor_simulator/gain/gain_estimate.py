@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud would gain: the few numbers that its operator knows, and the answer.
+"""Estimates a cloud's gain from numbers that its operator knows.
 
-A *rush* is simulated: many servers are created at once on hosts that never saw their image.  A
-*day* is calculated from it: of images that begin the day on no host, each is brought once for each
-host (or rack, or cloud) that uses it, and what one such time costs the rush has shown.
+It simulates a *rush*, in which many servers are created at once on hosts without their images. A
+*day* is calculated from it: each image comes once to each host (or rack, or cloud) that uses it, at
+the cost of the rush.
 """
 
 import dataclasses
@@ -16,19 +16,19 @@ from acstor_simulator.model import boot_traces
 from acstor_simulator.model import topology
 
 WAYS = {"nova": "full copy, as Nova does", "alone": "acstor, each host alone", "today": "acstor"}
-"""The policies that are compared, and what people call them."""
+"""The compared policies and their titles."""
 GB, MB = 1e9, 1e6
 UNPACKED = boot_traces.DEBIAN.data / boot_traces.DEBIAN.stored
-"""How many times larger an image is unpacked, where nobody says it: that of the demo's Debian."""
+"""Ratio of unpacked to stored size if unknown: that of the demo's Debian."""
 PAYLOAD = 0.956
-"""Of a link, what TCP over Ethernet leaves for bytes of images."""
+"""Share of a link that TCP over Ethernet leaves for image data."""
 LONGEST_S = 12 * 3600.0
 MOST_AT_ONCE = 1024
 MOST_HOSTS = 4096
 
 
 class WrongNumbersError(ValueError):
-    """The numbers fit no cloud; the message says which, and what would."""
+    """The numbers are inconsistent; the message has the remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +36,14 @@ class CloudParameters:
     """A cloud, in numbers that its operator knows.
 
     :param uplink_gbit: of a rack
-    :param store_gbit: of all that gives images away, together
-    :param images: that servers boot from
-    :param image_gb: as Glance has one of them
-    :param data_gb: the same unpacked, without holes; None: 3.2 times as much
-    :param at_once: servers that are created at once; None: one on each host, 1,024 at most
-    :param at_once_images: from so many images
-    :param boot_s: from power-on to login on a disk that is there
-    :param boot_mb: what a server reads of its image meanwhile
-    :param busy_percent: of links of hosts and racks, what other traffic takes
+    :param store_gbit: of the image store
+    :param image_gb: size of one image in Glance
+    :param data_gb: unpacked, without holes; None: 3.2 times ``image_gb``
+    :param at_once: servers in the rush; None: one on each host, 1,024 at most
+    :param at_once_images: different images in the rush
+    :param boot_s: from power-on to login on a local disk
+    :param boot_mb: data that a server reads of its image meanwhile
+    :param busy_percent: other traffic on the links of hosts and racks
     """
 
     hosts: int = 40
@@ -65,18 +64,18 @@ class CloudParameters:
 
     @property
     def sizes(self) -> boot_traces.Sizes:
-        """How large an image is."""
+        """Return the sizes of an image."""
         data_gb = UNPACKED * self.image_gb if self.data_gb is None else self.data_gb
         return boot_traces.Sizes(round(self.image_gb * GB), round(data_gb * GB))
 
     @property
     def rush(self) -> int:
-        """How many servers are created at once."""
+        """Return the number of servers in the rush."""
         return min(self.hosts, MOST_AT_ONCE) if self.at_once is None else self.at_once
 
     @property
     def shape(self) -> topology.Shape:
-        """The network; racks have equally many hosts, so there may be some more than asked for."""
+        """Return the network; equal racks may need a few more hosts than requested."""
         link, uplink, store = (
             gbit * topology.GBIT * PAYLOAD
             for gbit in (self.link_gbit, self.uplink_gbit, self.store_gbit)
@@ -85,9 +84,9 @@ class CloudParameters:
         return topology.Shape(1, self.racks, rack_hosts, link, uplink, self.racks * uplink, store)
 
     def check(self) -> None:
-        """Refuse numbers that do not fit each other.
+        """Check that the numbers are consistent.
 
-        :raises WrongNumbersError: what is wrong, and what would be right
+        :raises WrongNumbersError: with the remedy
         """
         rules = {
             f"{self.racks} racks are too many for {self.hosts} hosts: "
@@ -105,7 +104,7 @@ class CloudParameters:
                 raise WrongNumbersError(wrong)
 
     def boot_scenario(self) -> simulation.Scenario:
-        """Return the rush, as the simulator takes it."""
+        """Return the rush as a scenario of the simulator."""
         return simulation.Scenario(
             self.shape,
             guests=self.rush,
@@ -124,17 +123,17 @@ class CloudParameters:
 
 @dataclasses.dataclass(frozen=True)
 class GainEstimate:
-    """What one way gives.
+    """Result of one policy.
 
-    :param first_s: until a server has the first byte of its disk: half, 95 % and all of them
+    :param first_s: time until a server has the first byte of its disk: for half, 95 % and all
     :param login_s: the same until its login prompt
-    :param whole_s: until the last host depends on nobody; None: it never does, or not in 12 hours
-    :param unbooted: servers of the rush that had not booted after 12 hours
-    :param storage_peak_gbit: out of the image store in its busiest second
+    :param whole_s: time until the last host has its image fully cached; None: not within 12 hours
+    :param unbooted: servers not booted after 12 hours
+    :param storage_peak_gbit: from the image store in its busiest second
     :param uplink_peak_gbit: on the busiest link of a rack, one direction
-    :param day_storage_gb: out of the image store in a day
+    :param day_storage_gb: from the image store in a day
     :param day_uplink_gb: over the racks' links in a day, both directions added
-    :param day_waits: servers of a day that are the first of their image on their host
+    :param day_waits: servers in a day that are the first of their image on their host
     """
 
     way: str
@@ -152,7 +151,7 @@ class GainEstimate:
 
 
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return what half, 95 % and all of the values are not above.
+    """Return the median, the 95th percentile and the maximum.
 
     >>> percentiles([float(n) for n in range(1, 101)])
     (50.0, 95.0, 100.0)
@@ -163,7 +162,7 @@ def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def popularity(images: int) -> list[float]:
-    """Return the share of all boots that each image has: the second half of the first, and so on.
+    """Return each image's share of all boots, by Zipf's law.
 
     >>> popularity(2)
     [0.6666666666666666, 0.3333333333333333]
@@ -173,7 +172,7 @@ def popularity(images: int) -> list[float]:
 
 
 def first_uses(places: int, boots: int, images: int) -> float:
-    """Return how many times, on average, a place uses an image for the first time in a day.
+    """Return the expected number of first uses in a day, over places and images.
 
     >>> [round(first_uses(places, 500, 20), 1) for places in (1, 2, 40)]
     [20.0, 39.7, 297.0]
@@ -182,13 +181,13 @@ def first_uses(places: int, boots: int, images: int) -> float:
 
 
 def estimate_gain(question: CloudParameters, result: simulation.Result) -> GainEstimate:
-    """Return what a rush showed, and the day that follows from it."""
+    """Return the results of a rush, and the day calculated from it."""
     images, racks, hosts = result.used
     cloud_day, rack_day, host_day = (
         first_uses(places, question.boots_a_day, question.images)
         for places in (1, question.racks, question.hosts)
     )
-    if result.policy == "today":  # each host has its map from the storage; all else comes once
+    if result.policy == "today":  # each host reads its chunk map from the store
         maps = question.sizes.map
         day_storage = cloud_day * (result.storage_bytes - hosts * maps) / images + host_day * maps
         day_uplink = rack_day * result.uplink_bytes / racks
@@ -215,14 +214,14 @@ def estimate_gain(question: CloudParameters, result: simulation.Result) -> GainE
 
 @dataclasses.dataclass(frozen=True)
 class CacheSize:
-    """Room that images take in a host's cache: those of a day on average, and all of them."""
+    """Size of images in a host's cache: those of a day on average, and all."""
 
     day_gb: float
     all_gb: float
 
 
 def cache_size(question: CloudParameters) -> CacheSize:
-    """Return what room a host needs: images unpacked, and their boot images."""
+    """Return the cache size that a host needs for images and boot images."""
     image_gb = (question.sizes.data + boot_traces.PACKED * question.boot_mb * MB) / GB
     a_host = first_uses(question.hosts, question.boots_a_day, question.images) / question.hosts
     return CacheSize(a_host * image_gb, question.images * image_gb)
@@ -231,9 +230,9 @@ def cache_size(question: CloudParameters) -> CacheSize:
 def simulate(
     question: CloudParameters, way: str, progress: Callable[[int], None] = lambda booted: None
 ) -> simulation.Result:
-    """Return the rush, in one of ``WAYS``.
+    """Simulate the rush under one of the policies in ``WAYS``.
 
-    :raises WrongNumbersError: the numbers do not fit each other
+    :raises WrongNumbersError: the numbers are inconsistent
     """
     question.check()
     return simulation.simulate(question.boot_scenario(), way, progress)

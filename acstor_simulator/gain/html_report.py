@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answer as people read it: rows of numbers, pictures, and one HTML file that has all of it.
-
-The one rule: the page loads nothing from anywhere, and says what its numbers rest on.
-"""
+"""Reports a gain estimate: rows of numbers, figures, a self-contained HTML page."""
 
 import html
 import io
@@ -41,14 +38,14 @@ LIMITS = (
 
 
 class StrategyResult(NamedTuple):
-    """One way: its rush, and what follows."""
+    """Estimate and simulation result of one policy."""
 
     answer: gain_estimate.GainEstimate
     result: simulation.Result
 
 
 def rows(told: Sequence[StrategyResult]) -> list[Row]:
-    """Return the numbers, a row each, with a column for each way."""
+    """Return the rows of numbers, with a column for each policy."""
     answers = [one.answer for one in told]
     found: list[Row] = []
     for name, field in (("First byte of its disk", "first_s"), ("Login prompt", "login_s")):
@@ -86,7 +83,7 @@ def _whole(answer: gain_estimate.GainEstimate) -> str:
 
 
 def cloud(question: gain_estimate.CloudParameters) -> list[str]:
-    """Return what is asked, in words."""
+    """Describe the cloud."""
     shape, sizes = question.shape, question.sizes
     return [
         f"{shape.hosts} hosts in {shape.racks} racks: {question.link_gbit:g} Gbit/s a host, "
@@ -102,7 +99,7 @@ def cloud(question: gain_estimate.CloudParameters) -> list[str]:
 
 
 def cache_room(question: gain_estimate.CloudParameters) -> str:
-    """Return what room a host's cache needs, in words."""
+    """Describe the cache size that a host needs."""
     room = gain_estimate.cache_size(question)
     return (
         f"Room on a host: {_gb(room.day_gb)} for the images of such a day on average, "
@@ -112,7 +109,7 @@ def cache_room(question: gain_estimate.CloudParameters) -> str:
 
 
 def draw(told: Sequence[StrategyResult]) -> figure.Figure:
-    """Return the pictures: who waits how long, what the store gives when, and a day."""
+    """Return the figures: logins over time, traffic of the store, and a day."""
     picture = figure.Figure(figsize=(14, 4.2), layout="constrained")
     logins, store, day = picture.subplots(1, 3)
     for one in told:
@@ -138,7 +135,6 @@ def _draw_day(panel: mpl_axes.Axes, told: Sequence[StrategyResult]) -> None:
 
 
 def _svg(picture: figure.Figure) -> str:
-    """Return a picture as HTML takes it in its text."""
     text = io.StringIO()
     picture.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
@@ -160,7 +156,7 @@ def _table(head: Sequence[str], lines: Sequence[Row]) -> str:
 
 
 def nearness() -> list[Row]:
-    """Return how near the model is to what was measured."""
+    """Return the rows of the validation: measured, modelled, relative error."""
     return [
         (
             f"{gain_estimate.WAYS[one.way]}. {one.what}",
@@ -175,7 +171,7 @@ def nearness() -> list[Row]:
 
 
 def make_page(question: gain_estimate.CloudParameters, told: Sequence[StrategyResult]) -> str:
-    """Return the page."""
+    """Return the HTML page."""
     ways = [gain_estimate.WAYS[one.answer.way] for one in told]
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>What a cloud gains with acstor</title>

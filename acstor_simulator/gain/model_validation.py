@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How near the model is: what was measured, and what the model says of the same.
+"""Validation of the model: measured figures and what the model computes.
 
-``tests/unit/simulator/test_gain.py`` plays each of them again, so ``modelled`` is what the
-model of today says.
+``tests/unit/simulator/test_gain.py`` checks ``modelled`` against the current model.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ from acstor_simulator import simulation
 from acstor_simulator.gain import gain_estimate
 
 NOVA_S = 4.0
-"""What Nova itself takes for a server on that machine, acstor or not; the model leaves it out."""
+"""Nova's own time for a server on that machine; not in the model."""
 ONE_HOST = gain_estimate.CloudParameters(
     hosts=1,
     racks=1,
@@ -28,7 +27,7 @@ ONE_HOST = gain_estimate.CloudParameters(
     boot_mb=58.0,
     busy_percent=0.0,
 )
-"""Benchmark P12; the guest's own boot is emulated."""
+"""Benchmark P12, with an emulated guest."""
 FOUR_HOSTS = gain_estimate.CloudParameters(
     hosts=4,
     racks=1,
@@ -43,15 +42,11 @@ FOUR_HOSTS = gain_estimate.CloudParameters(
     boot_mb=58.0,
     busy_percent=0.0,
 )
-"""``tools/demo.sh --compare``; the guest's own boot is fitted to the time with acstor."""
+"""``tools/demo.sh --compare``; the guest's boot time is fitted."""
 
 
 class Measurement(NamedTuple):
-    """One figure that was measured.
-
-    :param modelled: what the model says
-    :param of: takes it from a run
-    """
+    """One measured figure; ``of`` extracts its modelled value from a result."""
 
     what: str
     unit: str
@@ -63,7 +58,7 @@ class Measurement(NamedTuple):
 
     @property
     def off(self) -> float:
-        """How far the model is off, as a share of what was measured."""
+        """Return the model's relative error."""
         return self.modelled / self.measured - 1
 
 
@@ -76,7 +71,7 @@ def _login_s(result: simulation.Result) -> float:
 
 
 def _boot_mb(result: simulation.Result) -> float:
-    """What left the storage in a minute; what becomes whole comes later."""
+    """Return the bytes from the store in the first minute, before the fill."""
     return sum(result.storage_rates[:60]) / gain_estimate.MB
 
 

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traffic that is not chunks: so much per host on average, so unevenly spread.
+"""Background traffic besides chunks, with a given mean and variation.
 
-S4 describes a pattern by two numbers: the mean over the hosts of what a host
-sends and receives, and its coefficient of variation (CV, Equation 2).  Host loads
-are drawn from a gamma distribution, moved to that mean and CV, and kept below
-what the cable carries; a host talks to as many partners as it is told, each
-chosen with a probability in proportion to the partner's load, so that who sends
-much receives much too.
+Host loads are drawn from a gamma distribution, scaled to the mean and the CV (Wu 2017, Equation 2),
+and limited to the link rate. A host talks to a given number of partners, each chosen with a
+probability proportional to its load.
 """
 
 import bisect
@@ -21,7 +18,7 @@ from acstor_simulator.model import topology
 
 
 def cv_of(values: Sequence[float]) -> float:
-    """Return the coefficient of variation (S4, Equation 2); 0 where nothing flows.
+    """Return the coefficient of variation (Wu 2017, Equation 2); 0 without traffic.
 
     >>> cv_of([1.0, 1.0]), cv_of([0.0, 2.0])
     (0.0, 1.0)
@@ -31,16 +28,16 @@ def cv_of(values: Sequence[float]) -> float:
 
 
 def draw_loads(hosts: int, mean: float, cv: float, limit: float, rng: random.Random) -> list[float]:
-    """Return bytes per second, sent and received, for each host.
+    """Return each host's load, sent plus received, in bytes a second.
 
-    The limit cuts the tail, so at a high CV the true one is lower: report ``cv_of`` the result.
+    The limit lowers a high CV: report ``cv_of`` the result.
 
-    :param limit: most that a host can send and receive together
+    :param limit: of one host's load
     """
     if not mean or not cv:
         return [mean] * hosts
     loads = [rng.gammavariate(1 / cv**2, cv**2) for _ in range(hosts)]
-    for _ in range(8):  # cutting changes mean and CV a little; moving again mends most of it
+    for _ in range(8):  # clipping changes mean and CV; iterating restores most
         middle, spread = statistics.fmean(loads), statistics.pstdev(loads) or 1.0
         loads = [mean + (load - middle) * cv * mean / spread for load in loads]
         loads = [min(max(load, 0.0), limit) for load in loads]
@@ -48,7 +45,7 @@ def draw_loads(hosts: int, mean: float, cv: float, limit: float, rng: random.Ran
 
 
 class Flow(NamedTuple):
-    """What one host sends to another, in bytes per second."""
+    """Traffic from one host to another, in bytes a second."""
 
     sender: int
     receiver: int
@@ -58,7 +55,7 @@ class Flow(NamedTuple):
 def flows(
     tree: topology.Tree, loads: Sequence[float], partners: int, reach: int, rng: random.Random
 ) -> list[Flow]:
-    """Return who sends what to whom: half of each host's load, to ``partners`` others.
+    """Return flows with half of each host's load to ``partners`` others.
 
     :param reach: largest distance of a partner, in switches; 5 is anywhere
     """
@@ -67,7 +64,7 @@ def flows(
     for host, load in enumerate(loads):
         near = tree.hosts_within(host, reach)
         whole = upto[near.stop] - upto[near.start]
-        if not load or whole <= load:  # nobody else near it talks
+        if not load or whole <= load:  # no other host near it has traffic
             continue
         for _ in range(partners):
             other = host
@@ -79,7 +76,7 @@ def flows(
 
 
 def put(tree: topology.Tree, sent: Iterable[Flow]) -> None:
-    """Put flows on the links of ``tree``."""
+    """Add flows to the links of a tree."""
     for sender, receiver, rate in sent:
         for link in tree.links_between(sender, receiver):
             link.others += rate

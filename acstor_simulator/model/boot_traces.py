@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest reads while it boots, and how long it thinks in between.
+"""Boot traces: the reads of a guest while it boots, and its thinking time between.
 
-A trace is a list of reads: seconds of thought, then a chunk number.  The default
-is made up to the measure of one real boot (a Debian guest of 1 GiB under Nova):
-976 chunks of 64 KiB touched within 14 s of processor time, in runs of chunks that
-follow each other.  Images have a part of their chunks in common, as images of
-one distribution do.
+The default is synthetic, modelled on a Debian guest of 1 GiB under Nova: 976 chunks of 64 KiB, read
+in runs within 14 s of processor time. Images share a part of their chunks.
 
-A prepared image has a boot image, as agents use it: what a guest reads comes in frames, compressed,
-in the order in which it is read; and all that is not in the boot image is fetched after the boot.
+A prepared image has a boot image: guests read compressed frames in the order of the boot, and the
+rest is fetched after the boot.
 """
 
 import random
@@ -24,38 +21,34 @@ CHUNK_BYTES = 64 * 1024
 CHUNKS = 976
 THINK_S = 14.0
 RUN = 6
-"""Mean number of chunks in a row."""
+"""Mean length of a run of consecutive chunks."""
 FRAME_CHUNKS = boot_image_.FRAME_BYTES // CHUNK_BYTES
 PACKED = 0.57
-"""Of a boot's bytes, what its boot image takes (33.0 of 58 MB, Debian: benchmark P12)."""
+"""Ratio of a boot image to the boot's data (33.0 of 58 MB, Debian: benchmark P12)."""
 MAP_BYTES = 40
-"""Of the chunk map for each chunk of the image (2.3 MB for 3.5 GiB: benchmark P12)."""
+"""Chunk map for each chunk of the image (2.3 MB for 3.5 GiB: benchmark P12)."""
 REST_PIECES = 1000
-"""What is fetched after a boot travels in so many pieces at most, none smaller than a frame."""
+"""Limit of pieces in which the rest is fetched; none is smaller than a frame."""
 _FRAMES_AT, _REST_AT = 1 << 40, 1 << 41
-"""Where frames and pieces are in an image's room of offsets, beyond all chunks."""
+"""Offsets of frames and pieces, beyond all chunks."""
 
 
 class Read(NamedTuple):
-    """One read of a guest: it thinks, then needs a chunk."""
+    """One read of a guest: thinking time, then a chunk."""
 
     think_s: float
     chunk: chunk_ref.ChunkRef
 
 
 class Sizes(NamedTuple):
-    """How large images are, in bytes.
-
-    :param stored: as the image store has it, which is what a full copy downloads
-    :param data: unpacked, without holes
-    """
+    """Sizes of an image in bytes: as stored, and unpacked without holes."""
 
     stored: int
     data: int
 
     @property
     def map(self) -> int:
-        """What a host reads before its guests can begin: the chunk map."""
+        """Return the size of the chunk map, which a host reads before guests boot."""
         return self.data // CHUNK_BYTES * MAP_BYTES
 
 
@@ -64,10 +57,7 @@ DEBIAN = Sizes(stored=89_000_000, data=286_000_000)
 
 
 class Image(NamedTuple):
-    """An image, and what each of its guests reads while it boots.
-
-    :param rest: what is fetched after the boot, so that all of it is there
-    """
+    """An image and the reads of a boot; ``rest`` is fetched after the boot."""
 
     image_id: ids.ImageId
     reads: list[Read]
@@ -75,12 +65,12 @@ class Image(NamedTuple):
 
     @property
     def chunks(self) -> list[chunk_ref.ChunkRef]:
-        """What is read, in its order."""
+        """Return the chunks that a boot reads, in order."""
         return [read.chunk for read in self.reads]
 
 
 def prepare(image: Image, number: int, sizes: Sizes) -> Image:
-    """Return an image with a boot image, and what becomes of it after the boot.
+    """Return an image with a boot image, and with the rest that is fetched later.
 
     >>> image = prepare(boot_image(0, 100, 0.0, 1), 0, Sizes(100_000_000, 250_000_000))
     >>> len(image.reads), sum(piece.length for piece in image.rest) + 100 * CHUNK_BYTES
@@ -110,7 +100,7 @@ def prepare(image: Image, number: int, sizes: Sizes) -> Image:
 def boot_image(
     image: int, chunks: int, common: float, seed: int, think_s: float = THINK_S
 ) -> Image:
-    """Return an image by its number; ``common`` of its chunks are in all images.
+    """Return an image by number; a share ``common`` of its chunks is in all images.
 
     >>> one, other = (boot_image(image, 100, 0.3, seed=1) for image in (1, 2))
     >>> len({chunk.cid for chunk in one.chunks} & {chunk.cid for chunk in other.chunks})

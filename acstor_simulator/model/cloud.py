@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on a tree of switches, and a storage: the world that policies act in.
+"""Hosts on a tree of switches, and a storage.
 
-What a host does with a chunk its machine decides, ``acstor_agent.engine``, as in an agent;
-here are the way of each message, and the storage.  A host notes how long it waited for whom, as its
-samples tell it.  What is left out is listed in doc/source/contributor/simulator.rst.
+Hosts decide with ``acstor_agent.engine`` as agents do; this module models messages and the storage,
+and measures waits for samples. doc/source/contributor/simulator.rst lists what is left out.
 """
 
 import dataclasses
@@ -31,24 +30,22 @@ from acstor_simulator.model import virtual_host
 
 CHUNK_BYTES = boot_traces.CHUNK_BYTES
 MESSAGE_S = 0.0001
-"""A message between two hosts, without the bytes of chunks."""
+"""Latency of a message without chunk data."""
 NOTHING = ids.Content(ids.ZERO_CID)
 
 
 @dataclasses.dataclass
 class Counts:
-    """What crossed the network, by where it came from: chunks, or what stands for them."""
+    """Chunks, frames and pieces that crossed the network, by origin."""
 
     storage: int = 0
     peer: int = 0
 
 
 class Host(virtual_host.Host):
-    """One host, which notes how long its guests, or those of others, waited for whom.
+    """One host, which measures the waits of guests and peers.
 
-    :ivar images: that its guests have, and what is fetched ahead of them
-    :ivar waited: chunks that came of late, and the seconds that they took, added up, by who gave
-        them; None is the storage
+    :ivar waited: chunks and seconds since the last sample, by origin; None is the storage
     """
 
     world: "Cloud"
@@ -79,18 +76,18 @@ class Host(virtual_host.Host):
         )
 
     def attach_image(self, image: boot_traces.Image) -> None:
-        """Have a guest of an image."""
+        """Attach an image for a guest."""
         if image.image_id not in self.images:
             self.images[image.image_id] = host_prefetch.HostPrefetch(self, image.chunks, self.cache)
 
     def read_chunk(
         self, chunk: chunk_ref.ChunkRef, done: Callable[[], None], guest: Hashable = None
     ) -> bool:
-        """Have a chunk for a guest.
+        """Read a chunk for a guest.
 
-        :param done: is called when it is there, unless it is now
-        :param guest: has turns of his own at the storage
-        :return: it is there
+        :param done: called on arrival, unless the chunk is present
+        :param guest: key of fair queuing at the storage
+        :return: whether the chunk is present
         """
         prefetching = self.images[chunk.image_id]
         if chunk.cid in self.cache:
@@ -116,9 +113,9 @@ class Host(virtual_host.Host):
         done: Callable[[], None],
         guest: Hashable = None,
     ) -> bool:
-        """Have what is no chunk of a mirror: a frame of a boot image, or a piece of what is left.
+        """Fetch a frame of a boot image, or a piece of the rest.
 
-        :return: it is there; else ``done`` is called when it is
+        :return: whether it is present; else ``done`` is called on arrival
         """
         if what.cid in self.cache:
             return True
@@ -135,12 +132,12 @@ class Host(virtual_host.Host):
             self.call_later(prefetching.announcement_received, heard.here)
 
     def waited_for(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
-        """Note how long somebody waited for chunks; for none if nobody waits any more."""
+        """Add a wait; ``chunks`` is 0 if the request was cancelled."""
         count, before_s = self.waited.get(giver, (0, 0.0))
         self.waited[giver] = count + chunks, before_s + took_s
 
     def take_waited(self) -> dict[ids.HostId | None, decision_messages.TimedTraffic]:
-        """Return what came since the last call, by the peer that gave it; None is the storage."""
+        """Return and reset the waits by origin; None is the storage."""
         taken, self.waited = self.waited, {}
         return {
             giver: decision_messages.TimedTraffic(count * CHUNK_BYTES, took_s)
@@ -163,18 +160,16 @@ class Host(virtual_host.Host):
         asked = (self._asked_s.pop(number, None) for number in cancel.numbers)
         given_up_s = [self.world.now - asked_s for asked_s in asked if asked_s is not None]
         timeout_s = self.core.context.requests_out.timeout_s
-        took_s = sum(s for s in given_up_s if s < timeout_s)  # else it does not answer at all
+        took_s = sum(s for s in given_up_s if s < timeout_s)  # longer waits mean a dead host
         if took_s:
             self.waited_for(cancel.host, took_s, chunks=0)
         super()._cancel(cancel)
 
 
 class Cloud(authorization.ChunkMaps):
-    """The hosts and the network between them, at one moment of virtual time.
+    """The hosts and the network between them.
 
-    :param images: what each of them has, in the order of its chunks
-    :param packed: of what is fetched after a boot, the share that the storage has to send, since
-        images lie there compressed
+    :param packed: compression ratio of the rest in the storage
     """
 
     def __init__(
@@ -199,7 +194,7 @@ class Cloud(authorization.ChunkMaps):
 
     @property
     def now(self) -> float:
-        """The time, in seconds."""
+        """Return the virtual time in seconds."""
         return self.agenda.now
 
     def add(
@@ -210,7 +205,7 @@ class Cloud(authorization.ChunkMaps):
         may_refer: bool,
         urgency: priority.Priority,
     ) -> Host:
-        """Put the next host in its place."""
+        """Add the next host."""
         host = Host(self, name, len(self.hosts), table, settings, may_refer, urgency)
         self.hosts[name] = host
         return host
@@ -220,32 +215,32 @@ class Cloud(authorization.ChunkMaps):
         return self._named.get((image_id, offset), NOTHING)
 
     def content_of(self, cid: ids.Cid) -> Any:
-        """Return what stands for the bytes of a chunk: its name."""
+        """Return the CID in place of the chunk's bytes."""
         return cid
 
     # Time and messages
 
     def call_later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
-        """Call something of a host after a while."""
+        """Call a host's function after a delay."""
         self.agenda.schedule_after(after_s, call, *what)
 
     def connection_to(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
-        """Return the connection that a host has opened to another one."""
+        """Return the connection that a host opened to another one."""
         return opener, other
 
     def host_of(self, connection: Hashable) -> ids.HostId:
-        """Return who opened a connection."""
+        """Return the host that opened a connection."""
         assert isinstance(connection, tuple)
         return ids.HostId(connection[0])
 
     def is_there(self, name: ids.HostId) -> bool:
-        """Say whether a host can be reached."""
+        """Return whether a host is reachable."""
         return name in self.hosts
 
     def send(
         self, sender: Host, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
-        """Send something without chunks: it waits in no queue, and takes no room on links."""
+        """Send a message without chunks; it uses no bandwidth."""
         if not self.is_there(to):
             return False
         connection = self.connection_to(sender.name, to)
@@ -257,7 +252,7 @@ class Cloud(authorization.ChunkMaps):
     def send_on(
         self, connection: Hashable, sender: Host, to: ids.HostId, message: Any, size_bytes: int
     ) -> None:
-        """Send answers: chunks one after the other, each of which is there for itself."""
+        """Send responses; each chunk arrives separately."""
         if not isinstance(message, virtual_host.Responses):
             self.agenda.schedule_after(
                 MESSAGE_S, self.hosts[to].receive, sender.name, connection, message
@@ -286,7 +281,7 @@ class Cloud(authorization.ChunkMaps):
     # The storage
 
     def read_source(self, host: Host, read: actions.ReadSource) -> None:
-        """Let the storage give each chunk for itself; it always does."""
+        """Read each chunk from the storage, which always succeeds."""
         for index, chunk in enumerate(read.wants):
             size_bytes = self._packed.get(chunk.cid, chunk.length)
             self.from_storage(host, size_bytes, self._gave, host, read, index, self.now)
@@ -300,7 +295,7 @@ class Cloud(authorization.ChunkMaps):
     def from_storage(
         self, host: Host, size_bytes: int, arrive: Callable[..., None], *what: Any
     ) -> None:
-        """Bring something from the storage to a host, past all other hosts."""
+        """Transfer bytes from the storage to a host."""
         self.counts.storage += 1
         way = self.tree.way_from_storage(host.number)
         network.send(self.agenda, way, size_bytes, self.tree.shape.storage_s, arrive, *what)

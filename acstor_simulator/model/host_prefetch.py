@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host fetches ahead for its guests of one image, because neighbours have it.
+"""Prefetch of one image on one host, because neighbours announced its chunks.
 
-As in an agent's mirror, the cores of chunk states and of prefetching say what; here it is asked
-for, and what comes of it is noted.
+The decisions are the agent's; this module sends the requests and records the results.
 """
 
 from collections.abc import Collection
@@ -20,7 +19,7 @@ from acstor_common.model import segments
 from acstor_simulator.model import virtual_host
 
 UNDER_WAY = 32
-"""Chunks of an image at a time, as an agent has them."""
+"""Limit of an image's concurrent prefetches, as in an agent."""
 
 _E = chunk_state.ChunkEvent
 
@@ -28,10 +27,10 @@ _E = chunk_state.ChunkEvent
 class HostPrefetch:
     """The prefetch of one image on one host.
 
-    :param chunks: of the image; a content that it has several times counts as its first
-    :param here: what the host has in its cache
+    :param chunks: of the image; a repeated content counts once
+    :param here: the host's cache
     :param trust: see :class:`prefetch.Prefetcher`
-    :ivar asked: chunks that were prefetched, by number; ``prefetched``: so many of them came
+    :ivar asked: numbers of requested chunks; ``prefetched`` counts arrivals
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class HostPrefetch:
             self._segments.setdefault(chunk.place, []).append(chunk)
 
     def announcement_received(self, told: Iterable[segments.Chunks]) -> None:
-        """Note what neighbours have, and fetch what is of use here."""
+        """Record announcements, and fetch useful chunks."""
         for segment, bits in told:
             for chunk in self._segments.get(segment, ()):
                 if chunk.bit & bits and chunk.cid not in self._here:
@@ -60,15 +59,15 @@ class HostPrefetch:
         self._fetch_some()
 
     def on_demand_fetch(self, chunk: chunk_ref.ChunkRef) -> None:
-        """Note that a guest has to wait for a chunk."""
+        """Record that a guest waits for a chunk."""
         self.prefetcher.fetched_on_demand(self._index[chunk.oid])
 
     def on_evicted(self, chunk: chunk_ref.ChunkRef) -> None:
-        """Note that a chunk has left the cache."""
+        """Record an eviction."""
         self.states.apply_event(self._index[chunk.oid], _E.EVICTED)
 
     def on_read(self, chunks: Iterable[chunk_ref.ChunkRef]) -> None:
-        """Note that a guest was given chunks: their prefetch has proved right."""
+        """Record guests' reads, which may confirm prefetches."""
         if not (self.states.unmatched or self.states.under_way):
             return
         matched = self.states.matched

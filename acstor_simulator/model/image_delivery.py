@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a host does with an image before, and after, its guests read it.
+"""Delivery of an image to a host before and after guests boot.
 
-Stock Nova copies all of it first.  An agent has its chunk map, loads its boot image ahead of the
-guests, and a minute after the boot fetches what is missing (``keep_images = host``), at the rate
-that its own rules of pace allow (``acstor_agent.core.images.fill_rate``).
+Nova copies the whole image first. An agent reads the chunk map, loads the boot image, and a minute
+after the boot fills its cache (``keep_images = host``) at ``acstor_agent.core.images.fill_rate``.
 """
 
 from collections.abc import Callable
@@ -18,23 +17,25 @@ from acstor_simulator.model import cloud
 
 Priority = priority.Priority
 PIECE_BYTES = 1 << 20
-"""A download is so many bytes at a time..."""
+"""Size of a piece of a download..."""
 WINDOW = 4
-"""... of which so many are on their way, so that downloads share links evenly."""
+"""... and the number of concurrent pieces, so that downloads share links evenly."""
 UNPACK_S_PER_BYTE = 5e-9
-"""What Nova does with a file that it has downloaded (copies, unpacks, checks): of 15 to 20 s that
-were measured beside the download of 2.1 and 2.2 GB (benchmark P12), less the 4 s of Nova's own."""
+"""Nova's time to copy, unpack and check a download, in seconds a byte.
+
+From 15 to 20 s measured for 2.1 and 2.2 GB (benchmark P12), less 4 s of Nova's own.
+"""
 FRAMES_UNDER_WAY = 8
 PIECES_UNDER_WAY = 8
 QUIET_S = 60.0
-"""So long after a boot an agent begins to fetch what is missing."""
+"""Delay between a boot and the fill."""
 
 
 class Delivery:
-    """What has to happen on a host before its guests can read an image; here: nothing.
+    """Delivers an image; this base delivers nothing.
 
-    :param told: is called when nothing more will happen, with the seconds since the beginning
-    :ivar goes_on: after guests have booted something is still to come
+    :param told: called with the elapsed seconds when the image is complete
+    :ivar goes_on: the delivery continues after guests have booted
     """
 
     goes_on = False
@@ -53,37 +54,37 @@ class Delivery:
         self.start_delivery()
 
     def start_delivery(self) -> None:
-        """Do what has to be done."""
+        """Start the delivery."""
         self.mark_ready()
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Call something when guests can begin, at once if they can now."""
+        """Call a function when guests can boot, at once if they can now."""
         if self._is_ready:
             call()
         else:
             self._waiting.append(call)
 
     def mark_ready(self) -> None:
-        """Let guests begin."""
+        """Let guests boot."""
         self._is_ready = True
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call()
 
     def mark_complete(self) -> None:
-        """Note that all of the image is here."""
+        """Report that the image is complete."""
         self._told(self.host.world.now - self._began_s)
 
     def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
-        """Say whether something is here; else ``done`` is called when it is."""
+        """Return whether data is present; otherwise call ``done`` on arrival."""
         return self.host.read_chunk(what, done, guest)
 
 
 class Storage(Delivery):
-    """Nothing is kept: guests read the storage."""
+    """No cache: guests read the storage."""
 
     def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
-        """Let the storage give it."""
+        """Read the data from the storage."""
         self.host.world.from_storage(self.host, what.length, done)
         return False
 
@@ -92,16 +93,16 @@ class Attach(Delivery):
     """A mirror without a boot image."""
 
     def start_delivery(self) -> None:
-        """Attach the image; its map takes no room on links here."""
+        """Attach the image; its chunk map uses no bandwidth here."""
         self.host.attach_image(self.image)
         self.mark_ready()
 
 
 class Copy(Delivery):
-    """Stock Nova: the file is downloaded and unpacked; then all of it is here."""
+    """Nova's way: download and unpack the whole image."""
 
     def start_delivery(self) -> None:
-        """Download it."""
+        """Start the download."""
         count = -(-self.sizes.stored // PIECE_BYTES)
         self._left, self._under_way = count, 0
         for _ in range(min(WINDOW, count)):
@@ -121,17 +122,17 @@ class Copy(Delivery):
             agenda.schedule_after(UNPACK_S_PER_BYTE * self.sizes.stored, self.mark_ready)
 
     def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
-        """Say that it is here."""
+        """Return True."""
         return True
 
 
 class BootImage(Delivery):
-    """A mirror with a boot image, of an image that becomes whole afterwards."""
+    """A mirror with a boot image, whose image is fully cached afterwards."""
 
     goes_on = True
 
     def start_delivery(self) -> None:
-        """Read the chunk map; then load the boot image, as far as guests have not."""
+        """Read the chunk map, then load the boot image."""
         self.host.attach_image(self.image._replace(reads=[]))
         self._pacer = fill_rate.Pacer()
         self._under_way = 0
@@ -151,7 +152,7 @@ class BootImage(Delivery):
                 return
             self._under_way -= 1
         if not self._under_way:
-            self._under_way = -1  # once
+            self._under_way = -1  # schedule once
             self.host.world.agenda.schedule_after(QUIET_S, self._fill)
 
     def _loaded(self) -> None:
@@ -159,7 +160,7 @@ class BootImage(Delivery):
         self._load()
 
     def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
-        """Have the frame that a guest needs."""
+        """Fetch the frame that a guest needs."""
         return self.host.fetch_object(what, Priority.GUEST, done, guest)
 
     # What is missing
@@ -171,7 +172,7 @@ class BootImage(Delivery):
         self._fill_more()
 
     def _in_order(self, rest: Sequence[chunk_ref.ChunkRef]) -> Iterator[chunk_ref.ChunkRef]:
-        """Yield what this host is the home of, then the others from a place of its own on."""
+        """Yield the pieces whose home is this host, then others from its own offset on."""
         is_home = self.host.core.context.ring.is_home
         own = {piece.cid for piece in rest if is_home(piece.oid)}
         first = self.host.number * len(rest) // max(1, len(self.host.world.hosts))

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What links carry, second by second: sums and peaks.
-
-The one rule: what is counted has been carried; what queues for a link is not.
-"""
+"""Measures the traffic of links: sums and peaks, without queued data."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -13,10 +10,10 @@ LOOK_S = 1.0
 
 
 class LinkMeter:
-    """Looks at links once a second.
+    """Samples links once a second.
 
-    :ivar peak: of each of them, the most bytes per second
-    :ivar rates: bytes per second of all of them together, second by second
+    :ivar peak: for each link, the highest rate in bytes a second
+    :ivar rates: total bytes a second, second by second
     """
 
     def __init__(
@@ -34,7 +31,7 @@ class LinkMeter:
 
     @property
     def sent(self) -> float:
-        """All bytes that the links have carried."""
+        """Return all bytes that the links have carried."""
         return sum(link.bytes_sent(self._agenda.now) for link in self._links)
 
     def _look(self) -> None:

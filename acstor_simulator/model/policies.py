@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ways of S4, section 5.2, in which a host gets a chunk that a guest reads.
+"""Policies by which a host gets guests' chunks (Wu 2017, section 5.2).
 
-``none`` keeps nothing and reads the storage each time.  All others are the product's own exchange
-(``acstor_agent.engine``), and differ in its options and in the ring that they are given:
+``none`` caches nothing and reads the storage each time. All others use ``acstor_agent.engine``,
+with different settings and rings:
 
-* ``local`` has none, so each host reads the storage for itself;
-* ``collaborative`` has one of equal hosts for each pod, whatever the traffic, and no more than the
-  papers' exchange: no referrals, nothing advertised, no hedges, no guest who is better off at the
-  storage;
-* ``acstor`` has the options that agents have by default, and the ring that the decision service's
-  cores make of the traffic (``acstor-switches``: of the load of switches too; ``acstor-still``:
-  v-nodes stay where they are, whatever the traffic);
-* ``paper`` has the exchange of ``collaborative``, and a ring by S4's rules as they are printed:
-  Equation 1 with lambda, hand-over to the host that is most alike, Algorithms 1 and 2.
+* ``local``: no ring, so each host reads the storage itself;
+* ``collaborative``: a fixed ring of equal hosts for each pod and only the paper's exchange: no
+  referrals, announcements, hedges or choice of the storage over a slow peer;
+* ``acstor``: default settings, with a ring that the decision service adapts to traffic
+  (``acstor-switches``: to switch loads too; ``acstor-still``: without moves of v-nodes);
+* ``paper``: the exchange of ``collaborative``, and a ring by the printed rules: Equation 1 with
+  lambda, Algorithms 1 and 2.
 
-Beside them are what a cloud has without acstor and what it has with it, for whole images:
+Policies for whole images:
 
-* ``nova`` copies the image to the host before it is booted, as Nova does;
-* ``today`` is ``acstor`` with boot images, and images become whole after the boot: all that is on
-  by default;
+* ``nova`` copies the image to the host before the boot, as Nova does;
+* ``today`` is ``acstor`` with boot images and a fill after the boot, as by default;
 * ``alone`` is the same without other hosts.
 """
 
@@ -36,21 +33,20 @@ from acstor_simulator.model import ring_tables
 AGENT = settings_.Settings(
     copies_limit=16, lost_after_s=900.0, topology=neighbours.on_ring, run_chunks=16
 )
-"""What agents have by default."""
+"""Defaults of agents."""
 PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False, run_chunks=1)
 
 
 class Policy(NamedTuple):
-    """What differs from one policy to the other.
+    """Parameters of a policy.
 
-    :param urgency: of guests' reads; what nobody seems to wait for yet is asked of one place after
-        the other, and no host is judged by it
-    :param arrival: what happens to an image on a host before and after its guests read it
-    :param exchanges: they ask each other
+    :param urgency: of guests' reads; below GUEST, the engine asks one host after another, and
+        judges no host by the response
+    :param exchanges: hosts ask each other
     :param follows_traffic: the decision service makes the ring
-    :param follows_switches: of the loads of switches as well (S4, Algorithm 2)
-    :param may_remap: v-nodes may move because of traffic
-    :param is_printed: the ring follows S4's rules as they are printed
+    :param follows_switches: switch loads set thresholds (Wu 2017, Algorithm 2)
+    :param may_remap: traffic may move v-nodes
+    :param is_printed: the ring follows the paper's printed rules
     """
 
     settings: settings_.Settings = PLAIN
@@ -64,9 +60,9 @@ class Policy(NamedTuple):
     is_printed: bool = False
 
     def make_table(self, world: cloud.Cloud, factor: float) -> ring_tables.Table:
-        """Return what says who is a chunk's home.
+        """Return the table that assigns homes.
 
-        :param factor: lambda of Equation 1, where the ring follows it as it is printed
+        :param factor: lambda of Equation 1, for printed rules
         """
         if self.is_printed:
             return ring_tables.PrintedTable(world.tree, world.hosts, factor)
@@ -76,7 +72,7 @@ class Policy(NamedTuple):
         return ring_tables.Table(world.tree, ring_tables.POD)
 
     def make_hosts(self, world: cloud.Cloud, table: ring_tables.Table) -> None:
-        """Put all hosts in their places."""
+        """Add all hosts to a cloud."""
         first = table.ring if self.exchanges else hash_ring.Ring(0, ())
         for name in table.hosts:
             world.add(name, first, self.settings, self.may_refer, self.urgency)

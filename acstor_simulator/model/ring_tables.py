@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is the home of a chunk: the product's ring, and the decisions that change it.
+"""V-node tables: a fixed one, and those that the decision service's code makes.
 
-A collection is handed to the cores of the decision service as the samples that
-agents would cast; what they decide is the ring from then on.
+Each collection passes the samples that agents would send to that code.
 """
 
 from collections.abc import Collection
@@ -23,14 +22,14 @@ from acstor_simulator.model import topology
 
 VNODES = 100
 POD = 2
-"""Hosts of one pod are nearer than this, in levels of a location."""
+"""Threshold of a pod, in levels of a location."""
 
 
 class Figures(NamedTuple):
-    """What a host tells of a collection.
+    """A host's figures of one collection.
 
-    :param others: bytes that are not chunks
-    :param peers: what it waited for, by who gave it
+    :param others: bytes besides chunks
+    :param peers: waits by the peer that served them
     """
 
     others: decision_messages.Traffic
@@ -39,18 +38,18 @@ class Figures(NamedTuple):
 
 
 class Holding(Protocol):
-    """A host that holds chunks."""
+    """A host with a cache."""
 
     @property
     def cache(self) -> Collection[ids.Cid]:
-        """What it holds."""
+        """Return the CIDs in the cache."""
 
 
 class Table:
-    """A ring of equal hosts, which no traffic changes.
+    """A fixed ring of equal hosts.
 
-    :ivar remaps: rings that gave v-nodes to other hosts; what a ring says of places is none
-    :param near: homes are nearer to the reader than this many levels (S4, Algorithm 1)
+    :param near: threshold of homes, in levels (Wu 2017, Algorithm 1)
+    :ivar remaps: number of tables that moved v-nodes
     """
 
     def __init__(self, tree: topology.Tree, near: int | None = None) -> None:
@@ -65,22 +64,21 @@ class Table:
         self.ring = hash_ring.Ring(1, tuple(hosts), near)
 
     def agent_address(self, number: int) -> str:
-        """Return where the agent of a host would listen."""
+        """Return a synthetic address for a host's agent."""
         return f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:7201"
 
     def end_collection(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> hash_ring.Ring | None:
-        """Note a collection: what each host would tell of it; return the new ring, if any."""
+        """Process the figures of a collection; return a new ring, if any."""
         return None
 
 
 class TrafficTable(Table):
     """The ring that the decision service makes of the traffic.
 
-    :param held: the hosts, which say what chunks they hold
-    :param rules: of the service
-    :param follows_switches: whether busy switches shorten the ways (S4, Algorithm 2)
+    :param held: hosts with their caches
+    :param follows_switches: busy switches set thresholds (Wu 2017, Algorithm 2)
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class TrafficTable(Table):
     def end_collection(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> hash_ring.Ring | None:
-        """Cast every host's sample to the cores, and use the table that they decide on."""
+        """Pass every host's sample to the decision code; return its new ring, if any."""
         now_s = collection * interval_s
         for number, told in enumerate(figures):
             self._members.accept_sample(
@@ -138,7 +136,6 @@ class TrafficTable(Table):
         )
 
     def _place(self, number: int) -> str:
-        """Return the location that a host tells."""
         return self._tree.location_of(number)
 
     def _decide(self, now_s: float) -> decider.Decision | None:
@@ -151,12 +148,10 @@ class TrafficTable(Table):
 
 
 class PrintedTable(TrafficTable):
-    """The ring that S4's rules make as they are printed.
+    """The ring by the paper's printed rules (Wu 2017).
 
-    Lambda says how many v-nodes there are.  No hosts are a group; where more than half of a level's
-    switches are busy, homes have to be beneath that level.
-
-    :param factor: lambda of Equation 1
+    Lambda determines the number of v-nodes. There are no groups; if most switches of a level are
+    busy, homes are below that level.
     """
 
     def __init__(
@@ -172,7 +167,7 @@ class PrintedTable(TrafficTable):
     def end_collection(
         self, collection: int, figures: Sequence[Figures], interval_s: float
     ) -> hash_ring.Ring | None:
-        """Note a collection; busy switches alone make another ring, too."""
+        """Process the figures of a collection; busy switches alone may change the ring."""
         before = self._near
         self._near = min(threshold.busy_levels(self._tree.switch_loads()), default=None)
         made = super().end_collection(collection, figures, interval_s)
@@ -184,7 +179,7 @@ class PrintedTable(TrafficTable):
         return ""
 
     def _publish(self, table: decider.Table) -> hash_ring.Ring:
-        """Return the ring, with the places that Algorithm 1 looks at."""
+        """Return the ring with the locations that Algorithm 1 needs."""
         numbers = {host: number for number, host in enumerate(self.hosts)}
         places = {
             host: place._replace(location=self._tree.location_of(numbers[host]))

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tree of switches: which links lie between two hosts, and how far apart they are.
+"""A tree of switches: the links and the distance between two hosts.
 
-The tree has racks of hosts (edge switches), pods of racks (aggregate switches)
-and one root; the storage hangs at the root.  Distance counts switches on the way,
-as in S4: 1 in a rack, 3 in a pod, 5 across the root.
+Racks of hosts (edge switches), pods of racks (aggregate switches) and one root, with the storage.
+Distance counts switches as in Wu 2017: 1 in a rack, 3 in a pod, 5 across the root.
 """
 
 import dataclasses
@@ -16,12 +15,11 @@ GBIT = 1e9 / 8
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How large the tree is, and how fast its links are (bytes per second).
+    """Size of the tree, and rates of its links in bytes a second.
 
-    The default is the data centre of S4, section 5.8: 4 x 8 x 8 hosts.
+    The default is the data centre of Wu 2017, section 5.8: 4 x 8 x 8 hosts.
 
-    :param storage_s: what a range request to the image store takes, whatever its size (measured on
-        Glance), beside the way of its bytes
+    :param storage_s: latency of a range request to the image store (measured on Glance)
     """
 
     pods: int = 4
@@ -35,23 +33,21 @@ class Shape:
 
     @property
     def hosts(self) -> int:
-        """The number of hosts."""
+        """Return the number of hosts."""
         return self.pods * self.racks * self.rack_hosts
 
 
 ONE_SWITCH = Shape(pods=1, racks=1, rack_hosts=32)
-"""The cluster of S4, section 5.1: 32 hosts on one switch."""
+"""The cluster of Wu 2017, section 5.1: 32 hosts on one switch."""
 
 
 class _Cable:
-    """Both directions of a link, seen from the end that is farther from the root."""
-
     def __init__(self, name: str, rate: float) -> None:
         self.up = network.Link(f"{name} up", rate)
         self.down = network.Link(f"{name} down", rate)
 
     def load(self) -> threshold.SwitchLoad:
-        """Return what the busier direction carries besides chunks."""
+        """Return the other traffic of the busier direction."""
         return threshold.SwitchLoad(max(self.up.others, self.down.others), self.up.capacity)
 
 
@@ -61,7 +57,7 @@ class Tree:
     >>> tree = Tree(Shape(pods=2, racks=2, rack_hosts=2))
     >>> [tree.distance(0, other) for other in range(8)]
     [0, 1, 3, 3, 5, 5, 5, 5]
-    >>> [link.name for link in tree.way(0, 2)]
+    >>> [link.name for link in tree.links_between(0, 2)]
     ['host 0 up', 'edge 0 up', 'edge 1 down', 'host 2 down']
     """
 
@@ -83,11 +79,11 @@ class Tree:
         return self.rack_of(host) // self.shape.racks
 
     def location_of(self, host: int) -> str:
-        """Return where a host is, as ring tables write it."""
+        """Return a host's location as in v-node tables."""
         return f"pod{self.pod_of(host)}/rack{self.rack_of(host)}"
 
     def distance(self, one: int, other: int) -> int:
-        """Return how many switches lie between two hosts."""
+        """Return the number of switches between two hosts."""
         if one == other:
             return 0
         if self.rack_of(one) == self.rack_of(other):
@@ -95,7 +91,7 @@ class Tree:
         return 3 if self.pod_of(one) == self.pod_of(other) else 5
 
     def hosts_within(self, host: int, reach: int) -> range:
-        """Return the hosts that are no farther from a host than ``reach``, itself too."""
+        """Return the hosts within a distance of a host, including itself."""
         size = {1: self.shape.rack_hosts, 3: self.shape.racks * self.shape.rack_hosts}.get(
             reach, self.shape.hosts
         )
@@ -110,7 +106,6 @@ class Tree:
         return [here.up, *self._between(self.rack_of(sender), self.rack_of(receiver)), there.down]
 
     def _between(self, rack: int, other: int) -> tuple[network.Link, ...]:
-        """Return the links from one rack's switch to another's, in order."""
         found = self._ways.get((rack, other))
         if found is None:
             ends = [(self._edges[rack], self._edges[other])] if rack != other else []
@@ -132,24 +127,24 @@ class Tree:
         ]
 
     def host_links(self, host: int) -> tuple[network.Link, network.Link]:
-        """Return the links of a host's own cable: out of it, into it."""
+        """Return a host's own links: sending, receiving."""
         return self._hosts[host].up, self._hosts[host].down
 
     def rack_uplinks(self) -> list[network.Link]:
-        """Return the links between racks and the rest, both directions of each."""
+        """Return the links between racks and pods, both directions."""
         return [link for cable in self._edges for link in (cable.up, cable.down)]
 
     def load(self, share: float) -> None:
-        """Let others take a share of all links but the storage's, beside what they take."""
+        """Add other traffic to all links but the storage's, as a share of capacity."""
         cables = (*self._hosts, *self._edges, *self._pods)
         for link in (link for cable in cables for link in (cable.up, cable.down)):
             link.others += share * link.capacity
 
     def switch_loads(self) -> list[list[threshold.SwitchLoad]]:
-        """Return the loads of the switches of each level, those beside the hosts first.
+        """Return the switch loads of each level; the first level is next to the hosts.
 
-        A switch's load is that of its way to the level above, in its busier direction; the root's
-        is that of the busiest pod's.
+        A switch's load is that of its uplink in the busier direction; the root's is that of the
+        busiest pod.
         """
         edges, pods = ([cable.load() for cable in level] for level in (self._edges, self._pods))
         return [edges, pods, [max(pods, key=lambda load: load.traffic / load.capacity)]]

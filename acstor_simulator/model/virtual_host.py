@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host in virtual time whose rules are the product's own: a shell around ``engine``.
+"""A host in virtual time: the I/O shell of the agent's ``engine``.
 
-Nothing is decided here.  Events are fed to the machine, and what it says is done in its order on
-the network of a :class:`World`: messages travel on connections, in their order.  The simulator's
-hosts are such shells, and so are the swarm's (``tests/fakes/transfer_hosts``), whose network
-loses, doubles and breaks, and whose hosts are killed.
+It feeds events to the engine and carries out its actions on the network of a :class:`World`, in
+order. The simulator and ``tests/fakes/transfer_hosts`` use it.
 """
 
 import functools
@@ -28,9 +26,9 @@ Priority = priority.Priority
 proof_of = functools.lru_cache(maxsize=1 << 16)(peer_request.proof_of)
 
 MESSAGE_BYTES, REQUEST_BYTES = 80, 60
-"""What a message takes on the wire, with the headers below it, and each request in it."""
+"""Wire size of a message with its headers, and of each request in it."""
 _FOR_OTHERS = actions.CancelRead, actions.Told, actions.LeftAlone
-"""For the log, and for a source that reads some chunks before others."""
+"""Actions without effect here."""
 
 
 class Requests(NamedTuple):
@@ -40,25 +38,25 @@ class Requests(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Answers to some of them; what is given has its bytes."""
+    """Responses with the data of chunks."""
 
     answers: list[Any]
 
 
 class Cancels(NamedTuple):
-    """Nobody waits for these any more."""
+    """Numbers of cancelled requests."""
 
     numbers: list[int]
 
 
 class Hurries(NamedTuple):
-    """Guests wait for these now."""
+    """Numbers of requests that guests wait for now."""
 
     numbers: list[int]
 
 
 class Alive(NamedTuple):
-    """What was asked is being worked on."""
+    """A keep-alive for pending requests."""
 
 
 class World(Protocol):
@@ -66,48 +64,47 @@ class World(Protocol):
 
     @property
     def now(self) -> float:
-        """The time, in seconds."""
+        """Return the virtual time in seconds."""
 
     def call_later(self, host: Any, after_s: float, call: Callable[..., None], *what: Any) -> None:
-        """Call something of a host after a while, never at once."""
+        """Schedule a call to a host; never calls at once."""
 
     def connection_to(self, opener: ids.HostId, other: ids.HostId) -> Hashable:
-        """Return the connection that a host has opened, or opens now, to another one."""
+        """Return a host's connection to another one; open it if needed."""
 
     def host_of(self, connection: Hashable) -> ids.HostId:
-        """Return who opened a connection: whose requests are answered on it."""
+        """Return the host that opened a connection and sends requests on it."""
 
     def is_there(self, name: ids.HostId) -> bool:
-        """Say whether a host can be reached."""
+        """Return whether a host is reachable."""
 
     def send(
         self, sender: Any, to: ids.HostId, message: Any, size_bytes: int, urgency: int
     ) -> bool:
-        """Send something on the sender's own connection; False: nobody is there."""
+        """Send a message on the sender's own connection; return False if it fails."""
 
     def send_on(
         self, connection: Hashable, sender: Any, to: ids.HostId, message: Any, size_bytes: int
     ) -> None:
-        """Send answers on the connection of who asked; ``acknowledged`` tells when they are there.
+        """Send responses on a requester's connection.
 
-        :param size_bytes: with the bytes of chunks
+        :meth:`Host.answers_acknowledged` reports their arrival. ``size_bytes`` includes chunks.
         """
 
     def read_source(self, host: Any, read: actions.ReadSource) -> None:
-        """Let the source answer; what comes is an event of the host's machine."""
+        """Read from the source; the data arrives as events of the host's engine."""
 
     def content_of(self, cid: ids.Cid) -> Any:
-        """Return what stands for the bytes of a chunk."""
+        """Return what represents a chunk's bytes."""
 
 
 class Host:
-    """An honest host, all of whose peers keep to the protocol, and which knows all images.
+    """An honest host whose peers keep to the protocol, and which knows all images.
 
-    :ivar core: its machine, which who makes a host sets
-    :ivar cache: bytes by CID
-    :ivar may_refer: it may be referred
-    :ivar lag_s: so late its timers are, so that one does for many
-    :ivar waiting: who is told when a batch is there, by its token
+    :ivar core: its engine, which subclasses set
+    :ivar may_refer: peers may send referrals
+    :ivar lag_s: delay of timers, so that one serves several deadlines
+    :ivar waiting: callbacks of pending batches, by token
     """
 
     may_refer = True
@@ -135,7 +132,7 @@ class Host:
         self.reset_state()
 
     def reset_state(self) -> None:
-        """Know of nothing that is under way."""
+        """Forget all pending work."""
         self.waiting = {}
         self._tick_at: float | None = None
         self._under: dict[Hashable, int] = {}
@@ -152,10 +149,10 @@ class Host:
         deadline_s: float = float("inf"),
         opener: Hashable = None,
     ) -> None:
-        """Have chunks that are not in the cache.
+        """Request chunks that are not in the cache.
 
-        :param done: is told of the answer; it feeds this host nothing before it has returned
-        :param opener: whose turn it is at the source, of those who have the image open
+        :param done: called with the result; it must not feed events to this host directly
+        :param opener: key of fair queuing at the source
         """
         self._tokens += 1
         self.waiting[self._tokens] = done
@@ -165,13 +162,13 @@ class Host:
         )
 
     def call_later(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call something after what is being done now."""
+        """Schedule a call after the current event."""
         self.world.call_later(self, 0.0, call, *arguments)
 
     # What the machine says
 
     def run_actions(self, todo: list[actions.Action]) -> None:
-        """Do it, and come back when something is due."""
+        """Carry out actions, and schedule the next timer."""
         for action in todo:
             self._doing[type(action)](action)
         next_s = self.core.next_s
@@ -185,7 +182,7 @@ class Host:
             self.run_actions(self.core.run_due_timers(self.world.now))
 
     def read_source(self, read: actions.ReadSource) -> None:
-        """Have the source answer."""
+        """Read from the source."""
         self.world.read_source(self, read)
 
     def _complete(self, complete: actions.Complete) -> None:
@@ -239,7 +236,7 @@ class Host:
         self.send(tell.host, tell, size_bytes, Priority.ADVERTISED)
 
     def _heard(self, heard: actions.Heard) -> None:
-        """Take it that others have something: nobody here wants to know."""
+        """Ignore announcements."""
 
     def _reply(self, reply: actions.Reply) -> None:
         connection, sent, size_bytes = reply.connection, [], MESSAGE_BYTES
@@ -256,11 +253,11 @@ class Host:
         )
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
-        """Return what leaves this host: the truth."""
+        """Return the responses to send; fakes override it."""
         return answers
 
     def answers_acknowledged(self, connection: Hashable) -> None:
-        """One message of answers on a connection has arrived."""
+        """Record that one message of responses on a connection has arrived."""
         if connection in self._under:
             self._under[connection] -= 1
             self._look(connection)
@@ -280,7 +277,7 @@ class Host:
         self.run_actions(self.core.answers_delivered(self.world.now, [connection]))
 
     def forget_peer(self, host: ids.HostId) -> None:
-        """Forget what is on its way to a host: the connection has ended."""
+        """Forget unacknowledged responses to a host whose connection ended."""
         for connection in [c for c in self._under if self.world.host_of(c) == host]:
             del self._under[connection]
             self._watched.discard(connection)
@@ -293,13 +290,13 @@ class Host:
     def send(
         self, host: ids.HostId, message: Any, size_bytes: int, urgency: int = Priority.GUEST
     ) -> bool:
-        """Send a message on this host's own connection; say whether there is one."""
+        """Send a message on this host's own connection; return False if it fails."""
         return self.world.send(self, host, message, size_bytes, urgency)
 
     # What comes
 
     def receive(self, host: ids.HostId, connection: Hashable, message: Any) -> None:
-        """Take a message."""
+        """Process a message."""
         now = self.world.now
         match message:
             case Requests(requests):

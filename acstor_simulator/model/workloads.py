@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What guests do besides booting: S4, section 5.5, runs three of Filebench's workloads.
+"""Guests' workloads besides booting: three of Filebench's (Wu 2017, section 5.5).
 
-Here are reads of like shape.  A web server reads whole files at a steady pace and appends to a log;
-a web proxy reads little at a time, in bursts, and stores what it fetched; a video server reads long
-files, writes as much as it reads, and half of what it reads is new.  Files are chosen at random
-from a data set that is in the image, by each guest for itself.
-
-The one rule: what is written, and read of that, never leaves the host, and takes the time of its
-disk.
+They have a similar shape: a web server reads whole files steadily and appends to a log; a web proxy
+reads little at a time, in bursts, and stores it; a video server reads long files and writes as
+much. Each guest chooses files at random from a data set in the image. Written data stays on the
+host and takes the time of its disk.
 """
 
 import random
@@ -19,19 +16,19 @@ from acstor_simulator.model import boot_traces
 
 BOOT = "boot"
 DATA_SETS = 2
-"""The files of an image have so many times the chunks that a guest reads."""
+"""Size of an image's data set, in multiples of the chunks that a guest reads."""
 DISK_BYTES_S = 50e6
-"""What a guest writes, and reads of it, has this rate."""
+"""Rate of writes and of reads of written data."""
 
 
 class Workload(NamedTuple):
     """The shape of a workload.
 
-    :param file_chunks: of one file, which are read one after the other
-    :param used: of a chunk, the share that the guest wanted
-    :param pause_s: between two files, on average
-    :param burst: files without a pause between two pauses, on average; 1: a pause after each
-    :param local: bytes that are written, or read after that, for each byte read of the image
+    :param file_chunks: chunks of one file, read in order
+    :param used: share of a chunk that the guest uses
+    :param pause_s: mean pause
+    :param burst: mean number of files between two pauses
+    :param local: bytes written or read locally for each byte read of the image
     """
 
     file_chunks: int
@@ -49,24 +46,19 @@ WORKLOADS = {
 
 
 class Task(NamedTuple):
-    """What one guest does.
-
-    :param used_bytes: that it reads and writes in all
-    """
+    """The reads of one guest; ``used_bytes`` is all that it reads and writes."""
 
     reads: Sequence[boot_traces.Read]
     used_bytes: float
 
 
 def task(workload: str, image: boot_traces.Image, chunks: int, rng: random.Random) -> Task:
-    """Return a guest's part of a workload.
+    """Return a guest's part of a workload, with ``chunks`` reads of the image.
 
     >>> image = boot_traces.boot_image(0, 64, 0.0, 1)
     >>> made = task("web proxy", image, 32, random.Random(1))
     >>> len(made.reads), round(made.used_bytes / (32 * 16384), 6)
     (32, 1.2)
-
-    :param chunks: that it reads of the image
     """
     if workload == BOOT:
         return Task(image.reads, sum(read.chunk.length for read in image.reads))
@@ -84,7 +76,7 @@ def task(workload: str, image: boot_traces.Image, chunks: int, rng: random.Rando
 def _read(
     wanted: Sequence[chunk_ref.ChunkRef], shape: Workload, rng: random.Random
 ) -> list[boot_traces.Read]:
-    """Return the reads of one file, with what is done before each of them."""
+    """Return the reads of one file, each after its local work."""
     pause_s = 0.0
     if shape.pause_s and rng.random() < 1 / shape.burst:
         pause_s = rng.expovariate(1 / shape.pause_s) if shape.burst > 1 else shape.pause_s
