@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that does the work: opens the cache and the one nursery, and ends both.
-
-What cannot be used is told as one error, whatever the nursery made of it.
-"""
+"""The worker process: opens cache and nursery, runs the agent, closes both."""
 
 import functools
 import gc
@@ -32,7 +29,7 @@ LOG = logging.getLogger(__name__)
 
 
 def run_worker(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secret: bytes) -> None:
-    """Be a worker until SIGTERM.
+    """Run a worker until SIGTERM.
 
     :param secret: of this host (see ``process/host_secret.py``)
     :raises errors.Unusable: the configuration, or what it names, cannot be used
@@ -73,7 +70,7 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
             known = inodes.Inodes(inodes.keyed(secret))
             agent = daemon.Agent(conf, nursery, cache, io, known, promised, identity, rings)
             await agent.start(inheritance)
-            gc.freeze()  # what is here stays; guests would wait whenever it is looked through
+            gc.freeze()  # garbage collection of long-lived objects would delay guests
             with trio.open_signal_receiver(signal.SIGTERM) as stops:
                 inheritance.ready()
                 LOG.info("worker %d serves %s", os.getpid(), conf.acstor.mount_point)

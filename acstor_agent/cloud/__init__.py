@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host as a part of its cloud: the message bus, the v-node table, what it carries."""
+"""This host in its cloud: message bus, v-node table, certificate, traffic samples."""

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The message bus, as far as an agent has to do with it: the only place of oslo.messaging here.
+"""Message bus client of the agent, the only user of oslo.messaging in it.
 
-Nobody in the agent waits for the broker.  What is to be sent goes into a bounded
-queue that a thread empties; the oldest message is dropped when it is full, and a
-broker that is gone is looked for again and again.  What comes in is handed to
-callbacks in threads of oslo.messaging.
+The agent never waits for the broker. A thread empties a bounded send queue, which drops the oldest
+message when it is full, and retries while the broker is unreachable. Threads of oslo.messaging call
+back with received messages.
 
-oslo.messaging works with the global configuration alone, so :func:`open_bus`
-reads the agent's files a second time, into that.  Its threads live until
-:meth:`Bus.stop`, or until the process ends: one that waits for a broker cannot be
-stopped, and keeps nobody from leaving.
+oslo.messaging works with the global configuration alone, so :func:`open_bus` loads the agent's
+files into that. A thread that waits for a broker cannot be stopped; it ends with the process.
 """
 
 import collections
@@ -32,7 +29,7 @@ from acstor_common.wire import message_bus
 LOG = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 64
-"""Messages that wait for the broker; at one sample in 5 s those of the last 5 minutes."""
+"""Messages that wait for the broker; 5 minutes of samples."""
 SEND_RETRIES = 1
 AGAIN_AFTER_S = 1.0
 
@@ -45,7 +42,7 @@ class _Message(NamedTuple):
 
 
 Tell = Callable[[str], None]
-"""Is told in a thread of the bus why messages cannot be sent; empty: they can."""
+"""Called in a thread with the reason why messages cannot be sent; empty: they can."""
 
 
 def open_bus(
@@ -54,12 +51,10 @@ def open_bus(
     folders: Sequence[str] = (),
     tell: Tell = lambda _: None,
 ) -> "Bus":
-    """Return the bus that the configuration names.
+    """Return the bus of the configuration.
 
-    :param host: the name under which this agent can be sent a message alone
-    :param files: the agent's configuration files
-    :param folders: its configuration folders
-    :raises errors.Unusable: what it names is no broker that oslo.messaging knows
+    :param host: address of this agent on the bus
+    :raises errors.Unusable: oslo.messaging does not support the broker's URL
     """
     args = [part for file in files for part in ("--config-file", file)]
     args += [part for folder in folders for part in ("--config-dir", folder)]
@@ -69,11 +64,11 @@ def open_bus(
 
 
 class Bus:
-    """Casts messages and hears them.
+    """Casts and receives messages.
 
     ``sent`` and ``dropped`` count messages since the start.
 
-    :param host: the name under which this agent can be sent a message alone
+    :param host: address of this agent on the bus
     """
 
     def __init__(
@@ -91,16 +86,16 @@ class Bus:
         self._stopping = threading.Event()
         self._servers: list[message_bus.BusServer] = []
         self._sender = supervision.start(
-            "bus-sender", self._send_all, self._stopping, is_vital=False
+            "bus-sender", self._send_forever, self._stopping, is_vital=False
         )
 
     def cast_message(
         self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
     ) -> None:
-        """Send a message when the broker is there; never waits, may be called from any thread.
+        """Queue a message; thread-safe, never waits.
 
-        :param topic: who is to hear it: one of those that listen there, or all (``is_fanout``)
-        :param payload: what JSON can say (:func:`acstor_common.wire.decision_messages.encode`)
+        :param topic: for one subscriber, or for all with ``is_fanout``
+        :param payload: JSON data (:func:`acstor_common.wire.decision_messages.encode`)
         """
         with self._changed:
             self._queue.append(_Message(topic, method, payload, is_fanout))
@@ -110,9 +105,9 @@ class Bus:
             self._changed.notify()
 
     def subscribe(self, topic: str, heard: Mapping[str, message_bus.Heard]) -> None:
-        """Hear what is sent to ``topic``, to all there or to this host, once the broker is there.
+        """Receive messages to a topic, for all its subscribers or for this host.
 
-        :param heard: what to do with the payload, by method
+        :param heard: handlers of payloads by method
         """
         endpoint = message_bus.Endpoint(heard, time.monotonic)
         supervision.start(
@@ -123,7 +118,7 @@ class Bus:
         )
 
     def stop(self) -> None:
-        """Let go of the broker; what waits to be sent is dropped.  Waits a few seconds at most."""
+        """Close the connection and drop queued messages; waits a few seconds at most."""
         self._stopping.set()
         with self._changed:
             self._changed.notify()
@@ -143,12 +138,12 @@ class Bus:
         if server is not None:
             self._servers.append(server)
 
-    def _send_all(self) -> None:
+    def _send_forever(self) -> None:
         told = ""
-        while (message := self._take()) is not None:
+        while (message := self._next_message()) is not None:
             try:
                 self._send(message)
-            except Exception as e:  # errors of kombu's and amqp's own, AccessRefused for one
+            except Exception as e:  # errors of drivers vary, as of kombu and amqp
                 why = message_bus.why_unreachable(e, self._transport)
                 if why != told:
                     LOG.warning("the message bus is unreachable: %s; trying again", why)
@@ -163,7 +158,7 @@ class Bus:
                 told = ""
                 self.sent += 1
 
-    def _take(self) -> _Message | None:
+    def _next_message(self) -> _Message | None:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._stopping.is_set())
             return None if self._stopping.is_set() else self._queue.popleft()

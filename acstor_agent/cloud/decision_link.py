@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host and the decision service: samples go there, v-node tables and tasks come from there.
+"""Link to the decision service: sends samples, receives v-node tables and tasks.
 
-Nothing here makes a reader wait, and nothing that the service, the broker or the
-network does not do ends the agent: the last table stays in force.  What comes
-without the service's signature is refused and named in the log.
+Without the service the last table stays in force. Messages without the service's signature are
+refused and logged.
 """
 
 import collections
@@ -42,21 +41,20 @@ from acstor_common.wire import signed_messages
 LOG = logging.getLogger(__name__)
 
 SKETCH_AGAIN_S = 30.0
-"""A sketch of a full cache takes some tenths of a second of a processor."""
+"""Interval between sketches; one of a full cache takes some tenths of a second."""
 MOST_PEERS = 256
-"""Peers that a sample names, those with the most bytes."""
+"""Limit of the peers in a sample, those with the most bytes."""
 
 CLOCK_SET_S = 1.0
-"""The wall clock was set when it is off by more from one that is never set; slewing is less."""
+"""Difference from the monotonic clock that shows a set clock; slewing is less."""
 
 Images = dict[str, decision_messages.HeldImage] | None
 
 
 class ExchangeTotals(NamedTuple):
-    """What the host has exchanged since the start, and what it holds now.
+    """Bytes exchanged since the start, and the size of the cache.
 
-    :param chunks: bytes of chunks that came and went
-    :param source: what of them came from the sources for guests who waited
+    :param source: bytes read from sources for waiting guests
     """
 
     chunks: interface_traffic.TrafficBytes
@@ -66,7 +64,7 @@ class ExchangeTotals(NamedTuple):
 
 
 def exchange_totals(chunks: exchange.Exchange, cache: cache_files.CacheFiles) -> ExchangeTotals:
-    """Return what a host's parts have exchanged, and what they hold."""
+    """Return the totals of a host's exchange and cache."""
     counted, statistics = chunks.counters, cache.statistics
     given = (counters.Origin.PEER, counters.Origin.HOME)
     came = counted.given_by(given) + counted.source_bytes
@@ -81,19 +79,17 @@ class Bus(Protocol):
     def cast_message(
         self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
     ) -> None:
-        """Send a message when the broker is there; never waits."""
+        """Queue a message; never waits."""
 
     def subscribe(self, topic: str, heard: Mapping[str, Callable[[Any], None]]) -> None:
-        """Hear what is sent to ``topic``, to all there or to this host."""
+        """Receive messages to a topic."""
 
     def stop(self) -> None:
-        """Let go of the broker."""
+        """Close the connection."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Peer:
-    """Traffic with one peer since the last sample; see :class:`decision_messages.PeerTraffic`."""
-
     received: int = 0
     sent: int = 0
     timed: int = 0
@@ -105,19 +101,16 @@ class _Peer:
 
 
 class DecisionLink:
-    """Casts a sample in every collection and takes the tables that come.
+    """Sends a sample in each collection and receives tables and tasks.
 
     :param address: where other agents reach this one
-    :param held: returns what the host holds
-    :param cids: returns the contents of the cache; is called in a thread
-    :param files: say who may sign tables and tasks
-    :param sender: signs samples
-    :param rings: takes tables
-    :param images: returns what is to be told of images; None if nothing new is
-    :param take_task: takes what is asked of this host about an image
-    :param boots: returns what is new of where the time of boots went; is asked again when that
-        was sent
-    :param health: returns how the host does
+    :param held: returns the totals of exchange and cache
+    :param cids: returns the CIDs in the cache; called in a thread
+    :param files: trusted signers of tables and tasks
+    :param images: returns the images to report; None if unchanged
+    :param take_task: receives tasks about images
+    :param boots: returns new boot timelines; called again when these were sent
+    :param health: returns the host's health
     """
 
     def __init__(
@@ -144,23 +137,23 @@ class DecisionLink:
         self._collection_s = collection_s
         self._held, self._cids = held, cids
         self._files, self._sender, self._rings = files, sender, rings
-        self._fresh = replay_filter.ReplayFilter()
+        self._replay_filter = replay_filter.ReplayFilter()
         self._images, self._take_task, self._boots = images, take_task, boots
         self._health = health
-        self._untold: tuple[boot_timeline.Timeline, ...] = ()  # of boots; in no sample that went
+        self._unsent_boots: tuple[boot_timeline.Timeline, ...] = ()  # in no sample that was sent
         self._session = random.getrandbits(63)
         self._began_s, self._started_s = time.monotonic(), time.time()
         self._number = 0
         self._peers: collections.defaultdict[ids.HostId, _Peer] = collections.defaultdict(_Peer)
         self._sketch: tuple[int, ...] = ()
         self._sketched_s = -SKETCH_AGAIN_S
-        self._can_look = True
+        self._can_read_meter = True
         self._is_listening = False
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
-        """Count bytes of a chunk that a peer gave.
+        """Count bytes of a chunk from a peer.
 
-        :param took_s: from the question to the bytes, if a guest waited for them
+        :param took_s: from request to data, if a guest waited
         """
         counted = self._peers[peer]
         counted.received += count
@@ -169,34 +162,34 @@ class DecisionLink:
             counted.took_s += took_s
 
     def count_sent(self, peer: ids.HostId, count: int) -> None:
-        """Count bytes of a chunk that a peer was given."""
+        """Count bytes of a chunk sent to a peer."""
         self._peers[peer].sent += count
 
     async def run(self) -> None:
-        """Send a sample in every collection, for ever; it may be begun again when it has failed."""
-        self._listen(trio.lowlevel.current_trio_token())
+        """Send a sample in every collection, forever; may be called again after a failure."""
+        self._subscribe(trio.lowlevel.current_trio_token())
         if not self._files.signer_keys():
             LOG.warning(
                 "v-node tables and tasks are refused for now: %s", message_signing.NO_SIGNERS
             )
-        look = await self._look()
+        look = await self._read_meter()
         before = self._held()
         while True:
             await trio.sleep(self._collection_s)
-            newer, held, peers = await self._look(), self._held(), self._take_peers()
+            newer, held, peers = await self._read_meter(), self._held(), self._take_peers()
             if look is not None and newer is not None:
                 await self._make_sketch()
                 images = await self._images()
                 self._send(self._sample(look, newer, before, held, peers, images))
             look, before = newer, held
 
-    def _listen(self, token: trio.lowlevel.TrioToken) -> None:
-        """Hear what comes, once: a listener lives as long as the bus, and has threads."""
+    def _subscribe(self, token: trio.lowlevel.TrioToken) -> None:
+        """Subscribe once; the bus keeps the subscription and its threads."""
         if self._is_listening:
             return
         heard = {
-            decision_messages.RING_PUBLISHED: lambda payload: self._hear(payload, token),
-            decision_messages.IMAGE_TASK_GIVEN: lambda payload: self._hear_task(payload, token),
+            decision_messages.RING_PUBLISHED: lambda payload: self._receive_table(payload, token),
+            decision_messages.IMAGE_TASK_GIVEN: lambda payload: self._receive_task(payload, token),
         }
         self._bus.subscribe(decision_messages.AGENT_TOPIC, heard)
         self._is_listening = True
@@ -207,36 +200,34 @@ class DecisionLink:
             self._bus.cast_message(
                 decision_messages.TOPIC, decision_messages.SAMPLE_COLLECTED, payload, is_fanout=True
             )
-            self._untold = ()
+            self._unsent_boots = ()
 
-    async def _look(self) -> traffic_meter.InterfaceSample | None:
+    async def _read_meter(self) -> traffic_meter.InterfaceSample | None:
         try:
             look = await trio.to_thread.run_sync(self._meter.read_counters)
         except errors.Unusable as e:
-            if self._can_look:
+            if self._can_read_meter:
                 LOG.warning("%s; the decision service gets no samples of this host", e)
-            self._can_look = False
+            self._can_read_meter = False
             return None
-        self._can_look = True
+        self._can_read_meter = True
         return look
 
     async def _make_sketch(self) -> None:
-        """Sketch what the cache holds, now and then."""
         now_s = trio.current_time()
         if now_s - self._sketched_s >= SKETCH_AGAIN_S:
             self._sketch = await trio.to_thread.run_sync(lambda: minhash.make_sketch(self._cids()))
             self._sketched_s = now_s
 
     def _take_peers(self) -> dict[str, decision_messages.PeerTraffic]:
-        """Return the bytes by peer since the last sample, of the busiest peers."""
         counted, self._peers = self._peers, collections.defaultdict(_Peer)
         busiest = heapq.nlargest(
             MOST_PEERS, counted.items(), key=lambda item: item[1].received + item[1].sent
         )
         return {peer: bytes_of.told() for peer, bytes_of in busiest}
 
-    def _started(self) -> float:
-        """Return when it started by the wall clock, as that is now: it may have been set since."""
+    def _start_time(self) -> float:
+        """Return the start time by the current wall clock, which may have been set since."""
         started_s = time.time() - (time.monotonic() - self._began_s)
         if abs(started_s - self._started_s) > CLOCK_SET_S:
             LOG.info("the clock was set by %+.0f s", started_s - self._started_s)
@@ -258,13 +249,13 @@ class DecisionLink:
         )
         chunks = interface_traffic.bytes_on_wire(moved, total)
         self._number += 1
-        self._untold = self._untold or self._boots()
+        self._unsent_boots = self._unsent_boots or self._boots()
         return decision_messages.Sample(
             host=self._here,
             address=self._address,
             location=self._place,
             session=self._session,
-            started_s=self._started(),
+            started_s=self._start_time(),
             number=self._number,
             sent_s=time.time(),
             interval_s=max(decision_messages.LEAST_INTERVAL_S, newer.at_s - look.at_s),
@@ -281,21 +272,21 @@ class DecisionLink:
                 held.source.took_s - before.source.took_s,
             ),
             images=images,
-            boots=self._untold,
+            boots=self._unsent_boots,
             health=self._health(),
         )
 
     # In a thread of the bus
 
-    def _hear(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        """Look at a table here, for a large one takes seconds, and let the agent take it.
+    def _receive_table(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
+        """Verify a table in this thread, as large ones take seconds, and put it in force.
 
-        :raises errors.NotAuthenticated: it is not the decision service's, or may not be taken now
+        :raises errors.NotAuthenticated: it is not authentic or not acceptable
         """
         sent = decision_messages.decode(payload, decision_messages.RingTable)
         if why := self._rings.why_not_taken(sent.epoch):
             if sent.epoch == self._rings.ring.epoch:
-                return  # it was sent to all, and to this host because it had none
+                return  # it was sent to all, and to this host alone
             raise errors.NotAuthenticated(f"v-node table {sent.epoch}", why)
         table = message_signing.verify_table(sent, self._files.signer_keys())
         try:
@@ -305,10 +296,10 @@ class DecisionLink:
         except ValueError as e:
             LOG.debug("%s", e)  # a newer one was faster
 
-    def _hear_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        """Check a task here and let the agent take it.
+    def _receive_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
+        """Verify a task in this thread and hand it to the agent.
 
-        :raises errors.NotAuthenticated: it is not the decision service's, not for this host, or old
+        :raises errors.NotAuthenticated: it is not authentic, not for this host, or old
         """
         signed = decision_messages.decode(payload, decision_messages.Signed)
         signers = self._files.signer_keys()
@@ -316,20 +307,19 @@ class DecisionLink:
             signed, signing.TASK, signers, decision_messages.TaskForHosts
         )
         try:
-            why = trio.from_thread.run_sync(self._take, given, trio_token=token)
+            why = trio.from_thread.run_sync(self._accept_task, given, trio_token=token)
         except trio.RunFinishedError:
             LOG.debug("a task for image %s came when the agent had ended", given.task.image_id)
         else:
             if why:
                 raise errors.NotAuthenticated(f"a task for image {given.task.image_id}", why)
 
-    def _take(self, given: decision_messages.TaskForHosts) -> str:
-        """Take a task; return why it is not taken, if so."""
+    def _accept_task(self, given: decision_messages.TaskForHosts) -> str:
         task = given.task
         message = (task.request, task.kind, task.image_id, given.given_s)
         if given.hosts and self._here not in given.hosts:
             return "it is for other hosts"
-        if why := self._fresh.why_not(message, given.given_s, time.time()):
+        if why := self._replay_filter.why_not(message, given.given_s, time.time()):
             return why
         self._take_task(task)
         return ""

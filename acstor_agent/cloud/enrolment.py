@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gets this host's certificate from the decision service, and the next one long before it ends.
+"""Enrols this host with the decision service and renews its certificate in time.
 
-Nobody waits for this.  Guests are served without a certificate, peers go on with
-the one that is there until it has ended and its grace has passed, and whatever
-goes wrong is told, with what to do about it, and tried again.
+Guests need no certificate, and peers use the old one until its grace has passed. Failures are
+logged with a remedy, and retried.
 
-keystoneauth blocks, so asking is done in a thread of its own, which the end of the
-worker does not wait for.  One that does not come back is left behind, and nobody asks
-again before it has.
+keystoneauth blocks, so requests run in a thread of their own. The worker's end does not wait for
+it, and no second request starts while one hangs.
 """
 
 import logging
@@ -47,15 +45,20 @@ LOG = logging.getLogger(__name__)
 
 GROUP = agent_conf.ENROLMENT.name
 ATTEMPT_S = 300.0
-"""How long Keystone and the service may take together, however little each is silent."""
+"""Timeout of an attempt, Keystone and the service together."""
 TICK_S = 30.0
+<<<<<<< ours
 """How often the wall clock is looked at, which may be set meanwhile."""
+=======
+"""Interval at which the wall clock is checked, as it may be set."""
+MAX_ANSWER_BYTES = 1 << 20
+>>>>>>> theirs
 MAX_WHY = 300
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the decision service gives to a host.
+    """The decision service's response to a certificate request.
 
     :param ca: PEM of the authorities that issue certificates of hosts
     :param signers: PEM of the public keys that sign tables and tasks
@@ -70,12 +73,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class State(NamedTuple):
-    """How enrolment stands, for ``status``.
+    """State of enrolment, for ``status``.
 
-    :param error: why the last attempt failed; "" if it did not
-    :param failures: attempts that failed in a row
+    :param error: reason of the last failure; "" after a success
+    :param failures: consecutive ones
     :param clock_off_s: how far this host's clock is ahead of the service's
-    :param fingerprint: SHA-256 of the key that a certificate is asked for in vain; "": of none
+    :param fingerprint: SHA-256 of the key of a failing request; "": none
     """
 
     enrolled: int = 0
@@ -86,7 +89,7 @@ class State(NamedTuple):
 
 
 def is_configured(conf: cfg.ConfigOpts) -> bool:
-    """Say whether the agent is to ask the decision service for its certificate."""
+    """Return whether the configuration enables enrolment."""
     own = conf[GROUP]
     return bool(own.auth_section or own.auth_type)
 
@@ -97,10 +100,10 @@ def from_conf(
     files: identity_files.IdentityFiles,
     revoked: Callable[[], dict[str, int]],
 ) -> "Enrolment | None":
-    """Return what enrols this host; None if the configuration does not say how.
+    """Return the enrolment of this host; None if it is not configured.
 
-    :param revoked: says what the v-node table in force refuses
-    :raises errors.Unusable: it says so in a way that cannot be
+    :param revoked: returns the revocations of the current v-node table
+    :raises errors.Unusable: its options are invalid
     """
     if not is_configured(conf):
         return None
@@ -116,11 +119,11 @@ def from_conf(
 
 
 class Enrolment:
-    """Keeps the files of this host's identity new; keep :meth:`run` running.
+    """Keeps the host's certificate valid; keep :meth:`run` running.
 
-    :param api: asks the decision service, signed in at Keystone
-    :param revoked: says what the v-node table in force refuses
-    :param configured: which options name Keystone, and as whom it is asked, for operators
+    :param api: adapter for the decision service, with credentials
+    :param revoked: returns the revocations of the current v-node table
+    :param configured: options and user for Keystone, for error texts
     """
 
     def __init__(
@@ -139,39 +142,38 @@ class Enrolment:
         self._configured = f" ({configured})" if configured else ""
         self._asked_for = ""
         self._answered = (0.0, 0.0)
-        """The service's time in its last answer, and when that came."""
-        self._way = log_once.LogOnce(LOG)
+        """The service's time in its last response, and the time of arrival."""
+        self._url_log = log_once.LogOnce(LOG)
         self._thread = blocking_threads.Threads(lambda: "the decision service", 1)
 
     async def run(self) -> None:
-        """Ask when it is due, for ever."""
+        """Request certificates when they are due, forever."""
         while True:
-            await self._wait()
+            await self._wait_until_due()
             try:
                 with trio.fail_after(ATTEMPT_S):
                     answer = await self._thread.run("a certificate", None, self._enrol)
             except trio.TooSlowError:
-                await self._fail(f"no answer within {ATTEMPT_S:.0f} s")
+                await self._record_failure(f"no answer within {ATTEMPT_S:.0f} s")
             except (
                 errors.NotEnrolled,
                 errors.NotAuthenticated,
                 errors.SourceUnreachable,
                 OSError,
             ) as e:
-                await self._fail(str(e))
-            except Exception as e:  # libraries let odd errors through: none may end the worker
-                await self._fail(f"unexpected: {e!r}")
+                await self._record_failure(str(e))
+            except Exception as e:  # libraries raise odd errors; none may end the worker
+                await self._record_failure(f"unexpected: {e!r}")
             else:
-                self._succeed(answer)
+                self._record_success(answer)
                 await trio.sleep(
                     certificate_renewal.RETRY_FIRST_S
-                )  # however short a certificate's life is
+                )  # however short the certificate's lifetime
 
-    async def _wait(self) -> None:
-        """Wait until the certificate has to be renewed, by the service's clock as far as known.
+    async def _wait_until_due(self) -> None:
+        """Wait until the certificate is due, by the service's clock as far as known.
 
-        A host that was revoked asks at once and again: it is refused, and told so, until an
-        operator allows it; then it is back soon.
+        A revoked host does not wait: its requests fail until an operator allows it.
         """
         certificate = self._files.current_credentials().certificate
         if certificate is None:
@@ -186,7 +188,7 @@ class Enrolment:
                 return
             await trio.sleep(max(1.0, min(TICK_S, due_s - now_s)))
 
-    def _succeed(self, answer: Answer) -> None:
+    def _record_success(self, answer: Answer) -> None:
         self._answered = answer.now, trio.current_time()
         self.state = State(self.state.enrolled + 1, clock_off_s=self.state.clock_off_s)
         self._compare_clocks()
@@ -194,7 +196,7 @@ class Enrolment:
         LOG.info("host %s has a certificate for %.0f s", self._here, left_s)
 
     def _compare_clocks(self) -> None:
-        """Look how far this host's clock is off; it may have been set since the last answer."""
+        """Update the clock's offset, as it may have been set since the last response."""
         if self.state.failures or not self.state.enrolled:
             return
         service_s, then_s = self._answered
@@ -204,7 +206,7 @@ class Enrolment:
             LOG.warning("%s: set the clock, or other hosts will refuse this host", error)
         self.state = self.state._replace(error=error, clock_off_s=off_s)
 
-    async def _fail(self, why: str) -> None:
+    async def _record_failure(self, why: str) -> None:
         failures = self.state.failures + 1
         level = logging.INFO if why == self.state.error else logging.WARNING
         LOG.log(level, "no new certificate: %s; trying again", why)
@@ -214,16 +216,11 @@ class Enrolment:
     # In a thread
 
     def _enrol(self) -> Answer:
-        """Ask once, and write what is answered.
-
-        :raises errors.NotEnrolled: nothing is given
-        :raises errors.NotAuthenticated: what is given is of no use
-        :raises OSError: the disk cannot
-        """
+        """Request a certificate once and store it."""
         folder: pathlib.Path = self._files.files.certificate.parent
         key = _next_key(folder)
         request = certificates.request(self._here, key)
-        self._tell_key(certificates.fingerprint(certificates.request_key(request)))
+        self._log_key(certificates.fingerprint(certificates.request_key(request)))
         answer = self._ask(request)
         new = identity_files.Set(
             answer.ca.encode(), answer.certificate.encode(), key, answer.signers.encode()
@@ -235,8 +232,7 @@ class Enrolment:
         self._files.look_again()
         return answer
 
-    def _tell_key(self, fingerprint: str) -> None:
-        """Tell operators which key it is that they may let in."""
+    def _log_key(self, fingerprint: str) -> None:
         if fingerprint != self._asked_for:
             self._asked_for = fingerprint
             LOG.info("host %s asks for a certificate of the key %s", self._here, fingerprint)
@@ -244,7 +240,7 @@ class Enrolment:
     def _ask(self, request: bytes) -> Answer:
         body = {"csr": request.decode(), "proof": self._proof(request)}
         try:
-            self._way.log_warning(decision_messages.way_fault(self._api.get_endpoint() or ""))
+            self._url_log.log_warning(decision_messages.way_fault(self._api.get_endpoint() or ""))
             response = self._api.post(
                 f"/v1/hosts/{self._here}/certificate", json=body, raise_exc=False
             )
@@ -267,10 +263,7 @@ class Enrolment:
             raise errors.NotEnrolled(f"invalid answer: {e}") from e
 
     def _proof(self, request: bytes) -> str:
-        """Return what shows that this host has the key of its last certificate; "" if it has none.
-
-        With it nobody else who can sign in at Keystone gets a certificate in this host's name.
-        """
+        """Return a proof of the last certificate's key, so that others cannot enrol as us."""
         identity = self._files.current_credentials()
         if identity.certificate is None:
             return ""
@@ -278,14 +271,14 @@ class Enrolment:
 
 
 def pending_key(folder: pathlib.Path) -> pathlib.Path:
-    """Return the file of the key that the host's next certificate is asked for."""
+    """Return the file of the next certificate's key."""
     return folder.with_name(f"{folder.name}-next-key.pem")
 
 
 def _next_key(folder: pathlib.Path) -> bytes:
-    """Return the key of the next certificate, the same until one is there.
+    """Return the key for the next certificate, the same until it is issued.
 
-    The service may have taken note of a key whose certificate was lost on its way here.
+    The service may have bound the key although its response was lost.
     """
     path = pending_key(folder)
     try:
@@ -300,7 +293,7 @@ def _next_key(folder: pathlib.Path) -> bytes:
 
 
 def why_refused(status: int, body: bytes) -> str:
-    """Return what an answer of the decision service that gives nothing says.
+    """Describe the refusal in a response of the decision service.
 
     >>> why_refused(403, b'{"error": {"code": 403, "message": "no policy allows it"}}')
     'the decision service refuses (403): no policy allows it'
@@ -314,10 +307,7 @@ def why_refused(status: int, body: bytes) -> str:
 
 
 def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
-    """Return what asks the decision service.
-
-    :raises errors.Unusable: an option makes no sense
-    """
+    """Return the adapter for the decision service; raise Unusable for wrong options."""
     own = conf[GROUP]
     try:
         if own.auth_section == glance.GROUP:

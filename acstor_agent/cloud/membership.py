@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host as a member of its cloud: who it can prove to be, the bus, the decision service.
+"""This host as a member of its cloud: identity, message bus, decision service.
 
-Without a bus, a decision service or an identity the host goes on alone.
+Without any of them the host works alone.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _BUS = "message bus"
 def ring_keeper_of(
     own: cfg.ConfigOpts.GroupAttr, identity: identity_files.IdentityFiles
 ) -> ring_keeper.RingKeeper:
-    """Return what holds the v-node table; it blocks while the last one is read."""
+    """Return the keeper of the v-node table; blocks to read the stored one."""
     return ring_keeper.RingKeeper(
         pathlib.Path(own.state_dir) / "ring.json",
         pathlib.Path(own.ring_file) if own.ring_file else None,
@@ -49,10 +49,9 @@ def ring_keeper_of(
 
 
 def prepare(conf: cfg.ConfigOpts) -> None:
-    """Import what this host uses and others do not, before a worker is forked.
+    """Import optional modules that this host needs, before a worker is forked.
 
-    It takes as long as two fifths of an agent's start, and a worker that takes over has guests
-    who wait.
+    The imports take two fifths of an agent's start, while guests of a restarted worker wait.
     """
     if conf.transport_url:
         importlib.import_module("acstor_agent.cloud.bus")
@@ -61,10 +60,10 @@ def prepare(conf: cfg.ConfigOpts) -> None:
 
 
 class Membership:
-    """What this host has to do with its cloud.
+    """This host's connections to its cloud.
 
-    :param note: is told what does not work, and why; the operator is told once
-    :param show: is told the same of what has logged it, and with no reason that it works
+    :param note: called with a part and its failure, to log it once
+    :param show: the same for a failure that is logged; an empty reason ends it
     """
 
     def __init__(
@@ -86,14 +85,13 @@ class Membership:
         self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked_certificates)
         self._bus = self._open_bus(note, show)
         self.decision: decision_link.DecisionLink | None = None
-        """There when :meth:`make_link` was called, if there is a bus."""
+        """Set by :meth:`make_link` if there is a bus."""
         self.has_others = any((own.ring_file, self._bus, self.enrolment))
-        """A v-node table is to come where there is none yet."""
+        """Whether a v-node table may arrive later."""
 
     def _open_bus(
         self, note: Callable[[str, str], None], show: Callable[[str, str], None]
     ) -> decision_link.Bus | None:
-        """Return the message bus; one that makes no sense is as if there were none."""
         conf = self._conf
         if not conf.transport_url:
             return None
@@ -112,16 +110,16 @@ class Membership:
             return None
 
     def credentials(self) -> credentials.Credentials | None:
-        """Return what this host proves to others who it is with; None where nobody does.
+        """Return the credentials for peers; None if peers do not authenticate.
 
-        :raises errors.Unusable: it has no certificate that can be used
+        :raises errors.Unusable: this host has no usable certificate
         """
         return settings.peer_credentials(
             self._conf.acstor_agent, self.identity, may_come_later=self.enrolment is not None
         )
 
     def vault_tls_context(self) -> ssl.SSLContext:
-        """Return what a connection to a host that keeps checkpoints is begun with.
+        """Return the TLS context for connections to vaults.
 
         :raises OSError: this host has no certificate
         """
@@ -138,7 +136,7 @@ class Membership:
         boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
         health: Callable[[], decision_messages.HostHealth],
     ) -> None:
-        """Make the link to the decision service, if there is a bus; see :class:`DecisionLink`."""
+        """Create the link to the decision service, if there is a bus."""
         if self._bus is None:
             return
         own = self._conf.acstor_agent
@@ -161,24 +159,24 @@ class Membership:
         )
 
     def delegated_host(self, image_id: ids.ImageId) -> str:
-        """Say which other host takes an image as a whole for all; empty: this one does."""
+        """Describe which other host downloads an image for all; empty: this one may."""
         home = placement.image_home(self._rings.current_ring(), image_id)
         if home is None and self.has_others:
             return "there is no v-node table yet, which says what host reads it for all"
         return "" if home in (None, self._here) else f"{home} reads it as one stream, for all hosts"
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
-        """Count bytes of a chunk that a peer gave; see :class:`decision_link.DecisionLink`."""
+        """Count bytes of a chunk from a peer; see :class:`decision_link.DecisionLink`."""
         if self.decision is not None:
             self.decision.count_received(peer, count, took_s)
 
     def count_sent(self, peer: ids.HostId, count: int) -> None:
-        """Count bytes of a chunk that a peer was given."""
+        """Count bytes of a chunk sent to a peer."""
         if self.decision is not None:
             self.decision.count_sent(peer, count)
 
     def cast_trace(self, trace: trace_message.BootTrace) -> bool:
-        """Hand a boot trace to those who prepare images; say whether that could be."""
+        """Send a boot trace to the Glance listener; return False if that is impossible."""
         signed = self._sender.sign_message(trace, signing.TRACE) if self._bus else None
         if self._bus is None or signed is None:
             return False
@@ -186,6 +184,6 @@ class Membership:
         return True
 
     async def stop(self) -> None:
-        """Leave the bus, which has threads of its own."""
+        """Stop the message bus."""
         if self._bus is not None:
             await trio.to_thread.run_sync(self._bus.stop)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this host proves to others, and what others have to prove to it.
+"""Signs messages of this host, and verifies v-node tables.
 
-The one rule: nothing that came over the message bus is looked into before its
-signature was checked; who may publish there may still do no more than waste time.
+Anybody on the message bus can send, so a message is parsed only after its signature was verified.
 """
 
 import logging
@@ -26,11 +25,10 @@ NO_SIGNERS = "this host has no key of who signs them (signers.pem)"
 def verify_table(
     sent: decision_messages.RingTable, signers: identity_files.Signers
 ) -> hash_ring.Ring:
-    """Return the table that the decision service signed; a large one takes seconds.
+    """Verify and decode a table; a large one takes seconds.
 
-    :raises errors.NotAuthenticated: it did not sign this one, or another epoch was told than it
-        says
-    :raises errors.RingFormatError: it is no table that can be used
+    :raises errors.NotAuthenticated: it is not signed by the service, or the epoch differs
+    :raises errors.RingFormatError: it is malformed
     """
     what = f"v-node table {sent.epoch}"
     if not signers:
@@ -44,9 +42,9 @@ def verify_table(
 
 
 class Sender:
-    """Seals what this host sends.
+    """Signs messages of this host.
 
-    ``sealed`` counts messages, ``unproven`` those that could not be sent.
+    ``sealed`` counts messages, ``unproven`` those that could not be signed.
     """
 
     def __init__(self, files: identity_files.IdentityFiles) -> None:
@@ -56,7 +54,7 @@ class Sender:
         self.unproven = 0
 
     def sign_message(self, payload: msgspec.Struct, purpose: str) -> dict[str, Any] | None:
-        """Return a message that proves to come from this host; None if it can prove nothing."""
+        """Return the signed message; None if this host has no certificate."""
         identity = self._files.current_credentials()
         if identity.certificate is None:
             self.unproven += 1

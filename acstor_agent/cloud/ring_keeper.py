@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The v-node table in force: from the decision service, a file, or the control socket.
+"""Keeps the current v-node table, from the service, a file or the control socket.
 
-What came from elsewhere is believed for its signature alone, also when it is found
-again in the state folder; and which table takes the place of which is decided in
-one place (:mod:`acstor_agent.core.cloud.table_rules`).
-
-The table that was replaced is remembered for a while, because its homes hold what
-the new ones have not got yet; the one before that is forgotten.  What did not come
-from the file is kept in the state folder with its signature, so a worker that
-restarts goes on with the last table.  What is kept and not believed is deleted: the
-service sends the current one to a host whose samples show none.
+Tables of the service must be signed, also when loaded from the state folder, where they are stored
+for the next start; an untrusted one is deleted, and the service sends the current one again.
+:mod:`acstor_agent.core.cloud.table_rules` decides which table replaces which. The replaced table is
+kept for a while, because its homes have chunks that the new ones lack.
 """
 
 import contextlib
@@ -34,22 +29,23 @@ LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 FORMER_S = 3600.0
-"""How long the table that was replaced counts: new homes ask its homes before the source, and its
-hosts may speak. A newer table ends it, too. What nobody has read for an hour is worth a read of the
-source; a host that must not speak is revoked."""
+"""How long the replaced table counts, unless a newer table ends it.
+
+New homes ask its homes before the source, and its hosts may connect.
+"""
 MAX_KEPT_BYTES = 2 * hash_ring.MAX_FILE_BYTES + 1024
-"""A table as text in JSON: each quote takes two bytes."""
+"""Limit of the stored file: the table is JSON text in JSON, so quotes double."""
 
 _Stamp = tuple[int, int, int]
 
 
 class RingKeeper:
-    """Holds the ring.
+    """Holds the current table.
 
-    :param kept: where a table that did not come from the file is kept
-    :param file: the operator's file, looked at every second; None if there is none
-    :param former_s: how long the table that was replaced is remembered
-    :param signers: returns who may sign tables; without any none is taken but the operator's
+    :param kept: where tables that did not come from the file are stored
+    :param file: the operator's file, checked every second; None: none
+    :param former_s: how long the replaced table counts
+    :param signers: returns trusted signers; without any, only the operator's tables are accepted
     """
 
     def __init__(
@@ -72,102 +68,94 @@ class RingKeeper:
         self._signers = signers
         self._stamp: _Stamp | None = None
         if kept.exists():
-            self._read_kept()
-        self._look()
+            self._load_stored()
+        self._check_file()
 
     def current_ring(self) -> hash_ring.Ring:
-        """Return the ring in force."""
+        """Return the current table."""
         return self.ring
 
     def former_ring(self) -> hash_ring.Ring | None:
-        """Return the table before the one in force, if that was replaced not long ago."""
+        """Return the replaced table, while it counts."""
         if self._former is not None and self._clock() >= self._former_until:
             self._former = None
         return self._former
 
     def told_epoch(self) -> int:
-        """Return which table the decision service is to believe that this host has.
-
-        A table of the operator's own says nothing of the service's.
-        """
+        """Return the epoch to report to the decision service; 0 for an operator's table."""
         return self.ring.epoch if self.is_signed else 0
 
     def revoked_certificates(self) -> dict[str, int]:
-        """Return which certificates the table in force refuses."""
+        """Return the revocations of the current table."""
         return self.ring.revoked
 
     def may_speak(self, host: ids.HostId, not_before_s: float) -> str:
-        """Return why a host may not speak to this one; "" if it may.
+        """Return why a host may not connect to this one; "" if it may.
 
-        :param host: whom its certificate names
-        :param not_before_s: when that begins to be valid, wall clock
+        :param host: subject of its certificate
+        :param not_before_s: beginning of the certificate, wall clock
         """
         return table_rules.why_not_speak(host, not_before_s, self.ring, self.former_ring())
 
     def hosts_at(self, ip: str) -> int:
-        """Return how many hosts that may speak stand at an IP address."""
+        """Return how many hosts that may connect are at an IP address."""
         former = self.former_ring()
         return max(self.ring.hosts_at(ip), former.hosts_at(ip) if former else 0)
 
     def set_operator_table(self, data: bytes) -> hash_ring.Ring:
-        """Take a table of the operator's, and keep it.
+        """Put a table of the operator in force, and store it.
 
-        :raises errors.RingFormatError: it cannot be used
-        :raises ValueError: it may not take the place of the one in force
+        :raises errors.RingFormatError: it is malformed
+        :raises ValueError: it may not replace the current one
         """
         new = hash_ring.decode(data, "the table that was sent")
-        self._take(new, decision_messages.RingTable(new.epoch, data.decode(), ""))
+        self._put_in_force(new, decision_messages.RingTable(new.epoch, data.decode(), ""))
         return new
 
     def why_not_taken(self, epoch: int) -> str:
-        """Return why a signed table of an epoch would not be taken; "" if it would."""
+        """Return why a signed table of an epoch would be refused; "" if it would not."""
         return table_rules.why_not_taken(
             epoch, self.ring.epoch, is_signed=True, is_current_signed=self.is_signed
         )
 
     def accept_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
-        """Take a table whose signature was checked (:func:`message_signing.verify_table`), and
-        keep it.
+        """Put a table in force after :func:`message_signing.verify_table`, and store it.
 
-        :raises ValueError: it may not take the place of the one in force
+        :raises ValueError: it may not replace the current one
         """
-        self._take(new, sent)
+        self._put_in_force(new, sent)
 
-    def _take(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
+    def _put_in_force(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
         is_signed = bool(sent.signature)
         why = table_rules.why_not_taken(
             new.epoch, self.ring.epoch, is_signed=is_signed, is_current_signed=self.is_signed
         )
         if why:
             raise ValueError(why)
-        self._keep(sent)
-        self._use(new, is_signed=is_signed)
+        self._store_table(sent)
+        self._activate(new, is_signed=is_signed)
 
-    def _keep(self, sent: decision_messages.RingTable) -> None:
+    def _store_table(self, sent: decision_messages.RingTable) -> None:
         try:
             with atomic_file.atomic_write(self._kept, 0o600, is_durable=False) as file:
                 file.write(msgspec.json.encode(sent))
         except OSError as e:
             LOG.warning("ring epoch %d cannot be stored for the next start: %s", sent.epoch, e)
 
-    def _read_kept(self) -> None:
+    def _load_stored(self) -> None:
         try:
-            new, is_signed = self._decode_kept()
+            new, is_signed = self._decode_stored()
         except errors.Unusable as e:
             LOG.warning("%s; it is not used", e)
         except (OSError, msgspec.DecodeError, UnicodeError, errors.AcstorError) as e:
             LOG.warning("dropping the stored table: %s: %s", self._kept, e)
-            with contextlib.suppress(OSError):  # a folder that cannot be written: it is met again
+            with contextlib.suppress(OSError):  # a read-only folder: the next start drops it again
                 self._kept.unlink(missing_ok=True)
         else:
-            self._use(new, is_signed=is_signed)
+            self._activate(new, is_signed=is_signed)
 
-    def _decode_kept(self) -> tuple[hash_ring.Ring, bool]:
-        """Return the table that was kept, and whether it is signed.
-
-        :raises errors.Unusable: it cannot be checked now
-        :raises errors.AcstorError: it is not to be believed, or no table
-        """
+    def _decode_stored(self) -> tuple[hash_ring.Ring, bool]:
+        """Return the stored table, and whether it is signed; Unusable: not verifiable now."""
         with self._kept.open("rb") as file:
             raw = file.read(MAX_KEPT_BYTES + 1)
         if len(raw) > MAX_KEPT_BYTES:
@@ -187,12 +175,12 @@ class RingKeeper:
         return new, bool(sent.signature)
 
     async def watch_file(self) -> None:
-        """Follow the operator's file."""
+        """Follow the operator's file, forever."""
         while True:
             await trio.sleep(LOOK_EVERY_S)
-            self._look()
+            self._check_file()
 
-    def _look(self) -> None:
+    def _check_file(self) -> None:
         if self._file is None:
             return
         try:
@@ -204,10 +192,10 @@ class RingKeeper:
         else:
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             if stamp != self._stamp:
-                self._read(self._file)
+                self._load_file(self._file)
         self._stamp = stamp
 
-    def _read(self, path: pathlib.Path) -> None:
+    def _load_file(self, path: pathlib.Path) -> None:
         try:
             new = hash_ring.decode(path.read_bytes(), str(path))
         except (OSError, errors.RingFormatError) as e:
@@ -217,7 +205,7 @@ class RingKeeper:
             new.epoch, self.ring.epoch, is_signed=False, is_current_signed=self.is_signed
         )
         if not why:
-            self._use(new, is_signed=False)
+            self._activate(new, is_signed=False)
         elif self.is_signed or new.epoch >= table_rules.EPOCH_END:
             LOG.warning("%s is not taken: %s", path, why)
         elif new.epoch < self.ring.epoch:
@@ -231,7 +219,7 @@ class RingKeeper:
                 new.epoch,
             )
 
-    def _use(self, new: hash_ring.Ring, *, is_signed: bool) -> None:
+    def _activate(self, new: hash_ring.Ring, *, is_signed: bool) -> None:
         LOG.info("ring epoch %d with %d hosts is in force", new.epoch, len(new.hosts))
         self.is_signed = is_signed
         self._former = self.ring if self.ring.hosts and self._former_s else None

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the kernel's counters of network interfaces, by netlink.
 
-Everything here blocks for some milliseconds, so it is called in threads.  The one
-rule: a look is one dump of the kernel's table, so all interfaces are of one moment.
-
-To import pyroute2 takes as long as a fifth of an agent's start, and many agents look at no
-interface: it is imported by the first look, or before
-(:func:`acstor_agent.cloud.membership.prepare`).
+Functions block for some milliseconds. All interfaces come from one dump of the kernel's table, so
+they are consistent. pyroute2 is imported at first use, or by
+:func:`acstor_agent.cloud.membership.prepare`: the import takes a fifth of an agent's start.
 """
 
 import time
@@ -19,17 +16,17 @@ from acstor_common import errors
 
 MBIT_BYTES = 125_000
 UNKNOWN_MBIT = 1000
-"""What an interface that cannot say its rate is taken to have."""
+"""Assumed rate of an interface that reports none."""
 
 
 InterfaceSample = interface_traffic.InterfaceSample
 
 
 class TrafficMeter:
-    """Looks at the interfaces that carry the host's traffic.
+    """Reads the counters of the interfaces with the host's traffic.
 
     :param names: of the interfaces; empty: those of the default routes
-    :param link_mbit: their rate together; 0: what they say themselves
+    :param link_mbit: their total rate; 0: as they report
     """
 
     def __init__(self, names: Sequence[str], link_mbit: float) -> None:
@@ -37,9 +34,9 @@ class TrafficMeter:
         self._link_mbit = link_mbit
 
     def read_counters(self) -> InterfaceSample:
-        """Return the counters as of now.
+        """Return the current counters.
 
-        :raises errors.Unusable: no such interface is there, or the kernel refuses
+        :raises errors.Unusable: there is no such interface, or the kernel refuses
         """
         import pyroute2
         from pyroute2 import netlink
@@ -97,6 +94,6 @@ def _link(message: Any) -> interface_traffic.NetworkInterface:
 def _speed_mbit(ethtool: Any, name: str) -> float:
     try:
         speed = ethtool.get_link_mode(name).speed
-    except Exception:  # each kind of driver has its own way of not knowing
+    except Exception:  # drivers fail in different ways
         speed = None
     return speed if speed and 0 < speed < 1 << 31 else UNKNOWN_MBIT

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that an operator starts; one module a command."""
+"""Entry points of the commands."""
 
 from acstor_common.service import console_script
 from acstor_common.service import eventlet_warning

@@ -27,9 +27,9 @@ LOG = logging.getLogger(__name__)
 
 
 def load_conf(args: list[str]) -> cfg.ConfigOpts:
-    """Return the configuration that the command line ``args`` names.
+    """Return the configuration of a command line.
 
-    :raises cfg.Error: there is no such file, or some option's value makes no sense
+    :raises cfg.Error: a file is missing, or an option's value is invalid
     """
     conf = cfg.ConfigOpts()
     prog, says = "acstor-agent", "Run the agent of this host."
@@ -48,12 +48,12 @@ def main() -> int:
 
 
 def run(conf: cfg.ConfigOpts) -> int:
-    """Run the agent with ``conf``.
+    """Run the agent.
 
-    :raises errors.Unusable: it cannot start with what it was given
+    :raises errors.Unusable: an option's value cannot be used
     """
     signals.install(conf.mutate_config_files)
-    os.umask(0o077)  # what the agent keeps is nobody else's
+    os.umask(0o077)  # only the agent may read its files
     own = conf.acstor_agent
     settings.check(own)
     membership.prepare(conf)
@@ -72,9 +72,9 @@ def run(conf: cfg.ConfigOpts) -> int:
 
 
 def store_of(state_dir: pathlib.Path) -> fd_store.FdStore:
-    """Return who keeps the mount between two supervisors: a holder, where there is one.
+    """Return the store that keeps the mount between supervisors: a holder, if present.
 
-    What a holder has left does not keep a service manager from it.
+    A holder's stale socket does not replace the service manager.
     """
     manager = service_manager.DescriptorStore()
     if not fd_holder.is_there(state_dir):
@@ -90,14 +90,14 @@ def store_of(state_dir: pathlib.Path) -> fd_store.FdStore:
 
 
 def keep_mirror_open(conf: cfg.ConfigOpts, state_dir: pathlib.Path) -> None:
-    """Refuse folders that would hide the mirror from guests, because only the agent may enter them.
+    """Check that no folder hides the mirror from guests, who may not enter it.
 
-    :raises errors.Unusable: the mirror, or the control socket, lies in one
+    :raises errors.Unusable: the mirror or the control socket is in such a folder
     """
     cache_dir = pathlib.Path(conf.acstor_agent.cache_dir).resolve()
     for option in ("mount_point", "control_socket"):
         given = pathlib.Path(conf.acstor[option])
-        path = given.parent.resolve() / given.name  # a mount without a worker must not be asked
+        path = given.parent.resolve() / given.name  # resolving a mount without a worker would hang
         for name, folder in (("state_dir", state_dir), ("cache_dir", cache_dir)):
             if path.is_relative_to(folder):
                 raise errors.Unusable(

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-authority``: certificates of hosts for a cloud without the decision service.
+"""``acstor-authority``: certificates for clouds without a decision service.
 
-It makes the files that enrolment makes where there is a decision service: copy the
-folder of a host to ``<state_dir>/identity`` there, over a way that you trust.  It is
-a command of the agent, as every host of such a cloud has that; run it on one of them,
-or on a machine that is kept off the network.
-
-The one rule: the authority's key stays in its folder, and what is written is for its
-owner's eyes alone.
+It creates the files that enrolment creates otherwise: copy the folder of a host to
+``<state_dir>/identity`` there, over a trusted connection. Run it on any host, or offline. The
+authority's key stays in its folder; all files are readable by their owner only.
 """
 
 import argparse
@@ -28,7 +24,7 @@ MAX_DAYS = 3660
 
 
 def main() -> int:
-    """Do what the command line says; return an exit status."""
+    """Run the command line; return an exit status."""
     given = _parser().parse_args()
     try:
         given.do(given)

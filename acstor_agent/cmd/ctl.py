@@ -33,14 +33,14 @@ CONNECT_TIMEOUT_S = 10.0
 UNIT_BYTES = 1024 * 1024
 REMEDY = "Does acstor-agent run on this host (systemctl status acstor-agent), and are you root?"
 WIDTH = 72
-"""Of what is said in words, which may be long."""
+"""Width of longer texts."""
 MAX_BYTES = (1 << 63) - 1
 
 _FillMode = control_wire.FillMode
 
 
 def main() -> int:
-    """Carry out one request; return 0 when it was done, 1 when it failed, 2 for wrong usage."""
+    """Run one request; return 0 if it succeeded, 1 if it failed, 2 for wrong usage."""
     options = _parser().parse_args()
     try:
         path = options.socket or _configured_socket(options.config_file)
@@ -59,7 +59,6 @@ def main() -> int:
 
 
 def _shown(options: argparse.Namespace, result: Any) -> str:
-    """Return an answer in words, without what others may have put into theirs."""
     return str(options.show(printable_text.data(result)))
 
 
@@ -179,11 +178,7 @@ def _fill_mode(mode: control_wire.FillMode) -> Callable[[str], control_wire.SetF
 
 
 def _table_in(file: pathlib.Path) -> msgspec.Raw:
-    """Return the v-node table in a file as one line, since a line is a request.
-
-    :raises errors.RingFormatError: it is no v-node table
-    :raises OSError: the file cannot be read
-    """
+    """Return the v-node table in a file as one line, as requests are lines."""
     table = file.read_bytes()
     hash_ring.decode(table, str(file))
     return msgspec.Raw(msgspec.json.format(table, indent=-1))
@@ -198,10 +193,7 @@ def _configured_socket(config_file: str | None) -> str:
 
 
 def _ask(path: str, request: control_wire.Request, show_progress: bool) -> Any:
-    """Send a request and return its result.
-
-    :raises errors.AcstorError: the agent does not answer, or says that it cannot
-    """
+    """Send a request and return its result."""
     with tqdm.tqdm(
         unit="B", unit_scale=True, unit_divisor=1024, disable=None if show_progress else True
     ) as bar:
@@ -242,7 +234,7 @@ def _table(names: list[str], rows: list[list[Any]]) -> str:
 
 
 def _is_number(cell: Any) -> bool:
-    """Say whether a cell is a number, or stands for one that is not known."""
+    """Return whether a cell is a number, or "-" for an unknown one."""
     plain = str(cell).replace(",", "").replace(".", "", 1)
     return plain.isdigit() or plain == "-"
 
@@ -256,7 +248,7 @@ def _mib(count: int | None) -> str:
 
 
 def _timelines(told: list[dict[str, Any]]) -> str:
-    """Return the picture of the last boot that was asked for, behind a list of all of them."""
+    """Return a list of all boots, and the chart of the last one."""
     found = msgspec.convert(told, list[boot_timeline.Timeline])
     if not found:
         return "no boot since the start of the agent"
@@ -300,7 +292,6 @@ def _trouble(trouble: dict[str, Any] | None) -> str:
 
 
 def _waiting(file_id: str, waiting: dict[str, Any]) -> str:
-    """Return how many requests of one image or disk wait, since when, and what for."""
     since, why = _time(waiting["since_s"]), waiting["why"] or "no answer yet"
     return f"{file_id}: {waiting['requests']} requests, since {since}: {why}"
 
@@ -310,7 +301,6 @@ def _time(clock_s: float) -> str:
 
 
 def _identity(identity: dict[str, Any]) -> str:
-    """Return what this host can prove, and what keeps it from proving more."""
     end_s, enrolment = identity["certificate_not_after_s"], identity["enrolment"]
     said = [f"certificate until {_time(end_s)}" if end_s else "no certificate"]
     if enrolment and enrolment["error"]:
@@ -324,7 +314,6 @@ def _identity(identity: dict[str, Any]) -> str:
 
 
 def _fill(whole: dict[str, Any] | None) -> str:
-    """Return the fill status of an image, with the time to its end."""
     if whole is None:
         return "not used"
     share = f" {100 * whole['cached_share']:.0f} %" if whole["cached_share"] is not None else ""
@@ -348,7 +337,7 @@ def _due(due_in_s: float | None, is_late: bool | None) -> str:
 
 
 def _turns(loop: dict[str, Any]) -> str:
-    """Return the duration of event loop iterations; a quantile is the bound of a bucket."""
+    """Describe the duration of event loop iterations; a quantile is a bucket's bound."""
     most_s = min(loop["p99_s"], loop["longest_s"])
     return f"99 % within {1000 * most_s:.1f} ms, the longest {1000 * loop['longest_s']:.1f} ms"
 

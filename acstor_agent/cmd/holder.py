@@ -16,7 +16,7 @@ from acstor_common.service import signals
 
 
 def main() -> int:
-    """Hold what agents leave, until SIGTERM or SIGINT; return an exit status."""
+    """Hold agents' descriptors until SIGTERM or SIGINT; return an exit status."""
     parser = argparse.ArgumentParser(description=argument_types.help_text(__doc__))
     parser.add_argument("state_dir", type=pathlib.Path, help="[acstor_agent] state_dir")
     parser.add_argument(
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def check(state_dir: pathlib.Path) -> int:
-    """Say by the exit status whether a holder answers."""
+    """Return exit status 0 if a holder responds, else 1."""
     if fd_holder.answers(state_dir):
         return 0
     print(f"acstor-agent-holder: {state_dir}: no holder answers", file=sys.stderr)

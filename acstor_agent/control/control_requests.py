@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators and nova-compute may ask an agent for, and what is done then.
+"""Handles requests on the control socket, from operators and nova-compute.
 
-The one rule: an image or a disk that a process has open is never taken away.
+An image or a disk that a process has open is never removed.
 """
 
 import logging
@@ -50,17 +50,16 @@ FILL_MODES = {
     decision_messages.TaskKind.RESUME: pin_record.FillMode.NORMAL,
     decision_messages.TaskKind.UNPIN: None,
 }
-"""How a task changes the filling of an image; None: the agent no longer pins it."""
+"""Fill mode that a task sets; None: the agent unpins the image."""
 
 
 class ControlRequests:
-    """The answers to control requests.
+    """Handlers of control requests.
 
-    :param picture: returns the agent's status; is called in a thread
-    :param change_policy: lets the host's own disk be scheduled by a policy
-    :param timelines: where the time of boots went
-    :param switched_off: is told of instances whose guests are to wait for nothing any more,
-        or that this is taken back
+    :param picture: returns the agent's status; called in a thread
+    :param change_policy: sets the disk scheduling policy
+    :param switched_off: called when a server is being switched off, to abort its waiting requests,
+        or when that is taken back
     """
 
     def __init__(
@@ -97,10 +96,10 @@ class ControlRequests:
     async def handle_request(  # noqa: C901 - a branch for each request
         self, request: control_wire.AnyRequest, report: control_socket.Report
     ) -> Any:
-        """Return the answer to a request.
+        """Return the result of a request.
 
-        :param report: told how far a long one is
-        :raises errors.AcstorError: it cannot be fulfilled
+        :param report: receives the progress of long requests
+        :raises errors.AcstorError: the request failed
         """
         match request:
             case control_wire.Status():
@@ -125,9 +124,9 @@ class ControlRequests:
             case control_wire.PreSeed(image_id):
                 return await self.pre_seed(image_id, report)
             case control_wire.Unpin(image_id):
-                return await self._wish(image_id, None)
+                return await self._set_fill_mode(image_id, None)
             case control_wire.SetFillMode(image_id, mode, deadline_s):
-                return await self._wish(image_id, mode, deadline_s)
+                return await self._set_fill_mode(image_id, mode, deadline_s)
             case control_wire.SwitchedOff(instance_id, is_taken_back):
                 instance_id = ids.parse_image_id(instance_id)
                 return {"processes": await self._switched_off(instance_id, is_taken_back)}
@@ -166,12 +165,12 @@ class ControlRequests:
         head_bytes: int = 0,
         expected: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH,
     ) -> mirror.Mirror:
-        """Return an image's mirror, attached now, with so much of its beginning here.
+        """Attach an image and read its first bytes; return its mirror.
 
-        Who asks has not opened it yet, and can do without: so this read has an end.
+        Unlike a guest's read, this has a deadline.
 
-        :param expected: Glance's hash of the image, if that is known
-        :raises errors.ImageIdReused: what is attached here has another one
+        :param expected: Glance's hash of the image, if known
+        :raises errors.ImageIdReused: the attached image has another hash
         """
         parsed = ids.parse_image_id(image_id)
         what = f"the chunk map of image {parsed}"
@@ -186,10 +185,10 @@ class ControlRequests:
             return found
         raise errors.DeadlineExceeded(what, self._patience_s)
 
-    async def _wish(
+    async def _set_fill_mode(
         self, image_id: str, mode: pin_record.FillMode | None, deadline_s: float = 0.0
     ) -> dict[str, Any]:
-        """Set how fast an image is filled; without a mode, keep it only while servers use it."""
+        """Set the fill mode of an image; None: unpin it."""
         parsed = ids.parse_image_id(image_id)
         if self._whole is None:
             raise errors.Unusable(
@@ -202,17 +201,17 @@ class ControlRequests:
         return {"image_id": parsed, **(self._whole.telling.status_of(parsed) or {})}
 
     async def apply_image_task(self, task: decision_messages.ImageTask) -> dict[str, Any]:
-        """Do what an operator asked for over the bus about an image that is to be whole here.
+        """Apply an operator's task about the fill of an image.
 
-        :raises errors.Unusable: it is not kept whole here, or this agent knows no such wish
+        :raises errors.Unusable: keep_images is none, or the kind of task is unknown
         """
         if task.kind not in FILL_MODES:
             what = f"image {ids.parse_image_id(task.image_id)}"
             raise errors.Unusable(what, f"this agent does not know what {task.kind} is")
         deadline_s = task.deadline_s
-        if task.due_at_s:  # what is over since, or by a wrong clock, comes as fast as it can
+        if task.due_at_s:  # a passed deadline means as fast as possible
             deadline_s = fill_rate.time_left_s(task.due_at_s, deadline_s, time.time())
-        return await self._wish(task.image_id, FILL_MODES[task.kind], deadline_s)
+        return await self._set_fill_mode(task.image_id, FILL_MODES[task.kind], deadline_s)
 
     async def _zeros(self, image_id: str) -> dict[str, Any]:
         image_map = (await self._attach(image_id)).map
@@ -231,7 +230,7 @@ class ControlRequests:
         if made := await self._disks.of_image(image_id):
             raise errors.Unusable(f"image {image_id}", f"is what disks {made} began as")
         self._detaching.detach_image(image_id)
-        if self._whole is not None:  # only then: who cannot be dropped stays promised
+        if self._whole is not None:  # only now: an image that cannot be dropped stays pinned
             await self._whole.forget_image(image_id)
         return {"image_id": image_id}
 
@@ -293,16 +292,16 @@ class ControlRequests:
     async def flatten_disks(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
         """Copy an image into all disks of this host that are based on it."""
         known = await self._disks.of_image(ids.parse_image_id(image_id))
-        if not known:  # a chunk map is not to be fetched for that
+        if not known:  # avoids fetching a chunk map
             return {"done_bytes": 0}
         made = [await self._disks.open(disk_id) for disk_id in known]
         image = await self._attach(image_id)
         return await flatten_disks.flatten(made, image, self._chunks, report)
 
     async def pre_seed(self, image_id: str, report: control_socket.Report) -> dict[str, int]:
-        """Bring all of an image to this host and keep it; see :func:`pre_seed.pre_seed`.
+        """Fetch all of an image to this host and pin it; see :func:`pre_seed.pre_seed`.
 
-        :raises errors.Unusable: there is no room to keep it
+        :raises errors.Unusable: there is not enough space to pin it
         """
         image = await self._attach(image_id)
         if self._whole is not None:
@@ -317,10 +316,7 @@ class ControlRequests:
 
 
 def _check_hash(image: mirror.Mirror, expected: chunk_map.OsHash) -> None:
-    """Refuse an image whose id Glance has given to other bytes.
-
-    :raises errors.ImageIdReused: its map was made for another hash
-    """
+    """Raise ImageIdReused if Glance has given the image's ID to other bytes."""
     found = chunk_map.OsHash(image.map.os_hash_algo, image.map.os_hash_value)
     if chunk_map.UNKNOWN_OS_HASH not in (found, expected) and found != expected:
         raise errors.ImageIdReused(

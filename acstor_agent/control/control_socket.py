@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control socket: reads requests, has them carried out, writes replies.
+"""The control socket: reads requests, calls the handler, writes replies.
 
-What a request means is not known here: a handler is given.  A client that
-breaks the rules is told so and cut off; it never disturbs the agent.  Of too many
-clients the one that asks nothing for longest makes room; where all ask, the newcomer is refused.
+A client that violates the protocol gets an error and is disconnected. If there are too many
+clients, a new one replaces the longest idle one, or is refused if none is idle.
 """
 
 import contextlib
@@ -30,20 +29,20 @@ LOG = logging.getLogger(__name__)
 
 BACKLOG = 16
 CLIENTS = 64
-"""Connections at a time: each may have a task, and a line of MAX_LINE_BYTES, in memory."""
+"""Limit of connections; each may have a task and MAX_LINE_BYTES in memory."""
 READ_BYTES = 64 * 1024
 WARN_EVERY_S = 10.0
 _CREDENTIALS = struct.Struct("iii")  # pid, uid, gid: struct ucred of linux/socket.h
 
 Report = Callable[[int, int], Awaitable[None]]
-"""Tells a client how far its request is: bytes done, bytes in all."""
+"""Reports the progress of a request: bytes done, bytes in all."""
 Handler = Callable[[control_wire.AnyRequest, Report], Awaitable[Any]]
 
 
 def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
-    """Return a listening socket for the agent's user and, where given, a group.
+    """Return a listening socket for the agent's user and, if given, a group.
 
-    :raises errors.Unusable: the path cannot be bound, or another agent has it
+    :raises errors.Unusable: the path cannot be bound, or another agent uses it
     """
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -52,7 +51,7 @@ def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
                 str(path), "another agent listens there", "Give each agent a socket of its own"
             )
         path.unlink(missing_ok=True)
-        plain.bind(str(path))  # nobody gets in before listen()
+        plain.bind(str(path))  # clients cannot connect before listen()
         path.chmod(0o600)
         if gid is not None:
             os.chown(path, -1, gid)
@@ -65,7 +64,7 @@ def bind(path: pathlib.Path, gid: int | None) -> trio.SocketListener:
 
 
 def _is_served(path: pathlib.Path) -> bool:
-    """Say whether somebody answers there: one whom the kernel holds listens, and does not."""
+    """Return whether a live process listens; a killed one may still hold the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
         probe.connect(str(path))
         theirs = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -80,7 +79,7 @@ async def listen(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Make the socket, and its folder where it is missing, and serve there until cancelled.
+    """Create the socket and its folder, and serve until cancelled.
 
     :raises errors.Unusable: see :func:`bind`
     """
@@ -95,7 +94,7 @@ async def serve(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer requests until cancelled."""
+    """Serve requests until cancelled."""
     clients = _Clients()
 
     async def converse(stream: trio.SocketStream) -> None:
@@ -109,7 +108,7 @@ async def serve(
                                     return
                 except errors.RemoteProtocolError as e:
                     await stream.send_all(control_wire.encode(_failed(e)))
-                except errors.QueueFull as e:  # it was logged, and not for each
+                except errors.QueueFull as e:  # logged at a limited rate
                     refused = control_wire.Failed(type(e).__name__, str(e))
                     await stream.send_all(control_wire.encode(refused))
 
@@ -119,18 +118,16 @@ async def serve(
 
 
 class _Clients:
-    """Those that are connected, CLIENTS at most."""
-
     def __init__(self) -> None:
-        self._idle: dict[trio.CancelScope, None] = {}  # the one that asked longest ago first
+        self._idle: dict[trio.CancelScope, None] = {}  # longest idle first
         self._busy: set[trio.CancelScope] = set()
         self._said = log_limit.LogLimit(WARN_EVERY_S)
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[trio.CancelScope]:
-        """Be connected until the block ends, or until another one needs the place.
+        """Register a client until the block ends or another client replaces it.
 
-        :raises errors.QueueFull: all places are taken by clients whose requests are carried out
+        :raises errors.QueueFull: no client is idle
         """
         if len(self._idle) + len(self._busy) >= CLIENTS:
             self._make_room()
@@ -143,8 +140,8 @@ class _Clients:
 
     @contextlib.contextmanager
     def busy(self, client: trio.CancelScope) -> Iterator[None]:
-        """Have a client's request carried out until the block ends; it keeps its place."""
-        self._idle.pop(client, None)  # not there: its place was given away just now
+        """Mark a client as busy, so that it is not replaced."""
+        self._idle.pop(client, None)  # absent if the client was just replaced
         self._busy.add(client)
         try:
             yield
@@ -164,14 +161,14 @@ class _Clients:
 
 
 async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bool:
-    """Answer one request; return whether the client may go on."""
+    """Handle one request; return whether the connection may continue."""
     with trio.CancelScope() as scope:
 
         async def report(done_bytes: int, total_bytes: int) -> None:
             progress = control_wire.Progress(done_bytes, total_bytes)
             try:
                 await stream.send_all(control_wire.encode(progress))
-            except trio.BrokenResourceError:  # nobody waits for the answer any more
+            except trio.BrokenResourceError:  # the client is gone
                 scope.cancel()
 
         reply = await _reply(line, handle, report)
@@ -184,7 +181,7 @@ async def _answer(stream: trio.SocketStream, line: bytes, handle: Handler) -> bo
 
 
 async def _reply(line: bytes, handle: Handler, report: Report) -> control_wire.Reply:
-    """Have a request carried out; whatever becomes of it, the agent goes on."""
+    """Call the handler; convert all errors into replies."""
     try:
         return control_wire.Done(await handle(control_wire.decode_request(line), report))
     except (errors.AcstorError, ValueError, OSError) as e:
@@ -200,10 +197,7 @@ def _failed(error: Exception) -> control_wire.Failed:
 
 
 async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
-    """Cut what a client sends into lines.
-
-    :raises errors.RemoteProtocolError: a line is too long
-    """
+    """Split a client's data into lines; raise RemoteProtocolError for long ones."""
     buffer = bytearray()
     while chunk := await stream.receive_some(READ_BYTES):
         buffer += chunk

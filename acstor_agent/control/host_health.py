@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this host does, in the few words that the decision service shows of each.
-
-It is asked for with every sample, so it looks at nothing but these few numbers; the
-agent's status has the same.
-"""
+"""Health of this host for the decision service, sent with every sample."""
 
 import time
 from collections.abc import Callable
@@ -21,13 +17,13 @@ WINDOW_S = 3600.0
 
 
 class Health:
-    """Sums up how the host does.
+    """Summarizes the host's health.
 
-    :param late: returns the requests that have waited for long, by whose they are
-    :param failed_reads: returns how many there were since the start
-    :param fallbacks: returns how often Nova did without acstor since the start, by the reason
-    :param on_dead_mounts: returns the guests that use a mount that has ended
-    :param troubles: returns which parts do not work, as the status has it
+    :param late: returns the requests that have waited long, by file
+    :param failed_reads: returns their number since the start
+    :param fallbacks: returns Nova's fallbacks since the start, by reason
+    :param on_dead_mounts: returns the guests on dead mounts
+    :param troubles: returns the faults of parts, as in status
     """
 
     def __init__(
@@ -46,7 +42,7 @@ class Health:
         self._window = sliding_window.SlidingWindow(WINDOW_S, time.monotonic())
 
     def current_health(self) -> decision_messages.HostHealth:
-        """Return how the host does."""
+        """Return the current health."""
         late = sorted(self._late(), key=lambda one: -one.longest_s)
         totals = {**self._fallbacks(), FAILED: self._failed_reads()}
         grown = self._window.grown_counters(time.monotonic(), totals)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Prometheus endpoint of the agent: the counters of ``status`` as metrics.
 
-The agent counts in plain integers, because a guest's read must not pay for
-labels and locks; they become metrics when somebody asks.
+The agent counts in plain integers, so that reads do not pay for labels and locks.
 """
 
 import itertools
@@ -20,22 +19,22 @@ from acstor_common.service import metrics_endpoint
 
 Picture = Callable[[], dict[str, Any]]
 Rows = dict[str | None, dict[str, Any]]
-"""Numbers by image, or those of all images by None."""
+"""Numbers by image, or of all images under None."""
 
 
 class Collector(registry.Collector):
-    """Turns the agent's numbers into metrics.
+    """Converts the agent's numbers into metrics.
 
-    Its cost does not grow with images unless they are shown each for itself, by ``by_image``.
+    Its cost is independent of the number of images unless ``by_image`` is set.
 
-    :param picture: returns the numbers; it is called from the endpoint's thread
+    :param picture: returns the numbers; called from the endpoint's thread
     """
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
 
     def collect(self) -> Iterator[core.Metric]:
-        """Yield all metrics, as of now."""
+        """Yield all metrics."""
         status = self._picture()
         by_image = status["by_image"]
         yield from _of_reads(status["reads"], by_image)
@@ -79,7 +78,7 @@ class Collector(registry.Collector):
 
 
 def serve(address: str, picture: Picture) -> Callable[[], None]:
-    """Start the endpoint in a thread; return what stops it.
+    """Start the endpoint in a thread; return a function that stops it.
 
     :raises errors.Unusable: the address cannot be used
     """
@@ -94,7 +93,7 @@ async def show(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Have the endpoint until cancelled.
+    """Run the endpoint until cancelled.
 
     :raises errors.Unusable: the address cannot be used
     """
@@ -132,7 +131,6 @@ def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
 
 
 def _key(image_id: str | None) -> list[str]:
-    """Return the values of the labels of _labels."""
     return [] if image_id is None else [image_id]
 
 
@@ -400,7 +398,7 @@ def _of_disk_io(io: dict[str, Any], by_image: bool) -> Iterator[core.Metric]:
 
 
 def _by_class(streams: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Add up the streams of each class: of guests, of peers, of each kind of other work."""
+    """Sum up the streams of each class: guests, peers, kinds of background work."""
     found: dict[str, dict[str, Any]] = {}
     for stream, count in streams.items():
         klass = stream.partition(":")[0]
@@ -449,7 +447,7 @@ def _of_streams(streams: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
 
 
 def _buckets(latency: dict[str, Any]) -> tuple[list[tuple[str, int]], float]:
-    """Return a histogram as Prometheus wants it: each bucket with those below it, and the sum."""
+    """Return a histogram in Prometheus' form: cumulative buckets, and the sum."""
     bounds = [*map(str, counters.LATENCY_BOUNDS_S), "+Inf"]
     upto = itertools.accumulate(latency["buckets"])
     return list(zip(bounds, upto, strict=True)), latency["total_s"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the agent tells about itself, by ``status`` and by the metrics.
+"""Status of the agent, for ``status`` and the metrics.
 
-The field names are read by machines: they are never changed.
+Programs read the field names, so they never change.
 """
 
 import collections
@@ -47,7 +47,7 @@ from acstor_common.service import version
 
 
 def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[str, Any]:
-    """Return which agent this is, and what was decided about it."""
+    """Return the agent's identity and main options."""
     own = conf.acstor_agent
     decided = ("keep_images", "cache_may_grow_for_pins", "prefetch_boot_images")
     return {
@@ -61,7 +61,7 @@ def of_agent(host: ids.HostId, conf: cfg.ConfigOpts, uptime_s: float) -> dict[st
 
 
 def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
-    """Return the v-node table in force in numbers."""
+    """Return the numbers of the current v-node table."""
     return {
         "epoch": rings.ring.epoch,
         "hosts": len(rings.ring.hosts),
@@ -72,7 +72,7 @@ def of_ring(rings: ring_keeper.RingKeeper) -> dict[str, Any]:
 def of_identity(
     identity: identity_files.Identity, enrolling: enrolment.Enrolment | None
 ) -> dict[str, Any]:
-    """Return what this host can prove, whom it believes, and how its enrolment stands."""
+    """Return the state of the certificate, the signers and the enrolment."""
     certificate = identity.certificate
     return {
         "certificate_not_after_s": certificate.not_after_s if certificate else None,
@@ -88,11 +88,8 @@ def of_images(
     counted: counters.ExchangeCounters,
     late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
-    """Return what is known of each image that is attached.
-
-    Beside it what was read and fetched of all images, those included that have gone.
-    """
-    fetched = dict(counted.fetched)  # the event loop's thread adds images to it
+    """Return the state of each attached image, and totals that include detached ones."""
+    fetched = dict(counted.fetched)  # the event loop's thread modifies it
     shown = {
         image_id: of_image(
             images.get_nowait(image_id),
@@ -118,9 +115,9 @@ def of_images_together(
     counted: counters.ExchangeCounters,
     late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
-    """Return the numbers of all images together, each a mapping with the one key None.
+    """Return totals of all images, under the key None.
 
-    Counters are not added up here: they count for the host when they count for an image.
+    Counters are kept for the host, and not summed up here.
     """
     return {
         "reads": {None: of_reads(images.reads, counted.fetched_total)},
@@ -140,7 +137,7 @@ def of_images_apart(
     counted: counters.ExchangeCounters,
     late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
-    """Return the same numbers for each image; reads that wait for long by image or disk."""
+    """Return the numbers of each image; waiting reads by image or disk."""
     fetched, nothing = dict(counted.fetched), counters.Tally()
     reads = {image.map.image_id: image.counters for image in images.open()}
     return {
@@ -160,7 +157,7 @@ def of_images_apart(
 
 
 def of_whole_together(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:
-    """Return how far all images are that are to be whole, by None; {} if none is."""
+    """Return the total fill status of all images, under None; {} if there is none."""
     if not shown:
         return {}
     numbers = ("total_bytes", "remaining_bytes", "shortfall_bytes", "rate_bytes_s")
@@ -176,7 +173,7 @@ def of_whole_together(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[s
 
 
 def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dict[str, Any]:
-    """Return what guests read and what came to this host for it."""
+    """Return the counters of guests' reads and fetched data."""
     read = read or counters.ReadCounters()
     return {
         "read": read.read.as_dict(),
@@ -191,7 +188,7 @@ def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dic
 def of_shares(
     sharing: replication.Replication | None, promised: pins.ImagePins
 ) -> dict[str, int] | None:
-    """Return what is kept for the instances of other hosts; None where nothing is."""
+    """Return the parts of images kept for other hosts; None without replication."""
     if sharing is None:
         return None
     images, total_bytes = promised.for_others()
@@ -207,9 +204,9 @@ def of_image(
     late: blocked_requests.LateWaits | None = None,
     size_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Return what is known of one image; one that was not read since the start has few numbers.
+    """Return the state of one image; most fields are None if it was not read yet.
 
-    :param late: its reads that wait for long
+    :param late: its reads that have waited long
     """
     return {
         "size_bytes": image.size_bytes if image else size_bytes,
@@ -226,7 +223,7 @@ def of_image(
 
 
 def of_blocked_requests(late: blocked_requests.LateWaits | None) -> dict[str, Any] | None:
-    """Return how many requests wait for long, since when, and what for; None if none does."""
+    """Return the requests that have waited long; None if there are none."""
     if late is None:
         return None
     return {
@@ -238,7 +235,7 @@ def of_blocked_requests(late: blocked_requests.LateWaits | None) -> dict[str, An
 
 
 def of_boot_image(boots: boot_session.BootSession) -> dict[str, Any]:
-    """Return what has become of an image's boot image since the start."""
+    """Return the state of an image's boot image."""
     head = boots.head
     return {
         "state": boots.state.value,
@@ -249,7 +246,7 @@ def of_boot_image(boots: boot_session.BootSession) -> dict[str, Any]:
 
 
 def of_boots(host: boot_session.BootSessions) -> dict[str, Any]:
-    """Return the boot images of this host in numbers."""
+    """Return the numbers of this host's boot images."""
     counted = host.counters
     return {
         "memory_bytes": host.memory.used_bytes,
@@ -267,14 +264,14 @@ def of_boots(host: boot_session.BootSessions) -> dict[str, Any]:
 
 
 def of_detached(detaching: image_eviction.ImageEviction) -> dict[str, int]:
-    """Return how many images nobody used any more, and what of deleted ones was dropped."""
+    """Return the numbers of detached images and purged chunks."""
     return {"images": detaching.detached, "purged_chunks": detaching.purged_chunks}
 
 
 def of_disks(
     made: disks.Disks, late: Mapping[str, blocked_requests.LateWaits]
 ) -> dict[disk_header.DiskId, dict[str, Any]]:
-    """Return what is known of each disk."""
+    """Return the state of each disk."""
     return {
         disk_id: of_disk(made.get_nowait(disk_id), late.get(disk_id))
         for disk_id in made.list_disks()
@@ -284,9 +281,9 @@ def of_disks(
 def of_disk(
     made: disk.Disk | None, late: blocked_requests.LateWaits | None = None
 ) -> dict[str, Any]:
-    """Return what is known of one disk; one that was not used since the start has no numbers.
+    """Return the state of one disk; most fields are None if it was not used yet.
 
-    :param late: its requests that wait for long
+    :param late: its requests that have waited long
     """
     waiting_ = of_blocked_requests(late)
     if made is None:
@@ -316,13 +313,13 @@ def of_latency(latency: counters.Latency) -> dict[str, Any]:
 
 
 def of_cache(cache: cache_files.CacheFiles) -> dict[str, Any]:
-    """Return the public cache in numbers, and what is wrong with its folder, if anything is."""
+    """Return the numbers of the public cache, and its folder's fault."""
     trouble = cache.trouble._asdict() if cache.trouble else None
     return {**dataclasses.asdict(cache.statistics), "fault": trouble}
 
 
 def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
-    """Return what was scheduled on the host's own disk since the start, by stream."""
+    """Return the disk scheduler's counters, by stream."""
     account = io.account
     return {
         "policy": io.policy,
@@ -347,7 +344,7 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
 def of_troubles(
     known: health_issues.HealthIssues, sources: Iterable[source_client.PlaceState] = ()
 ) -> dict[str, Any]:
-    """Return what does not work, why, and since when: parts of the agent, and sources."""
+    """Return the faults of the agent's parts and sources, with reason and beginning."""
     found = {what: trouble._asdict() for what, trouble in known.now.copy().items()}
     for place in sources:
         if (trouble := place.trouble or _of_hanging(place.health)) is not None:
@@ -356,7 +353,6 @@ def of_troubles(
 
 
 def _of_hanging(health: base.Health) -> health_issues.HealthIssue | None:
-    """Return the trouble with a source that answers, but not to all."""
     if not health.hanging_calls:
         return None
     why = f"{health.hanging_calls} calls to it hang"
@@ -364,7 +360,7 @@ def _of_hanging(health: base.Health) -> health_issues.HealthIssue | None:
 
 
 def of_sources(sources: Iterable[source_client.PlaceState]) -> dict[str, Any]:
-    """Return how each source does, by where it is."""
+    """Return the health of each source, by its location."""
     return {place.where: place.health._asdict() for place in sources}
 
 
@@ -374,10 +370,10 @@ def of_guests(
     ended: int,
     on_dead_mounts: Collection[str],
 ) -> dict[str, Any]:
-    """Return how many requests of guests wait for what is not here, and how many were refused.
+    """Return the numbers of waiting and refused requests of guests.
 
-    :param ended: those that were ended, as who had made them was being killed
-    :param on_dead_mounts: the guests that use a mount that has ended
+    :param ended: requests aborted because their process was killed
+    :param on_dead_mounts: guests on dead mounts
     """
     return {
         "on_dead_mounts": sorted(on_dead_mounts),
@@ -393,7 +389,7 @@ def of_refused(
     looked: detached_maps.DetachedMaps,
     connected: handshake_limits.HandshakeLimits,
 ) -> dict[str, int]:
-    """Return how often other hosts, or who says to be one, were refused."""
+    """Return how often requests and connections of other hosts were refused."""
     return {
         "gets": chunks.core.counters.unauthorized,
         "looks": looked.refused,
@@ -403,7 +399,7 @@ def of_refused(
 
 
 def of_exchange(chunks: exchange.Exchange, net: peer_network.PeerNetwork) -> dict[str, Any]:
-    """Return what entered and left the host, and the peers that are left alone."""
+    """Return the counters of the exchange, and the peers in backoff."""
     counted, core = chunks.counters, chunks.core.counters
     return {
         "chunks_in_flight": len(chunks.core),

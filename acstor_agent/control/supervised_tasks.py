@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of the agent that guests do not need: they are begun, and begun again when they fail.
+"""Supervises parts of the agent that guests do not need, and restarts failed ones.
 
-Whatever becomes of such a part, the worker goes on and guests are served.  What does not
-work is told once in the log, is in ``status`` and in the metrics until it works.
+A failure is logged once, and appears in ``status`` and the metrics until the part works again.
 """
 
 import logging
@@ -22,7 +21,7 @@ LOG = logging.getLogger(__name__)
 
 
 class SupervisedTasks:
-    """The parts, in a nursery that none of them ends."""
+    """Supervised parts; their failures do not end the nursery."""
 
     def __init__(self, nursery: trio.Nursery, clock: Callable[[], float] = time.time) -> None:
         self.troubles = health_issues.HealthIssues()
@@ -30,20 +29,20 @@ class SupervisedTasks:
         self._clock = clock
 
     async def run_supervised(self, what: str, run: Callable[..., Awaitable[object]]) -> None:
-        """Have a part run for ever; return when it has begun, or failed for the first time.
+        """Run a part forever; return when it has started or failed once.
 
-        :param what: its name, as it is shown to the operator
-        :param run: tells by ``task_status.started()`` that it has begun
+        :param what: its name for operators
+        :param run: calls ``task_status.started()`` when it has started
         """
-        await self._nursery.start(self._keep, what, run)
+        await self._nursery.start(self._run_forever, what, run)
 
-    async def _keep(
+    async def _run_forever(
         self,
         what: str,
         run: Callable[..., Awaitable[object]],
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        tried = _Once(task_status)
+        tried = _StartSignal(task_status)
         again = restart_backoff.Restarts(most=None)
         while True:
             began_s = trio.current_time()
@@ -59,9 +58,9 @@ class SupervisedTasks:
             await trio.sleep(again.next_pause(trio.current_time() - began_s) or 0.0)
 
     def note_failure(self, what: str, why: str, fault: BaseException | None = None) -> None:
-        """Note that a part does not work; the operator is told once.
+        """Record that a part fails, and log it once.
 
-        :param fault: a defect of the part, whose traceback is logged
+        :param fault: a bug in the part, logged with its traceback
         """
         if self.troubles.record_failure(what, why, self._clock()):
             LOG.error("%s: %s; guests read without it", what, why, exc_info=fault)
@@ -72,21 +71,21 @@ class SupervisedTasks:
         self.note_failure(what, why, None if is_known else cause)
 
     def set_state(self, what: str, why: str) -> None:
-        """Note why a part does not work, or with no reason that it does."""
+        """Record that a part fails; with an empty reason, that it works."""
         if why:
             self.note_failure(what, why)
         else:
             self.clear_failure(what)
 
     def set_logged_state(self, what: str, why: str) -> None:
-        """Note what :meth:`tell` does, of a part that has logged it itself."""
+        """Record the same for a part that logs it itself."""
         if why:
             self.troubles.record_failure(what, why, self._clock())
         else:
             self.troubles.clear_failure(what)
 
     def make_folder(self, path: pathlib.Path) -> pathlib.Path:
-        """Make a folder where it is missing; without it the agent remembers less."""
+        """Create a folder; without it the agent remembers less after a restart."""
         try:
             path.mkdir(mode=0o700, exist_ok=True)
         except OSError as e:
@@ -94,13 +93,13 @@ class SupervisedTasks:
         return path
 
     def clear_failure(self, what: str) -> None:
-        """Note that a part works."""
+        """Record that a part works."""
         if self.troubles.clear_failure(what):
             LOG.info("%s: works again", what)
 
 
 def start_at_once(run: Callable[[], Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-    """Return a part that has begun as soon as it runs."""
+    """Return a part that counts as started as soon as it runs."""
 
     async def run_on(task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
@@ -109,8 +108,8 @@ def start_at_once(run: Callable[[], Awaitable[object]]) -> Callable[..., Awaitab
     return run_on
 
 
-class _Once:
-    """Says once that a task has begun."""
+class _StartSignal:
+    """Reports once that a task has started."""
 
     def __init__(self, task_status: trio.TaskStatus[None]) -> None:
         self._task_status: trio.TaskStatus[None] | None = task_status

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one way to the agent's own disk for everything that has to wait for it.
+"""Access to the agent's own disk, for all I/O that has to wait for it.
 
-With the policy ``none`` a piece of I/O is a call in a thread and nothing else.
-With any other the one who wants it waits until the scheduler (core/disk_scheduling)
-says that it is its turn, does it, and says that it is done: so an error reaches
-the one who asked and nobody else, and who is cancelled gives up its place.
+With the policy ``none`` each I/O is a call in a thread. With others it waits for its turn from the
+scheduler (core/disk_scheduling). Errors reach the caller, and a cancelled caller gives up its turn.
+Reads from the page cache bypass this module.
 
-Bytes in the page cache never come here: they are read without waiting.
-
-A request that the disk does not answer in STALL_S is not waited for any longer:
-the next one has its turn, as if the disk had room for one more.
+After STALL_S without completion of a request, the next one starts.
 """
 
 import contextlib
@@ -35,17 +31,15 @@ NONE = "none"
 AUTO = "auto"
 STALL_S = 1.0
 ADDRESSES = 1 << 62
-"""More than all files of all disks: no place is given out twice."""
+"""Larger than all files together, so addresses never collide."""
 BLOCK_DEVICES = pathlib.Path("/sys/dev/block")
 
 OURS = requests.Stream(requests.Klass.BACKGROUND, "agent")
-"""What the agent does for those who wait, but not while they wait."""
+"""The agent's own work, which no guest or peer waits for."""
 _stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("stream", default=OURS)
 
 
-class _Belonging:
-    """A block in which what is done is for somebody else."""
-
+class _StreamScope:
     __slots__ = ("_before", "_stream")
 
     def __init__(self, stream: requests.Stream | None) -> None:
@@ -60,27 +54,24 @@ class _Belonging:
             _stream.reset(self._before)
 
 
-def use_stream(stream: requests.Stream | None) -> _Belonging:
-    """Let what is done within the block belong to a stream; None leaves it where it is.
-
-    So does what tasks do that are started there.
-    """
-    return _Belonging(stream)
+def use_stream(stream: requests.Stream | None) -> _StreamScope:
+    """Assign the I/O in a block, and of tasks started there, to a stream, if any."""
+    return _StreamScope(stream)
 
 
 def current_stream() -> requests.Stream:
-    """Return the stream to which belongs what is done here."""
+    """Return the stream of the current context."""
     return _stream.get()
 
 
 def current_guest() -> str | None:
-    """Return the name of the guest for whom that is which is done here; None: for no guest."""
+    """Return the guest of the current context; None if there is none."""
     klass, name = _stream.get()
     return name if klass is requests.Klass.GUEST else None
 
 
 def deferred_stream() -> requests.Stream:
-    """Return the stream of a write that is put off: nobody waits for it, whoever caused it."""
+    """Return the stream of a deferred write, which delays its requester no more."""
     stream = _stream.get()
     return stream if stream.klass >= OURS.klass else OURS
 
@@ -88,8 +79,8 @@ def deferred_stream() -> requests.Stream:
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:
     """Return the policy that suits the device of a folder.
 
-    A virtual disk says that it rotates whatever is behind it, so it gets ``none``; so does a
-    folder that is not there.
+    A virtual disk reports that it rotates whatever it is, so it gets ``none``; so does a missing
+    folder.
     """
     try:
         number = os.stat(folder).st_dev
@@ -98,7 +89,7 @@ def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEV
     device = devices / f"{os.major(number)}:{os.minor(number)}"
     if "/virtio" in os.path.realpath(device):
         return NONE
-    for at in (device, device / ".."):  # a partition's queue is its disk's
+    for at in (device, device / ".."):  # a partition uses its disk's queue
         with contextlib.suppress(OSError):
             rotates = (at / "queue/rotational").read_text().strip() == "1"
             return "pregather" if rotates else NONE
@@ -106,11 +97,15 @@ def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEV
 
 
 class DiskIo:
-    """What a worker does with its own disk.
+    """I/O of a worker on its own disk.
 
-    Keep :meth:`serve` running while a policy other than ``none`` is in force.
+    Keep :meth:`serve` running under policies other than ``none``.
 
+<<<<<<< ours
     :param schedulers: makers of what orders requests, by the names of policies
+=======
+    :param limits: options of ``pregather``
+>>>>>>> theirs
     """
 
     def __init__(
@@ -130,17 +125,17 @@ class DiskIo:
 
     @property
     def is_scheduling(self) -> bool:
-        """Whether anything but ``none`` is in force."""
+        """Return whether a policy other than ``none`` is in force."""
         return self.policy != NONE
 
     @property
     def account(self) -> scheduler.Account:
-        """What was counted since the start."""
+        """Return the counters since the start."""
         return self._scheduler.account
 
     @property
     def waiting(self) -> int:
-        """How many pieces of I/O wait for their turn."""
+        """Return the number of waiting requests."""
         return len(self._scheduler)
 
     def slice_s(self, stream: requests.Stream) -> float | None:
@@ -148,7 +143,7 @@ class DiskIo:
         return self._scheduler.slice_s(stream)
 
     def address_of(self, file: object, offset: int, size_bytes: int) -> int:
-        """Return the address of a byte of a file; files lie in the order of their first use."""
+        """Return the address of a byte; files are laid out in the order of first use."""
         base = self._bases.get(file)
         if base is None:
             base = self._bases[file] = self._next_base
@@ -156,12 +151,19 @@ class DiskIo:
         return base + offset
 
     def forget_file(self, file: object) -> None:
-        """Forget where a file lies, which is gone."""
+        """Forget the address of a deleted file."""
         self._bases.pop(file, None)
 
     def change_policy(self, policy: str) -> None:
+<<<<<<< ours
         """Use another policy from now on; what waits is served by it."""
         self._scheduler.change_policy(self.schedulers[policy]())
+=======
+        """Change the policy; waiting requests follow the new one."""
+        make = scheduler.POLICIES[policy]
+        made = pregather.Pregather(self._limits) if make is pregather.Pregather else make()
+        self._scheduler.change_policy(made)
+>>>>>>> theirs
         self.policy = policy
         self._pump()
 
@@ -174,10 +176,10 @@ class DiskIo:
         *args: object,
         limiter: trio.CapacityLimiter | None = None,
     ) -> T:
-        """Do ``function(*args)`` in a thread: at once with the policy ``none``, else in turn.
+        """Run ``function(*args)`` in a thread, at once or in turn.
 
-        :param place: where on the disk it begins (see :meth:`address_of`)
-        :param length: bytes that it moves, at least 1
+        :param place: address on the disk (see :meth:`address_of`)
+        :param length: bytes moved, at least 1
         """
         if not self.is_scheduling:
             return await trio.to_thread.run_sync(function, *args, limiter=limiter)
@@ -195,7 +197,7 @@ class DiskIo:
             self._pump()
 
     def _pump(self) -> None:
-        """Give out turns: one at a time, or all of them at once with ``none``."""
+        """Start requests: one at a time, or all of them with ``none``."""
         if not len(self._scheduler):
             return
         now_s = trio.current_time()
@@ -217,7 +219,7 @@ class DiskIo:
         return any(now_s - since_s < STALL_S for since_s in self._serving.values())
 
     async def serve(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Give out the turns that come with time, for ever; then let everything pass."""
+        """Start requests that are due by time, forever; at the end start all."""
         task_status.started()
         try:
             while True:
@@ -230,7 +232,7 @@ class DiskIo:
             self.change_policy(NONE)
 
     def _wakes_s(self) -> float:
-        """Return when a wait or the patience with the disk ends."""
+        """Return the time of the scheduler's next timeout or of the next stall."""
         if not len(self._scheduler):
             return float("inf")
         now_s = trio.current_time()

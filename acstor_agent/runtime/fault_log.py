@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that nobody foresaw: faults of this program, met while it works for somebody.
+"""Logs unexpected errors, which are bugs of this program.
 
-The one rule: such a fault ends the piece of work in which it happened, and nothing else.
-It is counted, and its traceback is in the log: once in a while for each kind, since who
-found out how to provoke it does so again and again.
+Such an error ends only the operation in which it occurs. Tracebacks are logged at a limited rate
+for each kind, since peers may provoke one repeatedly.
 """
 
 import logging
@@ -18,7 +17,7 @@ SAY_AGAIN_S = 600.0
 
 
 class FaultLog:
-    """Those of one part of the agent; ``count`` is their number."""
+    """Faults of one part of the agent; ``count`` is their number."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
@@ -26,9 +25,9 @@ class FaultLog:
         self._said = log_limit.LogLimit(SAY_AGAIN_S)
 
     def record_fault(self, what: str, error: Exception) -> str:
-        """Count a fault, say it in the log if that is news, and return it in words.
+        """Count a fault, log it if it is new, and describe it.
 
-        :param what: the piece of work that ends with it; who it was for is of no matter here
+        :param what: the failed operation, without its requester
         """
         self.count += 1
         cause: BaseException = error
@@ -41,7 +40,6 @@ class FaultLog:
 
 
 def _line_of(error: BaseException) -> tuple[str, int]:
-    """Return the file and the line where an error was raised."""
     traceback = error.__traceback__
     if traceback is None:
         return "", 0

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that have ended as far as they can, and those that have not.
+"""Detects ended processes that the kernel still holds, and frees them.
 
-A process that was killed is there, with its files and its locks, until the kernel has let go of
-each of its threads; one that hangs in a call to a dead file server keeps it for as long as that
-hangs.  The rule: no code of such a process runs any more, so nobody has to wait for it.
+A killed process keeps its files and locks while one of its threads hangs in the kernel, as in a
+call to a dead file server. None of its code runs any more, so others need not wait for it.
 """
 
 import contextlib
@@ -16,18 +15,16 @@ from acstor_agent.core.mount import process_state
 
 _PROC = pathlib.Path("/proc")
 _PIDFD_THREAD = os.O_EXCL
-"""Linux 6.9; before, threads beside the first one cannot be named so."""
+"""Since Linux 6.9; before, a pidfd can only refer to a first thread."""
 _PIDFD_GETFD, _PROCESS_MRELEASE = 438, 448
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def has_ended(pid: int) -> bool:
-    """Say whether no code of a process runs any more, though the kernel may hold on to it.
+    """Return whether a process runs no code any more, though the kernel holds it.
 
-    Its first thread is on its way out, or is to be killed and hangs in the kernel itself.
-
-    :param pid: 0 for one in another PID namespace, of which nothing is known
+    :param pid: 0 for a process in another PID namespace; nothing is known of it
     """
     if pid <= 0:
         return False
@@ -37,7 +34,7 @@ def has_ended(pid: int) -> bool:
 
 
 def lockers(inode: int) -> list[int]:
-    """Return the processes that have a lock (flock) on a file of this number, on whatever disk."""
+    """Return the processes with a flock on a file of this inode number, on any device."""
     found = []
     with contextlib.suppress(OSError):
         for line in (_PROC / "locks").read_text().splitlines():
@@ -48,30 +45,29 @@ def lockers(inode: int) -> list[int]:
 
 
 def shut_sockets(pid: int) -> int:
-    """Shut the sockets of a process that has ended; return how many.
+    """Shut down the sockets of an ended process, to free its ports; return the count.
 
-    Nobody would answer there any more, and its ports are wanted.  What this process has as well
-    (where both write their log) stays as it is.
+    Sockets that this process shares, such as the log's, stay open.
     """
     own = set(_sockets(pathlib.Path("/proc/self/fd")).values())
     shut = 0
     for task in (_PROC / str(pid) / "task").glob("*"):
         foreign = {fd: name for fd, name in _sockets(task / "fd").items() if name not in own}
-        with contextlib.suppress(OSError):  # an older kernel, or the thread is gone by now
+        with contextlib.suppress(OSError):  # an older kernel, or the thread has ended
             thread = os.pidfd_open(int(task.name), _PIDFD_THREAD)
             try:
                 shut += sum(_shut(thread, fd) for fd in foreign)
             finally:
                 os.close(thread)
-        if foreign:  # the other threads have the same ones
+        if foreign:  # other threads share the descriptors
             break
     return shut
 
 
 def free_memory(pid: int) -> bool:
-    """Give back the memory of a process that has ended; say whether that could be done.
+    """Release the memory of an ended process; return whether it succeeded.
 
-    It counts against the limit of the service, beside that of the process that comes next.
+    It counts against the service's limit together with the next process.
     """
     try:
         process = os.pidfd_open(pid)
@@ -84,7 +80,6 @@ def free_memory(pid: int) -> bool:
 
 
 def _sockets(folder: pathlib.Path) -> dict[int, str]:
-    """Return the sockets among the open files of a process or thread, by descriptor."""
     found = {}
     with contextlib.suppress(OSError):
         for link in folder.iterdir():
@@ -95,7 +90,6 @@ def _sockets(folder: pathlib.Path) -> dict[int, str]:
 
 
 def _shut(thread: int, fd: int) -> bool:
-    """Shut a socket of another thread; say whether that could be done."""
     ours = _libc.syscall(_PIDFD_GETFD, thread, fd, 0)
     if ours < 0:
         return False

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of one connection, from bytes to bytes, without any socket.
+"""TLS of one connection in memory, without a socket.
 
-The one rule: what was encrypted is sent, in that order and once: both sides count records.
+Encrypted data must be sent in order and once, as both sides count records.
 
-OpenSSL on a socket reads the header and the body of each record, 16 KiB at most, in two
-calls, and writes each record in one.  Here it works in memory, and the socket takes and
-gives many records at a time.  OpenSSL gets them one by one: it keeps the memory for the
-most that it ever had, and to say that a record is not whole costs more than to look.
+OpenSSL on a socket needs two calls to read and one to write each record of 16 KiB. In memory, one
+call of the socket moves many records. OpenSSL gets records one by one: its buffer never shrinks,
+and a read of an incomplete record costs more than the check here.
 """
 
 import contextlib
@@ -15,24 +14,26 @@ import ssl
 from acstor_common.model import geometry
 from acstor_common.wire import peer_wire
 
-RECORD_BYTES = 16 * geometry.KIB  # of plain text in a record, at most
+RECORD_BYTES = 16 * geometry.KIB  # plain text of a record, at most
 RECORDS_IN_A_ROW = 64
-"""Are decrypted at a time, at most: they may be as short as the other side likes."""
-_HEADER_BYTES = 5  # the last two of which are the length of the rest
-_MAX_REST_BYTES = RECORD_BYTES + 256  # RFC 8446, 5.2; OpenSSL refuses more when it sees it
+"""Limit of records decrypted at a time, since peers may send short ones."""
+_HEADER_BYTES = 5  # the last two bytes are the length of the rest
+_MAX_REST_BYTES = RECORD_BYTES + 256  # RFC 8446, 5.2; OpenSSL refuses larger ones
 _NOTHING = memoryview(b"")
 _MAX_CONTROL_BYTES = 4096
-"""What OpenSSL has to say of itself before there is something to send: 150 times new keys."""
+"""Limit of OpenSSL's own output before data: 150 key updates."""
 _MAX_WORDLESS_BYTES = 64 * geometry.KIB
-"""Of records without plain text, beyond as much plain text: 250 session tickets.  A server sends
-two; OpenSSL takes them in more slowly (11 MB/s) than a network brings them."""
+"""Limit of records without plain text, beyond as much plain text.
+
+250 session tickets; a server sends two. OpenSSL processes them at 11 MB/s, slower than networks
+deliver them.
+"""
 
 
 class TlsSession:
     """One side of a connection.
 
-    :param context: what it is begun with
-    :param server_hostname: whom a client's other side must prove to be, if the context says so
+    :param server_hostname: name that the server must prove, if the context requires one
     """
 
     def __init__(
@@ -43,19 +44,19 @@ class TlsSession:
             self._incoming, self._outgoing, server_side=is_server, server_hostname=server_hostname
         )
         self.is_over = False
-        """The other side has said that no more comes."""
+        """The other side sends no more."""
         self.records = 0
-        """How many were begun: a short one costs nearly as much as a long one."""
+        """Number of records begun; a short one costs nearly as much as a long one."""
         self._wordless_bytes = 0
-        self._record_bytes = 0  # of the record that OpenSSL was given last
-        self._received = _NOTHING  # what OpenSSL has not been given
-        self._missing_bytes = 0  # of the record whose beginning it has been given
-        self._is_begun = False  # there is more in the record that was read last
+        self._record_bytes = 0  # of the record that OpenSSL received last
+        self._received = _NOTHING  # not given to OpenSSL yet
+        self._missing_bytes = 0  # of the record that OpenSSL has partly
+        self._is_begun = False  # the last record has more plain text
 
     def continue_handshake(self) -> bool:
-        """Go on with the handshake as far as that goes; say whether it is done.
+        """Continue the handshake; return whether it is complete.
 
-        :raises ssl.SSLError: the other side is not believed, or does not speak TLS
+        :raises ssl.SSLError: the other side is not trusted, or does not use TLS
         """
         if self._received:
             self._incoming.write(self._received)
@@ -67,7 +68,7 @@ class TlsSession:
 
     @property
     def protocol(self) -> str | None:
-        """Return what both sides have agreed on by ALPN."""
+        """Return the protocol negotiated by ALPN."""
         return self._tls.selected_alpn_protocol()
 
     @property
@@ -76,62 +77,61 @@ class TlsSession:
         return self._tls.getpeercert(binary_form=True)
 
     def put(self, records: bytes) -> None:
-        """Take what came from the other side."""
+        """Add received data."""
         rest = self._received
         self._received = memoryview(b"".join((rest, records)) if rest else records)
 
     def receive_eof(self) -> None:
-        """Note that no more comes from the other side."""
+        """Record that the other side sends no more."""
         self._incoming.write_eof()
         self.is_over = True
 
     def take_outgoing(self) -> bytes:
-        """Return what is to be sent to the other side: its handshake, what was wrong with it."""
+        """Return data for the other side, such as handshake messages and alerts."""
         return self._outgoing.read()
 
     def take_undecrypted(self) -> bytes:
-        """Return what was put and is not decrypted yet, and forget it."""
+        """Remove and return data that is not decrypted yet."""
         rest, self._received = bytes(self._received), _NOTHING
         return self._incoming.read() + rest
 
     @property
     def unread_bytes(self) -> int:
-        """Return how much was put and is not decrypted yet."""
+        """Return the number of received bytes not decrypted yet."""
         return self._incoming.pending + len(self._received)
 
     @property
     def has_more(self) -> bool:
-        """Say whether there may be something to read of what was put."""
+        """Return whether received data may yield plain text."""
         return self._is_begun or bool(self._received)
 
     @property
     def readable_bytes(self) -> int:
-        """Return how much is decrypted and was not read."""
+        """Return the number of decrypted bytes not read yet."""
         return self._tls.pending()
 
     def encrypt(self, data: peer_wire.Buffer) -> bytes:
-        """Return the records of ``data``, behind what OpenSSL has to say of itself."""
+        """Return the records of ``data``, after pending messages of OpenSSL."""
         self._tls.write(data)
         return self._outgoing.read()
 
     def read_into(self, space: memoryview, *more: memoryview) -> int:
-        """Decrypt what is here, into ``space``; return the number of bytes, 0 if there are none.
+        """Decrypt data into ``space``; return the number of bytes, 0 if there are none.
 
-        No more than RECORDS_IN_A_ROW with plain text are decrypted.
+        At most RECORDS_IN_A_ROW records with plain text are decrypted.
 
-        :param more: where to go on behind ``space``: as there is such a place, ``space`` may be
-            filled by many records; else it gets no more than one
-        :raises ssl.SSLError: it is not what the other side has encrypted
-        :raises OSError: it is of little else than TLS itself: new keys, session tickets
+        :param more: space that follows; if given, many records may fill ``space``, else one
+        :raises ssl.SSLError: the data is not authentic
+        :raises OSError: too many records are key updates or session tickets
         """
         read, length = self._tls.read, len(space)
         filled, last = 0, self.records + RECORDS_IN_A_ROW
         while filled < length and (self._is_begun or (self.records < last and self._next_record())):
             try:
                 count: int = read(length - filled, space[filled:])  # type: ignore[assignment]
-            except ssl.SSLWantReadError:  # it was a record of TLS itself
-                self._note_wordless()
-                last += 1  # what has no plain text is bounded by that
+            except ssl.SSLWantReadError:  # a record without plain text
+                self._count_control_record()
+                last += 1  # these have a limit of their own
                 continue
             if not count:
                 self.is_over = True
@@ -144,8 +144,8 @@ class TlsSession:
             self._wordless_bytes = max(0, self._wordless_bytes - filled)
         return filled
 
-    def _note_wordless(self) -> None:
-        """Note that a record brought no plain text: who sends little else is left."""
+    def _count_control_record(self) -> None:
+        """Count a record without plain text; raise OSError if there are too many."""
         if self._outgoing.pending > _MAX_CONTROL_BYTES:
             raise OSError("it asks for new keys again and again")
         self._wordless_bytes += self._record_bytes
@@ -153,11 +153,11 @@ class TlsSession:
             raise OSError("it sends records of TLS itself, again and again")
 
     def _next_record(self) -> bool:
-        """Give OpenSSL what is here of the next record; say whether that is all of it."""
+        """Pass OpenSSL the next record as far as received; return whether it is complete."""
         received, missing_bytes = self._received, self._missing_bytes
         if not missing_bytes:
             if len(received) < _HEADER_BYTES:
-                self._received = memoryview(bytes(received))  # the rest of its buffer can go
+                self._received = memoryview(bytes(received))  # frees the rest of its buffer
                 return False
             rest_bytes = received[3] << 8 | received[4]
             missing_bytes = _HEADER_BYTES + min(rest_bytes, _MAX_REST_BYTES)
