@@ -108,13 +108,8 @@ class Agent:
             self._supervised.note_failure,
             self._supervised.set_logged_state,
         )
-<<<<<<< ours
-        self.leave = self._member.stop  #: ends what is with the message bus, in some seconds
-        self._named = settings.policies(own).identity()
-=======
-        self.leave = self._membership.stop  # leaves the message bus; takes some seconds
-        self._identity_scheme = settings.identity_scheme(own)
->>>>>>> theirs
+        self.leave = self._membership.stop  #: ends what is with the message bus, in some seconds
+        self._identity_scheme = settings.policies(own).identity()
         self._peers = peer_network.PeerNetwork(
             self._host,
             heard=lambda host, news: self._event_fanout.announcement_received(host, news),
@@ -138,15 +133,8 @@ class Agent:
         self._source = source_client.SourceClient(*sources)
         maps, heads = (self._supervised.make_folder(state_dir / name) for name in ("maps", "boot"))
         self._images = mirrors.Mirrors(maps, self._source, self._make_mirror, known.know_image)
-<<<<<<< ours
         looked_up = detached_maps.DetachedMaps(self._source, nursery)
-        self._naming = chunk_lookup.ChunkLookup(
-=======
-        looked_up = detached_maps.DetachedMaps(
-            self._source, nursery, gives_private=own.cache_private_chunks_for_peers
-        )
         self._chunk_lookup = chunk_lookup.ChunkLookup(
->>>>>>> theirs
             self._images,
             looked_up,
             promised.pinned_of,
@@ -179,19 +167,12 @@ class Agent:
             source=self._source,
             net=self._peers,
             tables=exchange.RingTables(self._ring.current_ring, self._ring.former_ring),
-<<<<<<< ours
-            learn=self._naming.read_map_for_peer,
-            may_refer=settings.policies(own).may_refer,
-            heard=lambda heard: self._news.listened_to(heard),
-            moved=peer_client.TransferMeters(self._member.count_received, self._member.count_sent),
-=======
             learn=self._chunk_lookup.read_map_for_peer,
-            may_refer=settings.may_refer(own),
+            may_refer=settings.policies(own).may_refer,
             heard=lambda heard: self._event_fanout.listened_to(heard),
             moved=peer_client.TransferMeters(
                 self._membership.count_received, self._membership.count_sent
             ),
->>>>>>> theirs
         )
         self._boot_sessions = boot_session.BootSessions(
             heads,
@@ -468,12 +449,7 @@ class Agent:
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         own = self._conf.acstor_agent
-<<<<<<< ours
-        boots = self._boots.boots_of(image_map)
-=======
         boots = self._boot_sessions.boots_of(image_map)
-        limit, rule = settings.unmatched_limit(own), settings.prefetch_rule(own)
->>>>>>> theirs
         ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map,
             self._identity_scheme.make_index(image_map),

@@ -63,16 +63,10 @@ def run_captures(
 ) -> Iterator[worker_pool.WorkerPool]:
     """Take checkpoints as long as the block runs.
 
-<<<<<<< ours
     :param files: of the agent of this host
     :param mount_point: where it shows mirrors
     :param proof: what this host proves to vaults
     :raises errors.Unusable: a folder cannot be used
-=======
-    :param mount_point: of the agent's mirrors
-    :param proof: credentials for vaults
-    :raises errors.Unusable: a folder is unusable
->>>>>>> theirs
     """
     ended = threading.Event()
     # Two processes would delete each other's chunks from vaults.

@@ -30,23 +30,17 @@ _ENDS_WITHIN_S = 10.0
 Options = cfg.ConfigOpts.GroupAttr
 
 
-<<<<<<< ours
 def host_of(agent: Options) -> ids.HostId:
     """Return which host this is, from the options of its agent.
 
     :raises errors.Unusable: its name is none
     """
-=======
-def host_of(own: Options) -> ids.HostId:
-    """Return this host's ID; Unusable if the option is malformed."""
->>>>>>> theirs
     try:
         return ids.parse_host_id(agent.host)
     except ValueError as e:
         raise errors.Unusable("[acstor_agent] host", str(e)) from e
 
 
-<<<<<<< ours
 def identity(agent: Options) -> identity_files.IdentityFiles:
     """Return the files that prove which host this is, from the options of its agent.
 
@@ -61,12 +55,6 @@ def credentials(files: identity_files.IdentityFiles) -> credentials_.Credentials
 
     :raises errors.Unusable: the host has no name
     """
-=======
-def credentials(own: Options) -> credentials_.Credentials:
-    """Return the credentials of this host, or raise Unusable."""
-    folder = pathlib.Path(own.identity_dir)
-    files = identity_files.IdentityFiles(host_of(own), identity_files.files_in(folder))
->>>>>>> theirs
     made = credentials_.Credentials(files, tls_channel.PROTOCOL, certificates.GRACE_S)
     made.reload_files()
     return made

@@ -88,13 +88,6 @@ class SourceRefused(ChunkRefused):
     """The source refuses until an operator changes it or its configuration."""
 
 
-<<<<<<< ours
-=======
-class ChunkNotShared(ChunkMissing):
-    """The host is configured not to share the chunk."""
-
-
->>>>>>> theirs
 class ChunkLost(ChunkMissing):
     """Neither the source nor any host of the v-node table has the chunk."""
 

@@ -84,16 +84,11 @@ class AddressVerifier(Protocol):
 class DecisionService:
     """One instance of the decision service.
 
-<<<<<<< ours
     :param name: of the instance, unique in the cloud
     :param publish: sends a table to all agents
     :param send_to: sends a table to one agent
     :param give_to: gives one agent a task about an image
     :param prover: connects to agents, where addresses are to be proven
-=======
-    :param give_to: sends a task about an image to one agent
-    :param prover: None: addresses are not verified
->>>>>>> theirs
     """
 
     def __init__(

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-<<<<<<< ours
 """Hosts that read an image in lock-step fetch from their predecessor on a ring.
 
 Where links have queues, a distribution tree meets a queue at each hop.  So hosts that want the same
@@ -12,20 +11,6 @@ hops, but a chain may be longer than the window of a reader.
 A host does not ask its parent for a chunk whose home lies between them, or is this host.  So each
 hop brings a chunk's request nearer to its home, and no two hosts that agree on the home wait for
 each other.  Where they disagree, waits are bounded.
-=======
-"""Rings of hosts that read an image in lock-step (variant ``ring``).
-
-Where links have queues, a distribution tree meets a queue at each hop. So hosts that request the
-same chunks at about the same time form a ring, ordered by the hashes of their names. A chunk moves
-around the ring from its home, and each link carries it once. An asked host names the recent
-requester that is nearest before the asking one: its *parent*, until a nearer one is named or MISSES
-requests in a row fail. This is faster over few hops, but a chain may be longer than the window of a
-reader.
-
-A host does not ask its parent for a chunk whose home lies between them or is this host. So each hop
-brings a request nearer to the home, and hosts that agree on the home never wait for each other.
-Where they disagree, waits are bounded.
->>>>>>> theirs
 """
 
 import collections

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefetch limited by unmatched chunks alone (Nicolae 2016, Algorithms 1 to 3).
 
-<<<<<<< ours
 The rules of the paper, and no others:
 
 * an advertised chunk that is REMOTE is prefetched at once if fewer than ``limit`` chunks are
@@ -13,12 +12,6 @@ The rules of the paper, and no others:
 
 It stands beside :mod:`~acstor_agent.engine.gossip.prefetch`, which bounds more tightly, so that
 both can be compared (the variant ``prefetch-by-limit``).
-=======
-For comparison with :mod:`~acstor_agent.engine.gossip.prefetch` (``variants = prefetch-by-limit``).
-An announced REMOTE chunk is prefetched if fewer than ``limit`` chunks have *arrived* unread. Else
-it is held back until it is announced again. After ``limit`` held-back chunks were fetched on
-demand, the LOCAL chunks stop counting.
->>>>>>> theirs
 """
 
 import collections

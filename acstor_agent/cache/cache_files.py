@@ -84,7 +84,6 @@ class CacheFiles:
         It blocks (about 3 us per chunk). A folder that is unusable or read-only is a ``trouble``:
         chunks are not cached until it recovers.
 
-<<<<<<< ours
         :param limit_bytes: upper bound of the slab files' lengths, all together
         :param slab_bytes: the cache grows by files of this length
         :param order: in which order chunks of one class are evicted
@@ -92,11 +91,6 @@ class CacheFiles:
         :param io: the way to the disk; one without a scheduler if not given
         :param pins: what is pinned before anything is read or given up
         :raises errors.Unusable: another process has the folder
-=======
-        :param policy: ``lru``, ``lfu`` or ``fifo``
-        :param pending_limit_bytes: chunks in memory from which on producers wait
-        :raises errors.Unusable: another process uses the folder
->>>>>>> theirs
         """
         files = slab_files.SlabFiles(pathlib.Path(folder), min(slab_bytes, limit_bytes))
         pins = cache_pins.Pins() if pins is None else pins

@@ -47,12 +47,7 @@ GROUP = agent_conf.ENROLMENT.name
 ATTEMPT_S = 300.0
 """Timeout of an attempt, Keystone and the service together."""
 TICK_S = 30.0
-<<<<<<< ours
 """How often the wall clock is looked at, which may be set meanwhile."""
-=======
-"""Interval at which the wall clock is checked, as it may be set."""
-MAX_ANSWER_BYTES = 1 << 20
->>>>>>> theirs
 MAX_WHY = 300
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

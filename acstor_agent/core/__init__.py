@@ -10,7 +10,6 @@
 * ``cloud``: v-node table rules, certificate renewal, interface traffic;
 * ``disk_scheduling``: the order of the host's disk requests.
 
-<<<<<<< ours
 * ``images``: what of an image to read, to fetch ahead, and to keep whole;
 * ``cache``: which chunks lie where on the host's disk;
 * ``disks``: disks that guests write;
@@ -24,9 +23,4 @@ What lies here itself serves several of them: ``counters`` (what an agent counts
 (what does not work now), ``log_limit`` (which lines to log), ``budget`` (memory for answers),
 ``send_queue`` (what leaves first on a connection), ``link_compression`` (what is compressed for a
 peer), ``longest_queue_drop`` (who must go when too many wait).
-=======
-Shared by several folders: ``counters``, ``health_issues``, ``log_limit``, ``budget`` (a shared
-limit), ``send_queue`` and ``link_compression`` (one connection), ``longest_queue_drop``,
-``experiments`` (variants for measurements).
->>>>>>> theirs
 """

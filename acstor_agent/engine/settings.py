@@ -8,7 +8,6 @@ from acstor_agent.engine import neighbours
 
 
 class Settings(NamedTuple):
-<<<<<<< ours
     """The options.
 
     :param timeout_s: so long a peer that owes an answer may be silent
@@ -37,22 +36,6 @@ class Settings(NamedTuple):
     homes_keep: bool = False
     run_chunks: int = 1
     source_places: int = 8
-=======
-    """The settings."""
-
-    timeout_s: float = 10.0  # silence after which an attempt ends
-    background_limit: int = 64  # chunks under way for each prefetch priority
-    copies_limit: int = 0  # holders of a home's chunk that get no eviction hint; 0: no limit
-    lost_after_s: float = 0.0  # period of denials by the source after which a chunk is lost
-    has_others: bool = False  # a v-node table is expected where there is none yet
-    topology: neighbours.Topology | None = None  # None: no announcements
-    may_hedge: bool = True  # ask the next provider when an answer is late
-    learns_ring: bool = False  # variant ring: hosts in lock-step fetch from their predecessor
-    may_ask_source_first: bool = True  # guest reads may skip peers while these are slower
-    homes_keep: bool = False  # cache only chunks of own homes, and pinned ones
-    run_chunks: int = 1  # chunks of a new transfer at most
-    source_places: int = 8  # concurrent reads of the source
->>>>>>> theirs
 
     @property
     def learns_ring(self) -> bool:

@@ -128,11 +128,6 @@ class MapLookup:
                     await self._learn(host, request.image_id, offset, length)
                     for offset, length in request.iter_ranges()
                 ]
-<<<<<<< ours
-=======
-        except errors.ChunkNotShared:
-            return Failure.MISSING  # not counted as unauthorized
->>>>>>> theirs
         except errors.AcstorError as error:
             why = read_request.failure_of(error)
             return () if why is Failure.MISSING else why

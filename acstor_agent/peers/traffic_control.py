@@ -50,27 +50,11 @@ class RateLimiter:
             await trio.sleep_until(self._free_s)
 
 
-<<<<<<< ours
 class Traffic(NamedTuple):
     """What bounds and marks what all connections with other agents move.
 
     :param background_dscp: mark of packets that no guest waits for (RFC 2474)
     """
-=======
-class Dscp(NamedTuple):
-    """DSCP of packets that guests wait for, and of all others (RFC 2474)."""
-
-    guest: int = 0
-    background: int = 0
-
-    def mark_of(self, klass: peer_wire.Klass) -> int:
-        """Return the DSCP of a class of connections."""
-        return self.guest if klass is peer_wire.Klass.DEMAND else self.background
-
-
-class Traffic(NamedTuple):
-    """Rate limits and DSCP of all connections with other agents."""
->>>>>>> theirs
 
     upload: RateLimiter
     download: RateLimiter
@@ -82,10 +66,5 @@ class Traffic(NamedTuple):
 
 
 def unbounded() -> Traffic:
-<<<<<<< ours
     """Return no limits and no marks."""
     return Traffic(RateLimiter(), RateLimiter())
-=======
-    """Return no limits and no DSCP."""
-    return Traffic(RateLimiter(), RateLimiter(), Dscp())
->>>>>>> theirs

@@ -101,11 +101,7 @@ class DiskIo:
 
     Keep :meth:`serve` running under policies other than ``none``.
 
-<<<<<<< ours
     :param schedulers: makers of what orders requests, by the names of policies
-=======
-    :param limits: options of ``pregather``
->>>>>>> theirs
     """
 
     def __init__(
@@ -155,15 +151,8 @@ class DiskIo:
         self._bases.pop(file, None)
 
     def change_policy(self, policy: str) -> None:
-<<<<<<< ours
         """Use another policy from now on; what waits is served by it."""
         self._scheduler.change_policy(self.schedulers[policy]())
-=======
-        """Change the policy; waiting requests follow the new one."""
-        make = scheduler.POLICIES[policy]
-        made = pregather.Pregather(self._limits) if make is pregather.Pregather else make()
-        self._scheduler.change_policy(made)
->>>>>>> theirs
         self.policy = policy
         self._pump()
 

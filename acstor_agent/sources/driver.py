@@ -48,14 +48,10 @@ class Run:
         return self._next == len(self.pieces)
 
     def check(self, count_bytes: int) -> None:
-<<<<<<< ours
         """Check the pieces that lie in the first ``count_bytes``, in whatever thread.
 
-        BLAKE3 lets go of the interpreter's lock.  What is not checked here :meth:`pieces_filled` checks.
+        BLAKE3 releases the interpreter's lock.  :meth:`pieces_filled` checks the rest.
         """
-=======
-        """Verify the pieces in the first ``count_bytes``; may be called in any thread."""
->>>>>>> theirs
         while (number := len(self._checked)) < len(self.pieces):
             if self._ends[number] > count_bytes:
                 return

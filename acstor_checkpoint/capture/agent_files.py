@@ -29,7 +29,6 @@ class AgentFiles:
         self.state_dir, self._ring_file = state_dir, ring_file
 
     @classmethod
-<<<<<<< ours
     def from_options(cls, agent: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
         """Return the files of the agent with these options."""
         ring_file = pathlib.Path(agent.ring_file) if agent.ring_file else None
@@ -41,16 +40,6 @@ class AgentFiles:
         :raises errors.Unusable: there is none, or it cannot be read
         """
         path = self._ring_file or self.state_dir / "ring.json"
-=======
-    def from_options(cls, own: cfg.ConfigOpts.GroupAttr) -> "AgentFiles":
-        """Return the files named by the options of [acstor_checkpoint]."""
-        ring_file = pathlib.Path(own.ring_file) if own.ring_file else None
-        return cls(pathlib.Path(own.agent_state_dir), ring_file)
-
-    def read_ring(self) -> hash_ring.Ring:
-        """Return the v-node table; Unusable if missing or malformed."""
-        path = self._ring_file or self._state_dir / "ring.json"
->>>>>>> theirs
         try:
             with path.open("rb") as file:
                 raw = file.read(_MAX_TABLE_BYTES)
@@ -61,16 +50,11 @@ class AgentFiles:
             raise errors.Unusable(str(path), f"there is no v-node table: {e}") from e
 
     def read_image(self, image_id: ids.ImageId) -> chunk_map.Subject:
-<<<<<<< ours
         """Return how an image is cut, and the hash that Glance had of it.
 
         :raises errors.Unusable: the agent does not have its chunk map
         """
         path = self.state_dir / "maps" / f"{image_id}.acmap"
-=======
-        """Return an image's geometry and hash; Unusable without its chunk map."""
-        path = self._state_dir / "maps" / f"{image_id}.acmap"
->>>>>>> theirs
         try:
             with path.open("rb") as file:
                 return chunk_map.subject_of(file.read(chunk_map.HEADER_BYTES), str(path), image_id)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls all holders of one disk's checkpoints concurrently.
+"""All holders of one disk's checkpoints, as one.
 
-A chunk is stored when each holder acknowledged it.
+A chunk counts as kept only when each holder has acknowledged it.
 
-A holder that lacks more than MAX_LOST acknowledged chunks is replaced, whether its disk failed or
-it lies: refilling it costs a read of the whole disk, as a new holder does.  If it is chosen again
-it is filled as a new one (``HolderPool.record_failure`` limits how often).
+A holder that lacks more than MAX_LOST chunks that it acknowledged is replaced, whether its disk was
+replaced or it lies: to fill it again costs a read of the whole disk, as another holder does.  When
+it may be chosen again it is filled as a new one (``HolderPool.record_failure`` says how often).
 """
 
 import collections
@@ -34,34 +34,27 @@ from acstor_common.util import supervision
 
 T = TypeVar("T")
 STEP_S: Final = 60.0
-"""Time in addition to that of the rates: a slow disk syncs a few MiB in it."""
+"""Beyond what rates allow: in it a slow disk makes a few MiB safe."""
 SLOWEST_BYTES_S: Final = 1 << 20
-"""Least rate of a holder, in bytes of the disk or of a manifest."""
+"""Of the disk, or of a manifest: a holder that takes it more slowly is replaced."""
 SLOWEST_NAMES_S: Final = 1 << 13
-"""Least rate of lookups: an eighth of a vault's limit for a host."""
+"""Names that a holder looks up: an eighth of what its vault allows to all disks of a host."""
 MAX_LACKING: Final = 1 << 16
-"""Names in memory (8 MiB); if a holder lacks more, the disk is sent again."""
+"""Names that are in memory, 8 MiB; a holder that lacks so many gets all of the disk again."""
 MAX_LOST: Final = 128
-"""Acknowledged chunks of a disk that a holder may lack in one checkpoint.
-
-A pass of scrubbing removes up to 100 unreadable files."""
+"""Chunks of a disk that a holder may lack although it acknowledged them, in one checkpoint: a pass
+of scrubbing removes up to 100 that cannot be read."""
 SLOW_S: Final = 60.0
-<<<<<<< ours
 """Of a checkpoint, or a part: a holder that took so much longer than the fastest one, and more than
 twice as long, is named."""
 STALLED_S: Final = 30.0
 """Of a request: a vault on a slow disk takes 20 s for the most that one asks it to delete."""
-=======
-"""Delay that makes a holder slow.
-
-It must also take more than twice as long as the fastest one."""
->>>>>>> theirs
 _ENDS_S: Final = 5.0
-"""For requests whose connection was closed."""
+"""A request whose connection was ended."""
 
 
 class HolderFailed(errors.AcstorError):
-    """A holder failed: choose another one."""
+    """One of the holders does not keep what it was given: another one is to be chosen."""
 
     def __init__(self, holder: ids.HostId, why: str) -> None:
         super().__init__(holder, why)
@@ -72,7 +65,6 @@ class HolderFailed(errors.AcstorError):
 
 
 class HolderSlow(HolderFailed):
-<<<<<<< ours
     """A holder used up its time.
 
     :param is_stalled: it used STALLED_S of it, or more, for one request
@@ -81,66 +73,50 @@ class HolderSlow(HolderFailed):
     def __init__(self, holder: ids.HostId, *, is_stalled: bool) -> None:
         super().__init__(holder, "it is too slow")
         self.is_stalled = is_stalled
-=======
-    """A holder exceeded its time."""
->>>>>>> theirs
 
 
 class HolderLost(HolderFailed):
-    """A holder lacks acknowledged chunks."""
+    """A holder lacks chunks that it acknowledged."""
 
 
 class HolderPool(Protocol):
-    """Hosts that can keep checkpoints."""
+    """Who can keep checkpoints."""
 
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
     ) -> Sequence[checkpoint_record.Holder]:
-        """Return holders of a disk; current ones if they are usable."""
+        """Return holders of a disk; those that keep it now, if they still can."""
 
     def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
-        """Return a client of a holder's vault."""
+        """Return who asks the vault of a holder."""
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Avoid a holder for a while.
+        """Choose this one no more for a while.
 
-        :param is_costly: it had acknowledged chunks, so a disk must be read in full
+        :param is_costly: it had acknowledged chunks, so a disk is read again in full
         """
 
 
 class AllNames(Container[ids.Cid]):
-    """Contains everything."""
+    """Has all there is."""
 
     def __contains__(self, _one: object) -> bool:
         return True
 
 
 class HolderGroup:
-    """The holders of one disk, called concurrently; not thread-safe.
+    """The holders of one disk, asked at the same time; for one thread.
 
-<<<<<<< ours
     A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
     what is left of STEP_S, which a quicker request fills up again.  Where half an interval is
     shorter than STEP_S it counts instead, so that another holder can be asked in time.  Each method
     raises :class:`HolderFailed` if one of them is slower, or does not do it.
-=======
-    A leaky bucket limits their time: a request may take the time of its size at the least rate, and
-    the rest of STEP_S, which faster requests refill.  Each method raises :class:`HolderFailed` if a
-    holder is slower or fails.
->>>>>>> theirs
 
     :param clients: one for each holder
-    :param acknowledged: holders that acknowledged all chunks of the last manifest
-<<<<<<< ours
+    :param acknowledged: holders that acknowledged every chunk of the last manifest
     :param clock: monotonic
-<<<<<<< ours
     :param interval_s: of the server's checkpoints; 0: it has none
     :ivar left_s: of STEP_S, or of half an interval
-=======
-=======
->>>>>>> theirs
-    :ivar left_s: rest of STEP_S
->>>>>>> theirs
     :ivar filled: holders that acknowledged chunks of the disk, now or before
     """
 
@@ -159,11 +135,11 @@ class HolderGroup:
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
     def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
-        """Return those ``names`` (ascending) that any holder lacks.
+        """Return those of ``names``, in ascending order, that any holder has not.
 
-        If that is more than MAX_LACKING, return all.
+        All of them, where a holder lacks more than MAX_LACKING.
 
-        :raises HolderLost: a holder lacks more than MAX_LOST acknowledged chunks
+        :raises HolderLost: a holder lacks more than MAX_LOST that it acknowledged
         """
         found: set[bytes] = set()
         lost = collections.Counter[ids.HostId]()
@@ -186,10 +162,10 @@ class HolderGroup:
     def put(
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
     ) -> int:
-        """Store chunks at every holder; return the number of bytes sent.
+        """Have every holder keep chunks; return how many bytes were sent to all of them.
 
-        :param sealed: returns the chunk of a name; called by several threads
-        :param plain_bytes: bytes read of the disk for them
+        :param sealed: returns the chunk of a name; is called by several threads
+        :param plain_bytes: that were read of the disk for them
         """
 
         def put(client: vault_client.VaultClient) -> int:
@@ -203,33 +179,29 @@ class HolderGroup:
         return sum(sent)
 
     def put_manifest(self, sealed: bytes | bytearray) -> None:
-        """Store a sealed manifest at every holder."""
+        """Have every holder keep a sealed manifest."""
         size_s = len(sealed) / SLOWEST_BYTES_S
         self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
     def retain_only(self, parts: Iterable[object_names.Stay]) -> None:
-<<<<<<< ours
         """Have every holder drop all but chunks and manifests that stay.
 
         No checkpoint waits for it, so they have STEP_S, however short the interval is.
         """
         self.left_s = self._step_s = STEP_S
-=======
-        """Delete all other chunks and manifests at every holder."""
->>>>>>> theirs
         for part in parts:
             self._all(functools.partial(_keep, self._disk, part), len(part.names) / SLOWEST_NAMES_S)
 
     def slow_holder(self) -> str:
-        """Return the holder that delayed the others by SLOW_S; "": none."""
+        """Return the holder that the others waited for until now (SLOW_S); "" if none."""
         slow = max(self.holders, key=self._took_s.__getitem__)
         slow_s, fast_s = self._took_s[slow], min(self._took_s.values())
         return slow if slow_s > max(2 * fast_s, fast_s + SLOW_S) else ""
 
     def _all(self, work: Callable[[vault_client.VaultClient], T], size_s: float) -> list[T]:
-        """Call all holders.
+        """Do something with all holders.
 
-        :param size_s: time of the request's size at the least rate
+        :param size_s: what its size takes at the slowest rate
         """
         allowed_s, began_s = self.left_s + size_s, self._clock()
 
@@ -260,13 +232,13 @@ def call_all(
     work: Callable[[vault_client.VaultClient], T],
     allowed_s: float,
 ) -> list[T]:
-    """Call all holders concurrently; return the results in order.
+    """Do something with all holders at the same time; return what it returned for each.
 
-    The first failure aborts the others' requests.
+    The first failure ends the others' requests.
 
-    :param allowed_s: timeout of each holder
+    :param allowed_s: a holder that takes longer fails, however it answers
     :raises HolderFailed: one of them failed
-    :raises vault_client.HostFault: this host has no threads, descriptors or route
+    :raises vault_client.HostFault: this host has no threads or descriptors, or no route to any
     """
     answers = [_begun(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
@@ -298,7 +270,7 @@ def _begun(
 
     try:
         supervision.start_once(f"holder {client.holder}", run)
-    except RuntimeError as e:  # no thread can be started; running requests are aborted
+    except RuntimeError as e:  # no thread can be started; requests that were begun are ended
         answer.set_exception(vault_client.HostFault(str(e)))
     return answer
 
@@ -315,5 +287,5 @@ def _blamed(
         raise
     except vault_client.HostFault:
         raise
-    except (errors.AcstorError, ValueError) as e:  # invalid responses raise any of these
+    except (errors.AcstorError, ValueError) as e:  # whatever its answers made of the client
         raise HolderFailed(client.holder, str(e)) from e

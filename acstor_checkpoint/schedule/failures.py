@@ -63,16 +63,11 @@ class Failures:
         self._failing: dict[ids.ImageId, messages.Failing] = {}
 
     def count_failure(self, instance: ids.ImageId, e: Exception) -> None:
-<<<<<<< ours
         """Count a checkpoint of a server that failed with an error."""
         reason, holder = _reason(e), ""
         if isinstance(e, holder_group.HolderFailed):
             holder = e.holder
             self.note_holder(e)
-=======
-        """Count a failed checkpoint of a server."""
-        reason = next((reason for kind, reason in _REASONS if isinstance(e, kind)), Reason.OTHER)
->>>>>>> theirs
         with self._lock:
             self._reasons[reason] += 1
             self._failing[instance] = messages.Failing(instance, reason, holder)

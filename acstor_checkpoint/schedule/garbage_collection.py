@@ -71,21 +71,17 @@ class HolderPool(Protocol):
     def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
         """Return a client of a holder's vault."""
 
-    def failed(self, holder: ids.HostId, *, is_costly: bool) -> None:
+    def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
         """Choose this one no more for a while."""
 
 
 class Servers(Protocol):
-<<<<<<< ours
     """The servers of this host, and which of them have a checkpoint taken now.
 
     ``failures`` counts what failed.
     """
 
     failures: failures.Failures
-=======
-    """The servers of this host, and which have a running checkpoint."""
->>>>>>> theirs
 
     def list_servers(self) -> Collection[ids.ImageId] | None:
         """Return the servers; None: unknown."""
@@ -186,20 +182,16 @@ class GarbageCollection:
         client: vault_client.VaultClient,
         work: Callable[[vault_client.VaultClient], None],
     ) -> None:
-<<<<<<< ours
         """Do something with a holder; what fails, or takes too long, is logged.
 
         One that holds up a single request is replaced; one that has much to delete is not.
         """
-=======
-        """Call a holder; log failures and timeouts."""
->>>>>>> theirs
         try:
             holder_group.call_all([client], work, HOLDER_S)
         except holder_group.HolderSlow as e:
             LOG.info("%s", e)
             if e.is_stalled:
-                self._places.failed(e.holder, is_costly=True)
+                self._places.record_failure(e.holder, is_costly=True)
                 self._servers.failures.note_holder(e)
         except (holder_group.HolderFailed, vault_client.HostFault) as e:
             LOG.info("%s", e)

@@ -156,7 +156,6 @@ class ServerSchedule:
         if turn := self._turns.get(instance):
             turn.due_s, turn.is_retried = now_s, True
 
-<<<<<<< ours
     def record_failure(
         self, instance: ids.ImageId, now_s: float, *, is_replaced: bool = False
     ) -> float:
@@ -164,10 +163,6 @@ class ServerSchedule:
 
         :param is_replaced: what failed is replaced in the next attempt: the first one is at once
         """
-=======
-    def record_failure(self, instance: ids.ImageId, now_s: float) -> float:
-        """Record a failure; return the pause in seconds before a retry."""
->>>>>>> theirs
         turn = self._turns.get(instance)
         if turn is None:
             return 0.0

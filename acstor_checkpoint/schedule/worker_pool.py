@@ -49,7 +49,6 @@ class ServerList(Protocol):
 class CheckpointTaker(Protocol):
     """Takes one checkpoint of one server; thread-safe."""
 
-<<<<<<< ours
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int
     ) -> checkpoint_record.Record:
@@ -58,10 +57,6 @@ class CheckpointTaker(Protocol):
         :param interval_s: of the server's checkpoints; 0: it has none
         :raises errors.AcstorError: there is none
         """
-=======
-    def take_checkpoint(self, server: domain_xml.Server) -> checkpoint_record.Record:
-        """Take and register a checkpoint, or raise AcstorError."""
->>>>>>> theirs
 
     def clear(self, server: domain_xml.Server) -> None:
         """End jobs of a former daemon, or raise AcstorError."""
@@ -258,14 +253,10 @@ class WorkerPool:
             return
         except Exception as e:
             with self._lock:
-<<<<<<< ours
                 is_replaced = isinstance(e, holder_group.HolderFailed)
-                pause_s = self._cadence.record_failure(
+                pause_s = self._schedule.record_failure(
                     instance, self._clock(), is_replaced=is_replaced
                 )
-=======
-                pause_s = self._schedule.record_failure(instance, self._clock())
->>>>>>> theirs
             self.failures.count_failure(instance, e)
             LOG.warning(
                 "server %s: no checkpoint: %s; tried again in %.0f s",

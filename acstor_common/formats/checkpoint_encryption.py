@@ -118,7 +118,6 @@ class Seal:
         return bytes(plain)
 
     def close_manifest(self, plain: Data) -> bytearray:
-<<<<<<< ours
         """Return a manifest as others may keep it; see :meth:`close_manifest_in_place`."""
         return self.close_manifest_in_place(bytearray(plain))
 
@@ -126,11 +125,6 @@ class Seal:
         """Return a manifest as others may keep it, which takes its place: one may have 80 MiB.
 
         :func:`manifest_name` has its name.
-=======
-        """Encrypt a manifest; see :func:`manifest_name`.
-
-        :param plain: a bytearray is encrypted in place, as it may have 80 MiB
->>>>>>> theirs
         """
         self._manifests.close_in_place(layout.Codec.STORED, _MANIFEST, data)
         return data

@@ -121,13 +121,8 @@ class IdentityFiles:
         if found.certificate and found.key and found.ca:
             with self._log_errors(self.files.ca):
                 certificates.read_ca(found.ca)
-<<<<<<< ours
-                with self._said_once(self.files.certificate):
-                    certificate = checked(found, self.here)
-=======
                 with self._log_errors(self.files.certificate):
-                    certificate = checked(found, self._here)
->>>>>>> theirs
+                    certificate = checked(found, self.here)
         return Identity(certificate, found.key if certificate else b"", found.ca, signers)
 
     def _bytes_of(self, path: pathlib.Path) -> bytes:

@@ -49,13 +49,9 @@ def open_transport(
 
     oslo.messaging requires the global configuration.
 
-<<<<<<< ours
     :param conf: the global configuration: oslo.messaging works with no other
     :raises errors.Unusable: what it names is no broker that oslo.messaging knows, or the installed
         version has no option for REPLY_S
-=======
-    :raises errors.Unusable: oslo.messaging does not support the URL
->>>>>>> theirs
     """
     oslo_messaging.set_transport_defaults(decision_messages.EXCHANGE)
     _bound_replies(conf)

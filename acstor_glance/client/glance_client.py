@@ -143,7 +143,7 @@ class GlanceClient:
     def list_artefacts(
         self, of_image: str | None = None, kind: str | None = None, sorted_by: str = ""
     ) -> Iterator[image_record.Record]:
-        """Yield all artefacts, or those of one image, or of one kind; sorted as :meth:`list_images`."""
+        """Yield artefacts, of one image or kind if given; sorted as :meth:`list_images`."""
         project_id = self.project_id
         filters = {"owner": project_id}
         if of_image:

@@ -174,38 +174,7 @@ class LruOrder(Order):
         self._slots.update(dict.fromkeys(slots))
 
     def note_use(self, slot: Slot) -> None:
-<<<<<<< ours
         """Make ``slot`` the last to go."""
-=======
-        """Do nothing: only age counts."""
-
-    def touch_all(self, slots: Iterable[Slot]) -> None:
-        """Do nothing: only age counts."""
-
-    def remove(self, slot: Slot) -> None:
-        """Remove ``slot``."""
-        del self._slots[slot]
-
-    def put_back(self, slot: Slot) -> None:
-        """Make ``slot`` the next victim, as it was when it was parked."""
-        self._slots[slot] = None
-        self._slots.move_to_end(slot, last=False)
-
-    def demote(self, slot: Slot) -> None:
-        """Make ``slot`` the next victim."""
-        self._slots.move_to_end(slot, last=False)
-
-    def next_victim(self) -> Slot | None:
-        """Return the oldest slot."""
-        return next(iter(self._slots), None)
-
-
-class LruOrder(FifoOrder):
-    """Least recently used first."""
-
-    def note_use(self, slot: Slot) -> None:
-        """Make ``slot`` the last victim."""
->>>>>>> theirs
         if not slot.is_parked:
             self._slots.move_to_end(slot)
 
@@ -216,7 +185,6 @@ class LruOrder(FifoOrder):
             if not slot.is_parked:
                 move(slot)
 
-<<<<<<< ours
     def remove(self, slot: Slot) -> None:
         """Forget ``slot``."""
         del self._slots[slot]
@@ -228,58 +196,6 @@ class LruOrder(FifoOrder):
     def demote(self, slot: Slot) -> None:
         """Make ``slot`` the next victim."""
         self._slots.move_to_end(slot, last=False)
-=======
-    def put_back(self, slot: Slot) -> None:
-        """Make ``slot`` the last victim: it was in use until now."""
-        self._slots[slot] = None
-
-
-class LfuOrder(Order):
-    """Least frequently used first.
-
-    Frequencies are compared by their power of two, then by last use. 32 levels hold every count, so
-    each step takes constant time (unlike the exact lists of Shah, Mitra, Matani 2010 when slots
-    leave and return).
-    """
-
-    LEVELS = 32
-
-    def __init__(self) -> None:
-        self._levels = tuple(LruOrder() for _ in range(self.LEVELS))
-
-    def _level(self, slot: Slot) -> LruOrder:
-        return self._levels[min(slot.frequency.bit_length(), self.LEVELS) - 1]
-
-    def add(self, slot: Slot) -> None:
-        """Add ``slot`` at the level of its frequency."""
-        self._level(slot).add(slot)
-
-    def note_use(self, slot: Slot) -> None:
-        """Count the use."""
-        before = self._level(slot)
-        slot.frequency += 1
-        after = self._level(slot)
-        if after is before:
-            before.note_use(slot)
-        elif not slot.is_parked:
-            before.remove(slot)
-            after.add(slot)
-
-    def remove(self, slot: Slot) -> None:
-        """Remove ``slot``."""
-        self._level(slot).remove(slot)
-
-    def put_back(self, slot: Slot) -> None:
-        """Return ``slot`` to the level of its frequency."""
-        self._level(slot).put_back(slot)
-
-    def demote(self, slot: Slot) -> None:
-        """Reset the frequency of ``slot``, and make it the next victim."""
-        self._level(slot).remove(slot)
-        slot.frequency = 1
-        self._level(slot).add(slot)
-        self._level(slot).demote(slot)
->>>>>>> theirs
 
     def next_victim(self) -> Slot | None:
         """Return the slot that was used or stored longest ago."""

@@ -39,14 +39,10 @@ image's bytes."""
 class PublicCache:
     """Index of one public cache.
 
-<<<<<<< ours
     :param limit_bytes: upper bound of the slab files' lengths, all together
     :param slab_bytes: upper bound of one slab file's length
     :param order: in which order chunks of one class are evicted
-    :param pins: what shall stay; only :meth:`pin_chunk` and :meth:`unpin_chunk` change it once it is here
-=======
-    :param pins: owned and changed by this cache from now on
->>>>>>> theirs
+    :param pins: the chunks that stay; from then on only this cache changes it
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images of a host: read planning, readahead, usage, and what to keep.
 
-<<<<<<< ours
 To be read in this order:
 
 * one read: ``chunk_state``, ``read_plan``;
@@ -10,9 +9,4 @@ To be read in this order:
 ``replica_placement``,
   ``capacity``, ``replica_leases``, ``replica_holders``;
 * how fast they become whole: ``fill_rate``.
-=======
-In reading order: ``chunk_state``, ``read_plan`` (one read); ``readahead``, ``unit_readahead``;
-``image_usage``, ``pin_record``, ``replica_placement``, ``capacity``, ``replica_leases``,
-``replica_holders`` (what to keep); ``fill_rate`` (how fast to fill).
->>>>>>> theirs
 """

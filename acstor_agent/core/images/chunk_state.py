@@ -137,12 +137,7 @@ def _remote(count: int) -> bytearray | mmap.mmap:
 class ChunkStates:
     """The states of all chunks of an image, one byte each, and counts of them.
 
-<<<<<<< ours
-    The counts change in :meth:`apply_event` and :meth:`accept_unmatched` only, so they can be no others than a
-    count over all chunks would give.  One event takes about 0.3 us.
-=======
-    An event takes 0.3 us.
->>>>>>> theirs
+    Only :meth:`apply_event` and :meth:`accept_unmatched` change the counts.  An event takes 0.3 us.
 
     >>> states = ChunkStates(3)
     >>> states.apply_event(1, ChunkEvent.PREFETCH_SENT), states.under_way

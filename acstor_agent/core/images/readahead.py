@@ -33,13 +33,8 @@ COPIED_READS = 8
 """Consecutive reads that identify a copying program; a booting guest stops before."""
 WORTH = 90
 SHARE = 15
-<<<<<<< ours
 """At a 33rd, who reads files of 1 MiB one after the other is not read ahead for; at an 8th, a boot
 fetches 3.6 % more than it asks for, not 1.8 %."""
-=======
-"""At 1/33, a reader of consecutive files of 1 MiB gets no readahead; at 1/8, a boot fetches 3.6
-% too much, not 1.8 % (doc/source/contributor/benchmarks.rst)."""
->>>>>>> theirs
 BLOCK_BYTES = geometry.DEFAULT_CHUNK_BYTES
 """Unit of accounting and least window, because chunks are fetched whole."""
 READERS = 32

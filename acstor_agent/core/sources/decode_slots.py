@@ -160,11 +160,7 @@ class DecodeSlots:
             self._forget(now_s)
 
     def delay_s(self, now_s: float) -> float | None:
-<<<<<<< ours
-        """Return when to try :meth:`begin_job` again though no job ends; None if that needs no try."""
-=======
-        """Return the delay until a job may begin without another's end, or None."""
->>>>>>> theirs
+        """Return the delay until :meth:`begin_job` may succeed without a job ending, or None."""
         if not self._free:
             return None
         waiting = [image for image in self._images.values() if image.waiting and not image.running]

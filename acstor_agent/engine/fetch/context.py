@@ -65,13 +65,6 @@ class Context:
             *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
         )
 
-<<<<<<< ours
-=======
-    def is_ring_worth(self, now: float) -> bool:
-        """Return whether to use lock-step rings; homes are faster on links without queues."""
-        return self.settings.learns_ring and self.uploads.has_met_queue(now)
-
->>>>>>> theirs
     def is_usable(self, host: ids.HostId) -> bool:
         """Return whether to ask a host now; after a backoff, True allows one attempt."""
         return self.ring.is_reachable(host) and self.peers.is_usable(host, self.now)

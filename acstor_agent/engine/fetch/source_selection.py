@@ -259,13 +259,8 @@ class SourceSelection:
         """Ask the named hosts, then the peer again, which must not refer then."""
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
-<<<<<<< ours
         if len(hosts) == 1:  # the next one in step; a tree has a choice
             context.lockstep.named(attempt.want.image_id, hosts[0])
-=======
-        if len(hosts) == 1:  # a lock-step referral; a tree names two hosts
-            context.predecessors.propose_predecessor(attempt.want.image_id, hosts[0], context.now)
->>>>>>> theirs
         places = [
             Place(host, Mode.HELD_ONLY, attempt.refs)
             for host in hosts[:MOST_REFERRALS]

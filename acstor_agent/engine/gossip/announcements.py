@@ -150,19 +150,10 @@ class Announcements:
         near, before = self._tables.near, self._neighbours
         hosts = [ids.HostId(host.host) for host in near.hosts]
         where = near.host_locations()
-<<<<<<< ours
         self._neighbours = dict.fromkeys(self._topology(hosts, self._tables.here, where))
-        known = self._again_s.items()
-        self._again_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
-        self._tell_last([host for host in self._neighbours if host not in before], now)
-=======
-        self._neighbours = dict.fromkeys(
-            neighbours.neighbours(hosts, self._tables.here, self._topology, locations=where)
-        )
         known = self._retry_wait_s.items()
         self._retry_wait_s = {host: wait_s for host, wait_s in known if host in self._neighbours}
         self._send_latest([host for host in self._neighbours if host not in before], now)
->>>>>>> theirs
 
     def _clear_tables(self) -> None:
         self._segment_chunks = self._tables.table.segment_chunks

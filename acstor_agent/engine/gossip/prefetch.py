@@ -37,22 +37,18 @@ class PrefetchPolicy(Protocol):
     def has_candidates(self) -> bool:
         """Say whether there is any chunk that was advertised and is not prefetched."""
 
-    def advertised(self, chunk_no: int) -> None:
+    def chunk_advertised(self, chunk_no: int) -> None:
         """Note that a neighbour has a chunk; :meth:`take` says when to fetch it."""
 
     def fetched_on_demand(self, chunk_no: int) -> None:
         """Note that a guest had to wait for a chunk, because nobody prefetched it."""
 
-    def take(self, room: int) -> list[int]:
+    def take_candidates(self, room: int) -> list[int]:
         """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
 
 
 class Prefetcher:
-<<<<<<< ours
     """The default policy for one image; see :class:`PrefetchPolicy`.
-=======
-    """Selects the chunks of one image to prefetch.
->>>>>>> theirs
 
     :param states: PREFETCH_SENT is applied here, other events by the caller
     :param limit: unmatched chunks at most; 0: never prefetch, None: no limit

@@ -56,12 +56,7 @@ class PeerRequests:
         self._context, self._read_through, self._rights = context, through, rights
         self.uploads = context.uploads
         self.referrals = referrals.Referrals(context.host_keys)
-<<<<<<< ours
         self.given = self.referred = 0
-=======
-        self._in_step = lockstep_referrals.LockstepReferrals(context, self.referrals)
-        self.given = self.referred = 0  # chunks given, requests referred
->>>>>>> theirs
         self.receivers: dict[ids.HostId, requester.Requester] = {}
         self._links: dict[Hashable, requester.RequesterLink] = {}
         self._is_check_scheduled = False
@@ -332,13 +327,8 @@ class PeerRequests:
         return hosts or ()
 
     def _is_referred(self, asker: PendingRequest) -> bool:
-<<<<<<< ours
         """Name hosts that can give a content sooner than this one, if there are any."""
         hosts = self._referral(asker)
-=======
-        """Refer a request to other hosts if possible; return whether it was."""
-        hosts = self._in_step.referrals_for(asker, self._is_named)
->>>>>>> theirs
         if hosts:
             self._hint_surplus_copies(asker.host, (asker.want,), [asker.want.oid])
             self.referred += 1

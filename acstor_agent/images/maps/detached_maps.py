@@ -81,11 +81,7 @@ def boot_extents(head: boot_image.Head) -> dict[Extent, ids.Cid]:
 class DetachedMaps:
     """Pages of chunk maps, and heads of boot images, from the source.
 
-<<<<<<< ours
     :param nursery: where loads run, so that they outlive who asked
-=======
-    :param gives_private: serve chunks of private images too
->>>>>>> theirs
     """
 
     def __init__(
@@ -186,10 +182,6 @@ class DetachedMaps:
         """Load what :meth:`is_known` needs, for a peer.
 
         :raises errors.ChunkMissing: there is no such image
-<<<<<<< ours
-=======
-        :raises errors.ChunkNotShared: it is private, and this host serves no private images
->>>>>>> theirs
         :raises errors.ChunkRefused: this host may not read it
         :raises errors.SourceUnreachable: the source does not answer, or a rate limit is exceeded
         """

@@ -32,12 +32,8 @@ _E = chunk_state.ChunkEvent
 class AdvertisedPrefetch:
     """The prefetch of one image.
 
-<<<<<<< ours
     :param is_covered: says whether a chunk comes by another way, with the boot image
     :param make_policy: makes what decides; None: nothing is prefetched
-=======
-    :param limit: most chunks prefetched and not read; 0 disables, None removes the bound
->>>>>>> theirs
     """
 
     def __init__(
@@ -81,7 +77,7 @@ class AdvertisedPrefetch:
         given = self._chunks.holders_bitmap(wants[0][1]) if wants else 0
         for chunk_no, want in wants:
             if want.bit & given:
-                self.prefetcher.advertised(self._index.first_same(chunk_no))
+                self.prefetcher.chunk_advertised(self._index.first_same(chunk_no))
 
     def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
         """Return the chunks of a segment, by number; none if this image lacks it.
@@ -134,7 +130,7 @@ class AdvertisedPrefetch:
             self._fetch_some()
 
     def _fetch_some(self) -> None:
-        self._next += self.prefetcher.take(UNDER_WAY - self.states.under_way)
+        self._next += self.prefetcher.take_candidates(UNDER_WAY - self.states.under_way)
         if not self._next:
             return
         if self._ahead is None:

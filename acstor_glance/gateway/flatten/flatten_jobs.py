@@ -49,13 +49,8 @@ class FlattenJobs:
     ) -> None:
         self._lookup, self._reader, self._uploader = known, made, fills
         self._ratio = ratio
-<<<<<<< ours
         self._still_s, self._counted = IDLE_TIMEOUTS * own.timeout_s, counted
         self._places = job_slots.JobSlots(own.max_compositions, -(-own.max_compositions // 2))
-=======
-        self._idle_timeout_s, self._counted = own.composition_idle_timeout_s, counted
-        self._slots = job_slots.JobSlots(own.max_compositions, own.max_compositions_per_project)
->>>>>>> theirs
         threads = max(1, own.max_compositions)
         self._threads = futures.ThreadPoolExecutor(threads, thread_name_prefix="composition")
         counted.compositions_limit.set(own.max_compositions)
@@ -68,14 +63,14 @@ class FlattenJobs:
         :param stream: ``wsgi.input``
         :raises http_errors.HttpError: the job is refused, or has failed already
         """
-        watched = watchdog.Watchdog(self._idle_timeout_s)
+        watched = watchdog.Watchdog(self._still_s)
         body = delta_body.DeltaBody(stream, length_bytes, order.image_id, watched)
         work = flatten_job.FlattenJob(
             *(self._lookup, self._reader, self._uploader, order, body, watched, self._ratio)
         )
         place = contextlib.ExitStack()
         try:
-            place.enter_context(self._slots.acquire_slot(project_id))
+            place.enter_context(self._places.acquire_slot(project_id))
         except http_errors.HttpError:
             self._counted.count_job("busy")
             raise
@@ -140,7 +135,7 @@ class FlattenJobs:
         outcome, why = "done", ""
         try:
             with place:
-                work.run(self._idle_timeout_s)
+                work.run(self._still_s)
         except http_errors.HttpError as error:
             outcome = error.who if isinstance(error, http_errors.FlattenAborted) else "refused"
             why = error.message
