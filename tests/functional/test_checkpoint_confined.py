@@ -27,13 +27,13 @@ from acstor_checkpoint.capture import libvirt_domains, overlay
 instance, mirrors, folder, how = sys.argv[1:]
 folder = pathlib.Path(folder)
 found = libvirt_domains.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
-(server,) = [one for one in found.present() if one.instance == instance]
+(server,) = [one for one in found.list_servers() if one.instance == instance]
 domain = found.domain(server)
 if how == "clear":
     domain.clear([BITMAP], folder, was_frozen=False)
     print(json.dumps({"has_job": bool(domain._socket())}))
     sys.exit()
-with domain.moment(BITMAP, "", folder) as moment:
+with domain.export_snapshot(BITMAP, "", folder) as moment:
     scratch, = folder.glob("*.scratch")
     told = {
         "socket": moment.export.path,

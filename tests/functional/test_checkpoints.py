@@ -218,7 +218,7 @@ def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest
 def test_server_that_is_deleted_meanwhile_has_no_checkpoint(owner, guest):
     start(guest)
     guest.write(0, 12 * MIB, 1)  # more than is held in memory
-    owner.places.client = before_first_put(owner.places.client, lambda: delete(guest))
+    owner.places.client_of = before_first_put(owner.places.client_of, lambda: delete(guest))
     with pytest.raises(errors.AcstorError):
         owner.taker.take_checkpoint(server_of(owner, guest))
     assert owner.registered() == [] and list(owner.sockets.iterdir()) == []
@@ -278,7 +278,7 @@ def test_server_that_is_started_meanwhile_is_not_held(owner, guest):
     start(guest)
     guest.write(0, 2 * CHUNK, 1)
     guest.domain.destroy()
-    register, owner.places.client = owner.registered, start_first(guest, owner.places.client)
+    register, owner.places.client_of = owner.registered, start_first(guest, owner.places.client_of)
     with pytest.raises(offline_export.DiskChanged):
         owner.taker.take_checkpoint(server_of(owner, guest))
     assert register() == []
@@ -385,8 +385,8 @@ def test_guest_that_writes_faster_than_it_is_read_gets_a_checkpoint(slow_owner, 
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
     wanted = disk_of(guest, tmp_path)
-    first = before_first_put(slow_owner.places.client, lambda: guest.write(0, 16 * MIB, 9))
-    slow_owner.places.client = first
+    first = before_first_put(slow_owner.places.client_of, lambda: guest.write(0, 16 * MIB, 9))
+    slow_owner.places.client_of = first
     record = slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
     assert slow_owner.rebuilt(record, BASE) == [wanted] * 2
     assert slow_owner.states.load(guest.instance).stuck == 0
@@ -397,11 +397,11 @@ def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_o
     start(guest)
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
-    client = slow_owner.places.client
-    slow_owner.places.client = before_first_put(client, guest.domain.abortJob)
+    client = slow_owner.places.client_of
+    slow_owner.places.client_of = before_first_put(client, guest.domain.abortJob)
     with pytest.raises(errors.Unusable):
         slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
-    slow_owner.places.client = client
+    slow_owner.places.client_of = client
     assert not guest.is_busy() and slow_owner.registered() == []
     with pytest.raises(snapshot_window.PartTaken):
         slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))

@@ -156,7 +156,7 @@ class Host:
         disk = object_names.Disk(ids.HostId(new.owner), new.vault_disk)
         found = []
         for holder in new.holders:
-            with self.places.client(checkpoint_record.Holder(*holder)) as client:
+            with self.places.client_of(checkpoint_record.Holder(*holder)) as client:
                 sealed = client.fetch_manifest(disk, bytes.fromhex(new.manifest_name))
                 plain = seal.open_manifest(sealed, checkpoint_manifest.MAX_BYTES)
                 manifest = checkpoint_manifest.Manifest.parse(plain, "it")

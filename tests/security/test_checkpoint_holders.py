@@ -113,7 +113,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
 
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", answer) as hostile:
         places, servers = Places(proof, of(honest), hostile.holder), NoServers()
-        with places.client(of(honest)) as client:
+        with places.client_of(of(honest)) as client:
             client.put(object_names.Disk(ids.HostId("owner"), DISK), sealed(4))
         collection = garbage_collection.GarbageCollection(
             ids.HostId("owner"),
@@ -126,7 +126,7 @@ def test_holder_that_names_thousands_of_disks_takes_its_budget_alone(
         began_s = time.monotonic()
         assert collection.collect()
         took_s = time.monotonic() - began_s
-        with places.client(of(honest)) as client:
+        with places.client_of(of(honest)) as client:
             assert client.list_disks(ids.HostId("owner")) == []
     asked = sum(line.startswith("DELETE") for line in hostile.asked)
     assert took_s < 3.0 + 4.0
@@ -158,7 +158,7 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
         places = Places(proof)
         with contextlib.ExitStack() as stack:
             clients = [
-                stack.enter_context(places.client(holder))
+                stack.enter_context(places.client_of(holder))
                 for holder in (hostile.holder, of(honest))
             ]
             disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), clients)
@@ -169,7 +169,7 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
             ):
                 disk.put(sorted(chunks), chunks.__getitem__, 64 * 65536)
             assert time.monotonic() - began_s < 2.0 + 4.0 + 2.0  # 4 s are those of 4 MiB
-        with places.client(of(honest)) as client:  # it was asked at the same time
+        with places.client_of(of(honest)) as client:  # it was asked at the same time
             assert (
                 client.missing_chunks(object_names.Disk(ids.HostId("owner"), DISK), chunks) == set()
             )
@@ -216,7 +216,7 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
     with served(tmp_path / "h2", "h2", Denying) as hostile, contextlib.ExitStack() as stack:
         places, disk = Places(proof), object_names.Disk(ids.HostId("owner"), DISK)
         holders = (hostile, of(honest))
-        clients = [stack.enter_context(places.client(holder)) for holder in holders]
+        clients = [stack.enter_context(places.client_of(holder)) for holder in holders]
         first = holder_group.HolderGroup(disk, clients)
         assert first.missing_names(cids) == set(cids)  # a new one lacks all, whoever it is
         assert first.put(cids, chunks.__getitem__, 1) == 2 * sum(map(len, chunks.values()))
@@ -240,7 +240,7 @@ def test_holder_that_is_just_quick_enough_is_named(
     chunks = {chunk.name: chunk.data for chunk in sealed(8)}
     with served(tmp_path / "h2", "h2", Slow) as hostile, contextlib.ExitStack() as stack:
         holders = (of(honest), hostile)
-        clients = [stack.enter_context(Places(proof).client(holder)) for holder in holders]
+        clients = [stack.enter_context(Places(proof).client_of(holder)) for holder in holders]
         disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), clients)
         for name in sorted(map(ids.Cid, chunks)):
             disk.put([name], chunks.__getitem__, 1)
@@ -253,7 +253,7 @@ def test_holder_that_answers_with_an_error_is_replaced(
 ) -> None:
     """It has no reason to: each request of a checkpoint can be done."""
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: b"no", status) as hostile:
-        with Places(proof).client(hostile.holder) as client:
+        with Places(proof).client_of(hostile.holder) as client:
             disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.put([SEAL.chunk_name(b"some")], bytes, 65536)
@@ -266,7 +266,7 @@ def test_holder_whose_answer_makes_no_sense_is_replaced(
     tmp_path: pathlib.Path, proof: credentials.Credentials, answer: bytes
 ) -> None:
     with hostile_holder.HostileHolder(tmp_path / "h2", "h2", lambda *_: answer) as hostile:
-        with Places(proof).client(hostile.holder) as client:
+        with Places(proof).client_of(hostile.holder) as client:
             disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
                 disk.retain_only([object_names.Stay(object_names.ALL, [bytes(32)])])

@@ -48,7 +48,7 @@ def domain_of(tmp_path):
 
 def test_backup_begins_while_file_systems_are_held(domain_of, tmp_path):
     fake = Domain()
-    with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
+    with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen
         assert [name for name in fake.told if name.startswith(("fs", "backupB"))] == [
             "fsFreeze",
@@ -62,7 +62,7 @@ def test_they_are_let_go_when_the_backup_cannot_begin(domain_of, tmp_path, is_lo
     fake = Domain("backupBegin", *(["listAllCheckpoints"] if is_loud else []))
     with (
         pytest.raises(errors.Unusable),
-        domain_of(fake).moment("acstor-1", "", tmp_path),
+        domain_of(fake).export_snapshot("acstor-1", "", tmp_path),
     ):
         pass
     assert fake.told[-1] == "fsThaw"
@@ -71,20 +71,20 @@ def test_they_are_let_go_when_the_backup_cannot_begin(domain_of, tmp_path, is_lo
 @pytest.mark.parametrize("fault", ["fsFreeze", "agentSetResponseTimeout"])
 def test_guest_that_does_not_hold_them_has_a_checkpoint_nevertheless(domain_of, tmp_path, fault):
     fake = Domain(fault)
-    with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
+    with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
     assert fake.told.index("fsThaw") < fake.told.index("backupBegin")
 
 
 @pytest.mark.expect_log("cannot thaw")
 def test_guest_that_does_not_let_go_is_named(domain_of, tmp_path):
-    with domain_of(Domain("fsThaw")).moment("acstor-1", "", tmp_path) as moment:
+    with domain_of(Domain("fsThaw")).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert moment.is_frozen
 
 
 def test_guest_without_agent_is_asked_nothing(domain_of, tmp_path):
     fake = Domain()
-    with domain_of(fake, has_agent=False).moment("acstor-1", "", tmp_path) as moment:
+    with domain_of(fake, has_agent=False).export_snapshot("acstor-1", "", tmp_path) as moment:
         assert not moment.is_frozen
     assert not [name for name in fake.told if name.startswith("fs")]
 
@@ -100,7 +100,7 @@ def test_who_comes_later_lets_go(domain_of, tmp_path, was_frozen):
 def test_files_of_a_moment_go_with_it(domain_of, tmp_path):
     fake = Domain()
     with contextlib.suppress(ZeroDivisionError):
-        with domain_of(fake).moment("acstor-1", "", tmp_path) as moment:
+        with domain_of(fake).export_snapshot("acstor-1", "", tmp_path) as moment:
             open(moment.export.path, "w").close()
             raise ZeroDivisionError
     assert list(tmp_path.glob("acstor-*")) == []
