@@ -28,7 +28,7 @@ instance, mirrors, folder, how = sys.argv[1:]
 folder = pathlib.Path(folder)
 found = libvirt_domains.Domains("qemu:///system", lambda path: overlay.base_of(path, mirrors))
 (server,) = [one for one in found.list_servers() if one.instance == instance]
-domain = found.domain(server)
+domain = found.find_domain(server)
 if how == "clear":
     domain.clear([BITMAP], folder, was_frozen=False)
     print(json.dumps({"has_job": bool(domain._socket())}))

@@ -23,7 +23,7 @@ import pathlib, sys, time
 from acstor_common.model import ids
 from acstor_glance.client import work_leases
 mine = work_leases.WorkLeases(sys.argv[1], pathlib.Path(), "chunk_map")
-with mine.held(ids.parse_image_id(sys.argv[2])) as is_ours:
+with mine.lease_image(ids.parse_image_id(sys.argv[2])) as is_ours:
     print(is_ours, flush=True)
     time.sleep(600)
 """

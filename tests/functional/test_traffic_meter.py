@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 LOOK = """
 import json, sys
 from acstor_agent.cloud import traffic_meter
-look = traffic_meter.TrafficMeter(json.loads(sys.argv[1]), float(sys.argv[2])).look()
+look = traffic_meter.TrafficMeter(json.loads(sys.argv[1]), float(sys.argv[2])).read_counters()
 print(json.dumps([look.link_bytes_s, {one.name: [one.received, one.sent] for one in look.links}]))
 """
 

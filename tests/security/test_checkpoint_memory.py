@@ -24,7 +24,7 @@ id = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 seal = checkpoint_encryption.Seal(b"k" * 32)
 
 class Copies:
-    def lacking(self, names):
+    def missing_names(self, names):
         return set()
 
 class Disk(nbd_client.Disk):
@@ -39,10 +39,10 @@ before = checkpoint_manifest.Manifest.parse(checkpoint_manifest.build(subject, (
 with Disk(nbd_client.Export(path, "vda", pid, size_bytes), nbd_client.ALLOCATION, 60.0) as disk:
     free = rate_limit.RateLimit(0, threading.Event())
     taking = disk_capture.DiskCapture(disk, chunk_bytes, seal, Copies(), free, lambda: True)
-    written = lambda: (extent[:2] for extent in disk.extents() if extent.flags & nbd_client.DIRTY)
+    written = lambda: (extent[:2] for extent in disk.iter_extents() if extent.flags & nbd_client.DIRTY)
     error = ""
     try:
-        for _ in taking.entries(disk_capture.ChangedRanges(before, written, lambda: ())):
+        for _ in taking.iter_entries(disk_capture.ChangedRanges(before, written, lambda: ())):
             pass
     except disk_capture.DiskTooLarge as e:
         error = str(e)
@@ -80,9 +80,9 @@ def named(chunk_no):
 
 class Client:
     holder = ids.HostId("h2")
-    def missing(self, disk, asked):
+    def missing_chunks(self, disk, asked):
         return set()
-    def keep(self, disk, part):
+    def retain_only(self, disk, part):
         kept.append(len(part.names))
         return 0
 
@@ -92,14 +92,14 @@ class Disk:
 holders, kept = holder_group.HolderGroup(None, [Client()]), []
 
 def take(name):
-    before = known.manifest(id, state, name)
+    before = known.read_manifest(id, state, name)
     rate = rate_limit.RateLimit(0, threading.Event())
     taking = disk_capture.DiskCapture(Disk(), cut.chunk_bytes, seal, holders, rate)
-    return saved(taking.entries(disk_capture.ChangedRanges(before, lambda: (), lambda: ())), 2)
+    return saved(taking.iter_entries(disk_capture.ChangedRanges(before, lambda: (), lambda: ())), 2)
 
 first = saved(map(named, range(count)), 1)
 second = take(first)
-holders.keep(known.needed(id, state, {first, second}))
+holders.retain_only(known.iter_needed(id, state, {first, second}))
 with open("/proc/self/status") as file:
     [used] = [int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")]
 print(json.dumps([used, len(kept), sum(kept)]))

@@ -219,7 +219,7 @@ clients = [
     for n, ip in enumerate(sys.argv[2:], 2)
 ]
 try:
-    holder_group.call_all(clients, lambda one: one.disks(ids.HostId("h1")), 30.0)
+    holder_group.call_all(clients, lambda one: one.list_disks(ids.HostId("h1")), 30.0)
 except (vault_client.HostFault, holder_group.HolderFailed) as e:
     print(type(e).__name__, e)
 """
