@@ -108,7 +108,7 @@ class Giver:
     ) -> None:
         self._cache, self._cids, self._nursery = cache, cids, nursery
 
-    def asked(
+    def requests_received(
         self,
         connection: server_connection.ServerConnection,
         requests: Sequence[peer_wire.Request],
@@ -138,20 +138,20 @@ class Giver:
         assert data is not None
         connection.send_answers([peer_wire.Chunk(request.request_id, data)])
 
-    def cancelled(
+    def requests_cancelled(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
         """Nothing waits."""
 
-    def hurried(
+    def requests_hurried(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
         """Nothing waits."""
 
-    def drained(self, connection: server_connection.ServerConnection) -> None:
+    def answers_drained(self, connection: server_connection.ServerConnection) -> None:
         """Nothing is watched."""
 
-    def ended(self, connection: server_connection.ServerConnection) -> None:
+    def connection_ended(self, connection: server_connection.ServerConnection) -> None:
         """Nothing is kept."""
 
 

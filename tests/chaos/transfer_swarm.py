@@ -276,7 +276,7 @@ class Run:
                 if host.is_dead or now.epoch >= table.epoch:
                     return
                 host.take_table(table, now)
-                world.later(host, self.former_s, self._forget_former, host, table)
+                world.call_later(host, self.former_s, self._forget_former, host, table)
 
             self._at(self.rng.random() * within_s, take)
 
@@ -311,7 +311,7 @@ class Run:
         world = self.world
         for guest in self.guests:
             start_s = self.rng.random() * 0.2
-            world.later(guest.host, start_s, guest.begin_anew)
+            world.call_later(guest.host, start_s, guest.begin_anew)
         if not self.is_calm:
             self._at(0.1, self._storm)
         self._look()

@@ -86,11 +86,11 @@ class Nova:
         self.metadata: dict[str, dict[str, dict[str, str]]] = {}
         """Of the servers of each host."""
 
-    def server(self, instance_id: str, asker: str = "") -> nova_client.Server | None:
+    def get_server(self, instance_id: str, asker: str = "") -> nova_client.Server | None:
         self._fail()
         return self.servers.get(instance_id)
 
-    def aggregates(self) -> list[nova_client.Aggregate]:
+    def list_aggregates(self) -> list[nova_client.Aggregate]:
         self._fail()
         return self.groups
 

@@ -139,7 +139,9 @@ class Net:
     def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
         self._cloud, self._here = cloud, here
 
-    def ask(self, host: ids.HostId, address: str, requests: Sequence[Any], hear: Any) -> None:
+    def send_requests(
+        self, host: ids.HostId, address: str, requests: Sequence[Any], hear: Any
+    ) -> None:
         """See ``PeerNetwork.send_requests``."""
         for one in requests:
             self._cloud.asked.append((self._here, host, one.priority, one.mode))
@@ -172,21 +174,21 @@ class Net:
                 trio.current_time(),
             )
 
-    def cancel(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+    def cancel_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """See ``PeerNetwork.cancel_requests``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if connection.hears.pop(number, None)]
             self._cloud.soon(self._cloud.hosts[host].giving.requests_cancelled, connection, known)
 
-    def hurry(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+    def hurry_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """See ``PeerNetwork.hurry_requests``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if number in connection.hears]
             self._cloud.soon(self._cloud.hosts[host].giving.requests_hurried, connection, known)
 
-    def tell(self, host: ids.HostId, address: str, news: Any) -> None:
+    def send_announcement(self, host: ids.HostId, address: str, news: Any) -> None:
         """See ``PeerNetwork.send_announcement``."""
         self._cloud.told.append((self._here, host, news))
         if self._cloud.is_heard:

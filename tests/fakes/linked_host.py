@@ -36,7 +36,7 @@ class Meter:
         self.at_s = 0.0
         self.failure: errors.Unusable | None = None
 
-    def look(self) -> traffic_meter.InterfaceSample:
+    def read_counters(self) -> traffic_meter.InterfaceSample:
         if self.failure:
             raise self.failure
         self.at_s += COLLECTION_S
@@ -52,7 +52,7 @@ class Bus:
         self.heard: Mapping[str, Any] = {}
         self.listeners = 0
 
-    def cast(self, topic: str, method: str, payload: Any, *, is_fanout: bool) -> None:
+    def cast_message(self, topic: str, method: str, payload: Any, *, is_fanout: bool) -> None:
         assert (topic, method, is_fanout) == (
             decision_messages.TOPIC,
             decision_messages.SAMPLE_COLLECTED,
@@ -66,7 +66,7 @@ class Bus:
         assert certificate.host == sample.host
         self.samples.append(sample)
 
-    def listen(self, topic: str, heard: Mapping[str, Any]) -> None:
+    def subscribe(self, topic: str, heard: Mapping[str, Any]) -> None:
         assert topic == decision_messages.AGENT_TOPIC
         self.heard = heard
         self.listeners += 1

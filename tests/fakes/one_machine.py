@@ -200,9 +200,9 @@ class Machine:
                 elif isinstance(action, actions.ReadSource):
                     told = [(n, source(chunk)) for n, chunk in enumerate(action.wants)]
                     known = [(n, what) for n, what in told if what is not None]
-                    todo += self.source_gave(action.number, known) if known else []
+                    todo += self.source_read_progressed(action.number, known) if known else []
                 elif isinstance(action, actions.Store):
-                    todo += self.stored(action.runs)
+                    todo += self.chunks_stored(action.runs)
                 elif isinstance(action, actions.Complete):
                     done[action.token] = action
             if self.now >= end_s:
@@ -214,7 +214,7 @@ class Machine:
             return []
         if isinstance(what, failure.Failure):
             failed = [(number, what) for number in attempt.numbers]
-            refused: list[actions.Action] = self.refused(host, failed)
+            refused: list[actions.Action] = self.peer_refused(host, failed)
             return refused
         given: list[actions.Action] = self.chunks_arrived(host, [(attempt.number, what)])
         return given

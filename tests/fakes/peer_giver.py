@@ -99,7 +99,9 @@ class TaskGiver:
         self.asked_for: list[peer_wire.Request] = []
         self._scopes: dict[tuple[Any, int], trio.CancelScope] = {}
 
-    def asked(self, connection: Any, requests: Sequence[peer_wire.Request], came_s: float) -> None:
+    def requests_received(
+        self, connection: Any, requests: Sequence[peer_wire.Request], came_s: float
+    ) -> None:
         """See ``server_connection.RequestHandler``."""
         for request in requests:
             self.asked_for.append(request)
@@ -125,19 +127,19 @@ class TaskGiver:
         if self._scopes.pop((connection, request.request_id), None) is scope:
             connection.send_answers([answer or peer_wire.Refuse(request.request_id, code)])
 
-    def cancelled(self, connection: Any, request_ids: Sequence[int]) -> None:
+    def requests_cancelled(self, connection: Any, request_ids: Sequence[int]) -> None:
         """See ``server_connection.RequestHandler``."""
         for request_id in request_ids:
             scope = self._scopes.pop((connection, request_id), None)
             if scope is not None:
                 scope.cancel()
 
-    def hurried(self, connection: Any, request_ids: Sequence[int]) -> None:
+    def requests_hurried(self, connection: Any, request_ids: Sequence[int]) -> None:
         """See ``server_connection.RequestHandler``."""
 
-    def drained(self, connection: Any) -> None:
+    def answers_drained(self, connection: Any) -> None:
         """See ``server_connection.RequestHandler``."""
 
-    def ended(self, connection: Any) -> None:
+    def connection_ended(self, connection: Any) -> None:
         """See ``server_connection.RequestHandler``."""
         self.cancelled(connection, [number for link, number in self._scopes if link is connection])

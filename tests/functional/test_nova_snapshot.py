@@ -60,7 +60,7 @@ def test_snapshot_is_the_disk_and_no_zero_is_read(tmp_path, images, start, chunk
         wanted[offset : offset + 100 * KIB] = bytes([fill]) * (100 * KIB)
     before = read_by_origin(agent, image_id)
     client = agent_client.AgentClient(str(agent.control_socket), 20.0)
-    host = types.SimpleNamespace(agent=client, fall_back=fail)
+    host = types.SimpleNamespace(agent=client, record_fallback=fail)
     sparse_snapshot.extract_image(
         host, as_nova_does, str(disk), "qcow2", str(tmp_path / "out"), dest_fmt
     )

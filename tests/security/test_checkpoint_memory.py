@@ -39,10 +39,10 @@ before = checkpoint_manifest.Manifest.parse(checkpoint_manifest.build(subject, (
 with Disk(nbd_client.Export(path, "vda", pid, size_bytes), nbd_client.ALLOCATION, 60.0) as disk:
     free = rate_limit.RateLimit(0, threading.Event())
     taking = disk_capture.DiskCapture(disk, chunk_bytes, seal, Copies(), free, lambda: True)
-    written = lambda: (extent[:2] for extent in disk.iter_extents() if extent.flags & nbd_client.DIRTY)
+    found = lambda: (one[:2] for one in disk.iter_extents() if one.flags & nbd_client.DIRTY)
     error = ""
     try:
-        for _ in taking.iter_entries(disk_capture.ChangedRanges(before, written, lambda: ())):
+        for _ in taking.iter_entries(disk_capture.ChangedRanges(before, found, lambda: ())):
             pass
     except disk_capture.DiskTooLarge as e:
         error = str(e)

@@ -157,11 +157,11 @@ async def test_image_of_which_no_predecessor_is_here_comes_only_where_all_are_wa
 async def test_names_of_chunks_are_looked_up_only_where_a_predecessor_is(parts):
     blob = base.Blob(NEW, base.BlobKind.CHUNK_MAP)
     parts.host.blobs[blob] = parts.host.blobs[blob][: chunk_map.HEADER_BYTES]
-    came = await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
+    came = await parts.ahead(Mode.ALL).prefetch_boot_image(task(FORMER, is_public=True), report)
     assert came == {"done_bytes": parts.frames_bytes}
     await parts.host.mirrors.attach_image(FORMER)
     with pytest.raises(errors.ChunkMissing):
-        await parts.ahead(Mode.ALL).bring(task(FORMER, is_public=True), report)
+        await parts.ahead(Mode.ALL).prefetch_boot_image(task(FORMER, is_public=True), report)
 
 
 async def test_image_that_is_here_for_other_hosts_alone_is_no_predecessor(parts):
@@ -200,7 +200,7 @@ async def test_private_image_comes_only_where_its_project_has_the_one_before(
 async def test_image_that_guests_of_this_host_use_needs_nothing_more(parts):
     for image_id in (FORMER, NEW):
         await parts.host.mirrors.attach_image(image_id)
-    assert await parts.ahead().bring(task(FORMER), report) == {"done_bytes": 0}
+    assert await parts.ahead().prefetch_boot_image(task(FORMER), report) == {"done_bytes": 0}
 
 
 async def test_image_that_was_deleted_is_not_brought(parts):
@@ -208,17 +208,17 @@ async def test_image_that_was_deleted_is_not_brought(parts):
     for kind in base.BlobKind:
         parts.host.blobs.pop(base.Blob(NEW, kind), None)
     with pytest.raises(errors.ChunkMissing):
-        await parts.ahead().bring(task(FORMER), report)
+        await parts.ahead().prefetch_boot_image(task(FORMER), report)
 
 
 async def test_boot_image_that_was_taken_away_or_damaged_is_not_brought(parts):
     await parts.host.mirrors.attach_image(FORMER)
     parts.host.blobs[BOOT_BLOB] = b"#!/bin/sh\n" * 100
     with pytest.raises(errors.BootImageFormatError):
-        await parts.ahead().bring(task(FORMER), report)
+        await parts.ahead().prefetch_boot_image(task(FORMER), report)
     del parts.host.blobs[BOOT_BLOB]
     with pytest.raises(errors.ChunkMissing):
-        await parts.ahead().bring(task(FORMER), report)
+        await parts.ahead().prefetch_boot_image(task(FORMER), report)
     assert parts.host.boots.counters.ahead_bytes == 0
 
 
@@ -226,7 +226,7 @@ async def test_parts_whose_chunks_the_version_before_has_brought_already_do_not_
     former = await parts.host.mirrors.attach_image(FORMER)
     for chunk_no in (*TRACE[2:6], TRACE[6]):  # two frames, and half of one
         await former.read(chunk_no * CHUNK, CHUNK)
-    came = await parts.ahead().bring(task(FORMER), report)
+    came = await parts.ahead().prefetch_boot_image(task(FORMER), report)
     frames = boot_image.parse_head(parts.stored, "boot image").frames
     left = [frame for frame in frames if frame.number not in (1, 2)]
     assert came["done_bytes"] == sum(frame.stored_bytes for frame in left)
@@ -297,7 +297,7 @@ async def test_boot_image_that_goes_or_changes_midway_ends_it_and_what_came_stay
         return 100.0
 
     with pytest.raises(errors.AcstorError) as caught:
-        await parts.ahead(quiet_s=turn).bring(task(FORMER), report)
+        await parts.ahead(quiet_s=turn).prefetch_boot_image(task(FORMER), report)
     assert not isinstance(caught.value, errors.Unusable)
     assert 0 < parts.kept["ahead"] < parts.frames_bytes
     assert parts.host.boots.counters.ahead == 0
@@ -307,7 +307,7 @@ async def test_cache_that_takes_nothing_ends_it(parts, monkeypatch):
     await parts.host.mirrors.attach_image(FORMER)
     monkeypatch.setattr(parts.host.cache, "store_chunk", lambda *what: False)
     with pytest.raises(errors.Unusable, match="the cache has no space"):
-        await parts.ahead().bring(task(FORMER), report)
+        await parts.ahead().prefetch_boot_image(task(FORMER), report)
 
 
 async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts, monkeypatch):
@@ -316,7 +316,7 @@ async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts, monkeypat
     await parts.host.mirrors.attach_image(FORMER)
     parts.quiet_s = 0.0
     begun_s = trio.current_time()
-    await parts.ahead().bring(task(FORMER), report)
+    await parts.ahead().prefetch_boot_image(task(FORMER), report)
     assert trio.current_time() - begun_s >= 3 * 0.05
 
 

@@ -81,7 +81,7 @@ async def settle(cache: cache_files.CacheFiles) -> None:
 async def fill(folder, count=24, **options) -> None:
     async with running(folder, **options) as cache:
         for cid, chunk in zip(CIDS[:count], CHUNKS, strict=False):
-            assert cache.store(cid, chunk)
+            assert cache.store_chunk(cid, chunk)
 
 
 def parts_of(cache, cids, start=0, stop=64 * KIB):
@@ -103,7 +103,7 @@ def flip_a_bit(folder: pathlib.Path, cid: ids.Cid) -> None:
 
 async def test_chunk_is_answered_from_memory_and_then_from_disk(tmp_path):
     async with running(tmp_path) as cache:
-        assert cache.store(CIDS[0], CHUNKS[0])
+        assert cache.store_chunk(CIDS[0], CHUNKS[0])
         assert cache.lookup(CIDS[0]).data is not None
         assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
         assert cache.statistics.pending_bytes == 64 * KIB
@@ -133,7 +133,7 @@ async def test_chunks_that_come_one_by_one_are_written_together(tmp_path, monkey
     monkeypatch.setattr(slab_files.SlabFiles, "perform_batch", note)
     async with running(tmp_path) as cache:
         for cid, chunk in zip(CIDS[:3], CHUNKS, strict=False):
-            assert cache.store(cid, chunk)
+            assert cache.store_chunk(cid, chunk)
             await trio.sleep(0.001)
         await written(cache, CIDS[0])
         assert batches == [3] and cache.is_written(CIDS[2])
@@ -150,29 +150,29 @@ async def test_chunks_that_are_enough_are_written_at_once(tmp_path, monkeypatch,
         monkeypatch.setattr(write_behind, limit, 20 * (64 * KIB if "BYTES" in limit else 1))
     async with running(tmp_path, **options) as cache:
         for cid, chunk in zip(CIDS[:19], CHUNKS, strict=False):
-            assert cache.store(cid, chunk)
+            assert cache.store_chunk(cid, chunk)
         await trio.sleep(0.1)
         assert not any(map(cache.is_written, CIDS[:19]))
-        assert cache.store(CIDS[19], CHUNKS[19])
+        assert cache.store_chunk(CIDS[19], CHUNKS[19])
         await written(cache, CIDS[19])
 
 
 async def test_chunk_without_room_hurries_those_that_wait_to_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(write_behind, "GATHER_S", 3600.0)
     async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
-        count = next(n for n in range(24) if not cache.store(CIDS[n], CHUNKS[n]))
+        count = next(n for n in range(24) if not cache.store_chunk(CIDS[n], CHUNKS[n]))
         await written(cache, CIDS[count - 1])
-        assert cache.store(CIDS[count], CHUNKS[count])
+        assert cache.store_chunk(CIDS[count], CHUNKS[count])
 
 
 async def test_parts_fill_the_buffer_back_to_back_wherever_they_lie(disk_path):
     short = DICE.randbytes(5000)
     async with running(disk_path) as cache:
         for cid, chunk in zip(CIDS[:20], CHUNKS, strict=False):
-            cache.store(cid, chunk)
-        cache.store(ids.cid_of(short), short)
+            cache.store_chunk(cid, chunk)
+        cache.store_chunk(ids.cid_of(short), short)
         await settle(cache)
-        cache.store(CIDS[20], CHUNKS[20])  # in memory only
+        cache.store_chunk(CIDS[20], CHUNKS[20])  # in memory only
         wanted = [(3, 100, 65536), (4, 0, 65536), (5, 0, 10), (20, 7, 70), (18, 1, 2), (19, 0, 9)]
         parts = [(cache.lookup(CIDS[n]), a, b) for n, a, b in wanted]
         parts.append((cache.lookup(ids.cid_of(short)), 4000, 5000))
@@ -199,7 +199,7 @@ async def test_neighbours_on_disk_are_read_by_one_call_and_one_for_their_checksu
     preadv = os.preadv
     async with running(disk_path) as cache:
         for cid, chunk in zip(CIDS[:15], CHUNKS, strict=False):
-            cache.store(cid, chunk)
+            cache.store_chunk(cid, chunk)
         await settle(cache)
         monkeypatch.setattr(os, "preadv", counting)
         buffer = bytearray(15 * 64 * KIB)
@@ -237,7 +237,7 @@ async def test_flipped_bit_is_seen_and_the_chunk_dropped_for_good(
         assert await cache.read_chunk(CIDS[2]) == CHUNKS[2]
     async with running(disk_path) as cache:
         assert CIDS[1] not in cache
-        assert cache.store(CIDS[1], CHUNKS[1])
+        assert cache.store_chunk(CIDS[1], CHUNKS[1])
     async with running(disk_path) as cache:
         assert await cache.read_chunk(CIDS[1]) == CHUNKS[1]
         assert cache.statistics.corrupt_chunks == 0
@@ -261,9 +261,9 @@ async def test_chunk_whose_data_were_lost_in_a_power_failure_is_not_its_slots_fo
     async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
         slot = cache.lookup(CIDS[0])
         data_offset, sums_offset = slot.slab.data_offset, slot.slab.sums_offset
-        cache.drop(CIDS[0])
+        cache.drop_chunk(CIDS[0])
         await settle(cache)
-        assert cache.store(CIDS[1], CHUNKS[1])
+        assert cache.store_chunk(CIDS[1], CHUNKS[1])
         await settle(cache)
         slot = cache.lookup(CIDS[1])
         assert slot.slot_no == 0
@@ -295,7 +295,7 @@ async def test_chunk_that_cannot_be_read_is_dropped(tmp_path, monkeypatch, is_da
 
 async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(disk_path):
     async with running(disk_path) as cache:
-        cache.store(CIDS[0], CHUNKS[0])
+        cache.store_chunk(CIDS[0], CHUNKS[0])
         await settle(cache)
         fd = cache._files.fds[0]
         os.fsync(fd)
@@ -314,7 +314,7 @@ async def test_what_is_not_in_the_page_cache_is_left_to_a_thread(disk_path):
 async def test_disk_without_nowait_reads_is_read_in_threads():
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         async with running(folder) as cache:
-            cache.store(CIDS[0], CHUNKS[0])
+            cache.store_chunk(CIDS[0], CHUNKS[0])
             await settle(cache)
             with contextlib.suppress(BlockingIOError):
                 try:
@@ -330,9 +330,9 @@ async def test_disk_without_nowait_reads_is_read_in_threads():
 
 async def test_slot_that_was_dropped_since_its_look_up_gives_no_bytes(tmp_path):
     async with running(tmp_path) as cache:
-        cache.store(CIDS[0], CHUNKS[0])
+        cache.store_chunk(CIDS[0], CHUNKS[0])
         parts, view = parts_of(cache, CIDS[:1]), memoryview(bytearray(64 * KIB))
-        assert cache.drop(CIDS[0]) and not cache.drop(CIDS[0])
+        assert cache.drop_chunk(CIDS[0]) and not cache.drop_chunk(CIDS[0])
         assert not cache.read_nowait(parts, view)
         assert await cache.read(parts, view) == [CIDS[0]]
         assert cache.statistics.corrupt_chunks == 0
@@ -341,10 +341,10 @@ async def test_slot_that_was_dropped_since_its_look_up_gives_no_bytes(tmp_path):
 async def test_dropped_chunk_does_not_come_back_after_a_restart(tmp_path):
     async with running(tmp_path) as cache:
         for cid, chunk in zip(CIDS[:4], CHUNKS, strict=False):
-            cache.store(cid, chunk)
-        cache.drop(CIDS[0])  # before it was written
+            cache.store_chunk(cid, chunk)
+        cache.drop_chunk(CIDS[0])  # before it was written
         await settle(cache)
-        cache.drop(CIDS[1])  # after
+        cache.drop_chunk(CIDS[1])  # after
         assert cache.statistics.pending_bytes == 0
     async with running(tmp_path) as cache:
         assert sorted(cache.iter_cids()) == sorted(CIDS[2:4])
@@ -360,15 +360,15 @@ async def test_change_while_the_writer_is_busy_reaches_the_disk(tmp_path, monkey
 
     pwritev = os.pwritev
     async with running(tmp_path) as cache:
-        cache.store(CIDS[2], CHUNKS[2])
+        cache.store_chunk(CIDS[2], CHUNKS[2])
         await settle(cache)
         monkeypatch.setattr(os, "pwritev", slow)
-        cache.store(CIDS[0], CHUNKS[0])
-        cache.store(CIDS[1], CHUNKS[1])
+        cache.store_chunk(CIDS[0], CHUNKS[0])
+        cache.store_chunk(CIDS[1], CHUNKS[1])
         await trio.to_thread.run_sync(is_writing.wait, 5)
-        cache.drop(CIDS[0])
-        cache.promote(CIDS[1], KeepClass.BOOT)
-        cache.store(CIDS[0], CHUNKS[0], KeepClass.HOME)
+        cache.drop_chunk(CIDS[0])
+        cache.promote_chunk(CIDS[1], KeepClass.BOOT)
+        cache.store_chunk(CIDS[0], CHUNKS[0], KeepClass.HOME)
         assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
         go_on.set()
         await settle(cache)
@@ -381,11 +381,11 @@ async def test_change_while_the_writer_is_busy_reaches_the_disk(tmp_path, monkey
 
 async def test_chunk_that_is_here_is_only_promoted_and_that_survives_a_restart(tmp_path):
     async with running(tmp_path) as cache:
-        cache.store(CIDS[0], CHUNKS[0])
+        cache.store_chunk(CIDS[0], CHUNKS[0])
         await settle(cache)
-        assert cache.store(CIDS[0], CHUNKS[0], KeepClass.BOOT)
+        assert cache.store_chunk(CIDS[0], CHUNKS[0], KeepClass.BOOT)
         assert cache.statistics.pending_bytes == 0
-        assert not cache.promote(CIDS[1], KeepClass.BOOT)
+        assert not cache.promote_chunk(CIDS[1], KeepClass.BOOT)
     async with running(tmp_path) as cache:
         assert cache.statistics.chunks_by_class == {"borrowed": 0, "home": 0, "ahead": 0, "boot": 1}
 
@@ -415,7 +415,7 @@ async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatc
             nursery.start_soon(read)
             await trio.to_thread.run_sync(is_reading.wait, 5)
             for cid, chunk in zip(CIDS[15:], CHUNKS[15:], strict=True):
-                cache.store(cid, chunk)
+                cache.store_chunk(cid, chunk)
             await settle(cache)
             go_on.set()
         assert results == [CHUNKS[0]]
@@ -424,7 +424,7 @@ async def test_chunk_that_a_thread_reads_is_not_overwritten(tmp_path, monkeypatc
 
 async def test_zero_chunk_is_never_stored(tmp_path):
     async with running(tmp_path) as cache:
-        assert not cache.store(ids.ZERO_CID, bytes(64 * KIB))
+        assert not cache.store_chunk(ids.ZERO_CID, bytes(64 * KIB))
         assert ids.ZERO_CID not in cache and cache.statistics.slabs == 0
 
 
@@ -475,7 +475,7 @@ async def test_chunk_that_cannot_be_written_is_dropped_and_its_neighbours_are_no
     monkeypatch.setattr(os, "pwritev", broken)
     async with running(tmp_path) as cache:
         for cid, chunk in zip(CIDS[:5], CHUNKS, strict=False):
-            cache.store(cid, chunk)
+            cache.store_chunk(cid, chunk)
         await settle(cache)
         assert [cid in cache for cid in CIDS[:5]] == [True, True, False, True, True]
         assert cache.statistics.write_errors == 1 and cache.statistics.pending_bytes == 0
@@ -489,11 +489,11 @@ async def test_short_write_counts_as_a_failed_one(tmp_path, monkeypatch):
         return os.pwrite(fd, pieces[0][:100], offset)
 
     async with running(tmp_path) as cache:
-        cache.store(CIDS[0], CHUNKS[0])
+        cache.store_chunk(CIDS[0], CHUNKS[0])
         await settle(cache)
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwritev", short)
-            cache.store(CIDS[1], CHUNKS[1])
+            cache.store_chunk(CIDS[1], CHUNKS[1])
             await settle(cache)
         assert CIDS[1] not in cache
     async with running(tmp_path) as cache:
@@ -511,7 +511,7 @@ async def test_full_disk_stops_the_growth_and_nothing_else(tmp_path, monkeypatch
     monkeypatch.setattr(os, "posix_fallocate", full)
     async with running(tmp_path) as cache:
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
-            cache.store(cid, chunk)
+            cache.store_chunk(cid, chunk)
             await trio.sleep(0.001)
         await settle(cache)
         assert cache.statistics.slabs == 1 and cache.statistics.chunks == 15
@@ -530,10 +530,10 @@ async def test_disk_that_is_full_from_the_beginning_stores_nothing(tmp_path, mon
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     async with running(tmp_path) as cache:
-        cache.store(CIDS[0], CHUNKS[0])
+        cache.store_chunk(CIDS[0], CHUNKS[0])
         assert await cache.read_chunk(CIDS[0]) == CHUNKS[0]
         await settle(cache)
-        assert CIDS[0] not in cache and not cache.store(CIDS[1], CHUNKS[1])
+        assert CIDS[0] not in cache and not cache.store_chunk(CIDS[1], CHUNKS[1])
         assert cache.statistics.pending_bytes == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -541,10 +541,10 @@ async def test_disk_that_is_full_from_the_beginning_stores_nothing(tmp_path, mon
 async def test_chunks_of_other_sizes_get_a_slab_of_their_own_and_take_one_over(tmp_path):
     async with running(tmp_path, limit_bytes=2 << 20) as cache:
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
-            cache.store(cid, chunk)
+            cache.store_chunk(cid, chunk)
         await settle(cache)
         big = DICE.randbytes(300 * KIB)
-        assert cache.store(ids.cid_of(big), big)
+        assert cache.store_chunk(ids.cid_of(big), big)
         await settle(cache)
         assert await cache.read_chunk(ids.cid_of(big)) == big
         assert cache.statistics.slabs == 2 and cache.statistics.evictions == 15
@@ -601,7 +601,7 @@ async def test_damaged_slab_file_is_replaced_with_a_warning(tmp_path, caplog, da
         assert "slab-00000.acslab" in caplog.text and word in caplog.text
         assert cache.statistics.chunks == 9
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
-            cache.store(cid, chunk)
+            cache.store_chunk(cid, chunk)
     async with running(tmp_path) as cache:
         assert cache.statistics.chunks == 24
 
@@ -658,13 +658,13 @@ async def until(is_true) -> None:
 async def test_folder_that_cannot_be_made_is_tried_again_until_it_can(tmp_path, quickly):
     (tmp_path / "file").write_bytes(b"")
     async with running(tmp_path / "file" / "cache") as cache:
-        assert not cache.store(CIDS[0], CHUNKS[0]) and cache.statistics.rejected_chunks == 1
+        assert not cache.store_chunk(CIDS[0], CHUNKS[0]) and cache.statistics.rejected_chunks == 1
         assert await cache.read_chunk(CIDS[0]) is None
         what, since_s = cache.trouble
         assert "Not a directory" in what and 0 <= time.time() - since_s < 60
         (tmp_path / "file").unlink()
         await until(lambda: cache.trouble is None)
-        assert cache.store(CIDS[0], CHUNKS[0])
+        assert cache.store_chunk(CIDS[0], CHUNKS[0])
     again = open_cache(tmp_path / "file" / "cache")
     assert list(again.iter_cids()) == [CIDS[0]]
     await again.aclose()
@@ -708,18 +708,18 @@ async def test_failing_disk_is_left_alone_and_used_again(tmp_path, monkeypatch, 
     async with running(tmp_path) as cache:
         with monkeypatch.context() as patch:
             patch.setattr(os, "pwritev", failing)
-            assert cache.store(CIDS[10], CHUNKS[10])
+            assert cache.store_chunk(CIDS[10], CHUNKS[10])
             await settle(cache)
             assert CIDS[10] not in cache and cache.statistics.write_errors == 1
             assert "Read-only file system" in cache.trouble.what
-            assert not cache.store(CIDS[10], CHUNKS[10])
+            assert not cache.store_chunk(CIDS[10], CHUNKS[10])
             for number in range(10):
                 assert await cache.read_chunk(CIDS[number]) == CHUNKS[number]
-            cache.drop(CIDS[9])
+            cache.drop_chunk(CIDS[9])
             await settle(cache)
             await until(lambda: len(calls) > 4)  # looked at again, in vain
         await until(lambda: cache.trouble is None)
-        assert cache.store(CIDS[11], CHUNKS[11])
+        assert cache.store_chunk(CIDS[11], CHUNKS[11])
     async with running(tmp_path) as cache:
         assert await cache.read_chunk(CIDS[11]) == CHUNKS[11]
 
@@ -735,13 +735,13 @@ async def test_place_that_takes_no_bytes_is_not_used_again(tmp_path, monkeypatch
 
     pwritev, tried = os.pwritev, []
     async with running(tmp_path, limit_bytes=SLAB_BYTES) as cache:
-        cache.store(CIDS[0], CHUNKS[0])
+        cache.store_chunk(CIDS[0], CHUNKS[0])
         await settle(cache)
         bad_offset = cache.lookup(CIDS[0]).offset + 64 * KIB
         monkeypatch.setattr(os, "pwritev", bad_place)
         for cid, chunk in zip(CIDS[1:], CHUNKS[1:], strict=True):
             await until(lambda: cache.trouble is None)
-            cache.store(cid, chunk)
+            cache.store_chunk(cid, chunk)
             await settle(cache)
         assert tried == [bad_offset]
         assert cache.statistics.chunks == 14 and cache.statistics.write_errors == 1
@@ -756,12 +756,12 @@ async def test_cache_grows_again_when_there_is_room(tmp_path, monkeypatch, quick
     async with running(tmp_path) as cache:
         with monkeypatch.context() as patch:
             patch.setattr(os, "posix_fallocate", full)
-            cache.store(CIDS[0], CHUNKS[0])
+            cache.store_chunk(CIDS[0], CHUNKS[0])
             await settle(cache)
             assert cache.trouble is not None and cache.statistics.slabs == 0
         await until(lambda: cache.trouble is None)
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
-            assert cache.store(cid, chunk)
+            assert cache.store_chunk(cid, chunk)
         await settle(cache)
         assert cache.statistics.slabs == 2
 
@@ -783,7 +783,7 @@ async def test_slab_file_that_somebody_deletes_is_given_up(tmp_path, quickly, wh
             await until(folder.exists)
         assert cache.statistics.chunks == 0
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
-            await until(lambda cid=cid, chunk=chunk: cache.store(cid, chunk))
+            await until(lambda cid=cid, chunk=chunk: cache.store_chunk(cid, chunk))
     async with running(folder) as cache:
         assert set(cache.iter_cids()) == set(CIDS)
 
@@ -841,7 +841,7 @@ async def test_folder_that_cannot_be_opened_leaves_no_open_file(tmp_path, monkey
 async def test_membership_may_be_asked_from_another_thread(tmp_path):
     async with running(tmp_path) as cache:
         for cid, chunk in zip(CIDS, CHUNKS, strict=True):
-            cache.store(cid, chunk)
+            cache.store_chunk(cid, chunk)
         known = await trio.to_thread.run_sync(lambda: [cid in cache for cid in CIDS])
         assert known == [True] * 24
         assert await trio.to_thread.run_sync(lambda: set(cache.iter_cids())) == set(CIDS)
@@ -859,7 +859,7 @@ async def test_what_was_fetched_ahead_is_written_as_a_stream_of_its_own(tmp_path
         async with running(tmp_path, io=io) as cache:
             for number, (cid, chunk) in enumerate(zip(CIDS, CHUNKS, strict=True)):
                 with disk_io.use_stream((PREFETCH, GUEST, None)[number % 3]):
-                    cache.store(cid, chunk)
+                    cache.store_chunk(cid, chunk)
         counts = {str(stream): count.bytes for stream, count in io.account.streams.items()}
         nursery.cancel_scope.cancel()
     third = sum(map(len, CHUNKS)) // 3

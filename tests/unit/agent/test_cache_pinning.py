@@ -73,9 +73,9 @@ async def test_pinned_chunks_that_are_lost_are_counted_others_are_not(tmp_path, 
     async with running(tmp_path, pins) as cache:
         await store(cache, range(40))
         before = cache.pinned_lost
-        assert cache.drop(CIDS[39]) and cache.pinned_lost == before
-        assert cache.drop(CIDS[3]) and cache.pinned_lost == before + 1
-        assert not cache.drop(CIDS[3]) and cache.pinned_lost == before + 1
+        assert cache.drop_chunk(CIDS[39]) and cache.pinned_lost == before
+        assert cache.drop_chunk(CIDS[3]) and cache.pinned_lost == before + 1
+        assert not cache.drop_chunk(CIDS[3]) and cache.pinned_lost == before + 1
 
 
 async def test_smaller_limit_costs_no_pinned_chunk(tmp_path, pins):
@@ -88,7 +88,7 @@ async def test_smaller_limit_costs_no_pinned_chunk(tmp_path, pins):
         await read_all(cache)
         assert slab_files(tmp_path) == 2
         for number in PINNED:
-            cache.unpin(CIDS[number], 64 * KIB)
+            cache.unpin_chunk(CIDS[number], 64 * KIB)
         cache.may_grow(0)
         await cache._behind.flush()
         assert slab_files(tmp_path) == 1
@@ -109,7 +109,7 @@ async def test_cache_grows_for_pins_as_far_as_allowed_and_shrinks_again(tmp_path
     async with running(tmp_path, pins, limit_bytes=SLAB_BYTES) as cache:
         await read_all(cache)
         for number in PINNED:
-            cache.unpin(CIDS[number], 64 * KIB)
+            cache.unpin_chunk(CIDS[number], 64 * KIB)
         cache.may_grow(0)
         await cache._behind.flush()
         assert slab_files(tmp_path) == 1
@@ -123,7 +123,7 @@ async def test_small_pinned_chunk_in_a_large_slot_is_right_also_after_a_restart(
     limit_bytes = 2 * SLAB_BYTES
     async with running(tmp_path, pins, limit_bytes) as cache:
         await store(cache, range(30))
-        assert cache.store(ids.cid_of(small), small)
+        assert cache.store_chunk(ids.cid_of(small), small)
         await cache._behind.flush()
         assert cache.lookup(ids.cid_of(small)).slab.layout.slot_bytes == 64 * KIB
     async with running(tmp_path, pins, limit_bytes) as cache:

@@ -49,7 +49,7 @@ async def test_chunk_that_is_larger_than_clusters_can_be_is_two():
         return data[:length]
 
     shown = checkpoint_reader.CheckpointReader(
-        None, of, types.SimpleNamespace(chunk=chunk), clusters
+        None, of, types.SimpleNamespace(fetch_chunk=chunk), clusters
     )
     assert shown.clusters == range(clusters - 3, clusters)
     got = [await shown.fetch_cluster(cluster) for cluster in shown.clusters]

@@ -76,7 +76,7 @@ class Host:
         self.naming = chunk_lookup.ChunkLookup(self, self.others, lambda image_id: None)
         self.rights = authorization.Authorization(HERE, self.naming, identity.ByContent())
 
-    def named(self, *place):
+    def content_at(self, *place):
         return self.attached(*place)
 
     def get_nowait(self, image_id):

@@ -42,7 +42,7 @@ async def cloud(tmp_path):
 
 
 def read(cloud, name, wanted, deadline_s=10.0):
-    return cloud.hosts[name].fetch(wanted, Priority.GUEST, deadline_s)
+    return cloud.hosts[name].fetch_chunk(wanted, Priority.GUEST, deadline_s)
 
 
 async def read_everywhere(cloud, chunk_nos, names=("h1", "h2", "h3", "h4")):
@@ -73,7 +73,7 @@ async def test_whole_cloud_reads_a_chunk_from_the_source_once(cloud, autojump_cl
 
 async def test_batch_is_one_wish_and_comes_in_its_order(cloud, autojump_clock):
     wants = [cloud.want(n) for n in (5, 3, 5, 20, 4)]
-    with cloud.hosts["h1"].wish(wants) as wish:
+    with cloud.hosts["h1"].request_chunks(wants) as wish:
         got = await wish.wait()
     assert [bytes(one.data) for one in got] == [bytes_of(n) for n in (5, 3, 5, 20, 4)]
     assert not len(cloud.hosts["h1"].core)
@@ -160,7 +160,7 @@ async def test_guest_who_can_do_without_waits_for_no_second_try(
     cloud.source.failure = failure
     began_s, one = trio.current_time(), cloud.hosts["h1"]
     with pytest.raises(kind):
-        await one.fetch(wanted, Priority.GUEST, 30, is_patient=False)
+        await one.fetch_chunk(wanted, Priority.GUEST, 30, is_patient=False)
     assert trio.current_time() - began_s < 1
     assert len(one.core) == 0
 
@@ -178,7 +178,7 @@ async def test_guest_who_can_do_without_ends_nobody_elses_wait(cloud, autojump_c
             await trio.sleep(at_s)
             nursery.start_soon(patient)
             with pytest.raises(errors.SourceUnreachable):
-                await one.fetch(wanted, Priority.GUEST, 30, is_patient=False)
+                await one.fetch_chunk(wanted, Priority.GUEST, 30, is_patient=False)
         assert (got, trio.current_time() < 5) == ([], True)
         cloud.source.failure = None
     assert [fetched.data for fetched in got] == 3 * [bytes_of(0)]
@@ -252,7 +252,7 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
         await exchange_cloud.bring(host, cloud.want(next(theirs)), priority)
     told = cloud.want(next(theirs))
     await read(cloud, "h3", told)
-    host.heard(ids.HostId("h3"), peer_wire.Advertise(announced.alone(told.oid)))
+    host.announcement_received(ids.HostId("h3"), peer_wire.Advertise(announced.alone(told.oid)))
     await exchange_cloud.bring(host, told, Priority.ADVERTISED)
     await read(cloud, "h2", cloud.want(mine[0]))
     await exchange_cloud.bring(cloud.hosts["h2"], cloud.want(mine[1]), Priority.WHOLE)
@@ -302,7 +302,7 @@ async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
 
         async def guest(opener, numbers):
             with disk_io.use_stream(requests.Stream(requests.Klass.GUEST, f"{IMAGE}/{opener}")):
-                with cloud.hosts["h1"].wish([cloud.want(n) for n in numbers]) as wish:
+                with cloud.hosts["h1"].request_chunks([cloud.want(n) for n in numbers]) as wish:
                     await wish.wait()
             took[opener] = trio.current_time()
 
@@ -350,14 +350,14 @@ async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, au
         nonlocal most
         while True:
             asked = [one for one in cloud.asked if one[0] == name]
-            most = max(most, len(asked) - sum(host.has(cloud.want(n).cid) for n in range(20)))
+            most = max(most, len(asked) - sum(host.has_chunk(cloud.want(n).cid) for n in range(20)))
             await trio.sleep(0.1)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         host.bring_soon([cloud.want(n) for n in range(20)])
         await trio.sleep(30)
-        assert all(host.has(cloud.want(n).cid) for n in range(20))
+        assert all(host.has_chunk(cloud.want(n).cid) for n in range(20))
         nursery.cancel_scope.cancel()
     assert 0 < most <= 4
     assert {one[2] for one in cloud.asked if one[0] == name} == {peer_wire.Priority.SOON}
@@ -480,7 +480,7 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
     cloud.frozen.update(cloud.hosts)  # what is only advertised never comes
     far = [n for n in range(40) if cloud.home(cloud.want(n)) != "h1"][:8]
     news = peer_wire.Advertise(announced.alone(*(cloud.want(n).oid for n in far)))
-    host.heard(ids.HostId("h2"), news)
+    host.announcement_received(ids.HostId("h2"), news)
     mine = next(n for n in range(40) if cloud.home(cloud.want(n)) == "h1")
 
     async def prefetch(wanted):
@@ -497,7 +497,7 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
         )
         host.bring_soon([cloud.want(mine)])
         await trio.sleep(1)
-        assert host.has(cloud.want(mine).cid)
+        assert host.has_chunk(cloud.want(mine).cid)
         nursery.cancel_scope.cancel()
 
 
@@ -505,7 +505,7 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
     wanted = cloud.want(0)
     liar, asker, _ = cloud.others(wanted)
     host = cloud.hosts[asker]
-    host.heard(ids.HostId(liar), peer_wire.Advertise(announced.alone(wanted.oid)))
+    host.announcement_received(ids.HostId(liar), peer_wire.Advertise(announced.alone(wanted.oid)))
     failed, got = [], []
 
     async def prefetch():
@@ -522,7 +522,7 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
         nursery.start_soon(prefetch)
         nursery.start_soon(pre_seed)
     assert failed == []  # more places were asked for the sake of the other
-    assert [one.data for one in got] == [bytes_of(0)] and host.has(wanted.cid)
+    assert [one.data for one in got] == [bytes_of(0)] and host.has_chunk(wanted.cid)
 
 
 async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump_clock):
@@ -539,7 +539,7 @@ async def test_stranger_is_not_listened_to(cloud):
     cloud.hosts["h1"].announcement_received(
         ids.HostId("h99"), peer_wire.Advertise(announced.alone(1, 2, 3))
     )
-    assert cloud.hosts["h1"].known() == []
+    assert cloud.hosts["h1"].list_known() == []
 
 
 # Several tables, several groups
@@ -660,7 +660,7 @@ async def test_by_oid_another_image_with_the_same_content_is_a_hit_where_it_is_a
         hits = [n for n, want in elsewhere.items() if want.cid in made.caches[made.home(want)]]
         assert 0 < len(hits) < 30
         for chunk_no in range(30):
-            made.caches["h3"].drop(elsewhere[chunk_no].cid)
+            made.caches["h3"].drop_chunk(elsewhere[chunk_no].cid)
             assert (await read(made, "h3", elsewhere[chunk_no], 20)).data
         misses = set(range(30)) - set(hits)
         at_h3 = {n for n in hits if made.home(elsewhere[n]) == "h3"}  # dropped just now
@@ -696,7 +696,7 @@ async def test_where_homes_keep_what_is_promised_is_kept_all_the_same(tmp_path, 
     async with exchange_cloud.running(tmp_path, ("h1", "h2"), homes_keep=True) as made:
         of_h2 = [want for want in map(made.want, range(40)) if made.home(want) == "h2"]
         promised, other = of_h2[:2]
-        made.caches["h1"].pin(promised.cid, promised.length)
+        made.caches["h1"].pin_chunk(promised.cid, promised.length)
         for wanted in (promised, other):
             await read(made, "h1", wanted, 20)
         assert promised.cid in made.caches["h1"] and other.cid not in made.caches["h1"]
@@ -781,7 +781,7 @@ async def wide_cloud(tmp_path):
 def far_holder(cloud, wanted):
     """Return a reader, and a host that has the chunk and is asked by nobody as a rule."""
     *_, holder, reader = cloud.ring.owners_of(wanted.cid, len(cloud.hosts))
-    cloud.caches[holder].store(wanted.cid, bytes_of(0), KeepClass.BORROWED)
+    cloud.caches[holder].store_chunk(wanted.cid, bytes_of(0), KeepClass.BORROWED)
     return holder, reader
 
 
@@ -805,7 +805,7 @@ async def test_only_host_that_has_it_is_waited_for_while_it_is_cut_off(wide_clou
     came, told = [], []
 
     async def wait():
-        with wide_cloud.hosts[reader].wish([wanted], told=told.append) as wish:
+        with wide_cloud.hosts[reader].request_chunks([wanted], told=told.append) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:
@@ -824,7 +824,7 @@ async def test_hard_read_waits_for_the_source_for_minutes(cloud, autojump_clock)
     name = cloud.home(cloud.want(0))
 
     async def wait(host):
-        with host.wish([cloud.want(0)], told=told.append) as wish:
+        with host.request_chunks([cloud.want(0)], told=told.append) as wish:
             came.append((await wish.wait())[0].data)
 
     async with trio.open_nursery() as nursery:
@@ -856,7 +856,7 @@ async def test_home_that_is_left_alone_gives_what_it_has_while_the_source_is_awa
     """It is in backoff because it could not read the source for others."""
     wanted = cloud.want(0)
     home, reader = cloud.home(wanted), cloud.others(wanted)[0]
-    cloud.caches[home].store(wanted.cid, bytes_of(0), KeepClass.HOME)
+    cloud.caches[home].store_chunk(wanted.cid, bytes_of(0), KeepClass.HOME)
     cloud.source.failure = errors.SourceUnreachable("x", "memory", "refused")
     for _ in range(20):
         backoff(cloud, reader, home)
@@ -891,13 +891,13 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
     wants = [cloud.want(n) for n in range(8)]
     name = cloud.others(wants[0])[0]
     here = next(n for n in range(40) if cloud.home(cloud.want(n)) == name)
-    stored, store = {}, cloud.caches[name].store
+    stored, store = {}, cloud.caches[name].store_chunk
 
     def noted(cid, *more):
         stored[cid] = disk_io.deferred_stream()
         return store(cid, *more)
 
-    cloud.caches[name].store = noted
+    cloud.caches[name].store_chunk = noted
     guest = requests.Stream(requests.Klass.GUEST, "a guest")
     fill = requests.Stream(requests.Klass.FILL, "hydrate")
     later = requests.Stream(requests.Klass.BACKGROUND, "agent")
@@ -919,7 +919,7 @@ async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
 ):
     wanted = cloud.want(0)
     name = cloud.others(wanted)[0]
-    cloud.caches[name].store = None
+    cloud.caches[name].store_chunk = None
     assert (await read(cloud, name, wanted)).data == bytes_of(0)
     assert not cloud.hosts[name].core.context.kept
 
@@ -972,7 +972,7 @@ async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_c
     )
     states = []
     for holder in ("h4", "h2"):
-        host.heard(ids.HostId(holder), peer_wire.Advertise(announced.alone(oid)))
+        host.announcement_received(ids.HostId(holder), peer_wire.Advertise(announced.alone(oid)))
         ahead.chunks_advertised(announced.alone(oid))
         states.append(ahead.states.state_of(number))
     assert states == [chunk_state.ChunkState.REMOTE, chunk_state.ChunkState.PREFETCH]

@@ -105,7 +105,10 @@ async def asking_one(folder, version=peer_wire.MAJOR_VERSION, **chosen):
 async def read(cloud, numbers, deadline_s=15.0, within_s=12.0):
     """Read chunks in one batch; fails if one byte is wrong."""
     wants = [cloud.want(n) for n in numbers]
-    with trio.fail_after(within_s), cloud.hosts["h1"].wish(wants, deadline_s=deadline_s) as wish:
+    with (
+        trio.fail_after(within_s),
+        cloud.hosts["h1"].request_chunks(wants, deadline_s=deadline_s) as wish,
+    ):
         came = await wish.wait()
     assert [bytes(chunk.data) for chunk in came] == [exchange_cloud.bytes_of(n) for n in numbers]
 
@@ -172,13 +175,13 @@ async def test_chunk_that_nobody_waits_for_any_more_takes_no_other_of_its_batch_
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, numbers = cloud.hosts["h1"], cloud.peers[:COUNT]
-        with host.wish([cloud.want(n) for n in numbers]):
+        with host.request_chunks([cloud.want(n) for n in numbers]):
             await nets.wait_until(lambda: peer.asked)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read, cloud, numbers[2:4])
             await trio.sleep(0.05)
             peer.may_answer.set()
-        await nets.wait_until(lambda: all(host.has(cloud.want(n).cid) for n in numbers))
+        await nets.wait_until(lambda: all(host.has_chunk(cloud.want(n).cid) for n in numbers))
         assert [n for asked in peer.asked for n in asked] == numbers
         assert not cloud.source.reads and not len(host.core)
 
@@ -196,7 +199,9 @@ async def test_answers_to_what_was_asked_by_the_table_before_are_taken(tmp_path)
             nursery.start_soon(read, cloud, numbers)
             await nets.wait_until(lambda: peer.asked)
             cloud.put_in_force(3, cloud.ports, {"h1": 4000, "h2": 1})
-            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.run_due_timers)  # whatever happens first
+            cloud.hosts["h1"].handle_event(
+                cloud.hosts["h1"].core.run_due_timers
+            )  # whatever happens first
             assert cloud.hosts["h1"].core.context.ring.table.epoch == 3
             peer.may_answer.set()
         assert cloud.source.reads == [numbers[3] * CHUNK]
@@ -211,7 +216,7 @@ async def test_host_that_leaves_the_table_with_a_batch_is_waited_for_and_not_ask
             nursery.start_soon(read, cloud, numbers)
             await nets.wait_until(lambda: peer.asked)
             cloud.put_in_force(3, {"h1": 1})
-            cloud.hosts["h1"].feed(cloud.hosts["h1"].core.run_due_timers)
+            cloud.hosts["h1"].handle_event(cloud.hosts["h1"].core.run_due_timers)
             peer.may_answer.set()
         assert not cloud.source.reads
         await read(cloud, cloud.peers[COUNT : 2 * COUNT])
@@ -238,7 +243,7 @@ async def test_thousand_waiters_of_one_chunk_are_answered_and_ask_once(tmp_path)
     async with asking_one(tmp_path) as (cloud, peer):
         peer.may_answer.clear()
         host, number = cloud.hosts["h1"], cloud.peers[0]
-        wishes = [host.wish([cloud.want(number)]) for _ in range(1000)]
+        wishes = [host.request_chunks([cloud.want(number)]) for _ in range(1000)]
         await nets.wait_until(lambda: peer.asked)
         for wish in wishes[::2]:  # every other guest is killed
             wish.__exit__(None, None, None)

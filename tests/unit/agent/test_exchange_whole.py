@@ -86,7 +86,7 @@ async def cloud(tmp_path, store, monkeypatch):
 async def read(cloud, name, chunk_nos):
     for chunk_no in chunk_nos:
         wanted = cloud.want(chunk_no)
-        got = await cloud.hosts[name].fetch(wanted, exchange.Priority.GUEST, 60.0)
+        got = await cloud.hosts[name].fetch_chunk(wanted, exchange.Priority.GUEST, 60.0)
         assert got.data == exchange_cloud.bytes_of(chunk_no)
 
 

@@ -55,7 +55,7 @@ async def answering_with(heard=lambda host, news: None, **methods):
 
 @pytest.mark.expect_log("a connection of a peer has failed")
 async def test_fault_at_a_request_ends_that_connection_alone(caplog):
-    async with answering_with(asked=fail) as (net, client, giver):
+    async with answering_with(requests_received=fail) as (net, client, giver):
         for count in range(1, 30):
             with pytest.raises(errors.SourceUnreachable):
                 await client.fetch()

@@ -55,14 +55,14 @@ class Kept:
         self._connection = connection
         self.has_forgotten = False
 
-    def take(self):
+    def take_connection(self):
         fds = (self._connection.fuse_fd, self._connection.record.fd)
         return fuse_connection.kept([os.dup(fd) for fd in fds])
 
     def put(self, connection):
         return True
 
-    def forget(self):
+    def drop_connection(self):
         self.has_forgotten = True
 
 

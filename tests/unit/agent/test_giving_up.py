@@ -80,7 +80,7 @@ class Peer:
 
     async def leave(self):
         self.connection.is_closed = True
-        self.giving.ended(self.connection)
+        self.giving.connection_ended(self.connection)
         await trio.testing.wait_all_tasks_blocked()
         self.connect()
 
@@ -119,7 +119,7 @@ def hung_disk(cloud):
     for number in range(40):
         data = exchange_cloud.bytes_of(number)
         cache.store_chunk(ids.cid_of(data), data)
-        cloud.names[HERE].note([cloud.want(number)])
+        cloud.names[HERE].record_names([cloud.want(number)])
     cache.read_chunks_nowait = lambda cids: [None] * len(cids)
     cache.read_chunk = disk
     return disk
@@ -172,13 +172,13 @@ async def test_connection_is_looked_at_less_and_less_often_and_not_while_somethi
     assert not connection.looks
     began_s = trio.current_time()
     connection.is_drained = True
-    giving.drained(connection)
+    giving.answers_drained(connection)
     await trio.sleep(0.1)
     times = [round(1000 * (at_s - began_s)) for at_s in connection.looks]
     assert times[:6] == [1, 3, 7, 15, 23, 31]
     connection.is_there = True
     await trio.sleep(0.1)
-    giving.drained(connection)  # it is not watched any more
+    giving.answers_drained(connection)  # it is not watched any more
     told = len(connection.looks)
     await trio.sleep(1)
     assert len(connection.looks) == told <= len(times) + 1
@@ -190,7 +190,7 @@ async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock)
     connection.is_there = False
     peer.giving.doing[actions.Watch](actions.Watch([connection]))
     await trio.sleep(0.1)
-    peer.giving.ended(connection)
+    peer.giving.connection_ended(connection)
     told = len(connection.looks)
     await trio.sleep(1)
     assert len(connection.looks) == told > 0
@@ -212,8 +212,10 @@ async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
 @pytest.mark.expect_log("looking whether a peer has its answers")
 async def test_fault_of_a_connection_costs_no_place_on_the_uplink(cloud):
     peer = Peer(cloud)
-    cloud.caches[HERE].store(ids.cid_of(exchange_cloud.bytes_of(0)), exchange_cloud.bytes_of(0))
-    cloud.names[HERE].note([cloud.want(0)])
+    cloud.caches[HERE].store_chunk(
+        ids.cid_of(exchange_cloud.bytes_of(0)), exchange_cloud.bytes_of(0)
+    )
+    cloud.names[HERE].record_names([cloud.want(0)])
     peer.connection = Looked(peer.connection)
     peer.connection.is_there = None
     await peer.ask(requests([0]))

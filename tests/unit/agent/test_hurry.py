@@ -66,17 +66,17 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
     giver, reader = cloud.hosts["h1"], cloud.hosts["h2"]
     wants = [want for n in range(40) if cloud.home(want := cloud.want(n)) == "h1"]
     for want in wants:
-        with giver.wish((want,)) as wish:
+        with giver.request_chunks((want,)) as wish:
             await wish.wait()
     uplink = giver.core.requests.uploads
     uplink.places.count = 0
-    with reader.wish(wants, Priority.WHOLE):
+    with reader.request_chunks(wants, Priority.WHOLE):
         await nets.wait_until(lambda: len(uplink) == len(wants))
-        with reader.wish(wants[-1:]) as wish:
+        with reader.request_chunks(wants[-1:]) as wish:
             await nets.wait_until(lambda: Priority.PEER in priorities(giver))
             uplink.places.count = 1
             [connection] = cloud.nets["h1"]._answering
-            giver.feed(giver.core.answers_delivered, [connection])
+            giver.handle_event(giver.core.answers_delivered, [connection])
             with trio.fail_after(3):
                 await wish.wait()
             came = [want for want in wants if reader.has(want.cid)]
@@ -256,7 +256,9 @@ async def test_giver_is_told_of_requests_that_wait_and_of_no_others():
 
 async def test_hurry_for_what_came_with_it_finds_the_request_known_to_the_giver():
     known, giver = [], Waiting()
-    giver.hurried = lambda connection, numbers: known.append((list(numbers), list(giver.groups)))
+    giver.requests_hurried = lambda connection, numbers: known.append(
+        (list(numbers), list(giver.groups))
+    )
     async with nets.serving(giver=giver) as (_net, address):
         stream = await nets.dial(address)
         await stream.send_all(

@@ -64,7 +64,7 @@ class Host:
         return bytes(await image.read(0, image.size_bytes))
 
     def cached(self, image_id):
-        return [cid for cid in self.host.mirrors.cids(image_id) if cid in self.host.cache]
+        return [cid for cid in self.host.mirrors.cids_of(image_id) if cid in self.host.cache]
 
 
 async def until(is_true):
@@ -160,7 +160,7 @@ async def test_image_that_is_attached_again_at_that_moment_stays_whole(used, nur
 
 
 async def test_its_chunks_stay_in_the_cache_while_the_source_has_it(used):
-    cids = list(used.host.mirrors.cids(IMAGE))
+    cids = list(used.host.mirrors.cids_of(IMAGE))
     await used.let_pass(2 * HOUR_S)
     assert all(cid in used.host.cache for cid in cids)
     reads = len(used.host.source.reads)
@@ -170,7 +170,7 @@ async def test_its_chunks_stay_in_the_cache_while_the_source_has_it(used):
 
 
 async def test_chunks_of_an_image_that_is_gone_go_but_not_those_that_another_one_has(used):
-    of_image, of_other = ([*used.host.mirrors.cids(one)] for one in (IMAGE, OTHER))
+    of_image, of_other = ([*used.host.mirrors.cids_of(one)] for one in (IMAGE, OTHER))
     used.delete(IMAGE)
     used.uses.image_opened(OTHER)
     await used.let_pass(2 * HOUR_S)
@@ -184,7 +184,7 @@ async def test_image_that_is_gone_stays_a_month_for_guests_of_other_hosts(used, 
     """They may have no other place to get its chunks from."""
     monkeypatch.setattr(image_eviction, "ASK_AGAIN_S", 0.0)
     used.uses.image_opened(OTHER)
-    cids = [*used.host.mirrors.cids(IMAGE)]
+    cids = [*used.host.mirrors.cids_of(IMAGE)]
     used.delete(IMAGE, days_ago=0)
     for days in (0, 29):
         used.wall_s = time.time() + days * 24 * HOUR_S
@@ -218,7 +218,7 @@ async def test_source_is_not_asked_each_minute_for_an_image_that_stays(used):
 
 
 async def test_chunks_that_an_image_has_that_was_not_opened_since_the_start_stay(used):
-    of_image = [*used.host.mirrors.cids(IMAGE)]
+    of_image = [*used.host.mirrors.cids_of(IMAGE)]
     used.delete(IMAGE)
     del used.host.mirrors._mirrors[OTHER]  # as after a restart
     used.uses.image_opened(OTHER)
@@ -238,7 +238,7 @@ async def test_source_that_does_not_answer_takes_no_chunks_and_is_not_asked_for_
             await trio.sleep_forever()
 
     used.detaching._source = Silent({})
-    cids = [*used.host.mirrors.cids(IMAGE)]
+    cids = [*used.host.mirrors.cids_of(IMAGE)]
     await used.let_pass(2 * HOUR_S)
     assert used.host.mirrors.list_attached() == []
     assert len(asked) == 1

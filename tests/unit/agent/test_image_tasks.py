@@ -82,7 +82,7 @@ class Host:
     def delay_s(self):
         return self.ahead_delay_s
 
-    async def bring(self, asked, report):
+    async def prefetch_boot_image(self, asked, report):
         await report(0, 9)
         await self.may_come.wait()
         if self.failure:
@@ -261,7 +261,7 @@ async def test_wishes_do_not_wait_for_images_that_are_brought(host):
     assert [asked.kind for asked in host.wished] == list(WISHES)
     host.may_go_on.set()
     await trio.testing.wait_all_tasks_blocked()
-    assert host.parts.mirrors.get_nowait(one_host.IMAGE).held().missing_bytes == 0
+    assert host.parts.mirrors.get_nowait(one_host.IMAGE).count_cached().missing_bytes == 0
     host.now_s += image_tasks.LOOK_AGAIN_S
     told = await host.told()
     assert told.kind is Kind.UNPIN  # not what became of an earlier task

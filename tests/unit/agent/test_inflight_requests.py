@@ -38,7 +38,7 @@ def land(table, message, length=None):
 
 def take(table, message):
     land(table, message)
-    assert table.take(len(message)) == message
+    assert table.save_request(len(message)) == message
 
 
 @pytest.mark.parametrize("length", [40, PAGE, PAGE + 1, 80 + 512, 80 + 131072])

@@ -111,7 +111,7 @@ async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
     steps = Steps()
 
     class Refusing(peer_giver.TaskGiver):
-        def asked(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, came_s):
             steps.note(len(requests))
             code = peer_wire.RefuseCode.UNREACHABLE  # which is nobody's fault, and free
             connection.send_answers([peer_wire.Refuse(one.request_id, code) for one in requests])

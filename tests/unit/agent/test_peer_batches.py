@@ -47,23 +47,23 @@ class Here:
         self.groups = []
         self.hurries = []
 
-    def asked(self, connection, requests, came_s):
+    def requests_received(self, connection, requests, came_s):
         self.groups.append([one.request_id for one in requests])
         connection.send_answers([answer for one in requests if (answer := self.answer(one))])
 
     def answer(self, one):
         return chunk(one)
 
-    def cancelled(self, connection, request_ids):
+    def requests_cancelled(self, connection, request_ids):
         pass
 
-    def hurried(self, connection, request_ids):
+    def requests_hurried(self, connection, request_ids):
         self.hurries.append(list(request_ids))
 
-    def drained(self, connection):
+    def answers_drained(self, connection):
         pass
 
-    def ended(self, connection):
+    def connection_ended(self, connection):
         pass
 
 
@@ -427,7 +427,7 @@ async def test_what_is_asked_leaves_at_once():
 def fill(connection):
     """Send until the socket is full."""
     while not connection.outbox_bytes:
-        connection.post(*[peer_wire.Ping(0)] * 1024)
+        connection.send_messages(*[peer_wire.Ping(0)] * 1024)
 
 
 async def test_requests_leave_together_if_the_socket_was_full_without_those_that_were_cancelled():
@@ -972,10 +972,10 @@ async def test_part_of_a_run_that_is_cancelled_with_its_message_is_told_after_it
             super().__init__()
             self.told = []
 
-        def asked(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, came_s):
             self.told += [[*one.numbers] for one in requests]
 
-        def cancelled(self, connection, request_ids):
+        def requests_cancelled(self, connection, request_ids):
             self.told.append(tuple(request_ids))
 
     giver = Giver()

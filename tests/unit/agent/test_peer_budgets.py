@@ -140,7 +140,7 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypat
     monkeypatch.setattr(loop_share, "SMALL_MESSAGES", nets.PLENTY)
 
     class Refusing(peer_giver.TaskGiver):
-        def asked(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, came_s):
             missing = peer_wire.RefuseCode.MISSING
             connection.send_answers([peer_wire.Refuse(one.request_id, missing) for one in requests])
 
@@ -293,7 +293,7 @@ async def test_host_pays_for_what_is_refused_and_not_for_what_this_host_cannot_g
     monkeypatch.setattr(loop_share, "SMALL_MESSAGES", rate)
 
     class Refusing(peer_giver.TaskGiver):
-        def asked(self, connection, requests, came_s):
+        def requests_received(self, connection, requests, came_s):
             connection.send_answers(
                 [peer_wire.Refuse(one.request_id, self.code) for one in requests]
             )

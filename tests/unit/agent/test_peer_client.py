@@ -138,7 +138,9 @@ async def test_each_chunk_of_a_range_counts_until_its_own_bytes_come(cloud, auto
     cloud.source.read_pieces = one_after_the_other
     homes = [cloud.home(cloud.want(n)) for n in range(40)]
     first = next(n for n in range(38) if homes[n] == homes[n + 1] == homes[n + 2])
-    with cloud.hosts[homes[first]].wish([cloud.want(first + n) for n in range(3)]) as wish:
+    with cloud.hosts[homes[first]].request_chunks(
+        [cloud.want(first + n) for n in range(3)]
+    ) as wish:
         await wish.wait()
     counted = cloud.hosts[homes[first]].counters
     assert counted.source_timed_bytes == 3 * CHUNK

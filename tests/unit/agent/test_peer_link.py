@@ -58,7 +58,7 @@ async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credent
     """Who has the other side's secret may speak at once."""
     tls = credentials(security.SECURE)
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    session = tls_session.TlsSession(tls[CLIENT].context(is_server=False), is_server=False)
+    session = tls_session.TlsSession(tls[CLIENT].tls_context(is_server=False), is_server=False)
     hello = peer_wire.Hello(ids.HostId(CLIENT), peer_wire.Klass.DEMAND, 1)
     heard = []
 

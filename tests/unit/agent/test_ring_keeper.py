@@ -46,25 +46,25 @@ def test_without_a_table_the_ring_is_empty(tmp_path):
 
 def test_file_is_read_at_the_start(keep, file):
     file.write_bytes(table(3, "h1", "h2"))
-    assert keep().current().epoch == 3
+    assert keep().current_ring().epoch == 3
 
 
 def test_sent_table_outlives_the_worker(keep, file):
-    assert keep().put(table(4, "h1")).epoch == 4
-    assert [host.host for host in keep().current().hosts] == ["h1"]
+    assert keep().set_operator_table(table(4, "h1")).epoch == 4
+    assert [host.host for host in keep().current_ring().hosts] == ["h1"]
 
 
 def test_newer_of_file_and_sent_table_wins(keep, file):
-    keep().put(table(4, "sent"))
+    keep().set_operator_table(table(4, "sent"))
     file.write_bytes(table(5, "written"))
-    assert keep().current().hosts[0].host == "written"
+    assert keep().current_ring().hosts[0].host == "written"
 
 
 @pytest.mark.expect_log("has epoch 3, older than 4 in use; not taken")
 def test_older_file_does_not_win_over_a_sent_table(keep, file):
-    keep().put(table(4, "sent"))
+    keep().set_operator_table(table(4, "sent"))
     file.write_bytes(table(3, "written"))
-    assert keep().current().hosts[0].host == "sent"
+    assert keep().current_ring().hosts[0].host == "sent"
 
 
 def test_sent_table_must_be_newer(keep, file):
@@ -88,19 +88,19 @@ def test_sent_rubbish_is_refused_and_not_kept(keep, tmp_path, data):
 def test_kept_table_that_went_bad_does_not_keep_the_worker_from_starting(keep, tmp_path, file):
     (tmp_path / "ring.json").write_bytes(b"{")
     file.write_bytes(table(1, "h1"))
-    assert keep().current().epoch == 1
+    assert keep().current_ring().epoch == 1
 
 
 @pytest.mark.expect_log("dropping the stored table: .*ring.json")
 def test_kept_table_that_cannot_be_dropped_does_not_keep_the_worker_from_starting(keep, tmp_path):
     (tmp_path / "ring.json").mkdir()
-    assert keep().current().epoch == 0
+    assert keep().current_ring().epoch == 0
 
 
 async def test_file_is_followed(keep, file, nursery, autojump_clock):
     file.write_bytes(table(1, "h1"))
     keeper = keep()
-    nursery.start_soon(keeper.watch)
+    nursery.start_soon(keeper.watch_file)
     replace(file, table(2, "h1", "h2"))
     await trio.sleep(1.1)
     assert keeper.current_ring().epoch == 2
@@ -114,7 +114,7 @@ async def test_file_that_goes_or_goes_bad_changes_nothing_and_is_said_once(
 ):
     file.write_bytes(table(2, "h1"))
     keeper = keep()
-    nursery.start_soon(keeper.watch)
+    nursery.start_soon(keeper.watch_file)
     for change in (lambda: replace(file, b"{"), file.unlink):
         said = len(watched_log.messages)
         change()
@@ -133,7 +133,7 @@ async def test_change_without_a_higher_epoch_is_not_taken_and_said(
 ):
     file.write_bytes(table(2, "h1"))
     keeper = keep()
-    nursery.start_soon(keeper.watch)
+    nursery.start_soon(keeper.watch_file)
     replace(file, table(2, "h9"))
     await trio.sleep(1.1)
     assert keeper.current_ring().hosts[0].host == "h1"
@@ -190,7 +190,7 @@ def joined(tmp_path, file):
 
 
 def take(keeper, sent):
-    keeper.take(message_signing.verify_table(sent, SIGNERS), sent)
+    keeper.accept_table(message_signing.verify_table(sent, SIGNERS), sent)
 
 
 def test_signed_table_outlives_the_worker(joined, tmp_path):
@@ -261,7 +261,7 @@ async def test_the_operators_file_says_nothing_once_a_signed_table_is_there(
 ):
     keeper = joined()
     take(keeper, signed(3, "h2"))
-    nursery.start_soon(keeper.watch)
+    nursery.start_soon(keeper.watch_file)
     replace(file, table(70, "h1"))
     await trio.sleep(1.1)
     assert keeper.current_ring().epoch == 3
@@ -307,7 +307,7 @@ def test_poisoned_table_is_dropped_and_the_next_one_is_taken(joined, tmp_path, p
 @pytest.mark.expect_log("the v-node table in .*ring.json: this host has no key of who signs them")
 def test_signed_table_is_left_alone_where_it_cannot_be_checked(joined, keep):
     take(joined(), signed(9, "h1"))
-    assert keep().current().epoch == 0
+    assert keep().current_ring().epoch == 0
     assert joined().current().epoch == 9
 
 

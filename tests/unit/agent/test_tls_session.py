@@ -26,7 +26,7 @@ def contexts(tmp_path):
     """Return what each side begins with, and the files that it has it from."""
     found = {host: security.Identity(tmp_path, host) for host in (CLIENT, SERVER)}
     return {
-        host: (identity.read().context(is_server=host == SERVER), identity.files)
+        host: (identity.read().tls_context(is_server=host == SERVER), identity.files)
         for host, identity in found.items()
     }
 

@@ -32,14 +32,14 @@ class Client:
     def __init__(self, holder, kept, is_away):
         self.holder, self._kept, self._is_away = holder, kept, is_away
 
-    def disks(self, owner):
+    def list_disks(self, owner):
         if self._is_away:
             raise errors.SourceUnreachable("/", self.holder, "it is away")
-        return self._kept.disks(owner)
+        return self._kept.list_disks(owner)
 
-    def keep(self, disk, stay):
+    def retain_only(self, disk, stay):
         named = object_names.NameList(object_names.pack_names(stay.names))
-        return self._kept.keep(disk, named, within=stay.within)
+        return self._kept.retain_only(disk, named, within=stay.within)
 
     def drop(self, disk):
         return self._kept.drop(disk)

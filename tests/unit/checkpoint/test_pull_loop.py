@@ -39,25 +39,28 @@ class Host:
         self.fault = None
         self.ended = threading.Event()
         known = types.SimpleNamespace(
-            is_whole=lambda _: self.is_whole, base=lambda _: "/base", file=lambda one: one
+            is_whole=lambda _: self.is_whole,
+            base_path=lambda _: "/base",
+            checkpoint_path=lambda one: one,
         )
         known.is_in = lambda _path, _checkpoint: self.is_in
         self.is_in, self.lies_on_checkpoint = False, True
         bases = types.SimpleNamespace(
-            lies_on_checkpoint=lambda _: self.lies_on_checkpoint, shown=lambda one: f"/shown/{one}"
+            lies_on_checkpoint=lambda _: self.lies_on_checkpoint,
+            shown_path=lambda one: f"/shown/{one}",
         )
         self.pulling = pull_loop.PullLoop(
             self, known, bases, 7, self.ended, self._pull_off, lambda: self.now_s
         )
 
-    def present(self):
+    def list_servers(self):
         if isinstance(self.found, Exception):
             raise self.found
         return self.found
 
-    def domain(self, one):
+    def find_domain(self, one):
         pull = lambda base, rate: self._pull(one, base, rate)  # noqa: E731
-        return types.SimpleNamespace(is_active=lambda: self.is_active, pull=pull)
+        return types.SimpleNamespace(is_active=lambda: self.is_active, pull_blocks=pull)
 
     def look(self):
         self.pulling.start_due_pulls()

@@ -251,7 +251,7 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
             asked.append(it.daemon.request_checkpoint(each.instance))
         return done
 
-    it.daemon._taker = types.SimpleNamespace(take=ask_meanwhile, clear=it.clear)
+    it.daemon._taker = types.SimpleNamespace(take_checkpoint=ask_meanwhile, clear=it.clear)
     it.daemon.request_checkpoint(IDS[1])
     assert it.run(30) == [1, 1] and asked == [0]
 
@@ -374,7 +374,7 @@ def test_servers_that_failed_or_are_not_done_share_some_workers(host):
         it.daemon.run_turn()  # another worker, while this one is busy
         raise OSError("slow")
 
-    it.daemon._taker = types.SimpleNamespace(take=take, clear=it.clear)
+    it.daemon._taker = types.SimpleNamespace(take_checkpoint=take, clear=it.clear)
     it.daemon.run_turn()
     assert len(seen) == worker_pool.RETRY_WORKERS + 1 and 2 in seen
 

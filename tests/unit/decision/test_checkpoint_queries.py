@@ -410,7 +410,9 @@ def test_host_waits_for_one_answer_at_a_time(hosts):
         told.append(hosts.intervals("h2"))
         return messages.IntervalResponse()
 
-    hosts.service._intervals = types.SimpleNamespace(of=lambda host: next(asks)(host))
+    hosts.service._intervals = types.SimpleNamespace(
+        intervals_of_host=lambda host: next(asks)(host)
+    )
     asks = iter([slowly, lambda _host: messages.IntervalResponse()])
     assert not hosts.intervals().why
     again, of_another = told

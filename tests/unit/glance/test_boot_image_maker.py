@@ -63,14 +63,14 @@ class MemoryGlance:
         return None
 
     @contextlib.contextmanager
-    def opened(self, image_id):
+    def open_image_data(self, image_id):
         data = self.bytes[image_id]
         yield (data[at : at + CHUNK] for at in range(0, len(data), CHUNK))
 
     def set_properties(self, image_id, properties):
         self.image.update(properties)
 
-    def publish(self, kind, image, file, revision, also, said):
+    def publish_artefact(self, kind, image, file, revision, also, said):
         raw = file.read()
         head = boot_frames.check_boot_image([raw], "what was published")
         assert head.header.revision == revision

@@ -19,10 +19,10 @@ class Made:
         self.owners, self.order = owners, []
         self.may_end, self.is_done = threading.Event(), threading.Semaphore(0)
 
-    def recorded(self):
+    def list_recorded(self):
         return []
 
-    def make(self, image_id, begin):
+    def make_boot_image(self, image_id, begin):
         if not begin(self.owners[image_id]):
             return False
         if self.owners[image_id] == "slow":
@@ -33,10 +33,10 @@ class Made:
 
 
 class Ahead:
-    def made(self, image_id):
+    def announce(self, image_id):
         pass
 
-    def tell(self):
+    def announce_pending(self):
         pass
 
 

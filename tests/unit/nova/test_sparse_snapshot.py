@@ -33,7 +33,7 @@ class Nova:
         mirror.write_bytes(bytes(9 * CHUNK))
         self.base.symlink_to(mirror)
         self.disk = self.make_disk(folder / "disk", self.base)
-        self.host = types.SimpleNamespace(agent=self.agent, fall_back=self.fall_back)
+        self.host = types.SimpleNamespace(agent=self.agent, record_fallback=self.fall_back)
 
     @staticmethod
     def make_disk(path, base):

@@ -92,12 +92,14 @@ def test_limit_holds_whatever_happens(events):
     for what, image_id, size_bytes, later_s in events:
         now_s += later_s
         before = made.used_bytes
-        if what == "take" and made.take(image_id, size_bytes, now_s) is None:
+        if what == "reserve" and made.reserve(image_id, size_bytes, now_s) is None:
             assert made.used_bytes == before
         elif what == "free":
-            made.free(image_id)
+            made.release_bytes(image_id)
         elif what == "due":
             made.take_due(now_s)
-        elif what in ("begun", "used"):
-            getattr(made, what)(image_id, now_s)
+        elif what == "begun":
+            made.note_boot(image_id, now_s)
+        elif what == "used":
+            made.note_use(image_id, now_s)
         assert made.used_bytes <= made.limit_bytes

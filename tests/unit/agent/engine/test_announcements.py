@@ -141,7 +141,7 @@ def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
     few = one_machine.Machine(topology=topologies.everybody)
     many = one_machine.Machine(topology=topologies.everybody, attached=range(999))
     for found in (few, many):
-        found.heard(H5, announced(*numbered(*range(10_000))), [], [])
+        found.announcement_received(H5, announced(*numbered(*range(10_000))), [], [])
     assert few.core.counters.heard == 10_000
     assert 15 < many.core.counters.heard < 30
 

@@ -160,7 +160,7 @@ def test_number_of_a_run_that_waits_already_ends_the_connection(machine):
 
 def test_cut_of_a_run_is_what_the_request_says(machine):
     request = run(machine, [chunk(number).cid for number in NUMBERS])
-    assert [*request.places()] == [(n * one_machine.CHUNK, one_machine.CHUNK) for n in NUMBERS]
+    assert [*request.iter_ranges()] == [(n * one_machine.CHUNK, one_machine.CHUNK) for n in NUMBERS]
     short = request._replace(length=request.length - 5)
-    assert [length for _, length in short.places()][-1] == one_machine.CHUNK - 5
+    assert [length for _, length in short.iter_ranges()][-1] == one_machine.CHUNK - 5
     assert short.chunks == COUNT and [*short.numbers] == [*NUMBERS]

@@ -172,16 +172,16 @@ def test_refused_keys_are_bounded(monkeypatch):
 def test_source_that_has_one_piece_not_and_does_not_answer_for_another_is_down():
     known, _ = sources()
     ask(known, [fault(errors.ChunkMissing), fault(errors.SourceUnreachable)])
-    assert known.trouble(known.sources[0]).why == "by order"
+    assert known.fault_of(known.sources[0]).why == "by order"
 
 
 def test_refusal_is_told_until_something_of_the_image_is_given():
     known, lines = sources()
     ask(known, [fault(errors.SourceRefused)])
-    assert known.trouble(known.sources[0]).why == "by order"
+    assert known.fault_of(known.sources[0]).why == "by order"
     assert lines == ["Source s0 refuses a piece: by order"]
     ask(known, [b"given"])
-    assert known.trouble(known.sources[0]) is None
+    assert known.fault_of(known.sources[0]) is None
 
 
 @pytest.mark.parametrize("last", [b"given", fault(errors.ChunkMissing)])

@@ -59,7 +59,7 @@ MUTANTS = {
     "not every host is asked": (
         *(
             broadcast_lookup.BroadcastLookups,
-            "begin",
+            "start_lookup",
             lambda self, t, w: self._in_vain(t, w, 0, "", 0.0),
         ),
         waiting.test_dead_home_does_not_keep_a_guest_from_asking_every_host,

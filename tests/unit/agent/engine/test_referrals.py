@@ -37,11 +37,11 @@ def tree_of(known, hosts, direct=2):
     """Let hosts ask in this order, the first ones served directly; return who was sent to whom."""
     parents = {}
     for number, asker in enumerate(hosts):
-        told = () if number < direct else known.refer(REF, asker, PEER)
+        told = () if number < direct else known.referrals_for(REF, asker, PEER)
         if told:
             parents[asker] = told[0]
         else:
-            known.gave([REF], asker, PEER)
+            known.record_served([REF], asker, PEER)
     return parents
 
 
@@ -106,7 +106,7 @@ def test_what_is_packed_says_what_a_plain_tree_says(asks):
     for n in range(301):
         known._keys.key_of(host(n))
     for n, is_given in asks:
-        told = () if is_given else known.refer(REF, host(n), PEER)
+        told = () if is_given else known.referrals_for(REF, host(n), PEER)
         if n in order:
             assert told == ()
         elif not is_given:
@@ -154,9 +154,9 @@ def segment(name=7, length=LENGTH):
 def test_nobody_is_sent_to_a_host_for_a_chunk_that_it_was_not_given():
     known, some = make(), segment()
     known.record_served(some[:2], host(1), PEER)
-    told = [known.refer(ref, host(2), PEER) for ref in some]
+    told = [known.referrals_for(ref, host(2), PEER) for ref in some]
     assert told == [(host(1),), (host(1),), (), ()]
-    assert [known.refer(ref, host(2), PEER) for ref in some] == [()] * LENGTH
+    assert [known.referrals_for(ref, host(2), PEER) for ref in some] == [()] * LENGTH
 
 
 def test_it_is_said_which_chunks_were_given_before():
@@ -172,7 +172,7 @@ def test_each_chunk_of_a_host_is_as_urgent_as_it_was_when_it_was_asked_for_first
         known.record_served([ref], host(1), asked)
         known.record_served([ref], host(1), PEER)
     for asker, asked in enumerate((PEER, SOON, LATER), start=2):
-        told = [known.refer(ref, host(asker), asked) for ref in some[:3]]
+        told = [known.referrals_for(ref, host(asker), asked) for ref in some[:3]]
         assert [bool(hosts) for hosts in told] == [asker > at for at in (1, 2, 3)]
 
 
@@ -188,7 +188,7 @@ def test_each_chunk_has_a_tree_of_the_hosts_that_have_it(asks):
     for now, (n, bits, is_given) in enumerate(asks):
         wanted = [(ref, times) for ref, times in zip(some, had_at, strict=True) if ref.bit & bits]
         for ref, times in wanted:
-            told = () if is_given else known.refer(ref, host(n), PEER)
+            told = () if is_given else known.referrals_for(ref, host(n), PEER)
             assert all(times[one] < now for one in told)
             assert host(n) not in told and not (told and host(n) in times)
             children[told[:1], ref.bit] += 1

@@ -21,7 +21,7 @@ def out():
 
 
 def begun(out, reads):
-    reads.start(0.0)
+    reads.start_queued_reads(0.0)
     return [action for action in out.take_all() if isinstance(action, actions.ReadSource)]
 
 
@@ -36,7 +36,7 @@ def wants_of(found):
 def told(reads, number, *indices):
     """Let the source give chunks of a read; return the reads that end."""
     given = [(index, b"") for index in indices]
-    return [read for read, _ in reads.take(number, given, lambda what: None)]
+    return [read for read, _ in reads.end_answered(number, given, lambda what: None)]
 
 
 def test_one_image_leaves_a_place_for_others(out):

@@ -63,12 +63,12 @@ class Glance:
             **properties,
         }
 
-    def records(self, wanted: Sequence[str], auth: object) -> dict[str, dict[str, Any]]:
+    def get_images(self, wanted: Sequence[str], auth: object) -> dict[str, dict[str, Any]]:
         if self.failure:
             raise self.failure
         return {one: self.shown[one] for one in wanted if one in self.shown}
 
-    def every(self, auth: object) -> glance_client.ImageListing:
+    def list_images(self, auth: object) -> glance_client.ImageListing:
         if self.failure:
             raise self.failure
         return glance_client.ImageListing(list(self.shown.values()), True)
@@ -83,12 +83,12 @@ class Bus:
         self.wanted: list[decision_messages.ImageWanted] = []
         self.failure: Exception | None = None
 
-    def give(self, task: decision_messages.ImageTask, hosts: list[str] | None) -> None:
+    def send_task(self, task: decision_messages.ImageTask, hosts: list[str] | None) -> None:
         if self.failure:
             raise self.failure
         self.tasks.append((task, hosts))
 
-    def want(self, wanted: decision_messages.ImageWanted, request: int) -> None:
+    def request_preparation(self, wanted: decision_messages.ImageWanted, request: int) -> None:
         if self.failure:
             raise self.failure
         self.wanted.append(wanted)
