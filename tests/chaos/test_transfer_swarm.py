@@ -104,7 +104,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what was delivered is not noted": (
         0,
         peer_requests.PeerRequests,
-        "delivered",
+        "answers_delivered",
         lambda *_: None,
     ),
     "what was looked up is not noted": (
@@ -114,15 +114,15 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
         lambda *_: None,
     ),
     "anybody is named": (7, peer_requests.PeerRequests, "_is_named", lambda *_: True),
-    "who has left is remembered": (2, host_interning.HostInterning, "forget", lambda *_: None),
+    "who has left is remembered": (2, host_interning.HostInterning, "forget_host", lambda *_: None),
     "anybody is told": (2, announcements.Announcements, "_is_good", lambda *_: True),
-    "lanes stand still": (5, prefetch_limits.PrefetchLimits, "take", lambda _: iter(())),
-    "lanes are never left": (5, prefetch_limits.PrefetchLimits, "leave", lambda *_: None),
+    "lanes stand still": (5, prefetch_limits.PrefetchLimits, "start_queued", lambda _: iter(())),
+    "lanes are never left": (5, prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
     "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
     "what one peer is asked is not bounded": (1, peer_state, "CREDIT_BYTES", 1 << 40),
     "questions have no end": (1, requests_out.RequestsOut, "over_s", lambda *_: math.inf),
     "who shows life is waited for too long": (18, requests_out, "LONGEST_TIMES", 100),
-    "what is answered elsewhere goes on": (25, requests_out.RequestsOut, "cancel", lambda *_: None),
+    "what is answered elsewhere goes on": (25, requests_out.RequestsOut, "cancel_attempt", lambda *_: None),
     "reads are not bounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
     "deadlines are not kept": (2, pending_reads.PendingReads, "is_late", lambda *_: None),
     "nothing is tried again": (8, retries.Retries, "is_due", lambda *_: None),
@@ -130,7 +130,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what nobody wants is remembered": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
     "what ended counts on": (0, transfers.Transfers, "uncharge", lambda *_: None),
     "what the cache refused is kept": (5, engine.Engine, "not_stored", lambda *_: []),
-    "something else is given": (1, peer_requests.PeerRequests, "came", give_something_else),
+    "something else is given": (1, peer_requests.PeerRequests, "chunks_arrived", give_something_else),
     "all are told": (11, announcements.Announcements, "follow_table", tell_everybody),
     "many are asked at once": (4, source_selection.SourceSelection, "_is_active", lambda *_: False),
     "predictions are not bounded": (8, prefetch.Prefetcher, "allowed", 1 << 30),
@@ -181,7 +181,7 @@ def collective(hosts, chunks, seed=1, shift_s=0.0001, window=8, **settings):
         host.read(batch, P.GUEST, done)
 
     for number, host in enumerate(world.hosts.values()):
-        world.later(host, number * shift_s, read, host, 0)
+        world.call_later(host, number * shift_s, read, host, 0)
     world.network.run(3600.0, lambda: len(times) == hosts)
     assert len(times) == hosts
     world.check()
@@ -247,12 +247,12 @@ def test_guests_wait_little_behind_a_flood_of_background_and_it_goes_on():
 
             def done(_):
                 took.append(world.now - began_s)
-                world.later(first, 0.05, read, at + 1)
+                world.call_later(first, 0.05, read, at + 1)
 
             if at < 340:
                 first.read([world.chunks[at]], P.GUEST, done)
 
-        world.later(first, 0.5, read, 300)
+        world.call_later(first, 0.5, read, 300)
         world.network.run(300.0, lambda: len(took) == 40 and len(brought) == 3 * is_flooded)
         assert len(took) == 40 and all(answer.failure is None for answer in brought)
         return statistics.median(took)

@@ -106,7 +106,7 @@ class Connection:
         self.hears: dict[int, Any] = {}
         self.is_closed = False
 
-    def reply(self, answers: Sequence[Any]) -> None:
+    def send_answers(self, answers: Sequence[Any]) -> None:
         """Let the asker hear."""
         for answer in answers:
             hear = self.hears.pop(answer.request_id, None)
@@ -115,7 +115,7 @@ class Connection:
                     answer = answer._replace(data=bytes(len(answer.data)))
                 self._cloud.soon(hear, [answer])
 
-    def post(self, message: Any) -> None:
+    def send_messages(self, message: Any) -> None:
         """Say nothing more."""
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ class Host(virtual_host.Host):
         self.attached = set(images)
         self.start()
 
-    def content_at(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
+    def named(self, image_id: ids.ImageId, offset: int, length: int) -> ids.Content | None:
         """Say what an image has somewhere; None if that must be looked up."""
         if image_id == self.refuses:
             return ids.Content(ids.ZERO_CID)

@@ -162,7 +162,7 @@ class Host:
                 manifest = checkpoint_manifest.Manifest.parse(plain, "it")
                 found.append(
                     checkpoint_copies.rebuilt(
-                        base, manifest, seal, lambda name, ask=client: ask.chunk(disk, name)
+                        base, manifest, seal, lambda name, ask=client: ask.fetch_chunk(disk, name)
                     )
                 )
         return found

@@ -111,7 +111,7 @@ async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud,
     wanted = cloud.want(0)
     owners = cloud.ring.owners_of(wanted.cid, 4)
     await read(cloud, owners[2], wanted)
-    cloud.caches[owners[0]].drop(wanted.cid)
+    cloud.caches[owners[0].drop_chunk(wanted.cid)
     cloud.source.failure = DOWN
     fetched = await read(cloud, owners[0], wanted)
     assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.PEER)
@@ -392,7 +392,7 @@ async def test_slow_home_is_left_alone_though_it_answers_and_comes_back(cloud, a
     cloud.slow.clear()
     await trio.sleep(600)
     for chunk_no in at_home:
-        cloud.caches[name].drop(cloud.want(chunk_no).cid)
+        cloud.caches[name].drop_chunk(cloud.want(chunk_no).cid)
         await read(cloud, name, cloud.want(chunk_no))
     assert not cloud.hosts[name].in_backoff()
 
@@ -401,7 +401,7 @@ async def test_races_are_bounded_where_everything_is_slow(cloud, autojump_clock)
     host = cloud.hosts[cloud.others(cloud.want(0))[0]]
     cloud.source.delay_s = 0.4
     for chunk_no in range(40):
-        await host.fetch_object(cloud.want(chunk_no), Priority.GUEST, 10)
+        await host.fetch_chunk(cloud.want(chunk_no), Priority.GUEST, 10)
     assert host.core.counters.hedges <= 16 + 0.02 * 90
 
 
@@ -417,7 +417,7 @@ async def test_requester_follows_a_referral_and_then_asks_plainly(cloud, autojum
     cloud.busy[home] = (ids.HostId(holder),)
     fetched = await read(cloud, asker, wanted)
     assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.PEER)
-    cloud.caches[holder].drop(wanted.cid)
+    cloud.caches[holder].drop_chunk(wanted.cid)
     fetched = await read(cloud, third, wanted)
     assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.HOME)
     assert cloud.source.reads == [0]
@@ -469,7 +469,7 @@ async def test_advertiser_is_asked_before_the_home(cloud, autojump_clock):
     cloud.hosts[asker].announcement_received(
         ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
     )
-    assert cloud.hosts[asker].known() == [*announced.alone(wanted.oid)]
+    assert cloud.hosts[asker].list_known() == [*announced.alone(wanted.oid)]
     cloud.asked.clear()
     assert (await read(cloud, asker, wanted)).origin is Origin.PEER
     assert [(who, whom) for who, whom, _, _ in cloud.asked] == [(asker, holder)]
@@ -532,7 +532,7 @@ async def test_advertiser_that_has_not_got_it_costs_one_question(cloud, autojump
         ids.HostId(holder), peer_wire.Advertise(announced.alone(wanted.oid))
     )
     assert (await read(cloud, asker, wanted)).origin is Origin.HOME
-    assert cloud.hosts[asker].known() == []
+    assert cloud.hosts[asker].list_known() == []
 
 
 async def test_stranger_is_not_listened_to(cloud):
@@ -729,13 +729,13 @@ async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock)
     await read(cloud, name, wanted)
     await trio.sleep(2)
     known = [*announced.alone(wanted.oid)]
-    told = [host for host in advertised(cloud, name) if cloud.hosts[host].known() == known]
+    told = [host for host in advertised(cloud, name) if cloud.hosts[host].list_known() == known]
     assert told
-    cloud.caches[name].drop(wanted.cid)
+    cloud.caches[name].drop_chunk(wanted.cid)
     await trio.sleep(2)
     gone = peer_wire.Gone(announced.alone(wanted.oid))
     assert all((name, host, gone) in cloud.told for host in told)
-    assert not any(cloud.hosts[host].known() for host in told)
+    assert not any(cloud.hosts[host].list_known() for host in told)
     assert cloud.hosts[name].counters.taken_back == len(told)
 
 
@@ -759,7 +759,7 @@ async def test_chunk_that_is_damaged_when_a_peer_wants_it_is_brought_anew(cloud,
     real = cloud.caches[home].read_chunk
 
     async def damaged(cid):
-        cloud.caches[home].drop(cid)
+        cloud.caches[home].drop_chunk(cid)
         cloud.caches[home].read_chunk = real
 
     cloud.caches[home].read_chunks_nowait = lambda cids: [None] * len(cids)

@@ -54,7 +54,7 @@ class Whole:
 
     def __init__(self, shown):
         self.telling = self
-        self.all = lambda: shown
+        self.list_status = lambda: shown
 
 
 async def picture_of(host, by_image=False):

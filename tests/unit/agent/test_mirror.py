@@ -215,11 +215,11 @@ async def test_what_is_missing_are_neither_cached_chunks_nor_zeros(image):
     count = len(image.map)
     wanted = count - sum(image.map.is_zero(number) for number in range(count))
     assert wanted < count
-    assert image.held() == (0, wanted * CHUNK)
+    assert image.count_cached() == (0, wanted * CHUNK)
     await image.read(0, CHUNK)
-    assert image.held() == (CHUNK, (wanted - 1) * CHUNK)
+    assert image.count_cached() == (CHUNK, (wanted - 1) * CHUNK)
     await image.read(0, len(DATA))
-    assert image.held().missing_bytes == 0
+    assert image.count_cached().missing_bytes == 0
 
 
 async def test_image_of_another_run_needs_no_source(tmp_path):
@@ -283,15 +283,15 @@ def run_of(first, count, **changes):
 async def test_peers_may_ask_for_runs_as_the_map_is_cut(host, image):
     cids = [image.map.cid_of(number) for number in range(len(image.map))]
     whole = run_of(0, len(cids))
-    assert [content.cid for content in image.contents(whole)] == cids
-    assert [content.cid for content in image.contents(run_of(3, 2))] == cids[3:5]
-    assert image.contents(run_of(3, 2, offset=1)) == []
-    assert image.contents(whole._replace(length=whole.length - 1)) == []
-    assert image.contents(whole._replace(length=whole.length + CHUNK)) == []
-    halves = image.contents(run_of(3, 2, chunk_bytes=CHUNK // 2))
+    assert [content.cid for content in image.contents_of(whole)] == cids
+    assert [content.cid for content in image.contents_of(run_of(3, 2))] == cids[3:5]
+    assert image.contents_of(run_of(3, 2, offset=1)) == []
+    assert image.contents_of(whole._replace(length=whole.length - 1)) == []
+    assert image.contents_of(whole._replace(length=whole.length + CHUNK)) == []
+    halves = image.contents_of(run_of(3, 2, chunk_bytes=CHUNK // 2))
     assert {content.cid for content in halves} == {ids.ZERO_CID}
     frame = run_of(0, 1, offset=base.AT_BOOT_IMAGE, chunk_bytes=0)
-    assert image.contents(frame) is None  # whether there is a boot image is not known yet
+    assert image.contents_of(frame) is None  # whether there is a boot image is not known yet
     assert host.naming.segments_of(whole) is None
     host.naming._segment_chunks = lambda: 4
     assert host.naming.segments_of(run_of(2, 1)) == (cids[:4], 2, CHUNK, 4)

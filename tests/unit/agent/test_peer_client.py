@@ -28,7 +28,7 @@ def asked(cloud):
 async def test_what_a_guest_waited_for_is_told_with_its_time(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     began_s = trio.current_time()
-    await cloud.hosts[name].fetch(wanted, GUEST)
+    await cloud.hosts[name].fetch_chunk(wanted, GUEST)
     took_s = trio.current_time() - began_s
     assert cloud.moved == [(name, home, CHUNK, pytest.approx(took_s, abs=0.02))]
     assert took_s > 1
@@ -37,7 +37,7 @@ async def test_what_a_guest_waited_for_is_told_with_its_time(cloud, autojump_clo
 async def test_chunks_that_are_under_way_at_once_count_one_by_one(cloud, autojump_clock):
     _, home, name = asked(cloud)
     wants = [cloud.want(n) for n in range(40) if cloud.home(cloud.want(n)) == home]
-    with cloud.hosts[name].wish(wants) as wish:
+    with cloud.hosts[name].request_chunks(wants) as wish:
         await wish.wait()
     assert len(wants) > 1
     assert sum(moved[2] for moved in cloud.moved) == len(wants) * CHUNK
@@ -59,7 +59,7 @@ async def test_peer_that_another_one_overtakes_has_taken_the_time_until_then(
         wanted, home, name = asked(hedging)
         hedging.frozen.add(home)
         began_s = trio.current_time()
-        await hedging.hosts[name].fetch(wanted, GUEST)
+        await hedging.hosts[name].fetch_chunk(wanted, GUEST)
         took_s = trio.current_time() - began_s
     given_up, (_, other, count, other_s) = sorted(hedging.moved, key=lambda moved: moved[2])
     assert given_up == (name, home, 0, pytest.approx(took_s, abs=0.02))
@@ -70,7 +70,7 @@ async def test_peer_that_another_one_overtakes_has_taken_the_time_until_then(
 async def test_reader_who_leaves_says_nothing_of_a_peer_that_is_still_asked(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     with trio.move_on_after(0.1):
-        await cloud.hosts[name].fetch(wanted, GUEST)
+        await cloud.hosts[name].fetch_chunk(wanted, GUEST)
     assert cloud.moved == []
     await trio.sleep(2)
     assert cloud.moved == [(name, home, CHUNK, pytest.approx(1, abs=0.1))]
@@ -79,7 +79,7 @@ async def test_reader_who_leaves_says_nothing_of_a_peer_that_is_still_asked(clou
 async def test_peer_that_does_not_answer_at_all_says_nothing_of_the_way(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     cloud.frozen.add(home)
-    await cloud.hosts[name].fetch(wanted, GUEST, 60)
+    await cloud.hosts[name].fetch_chunk(wanted, GUEST, 60)
     assert home not in {giver for _, giver, _, _ in cloud.moved}
 
 
@@ -90,7 +90,7 @@ async def test_peer_that_does_not_answer_at_all_says_nothing_of_the_way(cloud, a
 async def test_wrong_bytes_have_moved_as_right_ones_do(cloud, autojump_clock, priority, took_s):
     wanted, home, name = asked(cloud)
     cloud.lying.add(home)
-    await cloud.hosts[name].fetch(wanted, priority, 60)
+    await cloud.hosts[name].fetch_chunk(wanted, priority, 60)
     assert (name, home, CHUNK, took_s) in cloud.moved
     assert sum(cloud.hosts[name].counters.fetched[wanted.image_id].bytes.values()) == CHUNK
 
@@ -99,7 +99,7 @@ async def test_answers_without_bytes_are_not_told(cloud, autojump_clock):
     wanted, home, name = asked(cloud)
     other = cloud.others(wanted)[1]
     cloud.busy[home] = (other,)  # which has not got it
-    await cloud.hosts[name].fetch(wanted, GUEST, 60)
+    await cloud.hosts[name].fetch_chunk(wanted, GUEST, 60)
     assert {host for _, host, _, _ in cloud.asked} == {home, other}
     assert [moved[:3] for moved in cloud.moved] == [(name, home, CHUNK)]
 
@@ -110,7 +110,7 @@ async def test_what_a_guest_waited_for_at_the_source_is_counted_with_its_time(
 ):
     wanted, home, name = asked(cloud)
     cloud.source.delay_s = 0.25
-    await cloud.hosts[home if is_home else name].fetch(wanted, GUEST)
+    await cloud.hosts[home if is_home else name].fetch_chunk(wanted, GUEST)
     held = decision_link.exchange_totals(cloud.hosts[home], cloud.caches[home])
     assert (held.source.received, held.source.took_s) == (CHUNK, pytest.approx(0.25))
     assert held.chunks.received == CHUNK

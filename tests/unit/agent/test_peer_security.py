@@ -316,7 +316,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
         await wait_until(lambda: len(server.unauthenticated) == 1)
         await trio.sleep(0.05)
         found.write(THEIRS, THEIRS.certificate_pem)
-        ours.look()
+        ours.reload_files()
         await looks._look(server._all())
         hello = peer_wire.Hello(CLIENT, nets.DEMAND, 1)
         await link.send_some(peer_wire.encode(hello, link.sending))
@@ -345,7 +345,7 @@ def test_files_that_cannot_be_used_leave_in_force_what_was_there(identity, name)
     good = found.read()
     getattr(found.files, name).write_bytes(b"garbage")
     bad = found.read()
-    good.look()
+    good.reload_files()
     assert good.is_there and good.generation == 1
     assert not bad.is_there
     with pytest.raises(OSError, match="no certificate yet"):

@@ -110,9 +110,9 @@ def test_intervals_of_aggregates_and_servers_come_over_the_bus(daemon, nova):
     said = {checkpoint_intervals.NAME: "60"}
     nova.groups = [nova_client.Aggregate({HOST}, said)]
     nova.metadata = {HOST: {RECORD.instance_id: said}}
-    assert daemon.intervals() == (60, {RECORD.instance_id: 300})
+    assert daemon.fetch_intervals() == (60, {RECORD.instance_id: 300})
 
 
 def test_who_is_gone_for_good_is_told_over_the_bus(daemon):
     daemon.keeper.revoke_host("h2")
-    assert daemon.gone(["h2", HOST]) == {"h2"}
+    assert daemon.departed_owners(["h2", HOST]) == {"h2"}

@@ -32,7 +32,7 @@ class Segments(identity.ByContent):
         segment = offset // one_machine.CHUNK // SEGMENT
         return ids.oid_of(ids.cid_of(b"segment %d" % segment))
 
-    oids = identity.Identity.oids_of
+    oids_of = identity.Identity.oids_of
 
 
 NAMES = Segments()
