@@ -54,7 +54,7 @@ class Bus:
         cfg.CONF(["--config-file", str(path)], project="acstor")
         self.transport = message_bus.open_transport(cfg.CONF)
 
-    def cast_message(self, topic: str, method: str, payload: Any, **to: Any) -> None:
+    def cast(self, topic: str, method: str, payload: Any, **to: Any) -> None:
         if isinstance(payload, msgspec.Struct):
             payload = decision_messages.encode(payload)
         target = oslo_messaging.Target(

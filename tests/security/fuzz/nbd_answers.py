@@ -58,7 +58,7 @@ def _check(taken: Taken, _data: bytes) -> None:
     entries, holder, taking = taken
     manifest = checkpoint_manifest.build(SUBJECT, entries)
     names = checkpoint_manifest.Manifest.parse(manifest, "it").iter_names()
-    assert not holder.lacking(sorted(set(names)))
+    assert not holder.missing_names(sorted(set(names)))
     assert taking.read_bytes == taking.changed_bytes <= DISK_BYTES
 
 

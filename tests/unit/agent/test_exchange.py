@@ -111,7 +111,7 @@ async def test_while_the_source_is_down_peers_that_hold_the_chunk_give_it(cloud,
     wanted = cloud.want(0)
     owners = cloud.ring.owners_of(wanted.cid, 4)
     await read(cloud, owners[2], wanted)
-    cloud.caches[owners[0].drop_chunk(wanted.cid)
+    cloud.caches[owners[0]].drop_chunk(wanted.cid)
     cloud.source.failure = DOWN
     fetched = await read(cloud, owners[0], wanted)
     assert (bytes(fetched.data), fetched.origin) == (bytes_of(0), Origin.PEER)

@@ -113,9 +113,9 @@ async def test_fault_at_one_request_ends_that_one_alone(asker, autojump_clock, c
 async def test_fault_at_a_wish_ends_that_one_alone(asker, autojump_clock):
     host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
     with pytest.raises(errors.SourceUnreachable, match="Error: "):
-        await host.fetch_object(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
+        await host.fetch_chunk(wanted._replace(oid="nonsense"), exchange.Priority.GUEST)
     assert not host.core.pending
-    assert (await host.fetch_object(asker.cloud.want(1), exchange.Priority.GUEST)).data
+    assert (await host.fetch_chunk(asker.cloud.want(1), exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
@@ -126,10 +126,10 @@ async def test_travel_that_fails_to_begin_is_none_and_the_next_one_begins(
     with monkeypatch.context() as broken, pytest.raises(errors.SourceUnreachable, match="no list"):
         travels = host.core.pending.selection
         broken.setattr(travels, "_go", lambda *_: {}["no list"])
-        await host.fetch_object(wanted, exchange.Priority.GUEST)
+        await host.fetch_chunk(wanted, exchange.Priority.GUEST)
     assert not host.core.pending and not len(host.core)
     with trio.fail_after(5):
-        assert (await host.fetch_object(wanted, exchange.Priority.GUEST)).data
+        assert (await host.fetch_chunk(wanted, exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
@@ -144,9 +144,9 @@ async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
 
     with trio.fail_after(5), pytest.raises(errors.SourceUnreachable, match="no list"):
         monkeypatch.setattr(host.core.pending, "chunks_arrived", fails)
-        await host.fetch_object(wanted, exchange.Priority.GUEST)
+        await host.fetch_chunk(wanted, exchange.Priority.GUEST)
     assert not host.core.pending and not len(host.core)
-    assert (await host.fetch_object(wanted, exchange.Priority.GUEST)).data
+    assert (await host.fetch_chunk(wanted, exchange.Priority.GUEST)).data
 
 
 @pytest.mark.expect_log("has failed")
@@ -156,7 +156,7 @@ async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
 ):
     host, wanted = asker.cloud.hosts[GIVER], asker.cloud.want(0)
     with pytest.raises(errors.SourceUnreachable, match="no reason of a host's own"):
-        await host.fetch_object(wanted, priority)
+        await host.fetch_chunk(wanted, priority)
     with host.background_fetch(priority) as ahead:
         ahead.request_chunks([("it", wanted)])
         ((thing, outcome),) = await ahead.wait_for_arrivals()

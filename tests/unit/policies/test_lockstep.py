@@ -33,7 +33,7 @@ def machine():
     made.cache.add(chunk(0).cid)
     made.ask_me("h2", made.request(0, "h2", Mode.HELD_ONLY))
     made.now += 0.1
-    made.delivered(["h2"])
+    made.answers_delivered(["h2"])
     return made
 
 
