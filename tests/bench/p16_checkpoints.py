@@ -345,7 +345,7 @@ def drop(owner: checkpoints.Host, it: Guest) -> None:
         return
     old = object_names.Disk(ids.HostId(checkpoints.OWNER), ids.ImageId(state.disk))
     for holder in owner.places.choose_holders(old.disk, COPIES, ()):
-        with owner.places.client(holder) as client:
+        with owner.places.client_of(holder) as client:
             client.drop(old)
     state.disk, state.key, state.manifest = str(uuid.uuid4()), secrets.token_hex(32), ""
     owner.states.save(it.domain.instance, state)

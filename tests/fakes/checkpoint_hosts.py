@@ -118,7 +118,7 @@ class Daemons:
         self.purpose = signing.CHECKPOINT_HEARD
         self.failure: Exception | None = None
 
-    def want_checkpoint(
+    def request_checkpoint(
         self, instance_id: str, host: str, request: int
     ) -> decision_messages.Signed | None:
         if self.failure:

@@ -116,7 +116,7 @@ class Instance:
 
     def leads(self) -> bool:
         """Say whether it has come to lead since its first start."""
-        return f"{self.name} leads" in self.log()
+        return " leads\n" in self.log()
 
 
 class Service:

@@ -349,7 +349,7 @@ def test_files_that_cannot_be_used_leave_in_force_what_was_there(identity, name)
     assert good.is_there and good.generation == 1
     assert not bad.is_there
     with pytest.raises(OSError, match="no certificate yet"):
-        bad.context(is_server=True)
+        bad.tls_context(is_server=True)
     found.write()
     for credentials_ in (good, bad):
         credentials_.look()

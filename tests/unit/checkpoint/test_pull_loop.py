@@ -103,7 +103,7 @@ def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
         begun.append(1)
         assert go_on.wait(30)
 
-    host.domain, host.pulling._pull_off = domain, pull_off
+    host.find_domain, host.pulling._pull_off = domain, pull_off
     host.pulling.start_due_pulls()
     assert [one[0] for one in host.done] == [server(2).instance] and len(begun) == 1
     active.add(3)
@@ -219,7 +219,7 @@ def test_what_nobody_thought_of_does_not_end_it(monkeypatch):
         host.ended.set()
         raise RuntimeError("never")
 
-    host.present = fail
+    host.list_servers = fail
     host.pulling.run()
 
 

@@ -159,21 +159,21 @@ def test_service_says_how_often_checkpoints_are_wanted(daemon, service):
     service.answer = messages.IntervalResponse(
         of_host=600, of_servers=(messages.ServerInterval(INSTANCE, 0),)
     )
-    assert daemon.intervals() == nova_intervals.Answer(600, {INSTANCE: 0})
+    assert daemon.fetch_intervals() == nova_intervals.Answer(600, {INSTANCE: 0})
     service.answer = messages.IntervalResponse("Nova is away", may_pass=True)
     with pytest.raises(errors.DecisionUnreachable, match="Nova is away"):
-        daemon.intervals()
+        daemon.fetch_intervals()
     service.answer = messages.IntervalResponse(
         of_servers=(messages.ServerInterval(INSTANCE, 600),) * (messages.MAX_INTERVALS + 1)
     )
     with pytest.raises(errors.RemoteProtocolError, match="length"):
-        daemon.intervals()
+        daemon.fetch_intervals()
 
 
 def test_service_is_told_what_fails_the_vault_first_and_no_more_than_it_takes(daemon, service):
     service.answer = messages.IntervalResponse()
     failing = [messages.Failing(INSTANCE, "holder", OTHER)] * messages.MAX_FAILING
-    daemon.intervals(failing)
+    daemon.fetch_intervals(failing)
     [(_, asked)] = service.told
     assert asked.failing == (messages.Failing("", "full"), *failing[1:])
 
@@ -182,7 +182,7 @@ def test_what_answers_one_question_answers_no_other(daemon, service):
     asked = service.asked
     service.asked = lambda payload, _purpose: asked(payload, signing.CHECKPOINT_ANSWER)
     with pytest.raises(errors.NotAuthenticated):
-        daemon.intervals()
+        daemon.fetch_intervals()
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def answered(asks, count=20):
 
 def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatch):
     monkeypatch.setattr(rpc, "HEARD_S", 3)
-    daemon.listen(lambda instance: 5)
+    daemon.listen_for_requests(lambda instance: 5)
     heard = opened(decision_messages.encode(answered(asks)))
     assert (heard.host, heard.number) == (HOST, 5)
     daemon.stop()
@@ -348,7 +348,7 @@ def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatc
 def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks, monkeypatch):
     monkeypatch.setattr(rpc, "HEARD_S", 3)
     asked = []
-    daemon.listen(lambda instance: asked.append(instance) or 5)
+    daemon.listen_for_requests(lambda instance: asked.append(instance) or 5)
     answered(asks)
     assert asks(99, certificates.new_key()) is None and len(asked) == 1
     daemon.stop()

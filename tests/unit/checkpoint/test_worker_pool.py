@@ -73,7 +73,7 @@ class Host:
         self.took.clear()
         end_s = self.now_s + seconds
         while self.now_s < end_s:
-            if not self.daemon.turn():
+            if not self.daemon.run_turn():
                 self.now_s += 5.0
         return list(self.took)
 

@@ -118,7 +118,7 @@ def test_nobody_waits_while_another_one_asks(cloud):
         assert answered.wait(30)
         return []
 
-    cloud.aggregates = slowly
+    cloud.list_aggregates = slowly
     made = interval_lookup.IntervalLookup(cloud, 0)
     with futures.ThreadPoolExecutor() as pool:
         first = pool.submit(made.intervals_of_host, "h1")

@@ -78,7 +78,7 @@ class Bus:
     """Keeps what is sent; daemons answer."""
 
     def __init__(self, daemons: checkpoint_hosts.Daemons) -> None:
-        self.want_checkpoint = daemons.want_checkpoint
+        self.request_checkpoint = daemons.request_checkpoint
         self.tasks: list[tuple[decision_messages.ImageTask, list[str] | None]] = []
         self.wanted: list[decision_messages.ImageWanted] = []
         self.failure: Exception | None = None
