@@ -89,7 +89,7 @@ class Navigator:
 
     >>> navigator = Navigator()
     >>> for number in range(30):
-    ...     navigator.arrived(number * 45056, number * 0.001)
+    ...     navigator.request_arrived(number * 45056, number * 0.001)
     ...     navigator.answered(number * 45056, number * 0.001)
     >>> navigator.unit_at(20 * 45056) is not None
     True

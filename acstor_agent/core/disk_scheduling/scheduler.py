@@ -120,8 +120,8 @@ class Scheduler:
 
     >>> scheduler = Scheduler(policies.Fifo(), size_bytes=100)
     >>> stream = requests.Stream(requests.Klass.GUEST, "a")
-    >>> scheduler.submit(requests.Request(stream, 0, 10), now_s=1.0)
-    >>> scheduler.pick(now_s=1.0).length
+    >>> scheduler.submit_request(requests.Request(stream, 0, 10), now_s=1.0)
+    >>> scheduler.pick_request(now_s=1.0).length
     10
     """
 

@@ -81,7 +81,7 @@ async def test_chunks_that_a_holder_announced_are_prefetched_unless_they_are_her
     here = refs[0].cid
     host.chunks.has_chunk = lambda cid: cid == here
     seen = []
-    image.prefetch.prefetcher.advertised = seen.append
+    image.prefetch.prefetcher.chunk_advertised = seen.append
     told = (refs[0].place, 0b0111)
     host.news.announcement_received(H2, peer_wire.Advertise((told,), LENGTH))
     first = refs[0].offset // one_host.CHUNK

@@ -708,7 +708,7 @@ class Quiet(Here):
     def answer(self, one):
         return None
 
-    def cancelled(self, connection, request_ids):
+    def requests_cancelled(self, connection, request_ids):
         self.cancels.append(list(request_ids))
 
 

@@ -352,7 +352,7 @@ def test_files_that_cannot_be_used_leave_in_force_what_was_there(identity, name)
         bad.tls_context(is_server=True)
     found.write()
     for credentials_ in (good, bad):
-        credentials_.look()
+        credentials_.reload_files()
     assert (good.generation, bad.generation, bad.is_there) == (2, 1, True)
 
 

@@ -403,7 +403,7 @@ def test_request_wakes_a_worker(host):
 
 def test_workers_look_together_not_each_for_itself(host, monkeypatch):
     it, looked = host(server(0)), []
-    present = it.present
+    present = it.list_servers
     monkeypatch.setattr(it, "list_servers", lambda: looked.append(it.now_s) or present())
     it.run(5)
     began_s = it.now_s

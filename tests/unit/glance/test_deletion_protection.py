@@ -134,7 +134,7 @@ def test_image_that_is_not_acstors_to_protect_is_left_alone(image):
 def tell_until(made, from_s, until_s, **told):
     """Let nothing be needed from a time on; return what is due at the end."""
     for at_s in (*range(int(from_s), int(until_s), 30), until_s):
-        made.told(needed(**{"now_s": at_s, "last_sample_s": at_s, **told}), at_s)
+        made.set_needed(needed(**{"now_s": at_s, "last_sample_s": at_s, **told}), at_s)
     return made.images_to_check(until_s)
 
 

@@ -29,7 +29,7 @@ class MemoryGlance:
         return {"id": records.ARTEFACT_ID} if has_one else None
 
     @contextlib.contextmanager
-    def opened(self, image_id):
+    def open_image_data(self, image_id):
         data = self.bytes[image_id]
         yield (data[at : at + 4096] for at in range(0, len(data), 4096))
 

@@ -150,8 +150,8 @@ def test_parent_that_gives_nothing_for_long_is_none(machine):
     parent, _ = learn(machine)
     home = behind(HERE)[-3]
     table = machine.core.context.lockstep.predecessors
-    assert table.requests_of_guest(IMAGE, home, machine.now + lockstep.LEASE_S - 0.2) == parent
-    assert table.requests_of_guest(IMAGE, home, machine.now + lockstep.LEASE_S + 0.1) is None
+    assert table.predecessor_of(IMAGE, home, machine.now + lockstep.LEASE_S - 0.2) == parent
+    assert table.predecessor_of(IMAGE, home, machine.now + lockstep.LEASE_S + 0.1) is None
     assert not len(table)
 
 
