@@ -155,12 +155,10 @@ class Server:
     """What answers other hosts; it lies if it is told to."""
 
     def __init__(self, real: peer_server.PeerServer, rng: random.Random) -> None:
-        self.asked, self.cancelled, self.hurried = (
-            real.requests_received,
-            real.requests_cancelled,
-            real.requests_hurried,
-        )
-        self.ended, self.drained = real.connection_ended, real.answers_drained
+        self.requests_received = real.requests_received
+        self.requests_cancelled = real.requests_cancelled
+        self.requests_hurried = real.requests_hurried
+        self.connection_ended, self.answers_drained = real.connection_ended, real.answers_drained
         self.is_lying = False
         self._send, self._rng = real._send, rng
         real._send = self._say  # type: ignore[method-assign]

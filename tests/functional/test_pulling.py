@@ -67,7 +67,7 @@ def ends_as_it_should(it, more_chunks=0):
     with contextlib.suppress(libvirt.libvirtError):
         it.guest.domain.destroy()
     it.now_s += pull_loop.LONGEST_PAUSE_S
-    it.end_oversized()
+    it.look()
     assert not it.is_marked()
     assert it.is_ordinary() and it.content() == it.data
     assert it.own_bytes() <= (len(it.changed) + more_chunks) * CHUNK
@@ -81,7 +81,7 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     it = place()
     start(it)
     it.write(3 * CHUNK + 512, 1024, 7)
-    it.end_oversized()
+    it.look()
     it.write(310 * CHUNK, 3 * CHUNK, 9)
     it.write(700 * CHUNK, CHUNK, 11)
     until_ordinary(it)
@@ -90,7 +90,7 @@ def test_running_server_lies_on_the_mirror_with_what_its_checkpoint_had(place, t
     )
     assert not [one for one in served.list_servers() if one.instance == it.guest.instance]
     it.write(0, 512, 13)  # and flush
-    it.end_oversized()
+    it.look()
     assert not it.is_marked()
     [server] = [one for one in served.list_servers() if one.instance == it.guest.instance]
     assert server.disk.base == it.guest.image
@@ -103,10 +103,10 @@ def test_server_is_left_alone_until_all_of_its_checkpoint_is_here(place):
     it = place()
     start(it)
     it.know(key="ab" * 32)
-    it.end_oversized()
+    it.look()
     assert it.guest.domain.blockJobInfo("vda") == {}
     it.know(key="")
-    it.end_oversized()
+    it.look()
     until_ordinary(it)
     ends_as_it_should(it)
 
@@ -116,7 +116,7 @@ def test_server_is_left_alone_until_all_of_its_checkpoint_is_here(place):
 def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
     it = place(range(100, 164), SLOW_BYTES_S)
     start(it)
-    it.end_oversized()
+    it.look()
     runs.wait_for(
         lambda: it.guest.domain.blockJobInfo("vda").get("cur", 0) > 102 * CHUNK,
         DEADLINE_S,
@@ -130,11 +130,11 @@ def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
         it.guest.kill() if end == "killed" else it.guest.domain.destroy()
         start(it)
     assert not it.is_ordinary()
-    it.end_oversized()
+    it.look()
     assert it.guest.domain.blockJobInfo("vda") == {}  # it waits first
     it.pulling._rate_bytes_s = 0
     it.now_s += pull_loop.FIRST_PAUSE_S
-    it.end_oversized()
+    it.look()
     until_ordinary(it)
     ends_as_it_should(it)
 
@@ -143,7 +143,7 @@ def test_pull_that_is_ended_in_the_middle_begins_again(place, end):
 def test_qemu_that_is_killed_before_its_tables_are_in_the_file_loses_nothing(place):
     it = place()
     start(it)
-    it.end_oversized()
+    it.look()
     until_ordinary(it)
     it.guest.kill()
     has_tables = it.content() == it.data
@@ -151,16 +151,16 @@ def test_qemu_that_is_killed_before_its_tables_are_in_the_file_loses_nothing(pla
         assert not has_tables, "QEMU has written its tables: this test sees nothing"
     assert it.is_marked()
     it.now_s += pull_loop.LONGEST_PAUSE_S
-    it.end_oversized()
+    it.look()
     assert it.lies_on() == (it.mirror_link if has_tables else str(it.shown))
     assert it.content() == it.data
     start(it)
     it.now_s += pull_loop.LONGEST_PAUSE_S
-    it.end_oversized()
+    it.look()
     until_ordinary(it)
     it.write(0, 512, 1)
     it.now_s += pull_loop.LONGEST_PAUSE_S
-    it.end_oversized()
+    it.look()
     assert not it.is_marked()
     it.guest.kill()
     ends_as_it_should(it)
@@ -172,7 +172,7 @@ def test_server_that_is_off_lies_on_the_mirror_with_what_its_checkpoint_had(plac
     it.write(3 * CHUNK + 512, 1024, 7)
     it.guest.domain.destroy()
     it.guest.path.chmod(0o640)
-    it.end_oversized()
+    it.look()
     assert it.is_ordinary() and it.guest.path.stat().st_mode & 0o777 == 0o640
     start(it)
     it.write(5 * CHUNK, 512, 3)
@@ -189,7 +189,7 @@ def meanwhile(monkeypatch, it, what):
         done(self, argv, *more)
 
     monkeypatch.setattr(offline_pull.OfflinePull, "_run", run)
-    it.end_oversized()
+    it.look()
     monkeypatch.undo()
     assert not it.is_ordinary()
     assert not it.guest.path.with_name(f"disk{offline_pull.COPY_ENDING}").exists()
@@ -201,7 +201,7 @@ def test_server_that_is_started_meanwhile_keeps_its_disk(place, monkeypatch):
     meanwhile(monkeypatch, it, lambda: start(it))
     it.write(5 * CHUNK, 512, 3)
     it.now_s += pull_loop.FIRST_PAUSE_S
-    it.end_oversized()
+    it.look()
     until_ordinary(it)
     ends_as_it_should(it)
 
@@ -217,7 +217,7 @@ def test_what_was_written_meanwhile_is_not_lost(place, monkeypatch):
 
     meanwhile(monkeypatch, it, write)
     it.now_s += pull_loop.FIRST_PAUSE_S
-    it.end_oversized()
+    it.look()
     ends_as_it_should(it, more_chunks=1)
 
 
@@ -237,7 +237,7 @@ def test_copy_that_has_no_room_is_not_made(place, monkeypatch):
     it = place()
     monkeypatch.setattr(offline_pull, "_SPARE_BYTES", 1 << 60)
     before = overlay.stamp(str(it.guest.path))
-    it.end_oversized()
+    it.look()
     assert not it.is_ordinary() and overlay.stamp(str(it.guest.path)) == before
 
 
@@ -255,6 +255,6 @@ def test_server_that_nova_has_taken_away_is_no_fault(place, monkeypatch):
         done(self, argv, *more)
 
     monkeypatch.setattr(offline_pull.OfflinePull, "_run", run)
-    it.end_oversized()
+    it.look()
     os.rename(moved, folder)
     assert not it.is_ordinary()

@@ -373,14 +373,14 @@ def test_listeners_unit_lets_its_sandbox_forbid_user_namespaces(unit, controller
 
 def test_decision_service_runs_with_the_rights_of_its_unit(unit, controller):
     config = (
-        "[DEFAULT]\ntransport_url = fake://\n[acstor_decision]\ninstance = one\n"
+        "[DEFAULT]\ntransport_url = fake://\n"
         "[database]\nconnection = sqlite:////var/lib/acstor-decision/decision.sqlite\n"
     )
     make = "-manage --config-file ${CREDENTIALS_DIRECTORY}/acstor-decision.conf db-sync"
     log = controller(
         "acstor-decision.conf", config, f"ExecStartPre=/opt/acstor/bin/acstor-decision{make}"
     )
-    hosts.wait_until(lambda: "one serves" in log(), "the service", DEADLINE_S)
+    hosts.wait_until(lambda: " serves\n" in log() + "\n", "the service", DEADLINE_S)
     time.sleep(1.0)
     assert unit.host.run("systemctl", "is-active", "acstor-decision").strip() == "active"
     assert "Traceback" not in log()

@@ -90,7 +90,7 @@ class Navigator:
     >>> navigator = Navigator()
     >>> for number in range(30):
     ...     navigator.request_arrived(number * 45056, number * 0.001)
-    ...     navigator.answered(number * 45056, number * 0.001)
+    ...     navigator.request_answered(number * 45056, number * 0.001)
     >>> navigator.unit_at(20 * 45056) is not None
     True
     >>> navigator.unit_at(10**9) is None
