@@ -142,4 +142,6 @@ class TaskGiver:
 
     def connection_ended(self, connection: Any) -> None:
         """See ``server_connection.RequestHandler``."""
-        self.requests_cancelled(connection, [number for link, number in self._scopes if link is connection])
+        self.requests_cancelled(
+            connection, [number for link, number in self._scopes if link is connection]
+        )

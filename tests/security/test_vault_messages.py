@@ -100,7 +100,10 @@ ANSWERS = {
     "put": (lambda c: c.put(H1, [CHUNK]), b"HTTP/1.1 204 No Content\r\n\r\n"),
     "missing_chunks": (lambda c: c.missing_chunks(H1, [NAME, MANIFEST_NAME]), ok(NAME)),
     "put_manifest": (lambda c: c.put_manifest(H1, MANIFEST), b"HTTP/1.1 204 No Content\r\n\r\n"),
-    "retain_only": (lambda c: c.retain_only(H1, object_names.Stay(object_names.ALL, [NAME])), ok(b"17")),
+    "retain_only": (
+        lambda c: c.retain_only(H1, object_names.Stay(object_names.ALL, [NAME])),
+        ok(b"17"),
+    ),
     "drop": (lambda c: c.drop(H1), ok(b"17")),
     "fetch_chunk": (lambda c: c.fetch_chunk(H1, NAME), ok(CHUNK.data)),
     "fetch_manifest": (lambda c: c.fetch_manifest(H1, MANIFEST_NAME), ok(MANIFEST)),

@@ -26,7 +26,9 @@ from tests.lab import documents
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ADMIN = ROOT / "doc/source/admin"
 PAGES = sorted(ADMIN.glob("troubleshooting_*.rst"))
-LOGGED = re.compile(r"\b_?LOG\.(error|warning|exception|critical)|self\.(_warn|_complaints\.log_line)")
+LOGGED = re.compile(
+    r"\b_?LOG\.(error|warning|exception|critical)|self\.(_warn|_complaints\.log_line)"
+)
 ENDED = re.compile(r"(.*\.)?(CommandError|exit|SystemExit|error)")
 RAISED = re.compile(r"errors\.([A-Z]\w+)")
 HOLE = re.compile(r"%\(\w+\)[a-z]|%[-.0-9]*[a-z]")

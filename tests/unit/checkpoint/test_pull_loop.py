@@ -96,7 +96,8 @@ def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
     def domain(one):
         number = int(one.instance[-1])
         return types.SimpleNamespace(
-            is_active=lambda: number in active, pull_blocks=lambda base, rate: host._pull(one, base, rate)
+            is_active=lambda: number in active,
+            pull_blocks=lambda base, rate: host._pull(one, base, rate),
         )
 
     def pull_off(_disk, _is_off):
