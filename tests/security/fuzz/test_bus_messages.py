@@ -135,6 +135,7 @@ class Decision:
             self.store,
             Leader(),  # type: ignore[arg-type]
             none.NoLoads(),
+            name="one",
             publish=lambda _table: True,
             send_to=lambda _host, _table: True,
             give_to=lambda _host, _task: True,
@@ -480,8 +481,8 @@ def asks_of(method: str, folder: pathlib.Path) -> Asks:
         messages.REGISTER_CHECKPOINT: tidying(folder, register),
         messages.SERVICE_KEY: register,
         messages.KEPT_CHECKPOINTS: tidying(folder, kept),
-        messages.INTERVALS: lambda daemon: daemon.intervals(),
-        messages.OWNERS: lambda daemon: daemon.gone([ids.HostId("h2")]),
+        messages.INTERVALS: lambda daemon: daemon.fetch_intervals(),
+        messages.OWNERS: lambda daemon: daemon.departed_owners([ids.HostId("h2")]),
     }[method]
 
 
