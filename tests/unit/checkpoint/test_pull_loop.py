@@ -104,7 +104,7 @@ def test_large_disk_that_is_off_keeps_nobody_from_his_turn(marks):
         begun.append(1)
         assert go_on.wait(30)
 
-    host.find_domain, host.pulling._pull_off = domain, pull_off
+    host.find_domain, host.pulling._pull_offline = domain, pull_off
     host.pulling.start_due_pulls()
     assert [one[0] for one in host.done] == [server(2).instance] and len(begun) == 1
     active.add(3)
@@ -130,7 +130,7 @@ def test_loop_ends_after_what_it_pulls(marks):
     marks.append("/disk")
     host = Host(server(1))
     host.is_active = False
-    host.pulling._pull_off = lambda _disk, _is_off: host.done.append(host.ended.wait(30))
+    host.pulling._pull_offline = lambda _disk, _is_off: host.done.append(host.ended.wait(30))
     host.pulling.start_due_pulls()
     threading.Timer(0.2, host.ended.set).start()
     host.pulling.run()
