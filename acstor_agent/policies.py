@@ -31,18 +31,18 @@ NAMESPACE = "acstor.policies"
 class Policies(NamedTuple):
     """One value per kind of policy.
 
-    :param disk_schedulers: makers of what orders the agent's disk, by the names of disk policies
-    :param cache_order: in which order chunks of one class are evicted
+    :param disk_schedulers: makers of disk schedulers, by the names of disk policies
+    :param cache_order: eviction order of chunks of one class
     :param identity: makes the scheme that derives OIDs
-    :param topology: returns the neighbours, who are told what is here; None: nobody is
-    :param prefetcher: decides which advertised chunks to prefetch; None: none
-    :param read_ahead: predicts reads, within a limit in bytes; None: nothing is read ahead
-    :param may_refer: a busy host refers requesters to others
-    :param may_hedge: the next place is asked as well when a response is late
-    :param may_ask_source_first: guests' reads go to the source where peers are clearly slower
+    :param topology: returns the hosts that get announcements; None: no announcements
+    :param prefetcher: decides which announced chunks to prefetch; None: none
+    :param read_ahead: predicts reads, within a limit in bytes; None: no read-ahead
+    :param may_refer: a busy host refers requesters to other hosts
+    :param may_hedge: a late request is also sent to the next provider
+    :param may_ask_source_first: guest reads go to the source if peers are clearly slower
     :param gives_copy_hints: homes tell holders to evict surplus copies
     :param homes_keep: only the home of a chunk caches it
-    :param lockstep: makes what the engine asks for hosts that read in lock-step
+    :param lockstep: finds upstream hosts for hosts that read in lock-step
     """
 
     disk_schedulers: Mapping[str, Callable[[], policy.Policy]] = scheduler.POLICIES

@@ -43,13 +43,13 @@ class Variant(enum.StrEnum):
 
 
 NO_ADVERTISEMENTS: Changes = {"topology": None}
-"""Announcements are neither sent nor believed."""
+"""The host neither sends nor accepts announcements."""
 
 ADVERTISE_NEAREST: Changes = {"topology": topologies.nearest}
-"""The nearest hosts by location are told, instead of those beside this one on the ring."""
+"""Announcements go to the nearest hosts by location instead of the neighbours on the ring."""
 
 ADVERTISE_FULL: Changes = {"topology": topologies.everybody}
-"""Every host is told."""
+"""Announcements go to every host."""
 
 NO_PREFETCH: Changes = {"prefetcher": None}
 """Advertised chunks are not prefetched."""
@@ -61,19 +61,19 @@ PREFETCH_BY_LIMIT: Changes = {"prefetcher": unmatched_prefetch.by_limit}
 """Advertised chunks are prefetched while fewer chunks than the limit are here and unread."""
 
 NO_READ_AHEAD: Changes = {"read_ahead": None}
-"""Sequential readers are not read ahead for."""
+"""The agent does not read ahead."""
 
 READ_AHEAD_BY_UNITS: Changes = {"read_ahead": unit_readahead.UnitAhead}
-"""All of the part of an image that is being read is fetched, in any order."""
+"""The agent fetches the whole unit of the image that a guest reads."""
 
 NO_REFERRALS: Changes = {"may_refer": False}
 """A busy host refers requesters to no other host."""
 
 NO_HEDGES: Changes = {"may_hedge": False}
-"""A late response is waited for until the request fails."""
+"""The agent sends no hedged requests."""
 
 NO_SOURCE_FIRST: Changes = {"may_ask_source_first": False}
-"""Guests' reads go to other hosts before the source, however slow these are."""
+"""Guests' reads go to other hosts before the source, however slow they are."""
 
 NO_COPY_HINTS: Changes = {"gives_copy_hints": False}
 """Homes tell no holder to evict surplus copies."""

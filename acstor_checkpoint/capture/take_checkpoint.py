@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checkpoint of one server, from its moment to its registration.
+"""Takes one checkpoint of one server, from snapshot to registration.
 
-What is done, in this order, so that whoever is killed loses the checkpoint at most:
+A kill at any time loses at most this checkpoint:
 
-1. what is about to begin is written down: the new bitmap, and that file systems may be held;
-2. the moment is fixed, and its chunks go to all holders, then the manifest;
-3. it is registered;
-4. the state names it and its bitmap;
-5. what is not needed any more goes: former bitmaps, chunks and manifests.
+1. record in the state what is about to begin: the new bitmap, and a possible freeze;
+2. create the snapshot, store its chunks at all holders, then the manifest;
+3. register the checkpoint;
+4. record it and its bitmap in the state;
+5. delete obsolete bitmaps, chunks and manifests.
 
-A moment is not shown for long (snapshot_window.py).  When its time is over, what was read so far
-is what the next attempt is made from, as if it were a checkpoint; but it is none.
-
-What is not registered is no checkpoint, and the next one is made as if it had
-never been, but that chunks that holders have are not sent again.
+A snapshot has a time limit (snapshot_window.py).  At its end the part that was read becomes the
+base of the next attempt, but no checkpoint.  If registration fails, the next attempt ignores this
+checkpoint, but does not send stored chunks again.
 """
 
 import contextlib
@@ -51,7 +49,7 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 NBD_TIMEOUT_S: Final = 120.0
-"""QEMU reads parts of chunks from a mirror, which may have to get them from other hosts."""
+"""QEMU may read from a mirror, which may fetch chunks from other hosts."""
 FIRST: Final = "it is the first one"
 IMAGE_CHANGED: Final = "the disk began anew"
 MANIFEST_LOST: Final = "what the last one had is not known here any more"
@@ -82,14 +80,14 @@ class Settings(NamedTuple):
 
 
 FindImage = Callable[[ids.ImageId], chunk_map.Subject]
-"""Says how an image is cut, and which hash Glance had of it."""
+"""Returns an image's geometry and Glance's hash."""
 
 
 class _Snapshot(NamedTuple):
-    """A moment of a disk.
+    """A snapshot of a disk.
 
-    :param bitmap: what marks what is written after it; "" if nothing does
-    :param is_late: whether nothing more of it is to be read, since its scratch file is too large
+    :param bitmap: dirty bitmap that begins with it; "": none
+    :param is_late: returns whether its scratch file is too large to go on reading
     """
 
     disk: nbd_client.Disk
@@ -101,9 +99,8 @@ class _Snapshot(NamedTuple):
 
 
 class CheckpointTaker:
-    """Takes checkpoints of this host's servers; those of one server in one thread at a time.
+    """Takes checkpoints of this host's servers; one thread per server.
 
-    :param register: registers a checkpoint
     :param clock_ms: wall clock, since 1970
     """
 
@@ -121,7 +118,7 @@ class CheckpointTaker:
         self._settings, self._domains, self._states = settings, domains, states
         self._image_of, self._places, self._register = image_of, places, register
         self._scratch, self._clock_ms = scratch, clock_ms
-        self._patience = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
+        self._windows = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
         self._pace = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
     def take_checkpoint(
@@ -129,9 +126,9 @@ class CheckpointTaker:
     ) -> checkpoint_record.Record:
         """Take a checkpoint; it is registered when this returns.
 
-        :param interval_s: of the server's checkpoints: the shorter, the sooner a silent holder
-            fails; 0: it has none
-        :raises errors.AcstorError: there is none; says why
+        :param interval_s: between the server's checkpoints, 0 if it has none; a silent holder fails
+            after half of it
+        :raises errors.AcstorError: no checkpoint was taken
         """
         self.clear(server)
         image = self._image_of(server.disk.base)
@@ -140,7 +137,9 @@ class CheckpointTaker:
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state, interval_s)
             record, stay = self._registered(server, state, image, why, copies, chosen)
-            slow = self._tidy(server, state, stay, copies)  # no manifest is in memory any more
+            slow = self._delete_obsolete(
+                server, state, stay, copies
+            )  # no manifest is in memory any more
         return record._replace(slow_holder=slow or record.slow_holder)
 
     def _registered(
@@ -152,46 +151,46 @@ class CheckpointTaker:
         copies: holder_group.HolderGroup,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> tuple[checkpoint_record.Record, set[str]]:
-        """Take a checkpoint; return it and the manifests that stay when it is registered."""
+        """Take and register a checkpoint; return it and the manifests to retain."""
         instance, checkpoint_id = server.instance, str(uuid.uuid4())
         before = None if why else self._states.read_manifest(instance, state, state.manifest)
         why = why or ("" if before else MANIFEST_LOST)
         with (
-            self._shown_for(server, state) as is_late,
-            self._shown(server, state, checkpoint_id, before) as shown,
+            self._open_window(server, state) as is_late,
+            self._open_snapshot(server, state, checkpoint_id, before) as snapshot,
         ):
-            why = why or ("" if shown.before else NO_BITMAP)
-            taking, sealed = self._taken(server, state, image, shown, copies, is_late)
+            why = why or ("" if snapshot.before else NO_BITMAP)
+            capture, sealed = self._capture_disk(server, state, image, snapshot, copies, is_late)
         name = self._states.save_manifest(instance, sealed)
         state.manifest, state.whole_because = name, why or state.whole_because
         state.is_part = True
-        if taking.left_bytes:
-            left_bytes, state.left_bytes = state.left_bytes, taking.left_bytes
+        if capture.left_bytes:
+            left_bytes, state.left_bytes = state.left_bytes, capture.left_bytes
             is_stuck = snapshot_window.is_useless_part(
-                left_bytes, taking.left_bytes, taking.read_bytes
+                left_bytes, capture.left_bytes, capture.read_bytes
             )
             state.stuck += is_stuck
-            self._note(instance, state, shown.bitmap, chosen)
+            self._record_base(instance, state, snapshot.bitmap, chosen)
             kind = (
                 snapshot_window.Overwritten
-                if is_stuck and shown.is_late()
+                if is_stuck and snapshot.is_late()
                 else snapshot_window.PartTaken
             )
-            raise kind(taking.read_bytes, taking.left_bytes, copies.slow_holder())
+            raise kind(capture.read_bytes, capture.left_bytes, copies.slow_holder())
         copies.put_manifest(sealed)
-        state.taken_ms = shown.taken_ms
+        state.taken_ms = snapshot.taken_ms
         why, state.whole_because = state.whole_because, ""
-        record = self._record(server, state, checkpoint_id, shown, taking, why, chosen)
+        record = self._record(server, state, checkpoint_id, snapshot, capture, why, chosen)
         record = record._replace(slow_holder=copies.slow_holder())
         stay = {*self._register(record), name}
         state.is_part, state.left_bytes, state.stuck = False, 0, 0
-        self._note(instance, state, shown.bitmap, chosen)
+        self._record_base(instance, state, snapshot.bitmap, chosen)
         return record, stay
 
     def clear(self, server: domain_xml.Server) -> None:
-        """End what was begun with a server and did not end well, maybe by a daemon that was killed.
+        """End jobs of an aborted checkpoint, also of a former daemon.
 
-        :raises errors.AcstorError: it cannot be ended
+        :raises errors.AcstorError: it failed
         """
         state = self._states.load(server.instance)
         begun, was_frozen = (state.begun, state.was_frozen) if state else ([], False)
@@ -203,7 +202,7 @@ class CheckpointTaker:
     def _state_of(
         self, server: domain_xml.Server, image: chunk_map.Subject
     ) -> tuple[disk_states.DiskState, str]:
-        """Return the state of a disk, and why all of it must be read; "" if nothing says so."""
+        """Return the state of a disk, and the reason for a full read or ""."""
         state = self._states.load(server.instance)
         chunk_bytes = image.geometry.chunk_bytes
         if state is None:
@@ -211,17 +210,17 @@ class CheckpointTaker:
         if (state.base, state.chunk_bytes) != (server.disk.base, chunk_bytes):
             anew = disk_states.new_state(server.disk.base, chunk_bytes)
             anew.begun = [*state.begun, *filter(None, [state.bitmap])]
-            anew.number = state.number  # a later one has a higher number, whatever the disk is
+            anew.number = state.number  # numbers increase across disks
             return anew, IMAGE_CHANGED
         return state, "" if state.manifest else FIRST
 
     @contextlib.contextmanager
-    def _shown_for(
+    def _open_window(
         self, server: domain_xml.Server, state: disk_states.DiskState
     ) -> Iterator[snapshot_window.IsLate]:
-        with self._patience.open_window(state.stuck) as (is_late, is_long):
+        with self._windows.open_window(state.stuck) as (is_late, is_long):
             if is_long:
-                state.stuck = 0  # who ends it, since the server is to be moved, has short ones next
+                state.stuck = 0  # after an abort, begin with short ones again
                 LOG.warning(
                     "server %s writes faster than its disk is read: all of it is read as it is "
                     "now, for %g s at most; it cannot migrate meanwhile",
@@ -258,19 +257,19 @@ class CheckpointTaker:
             raise
 
     @contextlib.contextmanager
-    def _shown(
+    def _open_snapshot(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         checkpoint_id: str,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Snapshot]:
-        """Show a moment of the disk; without what it was before if that is of no use."""
+        """Create a snapshot; without ``before`` if its bitmap is lost."""
         domain = self._domains.find_domain(server)
         if not domain.is_active():
             self._states.save(server.instance, state)
-            with self._shown_off(server, state, before) as shown:
-                yield shown
+            with self._open_offline(server, state, before) as snapshot:
+                yield snapshot
                 if domain.is_active():
                     raise offline_export.DiskChanged(domain.name, "it was started")
             return
@@ -305,13 +304,13 @@ class CheckpointTaker:
         return stack.enter_context(domain.export_snapshot(bitmap, since, self._settings.folder))
 
     @contextlib.contextmanager
-    def _shown_off(
+    def _open_offline(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Snapshot]:
-        """Show the disk of a server that is off.  The bitmap stays: it marks too much at worst."""
+        """Export a powered-off server's disk; the bitmap continues unchanged."""
         base_of, settings = self._domains.base_of, self._settings
         bitmaps = offline_export.bitmaps(server.disk, base_of)
         since = state.bitmap if state.bitmap in bitmaps and before else ""
@@ -325,48 +324,48 @@ class CheckpointTaker:
         ):
             yield _Snapshot(disk, before if since else None, since, False, taken_ms)
 
-    def _taken(
+    def _capture_disk(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         image: chunk_map.Subject,
-        shown: _Snapshot,
+        snapshot: _Snapshot,
         copies: holder_group.HolderGroup,
         is_late: snapshot_window.IsLate,
     ) -> tuple[disk_capture.DiskCapture, bytearray]:
-        """Have the chunks kept; return what was done, and the sealed manifest."""
+        """Store the chunks; return the capture, and the sealed manifest."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
-        # Without a bitmap the next attempt would begin anew, and never come to an end.
-        ends = (lambda: is_late() or shown.is_late()) if shown.bitmap else lambda: False
-        taking = disk_capture.DiskCapture(
-            shown.disk, state.chunk_bytes, seal, copies, self._pace, ends
+        # Without a bitmap the next attempt would start over, so there is no limit.
+        ends = (lambda: is_late() or snapshot.is_late()) if snapshot.bitmap else lambda: False
+        capture = disk_capture.DiskCapture(
+            snapshot.disk, state.chunk_bytes, seal, copies, self._pace, ends
         )
         seen = disk_capture.ChangedRanges(
-            shown.before,
-            functools.partial(_written, shown),
+            snapshot.before,
+            functools.partial(_written, snapshot),
             lambda: (change[:2] for change in overlay.allocated_ranges(server.disk.path)),
         )
-        entries = taking.iter_entries(seen)
+        entries = capture.iter_entries(seen)
         subject = checkpoint_manifest.Subject(
             disk=ids.ImageId(state.disk),
             instance=server.instance,
             project=server.project,
             base=server.disk.base,
             os_hash=image.os_hash,
-            cut=taking.cut,
-            taken_ms=shown.taken_ms,
-            consistency=_consistency(shown),
+            cut=capture.cut,
+            taken_ms=snapshot.taken_ms,
+            consistency=_consistency(snapshot),
             number=state.number,
         )
-        return taking, seal.close_manifest_in_place(checkpoint_manifest.build(subject, entries))
+        return capture, seal.close_manifest_in_place(checkpoint_manifest.build(subject, entries))
 
     def _record(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         checkpoint_id: str,
-        shown: _Snapshot,
-        taking: disk_capture.DiskCapture,
+        snapshot: _Snapshot,
+        capture: disk_capture.DiskCapture,
         why: str,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> checkpoint_record.Record:
@@ -377,43 +376,43 @@ class CheckpointTaker:
             image_id=server.disk.base,
             owner=self._settings.host,
             vault_disk=ids.ImageId(state.disk),
-            taken_ms=shown.taken_ms,
-            consistency=_consistency(shown),
+            taken_ms=snapshot.taken_ms,
+            consistency=_consistency(snapshot),
             number=state.number,
-            disk_bytes=taking.cut.size_bytes,
-            changed_bytes=taking.changed_bytes,
-            read_bytes=taking.read_bytes,
-            sent_bytes=taking.sent_bytes,
+            disk_bytes=capture.cut.size_bytes,
+            changed_bytes=capture.changed_bytes,
+            read_bytes=capture.read_bytes,
+            sent_bytes=capture.sent_bytes,
             whole_because=why,
             manifest_name=state.manifest,
             holders=tuple(chosen),
             key=state.key,
         )
 
-    def _note(
+    def _record_base(
         self,
         instance: ids.ImageId,
         state: disk_states.DiskState,
         bitmap: str,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> None:
-        """Write down what the next one is made from."""
+        """Record the base of the next checkpoint."""
         former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
         state.begun = [*(name for name in state.begun if name != bitmap), *former]
         state.bitmap, state.holders = bitmap, [holder.host for holder in chosen]
         state.was_frozen = state.is_dropped = False
         self._states.save(instance, state)
 
-    def _tidy(
+    def _delete_obsolete(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         stay: set[str],
         copies: holder_group.HolderGroup,
     ) -> str:
-        """Let go of what no checkpoint needs; what cannot be dropped now is dropped later.
+        """Delete what no checkpoint needs, here and at the holders; garbage collection does the rest.
 
-        Return the holder that took too long for it; "" if none.
+        Return the holder that was too slow; "" if none.
         """
         slow_holder = ""
         try:
@@ -438,12 +437,12 @@ class CheckpointTaker:
             self._states.save(server.instance, state)
 
 
-def _written(shown: _Snapshot) -> Iterator[tuple[int, int]]:
-    """Yield the ranges that were written since what ``before`` is of; nothing if there is none."""
-    extents = shown.disk.iter_extents() if shown.before else ()
+def _written(snapshot: _Snapshot) -> Iterator[tuple[int, int]]:
+    """Yield dirty ranges since ``before``; nothing without it."""
+    extents = snapshot.disk.iter_extents() if snapshot.before else ()
     return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)
 
 
-def _consistency(shown: _Snapshot) -> checkpoint_manifest.Consistency:
+def _consistency(snapshot: _Snapshot) -> checkpoint_manifest.Consistency:
     frozen = checkpoint_manifest.Consistency.FILESYSTEM
-    return frozen if shown.is_frozen else checkpoint_manifest.Consistency.CRASH
+    return frozen if snapshot.is_frozen else checkpoint_manifest.Consistency.CRASH

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All holders of one disk's checkpoints, as one.
+"""Calls all holders of one disk's checkpoints concurrently.
 
-A chunk counts as kept only when each holder has acknowledged it.
+A chunk is stored when each holder acknowledged it.
 
-A holder that lacks more than MAX_LOST chunks that it acknowledged is replaced, whether its disk was
-replaced or it lies: to fill it again costs a read of the whole disk, as another holder does.  When
-it may be chosen again it is filled as a new one (``HolderPool.record_failure`` says how often).
+A holder that lacks more than MAX_LOST acknowledged chunks is replaced, whether its disk failed or
+it lies: refilling it costs a read of the whole disk, as a new holder does.  If it is chosen again
+it is filled as a new one (``HolderPool.record_failure`` limits how often).
 """
 
 import collections
@@ -34,27 +34,28 @@ from acstor_common.util import supervision
 
 T = TypeVar("T")
 STEP_S: Final = 60.0
-"""Beyond what rates allow: in it a slow disk makes a few MiB safe."""
+"""Time in addition to that of the rates: a slow disk syncs a few MiB in it."""
 SLOWEST_BYTES_S: Final = 1 << 20
-"""Of the disk, or of a manifest: a holder that takes it more slowly is replaced."""
+"""Least rate of a holder, in bytes of the disk or of a manifest."""
 SLOWEST_NAMES_S: Final = 1 << 13
-"""Names that a holder looks up: an eighth of what its vault allows to all disks of a host."""
+"""Least rate of lookups: an eighth of a vault's limit for a host."""
 MAX_LACKING: Final = 1 << 16
-"""Names that are in memory, 8 MiB; a holder that lacks so many gets all of the disk again."""
+"""Names in memory (8 MiB); if a holder lacks more, the disk is sent again."""
 MAX_LOST: Final = 128
-"""Chunks of a disk that a holder may lack although it acknowledged them, in one checkpoint: a pass
-of scrubbing removes up to 100 that cannot be read."""
+"""Acknowledged chunks of a disk that a holder may lack in one checkpoint.
+
+A pass of scrubbing removes up to 100 unreadable files."""
 SLOW_S: Final = 60.0
 """Of a checkpoint, or a part: a holder that took so much longer than the fastest one, and more than
 twice as long, is named."""
 STALLED_S: Final = 30.0
 """Of a request: a vault on a slow disk takes 20 s for the most that one asks it to delete."""
 _ENDS_S: Final = 5.0
-"""A request whose connection was ended."""
+"""For requests whose connection was closed."""
 
 
 class HolderFailed(errors.AcstorError):
-    """One of the holders does not keep what it was given: another one is to be chosen."""
+    """A holder failed: choose another one."""
 
     def __init__(self, holder: ids.HostId, why: str) -> None:
         super().__init__(holder, why)
@@ -76,36 +77,36 @@ class HolderSlow(HolderFailed):
 
 
 class HolderLost(HolderFailed):
-    """A holder lacks chunks that it acknowledged."""
+    """A holder lacks acknowledged chunks."""
 
 
 class HolderPool(Protocol):
-    """Who can keep checkpoints."""
+    """Hosts that can keep checkpoints."""
 
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
     ) -> Sequence[checkpoint_record.Holder]:
-        """Return holders of a disk; those that keep it now, if they still can."""
+        """Return holders of a disk; current ones if they are usable."""
 
     def client_of(self, holder: checkpoint_record.Holder) -> vault_client.VaultClient:
-        """Return who asks the vault of a holder."""
+        """Return a client of a holder's vault."""
 
     def record_failure(self, holder: ids.HostId, *, is_costly: bool) -> None:
-        """Choose this one no more for a while.
+        """Avoid a holder for a while.
 
-        :param is_costly: it had acknowledged chunks, so a disk is read again in full
+        :param is_costly: it had acknowledged chunks, so a disk must be read in full
         """
 
 
 class AllNames(Container[ids.Cid]):
-    """Has all there is."""
+    """Contains everything."""
 
     def __contains__(self, _one: object) -> bool:
         return True
 
 
 class HolderGroup:
-    """The holders of one disk, asked at the same time; for one thread.
+    """The holders of one disk, called concurrently; not thread-safe.
 
     A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
     what is left of STEP_S, which a quicker request fills up again.  Where half an interval is
@@ -135,11 +136,11 @@ class HolderGroup:
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
     def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
-        """Return those of ``names``, in ascending order, that any holder has not.
+        """Return those ``names`` (ascending) that any holder lacks.
 
-        All of them, where a holder lacks more than MAX_LACKING.
+        If that is more than MAX_LACKING, return all.
 
-        :raises HolderLost: a holder lacks more than MAX_LOST that it acknowledged
+        :raises HolderLost: a holder lacks more than MAX_LOST acknowledged chunks
         """
         found: set[bytes] = set()
         lost = collections.Counter[ids.HostId]()
@@ -162,10 +163,10 @@ class HolderGroup:
     def put(
         self, names: Sequence[ids.Cid], sealed: Callable[[ids.Cid], bytes], plain_bytes: int
     ) -> int:
-        """Have every holder keep chunks; return how many bytes were sent to all of them.
+        """Store chunks at every holder; return the number of bytes sent.
 
-        :param sealed: returns the chunk of a name; is called by several threads
-        :param plain_bytes: that were read of the disk for them
+        :param sealed: returns the chunk of a name; called by several threads
+        :param plain_bytes: bytes read of the disk for them
         """
 
         def put(client: vault_client.VaultClient) -> int:
@@ -179,7 +180,7 @@ class HolderGroup:
         return sum(sent)
 
     def put_manifest(self, sealed: bytes | bytearray) -> None:
-        """Have every holder keep a sealed manifest."""
+        """Store a sealed manifest at every holder."""
         size_s = len(sealed) / SLOWEST_BYTES_S
         self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
@@ -193,15 +194,15 @@ class HolderGroup:
             self._all(functools.partial(_keep, self._disk, part), len(part.names) / SLOWEST_NAMES_S)
 
     def slow_holder(self) -> str:
-        """Return the holder that the others waited for until now (SLOW_S); "" if none."""
+        """Return the holder that delayed the others by SLOW_S; "": none."""
         slow = max(self.holders, key=self._took_s.__getitem__)
         slow_s, fast_s = self._took_s[slow], min(self._took_s.values())
         return slow if slow_s > max(2 * fast_s, fast_s + SLOW_S) else ""
 
     def _all(self, work: Callable[[vault_client.VaultClient], T], size_s: float) -> list[T]:
-        """Do something with all holders.
+        """Call all holders.
 
-        :param size_s: what its size takes at the slowest rate
+        :param size_s: time of the request's size at the least rate
         """
         allowed_s, began_s = self.left_s + size_s, self._clock()
 
@@ -232,13 +233,13 @@ def call_all(
     work: Callable[[vault_client.VaultClient], T],
     allowed_s: float,
 ) -> list[T]:
-    """Do something with all holders at the same time; return what it returned for each.
+    """Call all holders concurrently; return the results in order.
 
-    The first failure ends the others' requests.
+    The first failure aborts the others' requests.
 
-    :param allowed_s: a holder that takes longer fails, however it answers
+    :param allowed_s: timeout of each holder
     :raises HolderFailed: one of them failed
-    :raises vault_client.HostFault: this host has no threads or descriptors, or no route to any
+    :raises vault_client.HostFault: this host has no threads, descriptors or route
     """
     answers = [_begun(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
@@ -270,7 +271,7 @@ def _begun(
 
     try:
         supervision.start_once(f"holder {client.holder}", run)
-    except RuntimeError as e:  # no thread can be started; requests that were begun are ended
+    except RuntimeError as e:  # no thread can be started; running requests are aborted
         answer.set_exception(vault_client.HostFault(str(e)))
     return answer
 
@@ -287,5 +288,5 @@ def _blamed(
         raise
     except vault_client.HostFault:
         raise
-    except (errors.AcstorError, ValueError) as e:  # whatever its answers made of the client
+    except (errors.AcstorError, ValueError) as e:  # invalid responses raise any of these
         raise HolderFailed(client.holder, str(e)) from e
