@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounds the answers of services that keystoneauth asks: their size, and the time that they take.
+"""Bounds size and duration of the responses that a keystoneauth session reads.
 
-keystoneauth reads all of an answer, and its deadline is one of silence.
+keystoneauth reads a whole body into memory, and its timeout is one of silence.
 """
 
 import time
@@ -13,13 +13,13 @@ from keystoneauth1 import exceptions
 from keystoneauth1 import session as keystone_session
 
 MAX_BYTES: Final = 4 << 20
-"""Of a body: a token has the catalogue with it."""
+"""Of a body; a token response contains the service catalogue."""
 WITHIN_S: Final = 120.0
 """From the request to the last byte of the body."""
 
 
 def bound(session: keystone_session.Session) -> None:
-    """Have a session refuse longer and slower answers, as if the connection had failed."""
+    """Make a session fail on larger or slower bodies, as on a lost connection."""
     for scheme in ("http://", "https://"):
         session.session.mount(scheme, _Adapter())
 
@@ -33,7 +33,7 @@ class _Adapter(keystone_session.TCPKeepAliveAdapter):
 
 
 class _Body:
-    """What requests reads the body of an answer from.
+    """Stands in for the response of urllib3, from which requests reads the body.
 
     :param raw: urllib3's response
     """
@@ -43,9 +43,9 @@ class _Body:
         self.close, self.release_conn = raw.close, raw.release_conn
 
     def stream(self, count: int, decode_content: bool) -> Iterator[bytes]:
-        """Yield what has come, again and again.
+        """Yield the body in pieces as they arrive.
 
-        :raises exceptions.ConnectFailure: it is too long, or takes too long
+        :raises exceptions.ConnectFailure: the body is too large or too slow
         """
         size_bytes = 0
         while data := self._raw.read1(count, decode_content=decode_content):

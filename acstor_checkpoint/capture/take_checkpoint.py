@@ -410,7 +410,7 @@ class CheckpointTaker:
         stay: set[str],
         copies: holder_group.HolderGroup,
     ) -> str:
-        """Delete what no checkpoint needs, here and at the holders; garbage collection does the rest.
+        """Delete what no checkpoint needs, as far as holders answer in time.
 
         Return the holder that was too slow; "" if none.
         """
