@@ -137,9 +137,8 @@ class CheckpointTaker:
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state, interval_s)
             record, stay = self._registered(server, state, image, why, copies, chosen)
-            slow = self._delete_obsolete(
-                server, state, stay, copies
-            )  # no manifest is in memory any more
+            # No manifest is in memory any more.
+            slow = self._delete_obsolete(server, state, stay, copies)
         return record._replace(slow_holder=slow or record.slow_holder)
 
     def _registered(
