@@ -46,6 +46,7 @@ from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.db import database
 from acstor_decision.switch_loads import none
+from tests.fakes import bus_log_limit
 from tests.fakes import checkpoint_hosts
 from tests.fakes import enrolled_hosts
 from tests.fakes import linked_host
@@ -70,9 +71,7 @@ Sign = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def own_log_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the lines of oslo.messaging apart from those of other tests in this process."""
-    limit = message_bus.ThrottledWarnings(time.monotonic)
-    monkeypatch.setattr(message_bus._limit, "_complaints", limit)
+    bus_log_limit.renew(monkeypatch)
 
 
 def deep(rng: random.Random) -> Any:
