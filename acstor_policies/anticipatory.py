@@ -135,7 +135,7 @@ class Anticipatory(policy.Policy):
         return next_one_way(queue, self._head, BACK_LIMIT_BYTES)
 
     def _waits(self, found: requests.Request | None, now_s: float) -> bool:
-        """Say whether to keep the disk idle rather than to serve ``found``, or else a write."""
+        """Return whether to keep the disk idle instead of serving ``found`` or a write."""
         stream = self._awaited
         if stream is None or self._is_write:
             return False

@@ -48,7 +48,7 @@ class ByPlace(identity.Identity):
                 self._names[ref.cid] = (*names, ref.oid)[-MOST_NAMES:]
 
     def may_give(self, cid: ids.Cid, oid: ids.Oid) -> bool:
-        """Say whether it came under this name."""
+        """Return whether the chunk came under this name."""
         return oid in self.names_of(cid)
 
     def restore_names(self, cids: Iterable[ids.Cid]) -> None:
@@ -56,7 +56,7 @@ class ByPlace(identity.Identity):
         self._of_before = set(cids)
 
     def is_of_before(self, cid: ids.Cid) -> bool:
-        """Say whether it was there at the start, and is since."""
+        """Return whether the chunk has been cached since the start."""
         return cid in self._of_before
 
     def names_of(self, cid: ids.Cid) -> tuple[ids.Oid, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine asks a policy for hosts that read an image in lock-step; the default has none.
+"""Policy for hosts that read an image in lock-step; the default does nothing.
 
 ``acstor_policies`` has one, the variant ``ring``, which is faster over few hops only.
 """
@@ -14,10 +14,10 @@ from acstor_common.model import ids
 
 
 class Lockstep:
-    """No host has a predecessor: all ask homes and holders.
+    """Gives no host a predecessor: all ask homes and holders.
 
     :param context: the state of the engine (:class:`fetch.context.Context`)
-    :cvar learns_ring: hosts in lock-step give each other what they read, round a ring
+    :cvar learns_ring: hosts in lock-step pass chunks along a ring
     """
 
     learns_ring: ClassVar[bool] = False
@@ -26,34 +26,34 @@ class Lockstep:
         self._context = context
 
     def __len__(self) -> int:
-        """Return how many images this host has a predecessor for."""
+        """Return the number of images with a predecessor."""
         return 0
 
     def predecessor(self, image_id: ids.ImageId, home: ids.HostId) -> ids.HostId | None:
-        """Return whom to ask for a chunk instead of its home; None: nobody."""
+        """Return the host to ask instead of the home, or None."""
         return None
 
     def named(self, image_id: ids.ImageId, host: ids.HostId) -> None:
-        """Note that a peer has named a host alone."""
+        """Record that a peer referred this host to one other host."""
 
     def gave(self, image_id: ids.ImageId, host: ids.HostId) -> None:
-        """Note that a host gave a chunk of an image."""
+        """Record that a host gave a chunk."""
 
     def failed(self, image_id: ids.ImageId, host: ids.HostId) -> None:
-        """Note that a host did not give a chunk of an image."""
+        """Record that a host did not give a chunk."""
 
     def read_here(self, image_id: ids.ImageId, offset: int) -> None:
-        """Note where guests of this host read."""
+        """Record the position of a guest read."""
 
     def refer(
         self, asker: requester.PendingRequest, is_named: Callable[[ids.HostId], bool]
     ) -> tuple[ids.HostId, ...] | None:
-        """Return whom a peer is to ask instead; None: whom the tree names.
+        """Return the hosts to refer a peer to; None: those of the tree.
 
-        :param is_named: says whether others may be sent to a host
+        :param is_named: whether this host may refer peers to a host
         """
         return None
 
     def wait_s(self, asker: requester.PendingRequest, transfer: transfer.Transfer | None) -> float:
-        """Return how long a peer waits for what is not under way here, in seconds."""
+        """Return how many seconds a peer waits for a chunk that is not in flight here."""
         return 0.0

@@ -10,18 +10,18 @@ from acstor_agent.engine import neighbours
 class Settings(NamedTuple):
     """The options.
 
-    :param timeout_s: so long a peer that owes an answer may be silent
-    :param background_limit: chunks under way for each reason that no guest waits for
-    :param copies_limit: holders of a content of this home that are left alone; 0: all
-    :param lost_after_s: so long the source must have denied an image before anything of it is lost
-    :param has_others: where there is no v-node table yet one is to come
-    :param topology: whom to tell what is here; None: nobody
-    :param may_hedge: where an answer is late the next place is asked as well
+    :param timeout_s: longest silence of a peer that owes an answer
+    :param background_limit: chunks in flight per background priority
+    :param copies_limit: holders of a content of this home that need not evict; 0: all
+    :param lost_after_s: an image is lost after the source has denied it for so long
+    :param has_others: other hosts exist although there is no v-node table yet
+    :param topology: returns the hosts that get announcements; None: no announcements
+    :param may_hedge: a late request is also sent to the next provider
     :param lockstep: makes the policy for hosts that read in lock-step
-    :param may_ask_source_first: where other hosts are clearly slower guests' reads go to the source
-    :param homes_keep: what this host is not the home of goes no further than to who waits for it
-    :param run_chunks: chunks that a transfer begins with at most
-    :param source_places: ranges that are read from the source at a time
+    :param may_ask_source_first: guest reads go to the source if peers are clearly slower
+    :param homes_keep: this host caches only chunks that it is the home of
+    :param run_chunks: most chunks of a new transfer
+    :param source_places: concurrent source reads
     """
 
     timeout_s: float = 10.0
@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
     @property
     def learns_ring(self) -> bool:
-        """Say whether hosts in lock-step form a ring."""
+        """Return whether hosts in lock-step form a ring."""
         return self.lockstep.learns_ring
 
 

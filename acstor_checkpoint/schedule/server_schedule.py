@@ -159,7 +159,7 @@ class ServerSchedule:
     def record_failure(
         self, instance: ids.ImageId, now_s: float, *, is_replaced: bool = False
     ) -> float:
-        """Take note of one that could not be taken; return in how many seconds to try again.
+        """Record a failed checkpoint; return the seconds until the next attempt.
 
         :param is_replaced: what failed is replaced in the next attempt: the first one is at once
         """

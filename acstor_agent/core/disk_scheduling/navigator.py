@@ -60,7 +60,7 @@ class Unit(NamedTuple):
     interval_s: float
 
     def holds(self, offset: int) -> bool:
-        """Say whether a place is within it."""
+        """Return whether an offset lies within the unit."""
         return self.start <= offset < self.stop
 
 
@@ -116,7 +116,7 @@ class Navigator:
         self._count = 0
 
     def request_arrived(self, offset: int, now_s: float, was_awaited: bool = True) -> None:
-        """Take note of a request; a time before the last one counts as the last one.
+        """Record a request; an earlier time than the last counts as the last.
 
         :param was_awaited: nothing else of its zone is pending
         """
@@ -126,7 +126,7 @@ class Navigator:
             zone.add_interval(self._now_s - zone.last_s)
 
     def request_answered(self, offset: int, now_s: float) -> None:
-        """Take note of an answer: it makes its zone denser."""
+        """Record a served request, which makes its zone denser."""
         self.advance_time(now_s)
         number = offset // self.zone_bytes
         zone = self._zones.pop(number, None)

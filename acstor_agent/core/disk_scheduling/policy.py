@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every policy of the disk scheduler can be asked, and the simplest one.
+"""Interface of the disk scheduling policies, and the simplest policy.
 
 The disk serves one request at a time: a policy is asked for the next one when
 the disk is free, and may answer None to keep it free although requests wait.
@@ -14,44 +14,44 @@ from acstor_agent.core.disk_scheduling import request as requests
 
 
 class WaitEnd(enum.Enum):
-    """How a wait for a stream's next request came to its end."""
+    """Outcome of a wait for the next request of a stream."""
 
-    AT_ONCE = "at_once"  # a request that is worth it was pending already: the disk was not idle
-    MET = "met"  # the disk was kept idle, and the request that was hoped for came
-    EXPIRED = "expired"  # the disk was kept idle in vain
-    MET_ALONE = "met_alone"  # nobody else wanted the disk, and the request came in time
-    EXPIRED_ALONE = "expired_alone"  # nobody else wanted the disk, and it did not come in time
+    AT_ONCE = "at_once"  # a request worth serving was already pending; the disk was not idle
+    MET = "met"  # the disk was idle, and the expected request came
+    EXPIRED = "expired"  # the disk was idle, and no request came in time
+    MET_ALONE = "met_alone"  # no other request was pending, and the request came in time
+    EXPIRED_ALONE = "expired_alone"  # no other request was pending, and none came in time
 
 
 class Policy(abc.ABC):
-    """An order of service.  Times are given and never go backwards."""
+    """Order of service.  Callers pass the time, which never goes backwards."""
 
     def __init__(self) -> None:
         self._ended_waits: list[tuple[requests.Stream, WaitEnd]] = []
 
     def take_waits(self) -> list[tuple[requests.Stream, WaitEnd]]:
-        """Return the waits that have ended since the last time, with who was waited for."""
+        """Return the waits that ended since the last call, with their streams."""
         ended, self._ended_waits = self._ended_waits, []
         return ended
 
     @abc.abstractmethod
     def add(self, request: requests.Request, now_s: float) -> None:
-        """Take in a request."""
+        """Queue a request."""
 
     @abc.abstractmethod
     def remove(self, request: requests.Request) -> None:
-        """Give up a request that waits."""
+        """Remove a queued request."""
 
     @abc.abstractmethod
     def pick_request(self, now_s: float) -> requests.Request | None:
-        """Take out the request to serve now; None to keep the disk idle."""
+        """Remove and return the request to serve now; None: keep the disk idle."""
 
     @abc.abstractmethod
     def __iter__(self) -> Iterator[requests.Request]:
-        """Iterate over the requests that wait."""
+        """Iterate over the queued requests."""
 
     def request_completed(self, request: requests.Request, now_s: float) -> None:  # noqa: B027 - may be left
-        """Take note that a request which was picked has been served."""
+        """Record that a picked request has been served."""
 
     def next_timeout(self) -> float | None:
         """Return when to ask again if :meth:`pick_request` said None and nothing else happens."""
@@ -63,22 +63,22 @@ class Policy(abc.ABC):
 
 
 class Fifo(Policy):
-    """``none``: in the order of arrival."""
+    """Policy ``none``: order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()
         self._waiting: dict[requests.Request, None] = {}
 
     def add(self, request: requests.Request, now_s: float) -> None:
-        """Append it."""
+        """Append a request."""
         self._waiting[request] = None
 
     def remove(self, request: requests.Request) -> None:
-        """Give up a request that waits."""
+        """Remove a queued request."""
         del self._waiting[request]
 
     def pick_request(self, now_s: float) -> requests.Request | None:
-        """Take out the first one."""
+        """Remove and return the first request."""
         first = next(iter(self._waiting), None)
         if first is not None:
             del self._waiting[first]

@@ -232,7 +232,7 @@ class Pregather(policy.Policy):
     def _waits(
         self, habit: stream_profile.StreamHabit, found: requests.Request, now_s: float
     ) -> bool:
-        """Say whether to keep the disk idle rather than to serve ``found``."""
+        """Return whether to keep the disk idle instead of serving ``found``."""
         timer = self._timer
         if timer is None:
             return False
@@ -294,7 +294,7 @@ class Pregather(policy.Policy):
         return is_lent and any(self._has_overdue(queue, now_s) for queue in self._all.values())
 
     def _has_overdue(self, queue: request_queue.RequestQueue, now_s: float) -> bool:
-        """Say whether the first request of another stream than the present one is overdue."""
+        """Return whether the first request of another stream is overdue."""
         mine = self._current.stream if self._current else None
         first = next((request for request in queue if request.stream != mine), None)
         return first is not None and queue.deadline_of(first) <= now_s

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of the agent to its own disk, and who makes it.
+"""A request of the agent to its own disk, and its stream.
 
 Places are bytes of one address space that holds everything the scheduler looks
 after; what lies at which place is the shell's affair.
@@ -11,23 +11,23 @@ from typing import NamedTuple
 
 
 class Klass(enum.IntEnum):
-    """Who waits for a request; a lower one goes first."""
+    """Class of a request; a lower value goes first."""
 
     GUEST = 0
     PEER = 1
-    BACKGROUND = 2  # the agent's own work, such as to store what a guest has been given
-    PREFETCH = 3  # what nobody has asked for yet
+    BACKGROUND = 2  # the agent's own work, for instance storing chunks
+    PREFETCH = 3  # no read waits for it
     FILL = 4  # whole images, here or in a disk's own file
 
 
 class Stream(NamedTuple):
-    """All requests of one guest or peer, or of one kind of work in the background."""
+    """Requests of one guest or peer, or of one kind of background work."""
 
     klass: Klass
     name: str
 
     def __str__(self) -> str:
-        """Return the name by which status and metrics know it.
+        """Return the name in status and metrics.
 
         >>> str(Stream(Klass.PEER, "h2"))
         'peer:h2'
@@ -45,7 +45,7 @@ class Request:
     """A read or write of ``length`` bytes at ``offset``.
 
     :param arrived_s: when the scheduler got it; the scheduler sets it
-    :param token: whatever the caller wants to find again
+    :param token: identifies the request for the caller
     """
 
     stream: Stream
@@ -57,10 +57,10 @@ class Request:
 
     @property
     def stop(self) -> int:
-        """Where the head stands when it is done."""
+        """Head position after the request."""
         return self.offset + self.length
 
     @property
     def expire_s(self) -> float:
-        """How long after its arrival it is overdue."""
+        """Seconds from arrival until the request is overdue."""
         return WRITE_EXPIRE_S if self.is_write else READ_EXPIRE_S

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that wait, found by place and by deadline.
+"""Queued requests, ordered by offset and by deadline.
 
 Both orders hold the same requests: one that is taken from here is gone from
 both.
@@ -52,7 +52,7 @@ class RequestQueue:
         heapq.heappush(self._deadlines, (deadline_s, number, request))
 
     def remove(self, request: requests.Request) -> None:
-        """Take out a request that is queued."""
+        """Remove a queued request."""
         number, _ = self._waiting.pop(request)
         del self._places[bisect.bisect_left(self._places, (request.offset, number))]
         while self._deadlines and self._deadlines[0][2] not in self._waiting:
@@ -62,7 +62,7 @@ class RequestQueue:
             heapq.heapify(self._deadlines)
 
     def deadline_of(self, request: requests.Request) -> float:
-        """Return the deadline with which a queued request came."""
+        """Return the deadline of a queued request."""
         return self._waiting[request][1]
 
     def earliest_deadline(self) -> requests.Request | None:

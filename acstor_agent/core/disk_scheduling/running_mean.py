@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mean that forgets: of all values at first, then mostly of the last ``window`` ones."""
+"""Running mean: of all values at first, then mostly of the last ``window``."""
 
 
 class RunningMean:
@@ -20,10 +20,10 @@ class RunningMean:
         self.value = 0.0
 
     def add(self, value: float) -> None:
-        """Take in a value."""
+        """Add a value."""
         self._count = min(self._count + 1, self._window)
         self.value += (value - self.value) / self._count
 
     def __bool__(self) -> bool:
-        """Say whether there was a value yet."""
+        """Return whether any value was added."""
         return self._count > 0

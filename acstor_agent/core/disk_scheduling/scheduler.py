@@ -29,12 +29,12 @@ OTHERS = requests.Stream(requests.Klass.BACKGROUND, "others")
 
 
 class BadRequest(ValueError):
-    """A request that no disk can serve."""
+    """The request is empty or outside of the disk."""
 
 
 @dataclasses.dataclass(slots=True)
 class StreamCount:
-    """What is counted of one stream."""
+    """Counters of one stream."""
 
     requests: int = 0
     bytes: int = 0
@@ -45,7 +45,7 @@ class StreamCount:
     )
 
     def add(self, other: "StreamCount") -> None:
-        """Add what was counted of another stream."""
+        """Add the counters of another stream."""
         self.requests += other.requests
         self.bytes += other.bytes
         self.slices += other.slices
@@ -55,7 +55,7 @@ class StreamCount:
 
 
 class Account:
-    """What is counted of all streams together, whichever policy served them."""
+    """Counters of all streams, whichever policy served them."""
 
     def __init__(self) -> None:
         self.seeks = {"zero": 0, "near": 0, "far": 0}
@@ -100,13 +100,13 @@ class Account:
         count.latency.add(now_s - request.arrived_s)
 
     def count_waits(self, policy: policies.Policy) -> None:
-        """Count the waits that have ended."""
+        """Count ended waits by outcome."""
         for stream, end in policy.take_waits():
             self.stream_account(stream).waits[end.value] += 1
 
     @property
     def waits(self) -> dict[str, int]:
-        """How many waits came to which end, for all streams together."""
+        """Number of waits by outcome, over all streams."""
         counts = self.streams.copy().values()  # another thread may ask
         return {
             end.value: sum(count.waits[end.value] for count in counts) for end in policies.WaitEnd
@@ -143,9 +143,9 @@ class Scheduler:
         return self._now_s
 
     def submit_request(self, request: requests.Request, now_s: float) -> None:
-        """Take in a request.
+        """Queue a request.
 
-        :raises BadRequest: it is empty, or not within the disk
+        :raises BadRequest: the request is empty or outside of the disk
         """
         if request.length <= 0 or request.offset < 0 or request.stop > self._size_bytes:
             raise BadRequest(
@@ -164,7 +164,7 @@ class Scheduler:
         self._count -= 1
 
     def give_up(self, request: requests.Request) -> bool:
-        """Take back a request; False if it is being served, or was."""
+        """Cancel a request; return False if it is in service or served."""
         if request not in self._waiting.get(request.stream, ()):
             return False
         self._policy.remove(request)
@@ -172,14 +172,14 @@ class Scheduler:
         return True
 
     def drop_stream(self, stream: requests.Stream) -> list[requests.Request]:
-        """Take back all requests of a stream that has vanished, and return them."""
+        """Cancel and return all requests of a stream that ended."""
         gone = list(self._waiting.get(stream, ()))
         for request in gone:
             self.give_up(request)
         return gone
 
     def pick_request(self, now_s: float) -> requests.Request | None:
-        """Take out the request to serve now; None to keep the disk idle.
+        """Remove and return the request to serve now; None: keep the disk idle.
 
         Ask again at :meth:`next_timeout`, and after every other call.
         """
@@ -191,16 +191,16 @@ class Scheduler:
         return found
 
     def next_timeout(self) -> float | None:
-        """Return when to ask again if nothing else happens before; None if it is no use."""
+        """Return when to pick again without another event, or None."""
         return self._policy.next_timeout() if self._count else None
 
     def request_completed(self, request: requests.Request, now_s: float) -> None:
-        """Take note that a request was served, or failed."""
+        """Record that a request was served or failed."""
         self.account.count_completion(request, self._at(now_s))
         self._policy.request_completed(request, self._now_s)
 
     def change_policy(self, policy: policies.Policy) -> None:
-        """Let another policy choose from now on, also among what waits already."""
+        """Switch to another policy, also for queued requests."""
         waiting = list(self._policy)
         self._policy = policy
         for request in waiting:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Pregather knows of one stream: its prediction, its locality, its slice (Ling 2015, 4.2).
+"""State that Pregather keeps of a stream: prediction, locality, slice (Ling 2015, 4.2).
 
 Two indicators say how local a stream is.  The regional one is the mean distance
 of its requests over the size of its region; the sub-regional one is the share of
@@ -48,9 +48,9 @@ class StreamHabit:
         self._next_detour_s = 0.0
 
     def request_arrived(self, request: requests.Request, now_s: float, served_s: float) -> None:
-        """Learn from a request.
+        """Update the profile with a request.
 
-        :param served_s: for how long the stream has had the disk until now
+        :param served_s: time for which the stream has had the disk
         """
         if self._answered_s is not None and not self.queue and self.in_service is None:
             self.interval_s.add(now_s - self._answered_s)
@@ -60,7 +60,7 @@ class StreamHabit:
         self.navigator.request_arrived(request.offset, served_s, self._awaits(request.offset))
 
     def _awaits(self, offset: int) -> bool:
-        """Say whether nothing of this place's zone is pending."""
+        """Return whether no request of the zone around an offset is pending."""
         zone = offset // self.navigator.zone_bytes
         waiting = self.queue.at_or_after(zone * self.navigator.zone_bytes)
         return not any(
@@ -69,17 +69,17 @@ class StreamHabit:
         )
 
     def request_completed(self, request: requests.Request, now_s: float, served_s: float) -> None:
-        """Take note of an answer."""
+        """Update the profile with a served request."""
         self._answered_s = now_s
         self.in_service = None
         self.navigator.request_answered(request.offset, served_s)
 
     def overdue(self, served_s: float) -> requests.Request | None:
-        """Return a request that has to go first now: one in READ_EXPIRE_S at most."""
+        """Return an overdue request, at most one in READ_EXPIRE_S."""
         return self.queue.first_overdue(served_s) if served_s >= self._next_detour_s else None
 
     def dispatched(self, request: requests.Request, served_s: float) -> None:
-        """Take out a request, and take note of where the head goes for this stream."""
+        """Remove a request, and record the head position of the stream."""
         if request is self.overdue(served_s):
             self._next_detour_s = served_s + requests.READ_EXPIRE_S
         self.queue.remove(request)
@@ -101,9 +101,9 @@ class StreamHabit:
         return self.slice_s
 
     def end_slice(self, served_s: float, is_idle: bool) -> None:
-        """Take note that the stream has lost the disk.
+        """Record that the slice of the stream has ended.
 
-        :param is_idle: it had nothing pending before its slice was over
+        :param is_idle: no request was pending before the end of the slice
         """
         self.served_s += served_s
         self._was_idle = is_idle

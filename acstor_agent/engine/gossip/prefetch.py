@@ -35,16 +35,16 @@ class PrefetchPolicy(Protocol):
 
     @property
     def has_candidates(self) -> bool:
-        """Say whether there is any chunk that was advertised and is not prefetched."""
+        """Return whether any announced chunk may still be prefetched."""
 
     def chunk_advertised(self, chunk_no: int) -> None:
-        """Note that a neighbour has a chunk; :meth:`take` says when to fetch it."""
+        """Record that a neighbour has a chunk."""
 
     def fetched_on_demand(self, chunk_no: int) -> None:
-        """Note that a guest had to wait for a chunk, because nobody prefetched it."""
+        """Record that a guest waited for a chunk that was not prefetched."""
 
     def take_candidates(self, room: int) -> list[int]:
-        """Return chunks to prefetch now, at most ``room``; they are in state PREFETCH then."""
+        """Return at most ``room`` chunks to prefetch now, and set their state to PREFETCH."""
 
 
 class Prefetcher:

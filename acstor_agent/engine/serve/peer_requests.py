@@ -313,7 +313,7 @@ class PeerRequests:
         return context.ring.is_giver(host) and not context.peers.is_in_backoff(host, context.now)
 
     def _referral(self, asker: PendingRequest) -> tuple[ids.HostId, ...]:
-        """Return whom a peer is to ask instead, the best first; empty: nobody."""
+        """Return the hosts to refer a peer to, the best first."""
         context = self._context
         is_tree = context.uploads.is_busy and asker.mode.may_refer
         learns_ring = context.settings.learns_ring and asker.mode is not RELAYED
