@@ -243,7 +243,7 @@ class PeerServer:
     def _show_life(self, alive: actions.Alive) -> None:
         connection: Any
         for connection in alive.connections:
-            connection.post(peer_wire.Ping(0))
+            connection.send_messages(peer_wire.Ping(0))
 
     def _drop(self, drop: actions.Drop) -> None:
         connection: Any = drop.connection

@@ -84,6 +84,20 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
     assert wants[-1] in came and len(came) < len(wants) / 2
 
 
+async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
+    chosen = {"kind": Joined, "may_hedge": False, "timeout_s": 3.0}
+    async with exchange_cloud.running(tmp_path, ("h1", "h2"), **chosen) as cloud:
+        await cloud.join()
+        cloud.source.delay_s = 2.0
+        want = next(want for n in range(40) if cloud.home(want := cloud.want(n)) == "h1")
+        with trio.fail_after(10), cloud.hosts["h2"].request_chunks((want,)) as wish:
+            home = cloud.hosts["h2"].core.context.peers.get(ids.HostId("h1"))
+            await nets.wait_until(lambda: home.heard_s)
+            assert not cloud.hosts["h2"].has_chunk(want.cid)
+            await wish.wait()
+        assert cloud.source.reads == [want.offset]
+
+
 def priorities(giver):
     """Return how urgent the requests of peers are."""
     links = giver.core.requests._links.values()
