@@ -12,4 +12,4 @@ cd "$ROOT"
 
 bash tools/install.sh
 export PATH=$VENV/bin:$PATH
-exec python -m tests.bench "$@"
+exec python -m evaluation.bench "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Usage: tools/paper.sh [S0|S1|S2|S3|S4|all] [--quick] [arguments of tests.papers; --help lists them]
+# Usage: tools/paper.sh [S0|S1|S2|S3|S4|all] [--quick] [arguments of evaluation.papers; --help lists them]
 #
 # Installs what is missing, runs the tables and figures of the papers as far as two cores carry them,
 # draws them, and writes a page for each paper with its numbers beside ours.  Stopped, the same command
@@ -13,4 +13,4 @@ cd "$ROOT"
 require_lab "tools/paper.sh"
 bash tools/install.sh
 export PATH=$VENV/bin:$PATH
-exec python -m tests.papers "$@"
+exec python -m evaluation.papers "$@"

@@ -5,7 +5,7 @@
 links with and without queues; the parameters of trust; what one bad host costs the others; growth
 with the hosts; and the length of segments.  doc/source/contributor/exchange_design.rst shows what
 follows from them.  A pattern and its figures are those of the benchmarks
-(``tests.bench.patterns``), which play the same in the lab: benchmark M1 compares the two.
+(``evaluation.bench.patterns``), which play the same in the lab: benchmark M1 compares the two.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from acstor_agent.engine import lockstep
 from acstor_agent.engine import neighbours
 from acstor_agent.engine.gossip import prefetch
 from acstor_policies import learned_ring
-from tests.bench import collective
-from tests.bench import patterns
+from evaluation.bench import collective
+from evaluation.bench import patterns
 from tests.fakes import queue_world
 from tests.fakes import transfer_hosts
 from tests.fakes import transfer_readers

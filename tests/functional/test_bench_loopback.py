@@ -8,9 +8,9 @@ import time
 import pytest
 
 from acstor_common.model import geometry
-from tests.bench import harness
-from tests.bench import loopback
-from tests.bench import p15_one_host
+from evaluation.bench import harness
+from evaluation.bench import loopback
+from evaluation.bench import p15_one_host
 from tests.fakes import hosts
 from tests.lab import local
 

@@ -2,7 +2,7 @@
 """Location index: which hosts announced which chunks (Nicolae 2016, 3.1.2).
 
 The holders of a segment are a byte string: of each host its 2-byte key and a bitmap of chunks. A
-segment takes 78 bytes (tests/bench/transfers_cost.py), and 4 more for each further holder. The
+segment takes 78 bytes (evaluation/bench/transfers_cost.py), and 4 more for each further holder. The
 least recently used segments are evicted. A wrong entry costs a request, never wrong bytes.
 """
 

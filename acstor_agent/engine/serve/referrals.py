@@ -9,7 +9,7 @@ requester's copy is evicted first when there are too many (Wu et al. 2017, 3.5).
 The requesters of a segment are one byte string: the number of leading ones that are full, the
 number of leading ones that got hints for all their chunks, and for each host, ordered by its last
 request, its key and a :class:`_Requester`. Its bitmaps give each chunk a tree of its own. The first
-requester of a segment takes 140 bytes, each further one 15 (tests/bench/transfers_cost.py).
+requester of a segment takes 140 bytes, each further one 15 (evaluation/bench/transfers_cost.py).
 """
 
 import collections

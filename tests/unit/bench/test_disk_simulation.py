@@ -9,8 +9,8 @@ import pytest
 from acstor_agent.core.disk_scheduling import policy as policies
 from acstor_agent.core.disk_scheduling import pregather
 from acstor_policies import disk_schedulers
-from tests.bench import disk_simulation as simulation
-from tests.bench import disk_workloads as workloads
+from evaluation.bench import disk_simulation as simulation
+from evaluation.bench import disk_workloads as workloads
 from tests.fakes import rotating_disk
 
 SMALL = 32 * workloads.MIB

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from acstor_policies import disk_schedulers
-from tests.bench import disk_simulation as simulation
-from tests.bench import disk_traces
+from evaluation.bench import disk_simulation as simulation
+from evaluation.bench import disk_traces
 
 RECORDED = pathlib.Path(__file__).resolve().parents[2] / "data/disk_traces"
 JOBS = {  # of one run of fio (tests/data/README.rst): the latency log, the process

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from matplotlib import figure
 
-from tests.bench import harness
+from evaluation.bench import harness
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_code_that_is_not_committed_is_told_and_a_run_s_own_results_are_not(
     def git(*words: str) -> None:
         subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *words], check=True)
 
-    code, page = tmp_path / "code.py", tmp_path / "doc/source/papers/results/S0.json"
+    code, page = tmp_path / "code.py", tmp_path / "evaluation/papers/results/S0.json"
     page.parent.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(harness, "ROOT", tmp_path)
@@ -254,8 +254,8 @@ def test_unknown_id_is_wrong_usage(
 
 
 def exit_status_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str | int | None:
-    """Run ``python -m tests.bench`` with arguments."""
-    monkeypatch.setattr(sys, "argv", ["tests.bench", *arguments])
+    """Run ``python -m evaluation.bench`` with arguments."""
+    monkeypatch.setattr(sys, "argv", ["evaluation.bench", *arguments])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module("tests.bench", run_name="__main__", alter_sys=False)
+        runpy.run_module("evaluation.bench", run_name="__main__", alter_sys=False)
     return ended.value.code

@@ -7,7 +7,7 @@ import pytest
 
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
-from tests.bench import liar
+from evaluation.bench import liar
 from tests.fakes import lying_peer
 
 CID = ids.Cid(bytes(range(32)))

@@ -8,11 +8,11 @@ import pytest
 from matplotlib import figure
 from matplotlib import patches
 
-from tests.bench import harness
-from tests.bench import m1_model
-from tests.bench import p1_sync_same
-from tests.bench import p2_shifted_same
-from tests.bench import p3_sync_disjoint
+from evaluation.bench import harness
+from evaluation.bench import m1_model
+from evaluation.bench import p1_sync_same
+from evaluation.bench import p2_shifted_same
+from evaluation.bench import p3_sync_disjoint
 
 SMALL = m1_model.Size(divisor=16)
 

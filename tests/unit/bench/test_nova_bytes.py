@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from acstor_common.model import geometry
-from tests.bench import p12_nova
+from evaluation.bench import p12_nova
 from tests.fakes import qcow2_images
 from tests.lab import local
 

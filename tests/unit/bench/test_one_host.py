@@ -10,8 +10,8 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
-from tests.bench import loopback
-from tests.bench import p15_one_host
+from evaluation.bench import loopback
+from evaluation.bench import p15_one_host
 from tests.fakes import one_host
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES

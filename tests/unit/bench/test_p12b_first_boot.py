@@ -5,7 +5,7 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.model import boot_timeline
-from tests.bench import p12b_first_boot
+from evaluation.bench import p12b_first_boot
 
 BOOT = boot_timeline.Timeline(
     image_id="7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11",

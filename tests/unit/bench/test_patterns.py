@@ -8,9 +8,9 @@ import pytest
 from matplotlib import figure
 
 from acstor_common.model import geometry
-from tests.bench import collective
-from tests.bench import patterns
-from tests.bench import pictures
+from evaluation.bench import collective
+from evaluation.bench import patterns
+from evaluation.bench import pictures
 
 MIB = geometry.MIB
 MBIT = 8 * MIB / 1e6

@@ -10,7 +10,7 @@ import pytest
 
 from acstor_common.model import geometry
 from acstor_common.model import ids
-from tests.bench import plain_sockets
+from evaluation.bench import plain_sockets
 
 SPANS = 5
 CHUNK = geometry.DEFAULT_CHUNK_BYTES

@@ -4,7 +4,7 @@
 import pytest
 
 from acstor_agent.core.images import readahead
-from tests.bench import s1_prefetch
+from evaluation.bench import s1_prefetch
 
 CHUNK = s1_prefetch.CHUNK
 BRING_S = CHUNK / s1_prefetch.LINK_BYTES_S

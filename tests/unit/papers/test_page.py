@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from docutils import core
 
-from tests.papers import experiment
-from tests.papers import page
-from tests.papers import store
+from evaluation.papers import experiment
+from evaluation.papers import page
+from evaluation.papers import store
 
 WHOLE = experiment.Scale.WHOLE
 MACHINE = {

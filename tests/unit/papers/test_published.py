@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from tests.bench import harness
-from tests.papers import __main__ as command
-from tests.papers import catalogue
-from tests.papers import experiment
-from tests.papers import page
-from tests.papers import store
+from evaluation.bench import harness
+from evaluation.papers import __main__ as command
+from evaluation.papers import catalogue
+from evaluation.papers import experiment
+from evaluation.papers import page
+from evaluation.papers import store
 
 PUBLISHED = command.PUBLISHED
 EXPERIMENTS = [one for paper in catalogue.PAPERS for one in paper.experiments]
@@ -21,13 +21,13 @@ EXPERIMENTS = [one for paper in catalogue.PAPERS for one in paper.experiments]
 
 @pytest.mark.parametrize("paper", catalogue.PAPERS, ids=lambda paper: paper.key)
 def test_a_published_page_is_what_its_results_say(paper: experiment.Paper) -> None:
-    results = PUBLISHED / command.RESULTS
+    results = command.PUBLISHED_RESULTS
     kept = {
         one.key: store.load(results, one.key, experiment.Scale.WHOLE) for one in paper.experiments
     }
     written = (PUBLISHED / f"{paper.key.lower()}.rst").read_text()
     assert written == page.text(paper, kept, command.PICTURES), (
-        "write it anew: python -m tests.papers --pages-only --publish"
+        "write it anew: python -m evaluation.papers --pages-only --publish"
     )
     for picture in re.findall(r"image:: (\S+)", written):
         assert (PUBLISHED / picture).is_file()
@@ -35,7 +35,15 @@ def test_a_published_page_is_what_its_results_say(paper: experiment.Paper) -> No
 
 def write_s3(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
     """Have the command write a page of what is in a folder."""
-    argv = [sys.executable, "-m", "tests.papers", "S3", "--pages-only", "--results", str(folder)]
+    argv = [
+        sys.executable,
+        "-m",
+        "evaluation.papers",
+        "S3",
+        "--pages-only",
+        "--results",
+        str(folder),
+    ]
     return subprocess.run(argv, cwd=harness.ROOT, capture_output=True, text=True, check=False)
 
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.bench import harness
-from tests.papers import experiment
-from tests.papers import runner
-from tests.papers import store
+from evaluation.bench import harness
+from evaluation.papers import experiment
+from evaluation.papers import runner
+from evaluation.papers import store
 
 WHOLE = experiment.Scale.WHOLE
 CHECKOUT = pathlib.Path(__file__).parents[3]
@@ -175,7 +175,7 @@ def test_the_time_that_is_left_follows_how_long_cases_take(tmp_path: pathlib.Pat
 
 STOPPABLE = """
 import functools, pathlib, sys, time
-from tests.papers import experiment, runner
+from evaluation.papers import experiment, runner
 
 def wait(_):
     pathlib.Path(sys.argv[1], "began").touch()

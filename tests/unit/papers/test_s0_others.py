@@ -3,17 +3,17 @@ import pytest
 from matplotlib import figure
 
 from acstor_common.wire import peer_wire
+from evaluation.papers import experiment
+from evaluation.papers import s0
+from evaluation.papers import s0_beyond
+from evaluation.papers import s0_compute
+from evaluation.papers import s0_distributed
+from evaluation.papers import s0_jitter
+from evaluation.papers import s0_news
+from evaluation.papers import s0_news_end
+from evaluation.papers import s0_patterns as played
+from evaluation.papers import s0_virtual
 from tests.fakes import announced
-from tests.papers import experiment
-from tests.papers import s0
-from tests.papers import s0_beyond
-from tests.papers import s0_compute
-from tests.papers import s0_distributed
-from tests.papers import s0_jitter
-from tests.papers import s0_news
-from tests.papers import s0_news_end
-from tests.papers import s0_patterns as played
-from tests.papers import s0_virtual
 
 WHOLE, QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
 

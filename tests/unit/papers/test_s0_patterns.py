@@ -4,11 +4,11 @@ import itertools
 import pytest
 from matplotlib import figure
 
-from tests.papers import experiment
-from tests.papers import s0_figures
-from tests.papers import s0_pattern_rows as printed
-from tests.papers import s0_patterns as played
-from tests.papers import s0_pictures
+from evaluation.papers import experiment
+from evaluation.papers import s0_figures
+from evaluation.papers import s0_pattern_rows as printed
+from evaluation.papers import s0_patterns as played
+from evaluation.papers import s0_pictures
 
 WHOLE, QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
 PLANS = (played.SYNC_SAME, played.SHIFTED_SAME, played.SYNC_DISJOINT)

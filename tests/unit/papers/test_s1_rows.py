@@ -8,19 +8,19 @@ import pickle
 
 import pytest
 
-from tests.bench import disk_lab
-from tests.bench import disk_simulation as simulation
-from tests.bench import disk_workloads as workloads
-from tests.bench import s1_disk
-from tests.papers import experiment
-from tests.papers import s1
-from tests.papers import s1_beyond
-from tests.papers import s1_guests
-from tests.papers import s1_mixed
-from tests.papers import s1_real
-from tests.papers import s1_runs
-from tests.papers import s1_sorts
-from tests.papers import s1_writes
+from evaluation.bench import disk_lab
+from evaluation.bench import disk_simulation as simulation
+from evaluation.bench import disk_workloads as workloads
+from evaluation.bench import s1_disk
+from evaluation.papers import experiment
+from evaluation.papers import s1
+from evaluation.papers import s1_beyond
+from evaluation.papers import s1_guests
+from evaluation.papers import s1_mixed
+from evaluation.papers import s1_real
+from evaluation.papers import s1_runs
+from evaluation.papers import s1_sorts
+from evaluation.papers import s1_writes
 
 WAITS = {"at_once": 9, "met": 80, "expired": 10, "met_alone": 10, "expired_alone": 0}
 APPLICATIONS = ("VM1 SR-M", "VM1 SR-S", "VM2 SW-M", "VM2 SW-S", "VM3 SR-M", "VM3 RRW")

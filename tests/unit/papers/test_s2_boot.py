@@ -4,7 +4,7 @@
 import pytest
 
 from acstor_common import errors
-from tests.papers import s2_boot
+from evaluation.papers import s2_boot
 
 _SHARED = """\
 7@100.000000:bdrv_co_preadv_part bs 0xa0 offset 0 bytes 112 flags 0x0

@@ -5,16 +5,16 @@ import json
 
 import pytest
 
-from tests.papers import experiment
-from tests.papers import s2
-from tests.papers import s2_boot
-from tests.papers import s2_busy
-from tests.papers import s2_catalogue
-from tests.papers import s2_many
-from tests.papers import s2_overhead
-from tests.papers import s2_replay
-from tests.papers import s2_scene
-from tests.papers import s2_volumes
+from evaluation.papers import experiment
+from evaluation.papers import s2
+from evaluation.papers import s2_boot
+from evaluation.papers import s2_busy
+from evaluation.papers import s2_catalogue
+from evaluation.papers import s2_many
+from evaluation.papers import s2_overhead
+from evaluation.papers import s2_replay
+from evaluation.papers import s2_scene
+from evaluation.papers import s2_volumes
 
 _ALL = {one.key: one for one in s2.PAPER.experiments}
 

@@ -4,13 +4,13 @@
 import pytest
 from matplotlib import figure
 
-from tests.papers import experiment
-from tests.papers import s3
-from tests.papers import s3_beyond
-from tests.papers import s3_cost
-from tests.papers import s3_figure_2 as figure_2
-from tests.papers import s3_rows
-from tests.papers import s3_unpack
+from evaluation.papers import experiment
+from evaluation.papers import s3
+from evaluation.papers import s3_beyond
+from evaluation.papers import s3_cost
+from evaluation.papers import s3_figure_2 as figure_2
+from evaluation.papers import s3_rows
+from evaluation.papers import s3_unpack
 
 WHOLE, QUICK = experiment.Scale.WHOLE, experiment.Scale.QUICK
 

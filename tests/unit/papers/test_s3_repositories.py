@@ -3,9 +3,9 @@
 
 import pytest
 
-from tests.bench import harness
-from tests.papers import s3_repositories as repositories
-from tests.papers import s3_table_1 as table_1
+from evaluation.bench import harness
+from evaluation.papers import s3_repositories as repositories
+from evaluation.papers import s3_table_1 as table_1
 
 SHOWN = """\
 Package: ant

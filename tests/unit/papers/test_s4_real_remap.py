@@ -6,8 +6,8 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.ring import hash_ring
 from acstor_policies import place_identity
+from evaluation.papers import s4_real_remap
 from tests.fakes import one_host
-from tests.papers import s4_real_remap
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
 IDS = [f"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a{n:02d}" for n in range(s4_real_remap.IMAGES)]

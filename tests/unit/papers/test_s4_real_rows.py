@@ -3,10 +3,10 @@
 
 import pytest
 
-from tests.papers import experiment
-from tests.papers import s4_real
-from tests.papers import s4_real_rows
-from tests.papers import s4_real_traffic
+from evaluation.papers import experiment
+from evaluation.papers import s4_real
+from evaluation.papers import s4_real_rows
+from evaluation.papers import s4_real_traffic
 
 Verdict = experiment.Verdict
 

@@ -6,15 +6,15 @@ import pickle
 import pytest
 
 from acstor_simulator import paper_figures
-from tests.papers import experiment
-from tests.papers import s4
-from tests.papers import s4_boots
-from tests.papers import s4_cache
-from tests.papers import s4_lambda
-from tests.papers import s4_overhead
-from tests.papers import s4_throughput
-from tests.papers import s4_traffic
-from tests.papers import s4_tree
+from evaluation.papers import experiment
+from evaluation.papers import s4
+from evaluation.papers import s4_boots
+from evaluation.papers import s4_cache
+from evaluation.papers import s4_lambda
+from evaluation.papers import s4_overhead
+from evaluation.papers import s4_throughput
+from evaluation.papers import s4_traffic
+from evaluation.papers import s4_tree
 
 Verdict = experiment.Verdict
 SILENT = pytest.mark.parametrize("one", s4.PAPER.experiments, ids=lambda one: one.key)

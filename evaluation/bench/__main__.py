@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m evaluation.bench ID...``: run benchmarks; without an ID, list them.
+
+Exit status: 0 all ran (whether or not they met their targets), 1 one could not
+run, 2 wrong usage, 130 stopped.
+"""
+
+import argparse
+import functools
+import pathlib
+import sys
+
+import prettytable
+
+from evaluation.bench import harness
+
+EXIT_COULD_NOT_RUN = 1
+EXIT_STOPPED = 130
+
+
+def main() -> int:
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(prog="tools/bench.sh", description=__doc__)
+    parser.add_argument("ids", metavar="ID", nargs="*", help="a benchmark, such as P9, or all")
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        type=pathlib.Path,
+        default=harness.ROOT / "results",
+        help="folder for ID.json and ID.png (default: results in the checkout)",
+    )
+    options = parser.parse_args()
+    known = harness.load_all()
+    unknown = [name for name in options.ids if name not in known and name != "all"]
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(unknown)} (there are: {', '.join(known)})")
+    if not options.ids:
+        print(listing(known))
+        return 0
+    names = list(known) if "all" in options.ids else options.ids
+    say = functools.partial(print, flush=True)
+    try:
+        wanted = [known[name] for name in names]
+        complete = harness.run_benchmarks(wanted, known.values(), options.results, say)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return EXIT_STOPPED
+    return 0 if complete else EXIT_COULD_NOT_RUN
+
+
+def listing(known: dict[str, harness.Benchmark]) -> str:
+    """Return the table of all benchmarks."""
+    table = prettytable.PrettyTable(["ID", "Benchmark", "Target", "Unit"], align="l")
+    for item in known.values():
+        table.add_row([item.bench_id, item.title, item.target, item.unit])
+    return table.get_string()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

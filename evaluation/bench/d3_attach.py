@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""D3: the attach of an image of 20 GiB whose chunks are all different.
+
+A real agent opens the image's file in its mirror for the first time: it takes the chunk map from
+the source, checks it and maps it.  Beside it another guest reads 4 KiB at a time from an image
+that lies in the cache.  Each turn has an agent of its own.  The value is the median of the turns;
+a copy of the map to a file that is flushed stands beside it, and the memory that attaching another
+such image adds to the agent's own (not to its mapped files): with the first one the allocator also
+keeps the buffers of its map, which later reads use.
+"""
+
+import itertools
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+
+from acstor_common.model import ids
+from evaluation.bench import harness
+from tests.fakes import denials
+from tests.fakes import hosts
+from tests.lab import local
+
+GIBIBYTES = 20
+TURNS = 5
+LIFE_S = 120.0
+CHUNKS = GIBIBYTES * denials.GIB // denials.CHUNK
+
+
+@harness.benchmark(
+    "D3",
+    title="Attach of an image of 20 GiB whose chunks are all different",
+    target="<= 1",
+    unit="s",
+)
+@harness.benchmark(
+    "D3b",
+    title="Longest cached read of another guest beside the attach",
+    target="<= 10",
+    unit="ms",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Attach it by new agents, one after the other."""
+    turns: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory(prefix="acstor-d3-") as text:
+        folder = pathlib.Path(text)
+        images = local.ImageFolder(folder / "images")
+        large, other = (denials.large_image(images, GIBIBYTES, CHUNKS) for _ in range(2))
+        for number in range(TURNS):
+            figures = attach(folder / f"h{number}", images, large, other)
+            figures["copy_of_map_s"] = copy(images.map_path(large), folder / "copy")
+            say(", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
+            turns.append(figures)
+    median = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    values = {"D3": median["attach_s"], "D3b": median["longest_read_ms"]}
+    return harness.Result(values, {"turns": turns, "median": median})
+
+
+def attach(
+    folder: pathlib.Path, images: local.ImageFolder, large: ids.ImageId, other: ids.ImageId
+) -> dict[str, float]:
+    """Return how long it took, another guest's reads meanwhile, and the memory of each image."""
+    data = local.random_bytes(4 << 20)
+    with hosts.running(folder, images, life_s=LIFE_S) as agent:
+        cached = agent.image_path(images.add(data))
+        if cached.read_bytes() != data:
+            raise harness.CannotRun("the cached image has other bytes")
+        rest = denials.reads(cached, data)
+        memory_bytes = [agent.own_memory_bytes()]
+        took_s: list[float] = []
+
+        def open_large() -> None:
+            began_s = time.perf_counter()
+            os.close(os.open(agent.image_path(large), os.O_RDONLY))
+            took_s.append(time.perf_counter() - began_s)
+
+        beside = denials.reads_beside(cached, data, open_large)
+        memory_bytes.append(agent.own_memory_bytes())
+        os.close(os.open(agent.image_path(other), os.O_RDONLY))
+        memory_bytes.append(agent.own_memory_bytes())
+        first, next_one = ((b - a) / 2**20 for a, b in itertools.pairwise(memory_bytes))
+        return {
+            "attach_s": took_s[0],
+            "longest_read_ms": 1e3 * max(beside),
+            "longest_read_at_rest_ms": 1e3 * max(rest),
+            "memory_of_first_mib": first,
+            "memory_of_next_mib": next_one,
+        }
+
+
+def copy(source: pathlib.Path, target: pathlib.Path) -> float:
+    """Return how long a plain copy of a file takes until it is on the disk."""
+    began_s = time.perf_counter()
+    with target.open("wb") as file:
+        file.write(source.read_bytes())
+        os.fsync(file.fileno())
+    return time.perf_counter() - began_s

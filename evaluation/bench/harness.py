@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs benchmarks and keeps their figures: JSON, a picture, and one line each.
+
+A benchmark reports, it never judges the machine.  A missed target is a result
+like any other; only a benchmark that could not run is a failure.  Figures are
+ratios taken in one run where that is possible, since absolute times say more
+about the machine than about acstor.
+
+A benchmark is a function in a module ``evaluation/bench/<id>_<name>.py``::
+
+    @harness.benchmark("P9", title="Pre-hash rate", target=">= 2", unit="GB/s")
+    def run(say: harness.Say) -> harness.Result:
+        return harness.Result({"P9": 6.1}, details={"sha1": 2.0})
+
+Several decorators on one function mean that one run gives several ids.  A target
+may have several parts (``"<= 2, >= 0.6"``); then the value is a tuple of as many.
+"""
+
+import dataclasses
+import datetime
+import importlib
+import json
+import operator
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import traceback
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib import figure
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODULES = "[a-z][0-9]*_*.py"
+
+Value = float | tuple[float, ...]
+Say = Callable[[str], None]
+"""Prints a line of progress."""
+
+_WITHOUT_PAPERS = ("--", ":!doc/source/papers", ":!evaluation/papers/results")
+"""A run that is published writes pages and results there meanwhile."""
+_OPERATORS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_CONDITION = re.compile(r"\s*(<=|>=|<|>)\s*([0-9.]+)\s*")
+
+
+class CannotRun(Exception):
+    """The machine lacks what the benchmark needs; the message says what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What one run found: a value for each of the benchmark's ids, and whatever explains them.
+
+    :param details: anything that JSON can hold
+    :param draw: fills the picture; without it the picture shows the values and their targets
+    """
+
+    values: dict[str, Value]
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    draw: Callable[[figure.Figure], None] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One or more bounds, such as ``>= 2`` or ``<= 2, >= 0.6``.
+
+    >>> Target.parse("<= 2, >= 0.6").is_met((1.4, 0.5))
+    False
+    >>> str(Target.parse("<= 2, >= 0.6"))
+    '<=2,>=0.6'
+    """
+
+    bounds: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Target":
+        """Return the target that ``text`` describes.
+
+        :raises ValueError: it is not one
+        """
+        matches = [_CONDITION.fullmatch(part) for part in text.split(",")]
+        if not all(matches):
+            raise ValueError(f"not a target: {text!r}")
+        return cls(tuple((match[1], float(match[2])) for match in matches if match))
+
+    def is_met(self, value: Value) -> bool:
+        """Say whether every part of ``value`` is within its bound."""
+        parts = _parts(value)
+        if len(parts) != len(self.bounds):
+            raise ValueError(f"{parts} has not one part for each bound of {self}")
+        return all(
+            _OPERATORS[sign](part, bound)
+            for part, (sign, bound) in zip(parts, self.bounds, strict=True)
+        )
+
+    def __str__(self) -> str:
+        return ",".join(f"{sign}{bound:g}" for sign, bound in self.bounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """One id and the function that gives its value (and maybe those of others)."""
+
+    bench_id: str
+    title: str
+    target: Target
+    unit: str
+    run: Callable[[Say], Result]
+
+
+_REGISTRY: dict[str, Benchmark] = {}
+
+
+def benchmark(
+    bench_id: str, *, title: str, target: str, unit: str
+) -> Callable[[Callable[[Say], Result]], Callable[[Say], Result]]:
+    """Register the decorated function as the one that measures ``bench_id``."""
+
+    def register(run: Callable[[Say], Result]) -> Callable[[Say], Result]:
+        if bench_id in _REGISTRY:
+            raise ValueError(f"two benchmarks are called {bench_id}")
+        _REGISTRY[bench_id] = Benchmark(bench_id, title, Target.parse(target), unit, run)
+        return run
+
+    return register
+
+
+def load_all() -> dict[str, Benchmark]:
+    """Import every benchmark of this folder; return them by id, in the order of the ids."""
+    for path in sorted(pathlib.Path(__file__).parent.glob(MODULES)):
+        importlib.import_module(f"evaluation.bench.{path.stem}")
+    return dict(sorted(_REGISTRY.items(), key=lambda item: _natural(item[0])))
+
+
+def run_benchmarks(
+    wanted: Sequence[Benchmark],
+    known: Iterable[Benchmark],
+    results: pathlib.Path,
+    say: Say,
+) -> bool:
+    """Run each function that ``wanted`` needs once; say whether all could run.
+
+    Ids that were not asked for but come from the same run are reported first, so that the last
+    line is always one that was asked for.
+    """
+    results.mkdir(parents=True, exist_ok=True)
+    wanted_ids = {item.bench_id for item in wanted}
+    is_complete = True
+    for run in dict.fromkeys(item.run for item in wanted):
+        family = [item for item in known if item.run is run]
+        family.sort(key=lambda item: item.bench_id in wanted_ids)
+        is_complete &= _run_family(family, results, say)
+    return is_complete
+
+
+def _run_family(family: list[Benchmark], results: pathlib.Path, say: Say) -> bool:
+    """Run the function that these benchmarks share, and report each."""
+    names = ", ".join(item.bench_id for item in family)
+    for item in family:
+        say(f"{item.bench_id}: {item.title} (target {item.target} {item.unit})")
+    try:
+        result = family[0].run(say)
+        missing = [item.bench_id for item in family if item.bench_id not in result.values]
+        if missing:
+            raise CannotRun(f"no value for {', '.join(missing)}")
+        for item in family:
+            _keep(item, result, results)
+        _draw(family, result, results)
+    except CannotRun as exc:
+        say(f"{names} could not run: {exc}")
+        return False
+    except Exception:  # a broken benchmark must not take the others with it
+        traceback.print_exc()
+        say(f"{names} could not run: see above")
+        return False
+    for item in family:
+        value = result.values[item.bench_id]
+        say(f"{item.bench_id} {_text(value)} {item.target} {_verdict(item, value)}")
+    return True
+
+
+def _keep(item: Benchmark, result: Result, results: pathlib.Path) -> None:
+    value = result.values[item.bench_id]
+    record = {
+        "id": item.bench_id,
+        "title": item.title,
+        "value": value,
+        "unit": item.unit,
+        "target": str(item.target),
+        "passed": item.target.is_met(value),
+        "details": result.details,
+        "machine": machine(),
+    }
+    text = json.dumps(record, indent=2) + "\n"
+    (results / f"{item.bench_id}.json").write_text(text)
+
+
+def _draw(family: list[Benchmark], result: Result, results: pathlib.Path) -> None:
+    """Draw one picture for the run and store it under each id."""
+    picture = figure.Figure(figsize=(8, 4.5), layout="constrained")
+    if result.draw:
+        result.draw(picture)
+    else:
+        _draw_values(picture, family, result)
+    for item in family:
+        picture.savefig(results / f"{item.bench_id}.png", dpi=120)
+
+
+def _draw_values(picture: figure.Figure, family: list[Benchmark], result: Result) -> None:
+    """Show each value as a bar with its bound as a line, each benchmark in axes of its own."""
+    all_axes = picture.subplots(1, len(family), squeeze=False)[0]
+    for axes, item in zip(all_axes, family, strict=True):
+        parts = _parts(result.values[item.bench_id])
+        axes.bar(range(len(parts)), parts, color="tab:blue")
+        for at, (sign, bound) in enumerate(item.target.bounds):
+            axes.hlines(bound, at - 0.5, at + 0.5, color="tab:red", label=f"{sign} {bound:g}")
+        axes.set(title=f"{item.bench_id}: {item.title}", ylabel=item.unit, xticks=[])
+        axes.legend()
+
+
+def machine() -> dict[str, Any]:
+    """Return what a figure depends on besides the code: processor, kernel, Python, commit."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo").read_text()
+    model = re.search(r"^model name\s*:\s*(.*)$", cpuinfo, re.MULTILINE)
+    return {
+        "cpu": model[1] if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": _git("rev-parse", "HEAD"),
+        "has_local_changes": bool(
+            _git("status", "--porcelain", "--untracked-files=no", *_WITHOUT_PAPERS)
+        ),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process and all its descendants have used so far.
+
+    Children that ended count once their parent has waited for them.
+
+    :raises ProcessLookupError: there is no such process
+    """
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            # The name is in brackets and may hold anything; fields are counted behind it.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+        children.setdefault(int(fields[1]), []).append(int(entry.name))
+        ticks[int(entry.name)] = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    if pid not in ticks:
+        raise ProcessLookupError(f"there is no process {pid}")
+    family = [pid]
+    for member in family:
+        family.extend(children.get(member, ()))
+    return sum(ticks[member] for member in family) / os.sysconf("SC_CLK_TCK")
+
+
+def _git(*arguments: str) -> str:
+    """Return what git says; empty outside of a repository."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return ""
+    return done.stdout.strip()
+
+
+def _parts(value: Value) -> tuple[float, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _text(value: Value) -> str:
+    return ",".join(f"{part:.4g}" for part in _parts(value))
+
+
+def _verdict(item: Benchmark, value: Value) -> str:
+    return "pass" if item.target.is_met(value) else "fail"
+
+
+def _natural(bench_id: str) -> tuple[str, int, str]:
+    """Sort P9 before P10, and P1 before P1b."""
+    letter, number, rest = re.fullmatch(r"([A-Z]+)([0-9]+)(.*)", bench_id).groups()  # type: ignore[union-attr]
+    return letter, int(number), rest

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cloud with two compute hosts: the first uses acstor, the second is stock Nova's."""
+
+import contextlib
+from collections.abc import Iterator
+
+from acstor_common.model import geometry
+from evaluation.bench import harness
+from tests.fakes import nova_hosts
+from tests.lab import guest_files
+from tests.lab import runs
+from tests.lab import tuned
+from tests.lab.openstack import cloud
+from tests.lab.openstack import ini
+from tests.lab.openstack import installed
+
+DEADLINE_S = 1200.0
+FLAVOR = "bench"
+TRACE_IDLE_S = 20.0  # the boot loader waits for somebody at the console for 5 s
+LOGIN = "login: "
+
+
+def check() -> None:
+    """Check that there is a Nova.
+
+    :raises harness.CannotRun: there is none
+    """
+    if not installed.is_ready():
+        raise harness.CannotRun(f"the services of OpenStack are not installed: {installed.REMEDY}")
+
+
+@contextlib.contextmanager
+def running(
+    lab: cloud.Cloud,
+    disk_gib: int,
+    glance_url: str | None = None,
+    gateway_url: str | None = None,
+    own: ini.Sections | None = None,
+) -> Iterator[nova_hosts.NovaHosts]:
+    """Let both hosts run until the block ends.
+
+    :param disk_gib: the length of their servers' disks
+    :param glance_url: where both hosts, and the agent, find Glance; None for where it is
+    :param gateway_url: where the agent finds the gateway; None: it asks Glance alone
+    :param own: what nova.conf of the first host says beside that
+    """
+    images = nova_hosts.Images(lab, lab.folder / "acstor-glance")
+    first, second = lab.computes
+    there: ini.Sections = {"DEFAULT": {"debug": True}}
+    source = nova_hosts.service_user(lab)
+    if glance_url:
+        there = {**there, "glance": {"api_servers": glance_url}}
+        source = {**source, "endpoint_override": glance_url}
+    sections = {"source_glance": source}
+    if gateway_url:
+        sections["source_gateway"] = {"url": gateway_url}
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(
+            first.agent(
+                sections=sections,
+                sources="glance,gateway" if gateway_url else "glance",
+                constants={tuned.RECORD_IDLE_S: TRACE_IDLE_S},
+                cache_limit_bytes=4 * 1024 * geometry.MIB,
+            )
+        )
+        options = ini.merged(nova_hosts.nova_options(agent), there, own or {})
+        stack.enter_context(first.changed(options))
+        stack.enter_context(second.changed(there))
+        for compute in (first, second):
+            nova_hosts.wait_started(compute)
+        hosts = [nova_hosts.Host(compute, agent) for compute in (first, second)]
+        both = nova_hosts.NovaHosts(lab, hosts, images)
+        both.client.create_flavor(name=FLAVOR, ram=384, vcpus=1, disk=disk_gib)
+        yield both
+
+
+def wait_login(server: nova_hosts.Server) -> None:
+    """Wait until a server's guest asks who is there."""
+
+    def has_login() -> bool:
+        return LOGIN in server.console().partition(guest_files.MARKER)[2]
+
+    runs.wait_for(has_login, DEADLINE_S, "the login prompt", server.console)

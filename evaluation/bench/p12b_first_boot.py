@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P12b: a guest's first boot on a cold host of a cold cloud, where its boot image is at the source.
+
+The agent has just started: nothing of the image is on its host, no other host could help, and the
+only link to the image server has 100 Mbit/s.  It is asked for the image as Nova asks, and the guest
+is started at once, so the boot image has no start before the guest; the time counts from that
+request.  By turns the same guest boots, with the same options of QEMU, from a raw file that lies in
+the page cache.  P12b is the median of the ratios of neighbouring turns.
+
+P12c is the share of what those first boots read of the mirror, without zeros, that came from the
+boot image: from memory, or with a part of it that was on its way.  The agent's own timeline of each
+boot says so, and where the rest of the time went; the last one is drawn.  A run is refused if its
+timelines lack reads that the agent has counted for the image: the share of a part means nothing.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from matplotlib import figure
+
+from acstor_common import errors
+from acstor_common.model import boot_timeline
+from acstor_common.service import boot_chart
+from evaluation.bench import boots
+from evaluation.bench import harness
+from evaluation.bench import p6_boot
+from tests.lab import agents
+from tests.lab import image_server
+from tests.lab import network
+from tests.lab import runs
+
+TURNS = int(os.environ.get("ACSTOR_BENCH_TURNS", "5"))
+LINK_MBIT = 100.0
+
+
+@harness.benchmark(
+    "P12b",
+    title="First boot to login, cold host, boot image behind 100 Mbit/s, over a warm raw file",
+    target="<= 1.25",
+    unit="times",
+)
+@harness.benchmark(
+    "P12c",
+    title="Share of what such a first boot reads, without zeros, from the boot image",
+    target=">= 95",
+    unit="%",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Boot from a cold host and from a raw file in changing order."""
+    found: dict[str, list[float]] = {"raw file": [], "cold host": []}
+    told: list[boot_timeline.Timeline] = []
+    with runs.Run() as lab_run:
+        made = boots.prepare(lab_run.folder, say)
+        check_built(made.summary)
+        for turn in range(TURNS):
+            for way in sorted(found, reverse=bool(turn % 2)):
+                if way == "raw file":
+                    seconds = boot_raw(made)
+                else:
+                    seconds, timeline = boot_cold(made)
+                    told.append(timeline)
+                say(f"boot {turn + 1} of {TURNS}, {way}: login after {seconds:.2f} s")
+                found[way].append(seconds)
+    say(boot_chart.draw(told[-1]))
+    median, fastest = p6_boot.ratios(found["cold host"], found["raw file"])
+    say(f"login over raw file: median {median:.3f}, fastest {fastest:.3f}")
+    values: dict[str, harness.Value] = {
+        "P12b": median,
+        "P12c": statistics.median(100 * share_of(timeline) for timeline in told),
+    }
+    details = {
+        "login_s": found,
+        "fastest": fastest,
+        "boot_image_bytes": {"raw": made.head.raw_bytes, "stored": made.head.size_bytes},
+        "shares_s": [[share._asdict() for share in boot_chart.shares(one)] for one in told],
+        "timelines": [msgspec.to_builtins(one) for one in told],
+    }
+    return harness.Result(values, details, lambda picture: draw(picture, found, told))
+
+
+def boot_raw(made: boots.Prepared) -> float:
+    """Boot from the raw file, all of it in the page cache; return the seconds to the login."""
+    with network.Network(hosts=1) as net:
+        boots.read_whole(made.image)
+        return boots.login_s(net.hosts[0], made.image)
+
+
+def boot_cold(made: boots.Prepared) -> tuple[float, boot_timeline.Timeline]:
+    """Boot on a host that has nothing; return the seconds from the request for the image on."""
+    with (
+        network.Network(hosts=1, link_mbit=LINK_MBIT, source_mbit=LINK_MBIT) as net,
+        image_server.ImageServer(net.source, made.images.folder) as server,
+        agents.Agent(net.hosts[0], server.url) as agent,
+    ):
+        agent.wait_ready()
+        began_s = time.monotonic()
+        agents.request(agent.control_socket, "ensure", image_id=made.image_id)
+        ensured_s = time.monotonic() - began_s
+        seconds = boots.login_s(net.hosts[0], agent.image_path(made.image_id))
+        timeline = timeline_of(agent, made.image_id)
+        check_complete(timeline, agent.status()["images"][made.image_id]["read"], seconds)
+        return ensured_s + seconds, timeline
+
+
+def timeline_of(agent: agents.Agent, image_id: str) -> boot_timeline.Timeline:
+    """Return what the agent has noted of the boot.
+
+    :raises errors.Unusable: nothing
+    """
+    told = agent.timelines(image_id)
+    if not told:
+        raise errors.Unusable("P12b", "the agent has noted no boot")
+    return told[-1]
+
+
+def check_built(summary: Mapping[str, Any]) -> None:
+    """Check that the builder's boot came to the login: half a boot image would be measured.
+
+    :raises errors.Unusable: it ended otherwise, as where the machine is too busy
+    """
+    if summary["end"] != "marker":
+        why = f"ended by {summary['end']} after {summary['seconds_s']:.0f} s, not at the login"
+        raise errors.Unusable("P12b: the builder's boot", why)
+
+
+def check_complete(
+    timeline: boot_timeline.Timeline, read: dict[str, dict[str, int]], login_s: float
+) -> None:
+    """Check that a timeline has all of a boot: the agent counts what it reads elsewhere, too.
+
+    :param read: what the agent has counted of the image, which nobody else has read
+    :raises errors.Unusable: reads are missing in it, so no share of it means anything
+    """
+    noted, counted = sum(timeline.bytes.values()), sum(one["bytes"] for one in read.values())
+    if noted != counted:
+        why = f"has {noted} of {counted} bytes read until the login after {login_s:.1f} s"
+        raise errors.Unusable("P12c: the timeline", why)
+
+
+def share_of(timeline: boot_timeline.Timeline) -> float:
+    """Return which share of what a boot read the boot image had."""
+    return boot_timeline.boot_image_share(timeline.bytes) or 0.0
+
+
+def draw(
+    picture: figure.Figure, found: dict[str, list[float]], told: list[boot_timeline.Timeline]
+) -> None:
+    """Draw the seconds to the login, and where those of the first boots went."""
+    left, right = picture.subplots(1, 2)
+    for number, (way, seconds) in enumerate(found.items()):
+        left.plot([number] * len(seconds), seconds, "o", label=way)
+    left.set(ylabel="login, s", xticks=range(len(found)), xticklabels=list(found), ylim=(0, None))
+    shares = [dict(boot_chart.shares(one)) for one in told]
+    names = list(dict.fromkeys(name for one in shares for name in one))
+    means = [statistics.mean(one.get(name, 0.0) for one in shares) for name in names]
+    right.barh(names, means)
+    right.set(xlabel="first boots, mean s")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P14: a snapshot of a running server through Nova's API, until its image is active.
+
+One cloud, two compute hosts; the lab's Debian guest runs on each, on the second one with stock
+Nova, which has downloaded the image.  The first one makes its snapshots when its agent has all
+of the image, as a host has after the pre-seed; before that comes one cold snapshot, for which the
+agent must fetch what no boot reads.  The two hosts take turns, so that both see the same machine.
+"""
+
+import contextlib
+import statistics
+import time
+
+from matplotlib import figure
+
+from acstor_nova import agent_client
+from evaluation.bench import harness
+from evaluation.bench import nova_pair
+from tests.fakes import nova_hosts
+from tests.lab import guest_image
+from tests.lab import runs
+from tests.lab.openstack import cloud
+
+ROUNDS = 7
+DISK_GIB = 2
+
+
+@harness.benchmark(
+    "P14",
+    title="A snapshot of a running server until its image is active: acstor over stock Nova",
+    target="<= 1",
+    unit="times",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Make snapshots of a server on each host, in turns."""
+    nova_pair.check()
+    guest = guest_image.ensure(say)
+    with runs.Run() as folders, contextlib.ExitStack() as stack:
+        lab = cloud.Cloud(folders.folder / "openstack")
+        stack.callback(lab.stop)
+        lab.start_compute_services()
+        both = stack.enter_context(nova_pair.running(lab, DISK_GIB))
+        with guest.raw.open("rb") as raw, guest.qcow2.open("rb") as qcow2:
+            ids = both.images.map(both.images.add(raw)), both.images.add(qcow2, "qcow2")
+        servers = {
+            way: stack.enter_context(both.server(image_id, host, nova_pair.FLAVOR))
+            for way, image_id, host in zip(("acstor", "stock"), ids, both.hosts, strict=True)
+        }
+        for server in servers.values():
+            nova_pair.wait_login(server)
+        say("both guests are at their login prompts")
+        cold_s = time_of(servers["acstor"])
+        control = str(both.hosts[0].agent.control_socket)
+        agent_client.AgentClient(control, nova_pair.DEADLINE_S).pre_seed(
+            ids[0], nova_pair.DEADLINE_S
+        )
+        took_s: dict[str, list[float]] = {way: [] for way in servers}
+        for number in range(ROUNDS):
+            for way, server in servers.items():
+                took_s[way].append(time_of(server))
+            say(f"{number + 1} of {ROUNDS}: " + shown(took_s))
+    middle = {way: statistics.median(times) for way, times in took_s.items()}
+    details = {"took_s": took_s, "median_s": middle, "cold_s": cold_s}
+    return harness.Result(
+        {"P14": middle["acstor"] / middle["stock"]},
+        details,
+        lambda picture: draw(picture, took_s),
+    )
+
+
+def time_of(server: nova_hosts.Server) -> float:
+    """Return how long a snapshot takes, in seconds."""
+    began_s = time.monotonic()
+    server.snapshot()
+    return time.monotonic() - began_s
+
+
+def shown(took_s: dict[str, list[float]]) -> str:
+    """Return the last time of each way."""
+    return ", ".join(f"{way} {times[-1]:.2f} s" for way, times in took_s.items())
+
+
+def draw(picture: figure.Figure, took_s: dict[str, list[float]]) -> None:
+    """Draw the times of both ways."""
+    axes = picture.subplots()
+    axes.boxplot(list(took_s.values()), tick_labels=list(took_s))
+    axes.set(ylabel="seconds until the snapshot is active", ylim=(0, None))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P2: Shifted-Same of Nicolae 2016 (4.3.2): hosts read the same region, one starts after the other.
+
+The first host is the seed of all others: it can only have the source.  So the
+second figure is the mean over the others.  A host's throughput is what it read
+by the time from its own start to its own end; it may exceed the link's rate,
+since bytes may be there before they are read.  Ways as in P1.
+"""
+
+import statistics
+
+from acstor_common.model import geometry
+from evaluation.bench import broadcast
+from evaluation.bench import harness
+from evaluation.bench import patterns
+from evaluation.bench import pictures
+
+HOSTS = 16
+LINK_MBIT = 25
+REGION_BYTES = 32 * geometry.MIB
+IMAGE_BYTES = 40 * geometry.MIB
+DELAY_S = 1.0
+BASELINE_DIVISOR = 8
+
+
+@harness.benchmark(
+    "P2",
+    title="Shifted-Same: bytes out of the source / unique bytes; mean throughput of all but the "
+    "first host / link rate",
+    target="<= 1.05, >= 0.85",
+    unit="times",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Let 16 hosts read 32 MiB, a second apart, in each of the ways."""
+    broadcast.require_client()
+    full = patterns.shifted_same(HOSTS, LINK_MBIT, REGION_BYTES, IMAGE_BYTES, DELAY_S)
+    small = patterns.scaled(full, BASELINE_DIVISOR)
+    found = patterns.play(
+        {
+            "acstor": (patterns.with_acstor, full),
+            **{name: (way, full) for name, way in patterns.prefetch_ways().items()},
+            "broadcast": (patterns.broadcast_first, full),
+            "direct": (patterns.direct, small),
+            "copy first": (patterns.copy_first, small),
+        },
+        say,
+    )
+    acstor = found["acstor"]
+    followers = statistics.mean(acstor["rate_over_link"]["each"][1:])
+    title = (
+        f"Shifted-Same: {HOSTS} hosts read {REGION_BYTES >> 20} MiB, {DELAY_S:g} s apart, "
+        f"links {LINK_MBIT} Mbit/s"
+    )
+    return harness.Result(
+        {"P2": (acstor["source_ratio"], followers)},
+        {"ways": found},
+        lambda picture: pictures.compare(picture, title, found),
+    )

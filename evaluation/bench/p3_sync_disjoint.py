@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P3: Sync-Disjoint of Nicolae 2016 (4.3.3): each host reads a region that nobody else reads.
+
+Nothing can be shared, so the question is what collaboration costs.  The first
+figure is the time of all hosts with one ring over their time without any, the
+median of some turns of each, taken alternately.
+
+The second is what was moved to hosts and not read there, over what was read.
+From ``status``: the bytes of ``fetched`` from source, home and peer are what an
+agent moved to its host for the host itself, on demand, ahead of its reader or
+because others advertised it; less the length of the host's own region, of which
+every chunk has to be moved once.  What a home reads from the source for another
+host is in that host's ``fetched``, not in its own, so it is no waste.  A home
+that has read a chunk of its own region for somebody else, who prefetched it,
+need not move it again; that chunk would be missing here, and it is waste of the
+other one, which is counted there.  The read-ahead of a sequential reader that
+stops counts like any other prefetch.
+"""
+
+import statistics
+from typing import Any
+
+from matplotlib import figure
+
+from acstor_common.model import geometry
+from evaluation.bench import broadcast
+from evaluation.bench import harness
+from evaluation.bench import patterns
+from evaluation.bench import pictures
+
+HOSTS = 8
+LINK_MBIT = 100
+"""The source's link is the limit: the hosts together carry twice that, whatever theirs could."""
+REGION_BYTES = 32 * geometry.MIB
+TURNS = 2
+BROADCAST_DIVISOR = 4
+UNREAD_TARGET = 0.02
+
+
+@harness.benchmark(
+    "P3",
+    title="Sync-Disjoint: completion over that of direct reads; bytes moved and never read / read",
+    target=f"<= 1.01, <= {UNREAD_TARGET}",
+    unit="times",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Let 8 hosts read 32 MiB each, in turns with and without a ring."""
+    broadcast.require_client()
+    pattern = patterns.sync_disjoint(HOSTS, LINK_MBIT, REGION_BYTES)
+    pair: dict[str, tuple[patterns.Way, patterns.Pattern]] = {
+        "acstor": (patterns.with_acstor, pattern),
+        "direct": (patterns.direct, pattern),
+    }
+    turns = [patterns.play(pair, say) for _ in range(TURNS)]
+    mean = {name: statistics.mean(turn[name]["completion"] for turn in turns) for name in pair}
+    others = {name: (way, pattern) for name, way in patterns.prefetch_ways().items()}
+    small = patterns.scaled(pattern, BROADCAST_DIVISOR)
+    others["broadcast"] = (patterns.broadcast_first, small)
+    found = {**turns[0], **patterns.play(others, say)}
+    unread = max(turn["acstor"]["unread_share"] for turn in turns)
+    return harness.Result(
+        {"P3": (mean["acstor"] / mean["direct"], unread)},
+        {"ways": found, "turns": turns},
+        lambda picture: draw(picture, found),
+    )
+
+
+def draw(picture: figure.Figure, found: dict[str, Any]) -> None:
+    """Draw the ways; what is above the line of the last panel was not read."""
+    title = (
+        f"Sync-Disjoint: {HOSTS} hosts read {REGION_BYTES >> 20} MiB each, links {LINK_MBIT} Mbit/s"
+    )
+    pictures.compare(picture, title, found)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""W1b: what it costs a guest's boot that another image of its host becomes whole meanwhile.
+
+A cold host with a link of 100 Mbit/s to the image server.  Another image of 2 GiB is open there, as
+an instance has it: it becomes whole, or it is paused.  Then the lab's guest boots from the mirror
+of its own image, of which nothing is on the host, without a boot image.  In turns, each with a new
+agent and an empty cache; W1b is the median of the ratios of neighbouring turns.
+"""
+
+import contextlib
+import os
+import statistics
+import time
+
+from matplotlib import figure
+
+from evaluation.bench import boots
+from evaluation.bench import collective
+from evaluation.bench import harness
+from evaluation.bench import w1_whole
+from tests.lab import guest_image
+from tests.lab import local
+from tests.lab import tuned
+
+PAIRS = 5
+WARM_S = 2.0
+"""The rate at which an image becomes whole has found the link's by then."""
+BOOT_IDLE_S = 20.0
+"""The other image counts as booting for so long, and the guest's after its last read, instead of a
+minute."""
+OPTIONS = w1_whole.OPTIONS | {"constants": {tuned.BOOT_IDLE_S: BOOT_IDLE_S}}
+WAYS = ("paused", "becomes whole")
+
+
+@harness.benchmark(
+    "W1b",
+    title="Boot of a guest while another image becomes whole, over that while it is paused",
+    target="<= 1.05",
+    unit="times",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Boot a guest on a cold host, beside an image that becomes whole and beside one that waits."""
+    guest = guest_image.ensure(say)
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
+    with collective.images(local.random_bytes(w1_whole.W1_BYTES, 1)) as images:
+        guest_id = images.files.adopt(guest.raw)
+        for pair in range(PAIRS):
+            for way in WAYS if pair % 2 else reversed(WAYS):
+                found[way].append(boot(images, guest_id, way, say))
+    ratios = [
+        whole_s / paused_s
+        for whole_s, paused_s in zip(found["becomes whole"], found["paused"], strict=True)
+    ]
+    details = {"login_s": found, "ratios": ratios}
+    values: dict[str, harness.Value] = {"W1b": statistics.median(ratios)}
+    return harness.Result(values, details, lambda picture: draw(picture, found))
+
+
+def boot(images: collective.Images, guest_id: str, way: str, say: harness.Say) -> float:
+    """Return how long a guest takes to its login prompt, in seconds."""
+    cloud = collective.Cloud(1, w1_whole.LINK_MBIT, images)
+    with cloud.running(**OPTIONS), contextlib.ExitStack() as stack:
+        agent, other_id = cloud.agents[0], images.ids[0]
+        fd = os.open(agent.image_path(other_id), os.O_RDONLY)
+        stack.callback(os.close, fd)
+        w1_whole.wait_filling(agent, other_id)
+        if way == "paused":
+            agent.ctl("pause", other_id)
+        time.sleep(WARM_S)
+        before_bytes = w1_whole.whole(agent, other_id)["remaining_bytes"]
+        login_s = boots.login_s(cloud.network.hosts[0], agent.image_path(guest_id))
+        shown = w1_whole.whole(agent, other_id)
+    came_bytes = before_bytes - shown["remaining_bytes"]
+    say(f"{way}: login after {login_s:.1f} s, {came_bytes / 1e6:.0f} MB of the other image came")
+    if (way == "paused") != (came_bytes == 0) or shown["state"] == "fully_cached":
+        raise harness.CannotRun(f"the other image did not do what it was to: {shown}")
+    return login_s
+
+
+def draw(picture: figure.Figure, found: dict[str, list[float]]) -> None:
+    """Draw each boot."""
+    axes = picture.subplots()
+    for number, (way, seconds) in enumerate(found.items()):
+        axes.plot([number] * len(seconds), seconds, "o", label=way)
+    axes.set(
+        title="Boot of a guest on a cold host while another image becomes whole, or is paused",
+        ylabel="seconds to the login prompt",
+        xticks=range(len(found)),
+        xticklabels=list(found),
+        ylim=(0, None),
+    )

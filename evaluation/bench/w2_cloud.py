@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""W2: how long a used image takes to be kept twice by the cloud.
+
+Hosts on one ring with ``keep_images = cloud``, links of one rate, and an image server whose link
+has the rate of all of them together. One host is told to keep an image of which no host has a
+byte. W2 is the time until that host says that each chunk is kept by two hosts, over the time that
+the image's bytes take on all links together. Each byte goes to two hosts, so less than 2 is not to
+be had where links are what limits.
+"""
+
+import time
+
+from matplotlib import figure
+
+from acstor_common.model import geometry
+from evaluation.bench import collective
+from evaluation.bench import harness
+from evaluation.bench import w1_whole
+from tests.lab import local
+
+HOSTS = 4
+LINK_MBIT = 100
+IMAGE_BYTES = 1024 * geometry.MIB
+DEADLINE_S = 600.0
+OPTIONS = w1_whole.OPTIONS | {"keep_images": "cloud", "link_mbit": LINK_MBIT}
+
+
+@harness.benchmark(
+    "W2",
+    title="Time until a used image is kept by two hosts, over that of its bytes on all links",
+    target="<= 2",
+    unit="times",
+)
+def run(say: harness.Say) -> harness.Result:
+    """Let an image become whole in a cloud of four cold hosts."""
+    with collective.images(local.random_bytes(IMAGE_BYTES, 2)) as images:
+        cloud = collective.Cloud(HOSTS, LINK_MBIT, images, [range(HOSTS)])
+        with cloud.running(**OPTIONS):
+            cloud.network.shape(cloud.network.source, HOSTS * LINK_MBIT)
+            before = cloud.network.link_bytes()
+            seen = become_whole(cloud, say)
+            after = cloud.network.link_bytes()
+            source_bytes = cloud.source_bytes()
+            pinned = [one["cache"]["pinned_missing_chunks"] for one in cloud.status()]
+    if any(pinned):
+        raise harness.CannotRun(f"chunks that hosts shall keep are not there: {pinned}")
+    limit_s = IMAGE_BYTES / (HOSTS * LINK_MBIT * 1e6 / 8 * w1_whole.PAYLOAD)
+    details = {
+        "limit_s": limit_s,
+        "took_s": seen[-1][0],
+        "source_bytes": source_bytes,
+        "received_bytes": {
+            name: after[name].received - before[name].received for name in sorted(after)
+        },
+        "shares": seen,
+    }
+    values: dict[str, harness.Value] = {"W2": seen[-1][0] / limit_s}
+    return harness.Result(values, details, lambda picture: draw(picture, seen, limit_s))
+
+
+def become_whole(cloud: collective.Cloud, say: harness.Say) -> list[tuple[float, float]]:
+    """Have the first host keep the image; return its share in the cloud, second by second."""
+    agent, image_id = cloud.agents[0], cloud.images.ids[0]
+    began_s = told_s = time.monotonic()
+    agent.ctl("ensure", image_id)
+    seen = [(0.0, 0.0)]
+    while True:
+        shown, now_s = w1_whole.whole(agent, image_id), time.monotonic()
+        if shown.get("state") == "fully_cached":
+            return [*seen, (now_s - began_s, 1.0)]
+        if now_s - began_s - seen[-1][0] >= 1:
+            seen.append((now_s - began_s, shown.get("cached_share") or 0.0))
+        if now_s - told_s >= 5:
+            say(f"{shown.get('state')}: {seen[-1][1]:.0%}")
+            told_s = now_s
+        if now_s - began_s > DEADLINE_S:
+            raise harness.CannotRun(f"the image is not whole after {DEADLINE_S:g} s: {shown}")
+        time.sleep(0.1)
+
+
+def draw(picture: figure.Figure, seen: list[tuple[float, float]], limit_s: float) -> None:
+    """Draw how the image comes to be kept, beside what the links allow."""
+    axes = picture.subplots()
+    axes.plot([at_s for at_s, _ in seen], [100 * share for _, share in seen], label="kept twice")
+    axes.plot([0, 2 * limit_s], [0, 100], linestyle="--", label="each byte on two links")
+    axes.set(
+        title="An image that one host uses comes to be kept by the cloud",
+        xlabel="seconds",
+        ylabel="% of the image",
+    )
+    axes.legend()

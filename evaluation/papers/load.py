@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What else the machine did while a case ran."""
+
+import os
+import pathlib
+import time
+from types import TracebackType
+
+from evaluation.bench import harness
+
+_BUSY = (0, 1, 2, 5, 6)
+"""Of the fields of /proc/stat: user, nice, system, irq, softirq."""
+_STEAL = 7
+
+
+class Watch:
+    """Measures from its start on.
+
+    >>> with Watch() as watch:
+    ...     pass
+    >>> sorted(watch.seen)
+    ['others_share', 'steal_share', 'took_s']
+    """
+
+    def __enter__(self) -> "Watch":
+        self._began_s = time.monotonic()
+        self._machine = _ticks()
+        self._own_s = harness.cpu_seconds(os.getpid())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        took_s = max(1e-3, time.monotonic() - self._began_s)
+        busy, steal = (
+            (now - before) / os.sysconf("SC_CLK_TCK")
+            for now, before in zip(_ticks(), self._machine, strict=True)
+        )
+        own_s = harness.cpu_seconds(os.getpid()) - self._own_s
+        all_s = took_s * (os.cpu_count() or 1)
+        self.seen = {
+            "took_s": round(took_s, 2),
+            "others_share": round(min(1.0, max(0.0, busy - own_s) / all_s), 3),
+            "steal_share": round(min(1.0, steal / all_s), 3),
+        }
+        """How long it took, and the shares of all processors that others had: other programs (and
+        children that nobody waited for, and the kernel for the network), and other machines."""
+
+
+def _ticks() -> tuple[int, int]:
+    """Return the ticks in which the processors were busy, and those that were taken from us."""
+    fields = pathlib.Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    return sum(int(fields[n]) for n in _BUSY), int(fields[_STEAL])

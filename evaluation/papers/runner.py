@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs experiments case by case, keeps each outcome at once, and says how far it is.
+
+What has an outcome already is not run again: that is how a run goes on after an interruption.
+Where paired baselines differ by more than ``experiment.STEADY`` the timed cases are run once more,
+and the steadier of both turns is kept.
+"""
+
+import dataclasses
+import multiprocessing
+import os
+import pathlib
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent import futures
+
+from evaluation.bench import harness
+from evaluation.papers import experiment
+from evaluation.papers import load
+from evaluation.papers import store
+
+ROOM_BYTES = 3 << 30
+"""A case makes images, caches and guests' disks, of 2 GiB at most."""
+TURNS = 2
+PROCESSORS = len(os.sched_getaffinity(0))
+
+
+class NoRoom(Exception):
+    """The disk has not the room that a case may need; the message says where and how much."""
+
+
+class Runner:
+    """Runs cases of experiments, and knows how long the rest will take.
+
+    :param folder: where results are kept
+    """
+
+    def __init__(self, folder: pathlib.Path, scale: experiment.Scale, say: harness.Say) -> None:
+        self._folder = folder
+        self._scale = scale
+        self._say = say
+        self._about_s = 0.0
+        self._took_s = 0.0
+        self._waiting: list[experiment.Case] = []
+
+    def run(self, wanted: Sequence[experiment.Experiment]) -> bool:
+        """Run what has no outcome yet; say whether every case has one now.
+
+        :raises NoRoom: there is too little room on the disk; what was run is kept
+        :raises store.NoResult: a file of an earlier run is not one of ours
+        :raises OSError: a result cannot be written
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        plan = [(one, self._missing(one)) for one in wanted]
+        self._waiting = [case for _, cases in plan for case in cases]
+        done = sum(len(one.cases(self._scale)) for one in wanted) - len(self._waiting)
+        if done:
+            self._say(f"{done} cases have been run before, {len(self._waiting)} are left")
+        is_complete = True
+        for one, cases in plan:
+            kept = store.load(self._folder, one.key, self._scale)
+            if cases:
+                self._say(f"{one.key}: {one.title}")
+            self._run_cases(one, kept, cases)
+            kept = self._steadied(one, kept)
+            is_complete &= not kept.refusals
+        return is_complete
+
+    def _missing(self, one: experiment.Experiment) -> list[experiment.Case]:
+        outcomes = store.load(self._folder, one.key, self._scale).outcomes
+        return [case for case in one.cases(self._scale) if case.name not in outcomes]
+
+    def _run_cases(
+        self, one: experiment.Experiment, kept: store.Kept, cases: Sequence[experiment.Case]
+    ) -> None:
+        """Run cases: those in virtual time side by side, then the timed ones, each by itself."""
+        virtual = [case for case in cases if not case.is_timed]
+        self._require_room(one, cases)
+        for case, record in self._side_by_side(one, virtual):
+            self._keep(one, kept, case, record)
+        for case in cases:
+            if case.is_timed:
+                self._require_room(one, [case])
+                self._keep(one, kept, case, self._record(one, case))
+
+    def _keep(
+        self,
+        one: experiment.Experiment,
+        kept: store.Kept,
+        case: experiment.Case,
+        record: store.Record,
+    ) -> None:
+        kept.records[case.name] = record
+        store.save(self._folder, one.key, kept)
+
+    def _require_room(self, one: experiment.Experiment, cases: Sequence[experiment.Case]) -> None:
+        free_bytes = shutil.disk_usage(self._folder).free
+        if cases and free_bytes < ROOM_BYTES:
+            raise NoRoom(
+                f"{self._folder} has {free_bytes >> 20} MiB free, and {one.key}, {cases[0].name} "
+                f"may need {ROOM_BYTES >> 20}. Make room and run the same command again."
+            )
+
+    def _side_by_side(
+        self, one: experiment.Experiment, cases: Sequence[experiment.Case]
+    ) -> Iterator[tuple[experiment.Case, store.Record]]:
+        """Run cases in processes, one for each processor; yield each when it has ended.
+
+        What these cases say of their progress is not shown.
+        """
+        if not cases:
+            return
+        with futures.ProcessPoolExecutor(
+            PROCESSORS, initializer=_leave_interrupts_to_parent
+        ) as pool:
+            running = {pool.submit(_run_virtual, case): case for case in cases}
+            try:
+                for ended in futures.as_completed(running):
+                    case, record = running[ended], ended.result()
+                    self._count(case, record)
+                    self._say(f"[{self._left()}] {one.key}: {case.name} has ended")
+                    yield case, record
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                raise
+
+    def _record(self, one: experiment.Experiment, case: experiment.Case) -> store.Record:
+        self._say(f"[{self._left()}] {one.key}: {case.name}")
+        record = _watched(case, self._say)
+        self._count(case, record)
+        return record
+
+    def _count(self, case: experiment.Case, record: store.Record) -> None:
+        if case in self._waiting:
+            self._waiting.remove(case)
+        self._about_s += alone_s(case)
+        self._took_s += store.machine_s(record)
+
+    def _left(self) -> str:
+        """Say what is left: the estimates of cases, as long as those took that have been run."""
+        pace = self._took_s / self._about_s if self._about_s else 1.0
+        left_s = pace * sum(map(alone_s, self._waiting))
+        return f"{len(self._waiting)} left, about {max(1, round(left_s / 60))} min"
+
+    def _steadied(self, one: experiment.Experiment, kept: store.Kept) -> store.Kept:
+        """Return the steadier of two turns, if the first one was not steady."""
+        if kept.turns >= TURNS or (before := unsteady(one, kept)) is None:
+            return kept
+        timed = [case for case in one.cases(self._scale) if case.is_timed]
+        self._say(
+            f"{one.key}: the same baseline differs by {before:.0%}: the timed cases run once more"
+        )
+        again = dataclasses.replace(kept, records=dict(kept.records), turns=kept.turns + 1)
+        for case in timed:  # kept only when all are there: half of each turn would be no pair
+            again.records[case.name] = self._record(one, case)
+        after = unsteady(one, again)
+        better = again if after is None or after < before else kept
+        better.turns = again.turns
+        store.save(self._folder, one.key, better)
+        return better
+
+
+def unsteady(one: experiment.Experiment, kept: store.Kept) -> float | None:
+    """Return by how much paired baselines differ, as a share, if that is too much.
+
+    Where a case could not run, pairs may lack an end, and nothing is said.
+    """
+    if kept.refusals or not kept.records:
+        return None
+    pairs = one.pairs(kept.outcomes)
+    widest = max(map(experiment.spread, pairs.values()), default=0.0)
+    return widest if widest > experiment.STEADY else None
+
+
+def alone_s(case: experiment.Case) -> float:
+    """Return how long a case keeps the whole machine."""
+    return case.about_s / (1 if case.is_timed else PROCESSORS)
+
+
+def _leave_interrupts_to_parent() -> None:
+    """Ctrl-C reaches the whole group; the parent ends its processes by itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _run_virtual(case: experiment.Case) -> store.Record:
+    return _watched(case, lambda _: None)
+
+
+def _watched(case: experiment.Case, say: harness.Say) -> store.Record:
+    """Run a case, and return its record."""
+    with load.Watch() as watch:
+        found = _outcome(case, say)
+    return {**found, **watch.seen, "is_timed": case.is_timed, "machine": harness.machine()}
+
+
+def _outcome(case: experiment.Case, say: harness.Say) -> store.Record:
+    """Run a case; what stops it stops no other."""
+    began = time.time()
+    try:
+        return {"outcome": case.run(say), "began": int(began)}
+    except harness.CannotRun as e:
+        why = str(e)
+    except Exception as e:
+        traceback.print_exc()
+        why = f"{type(e).__name__}: {e}"
+    say(f"{case.name} could not run: {why}")
+    return {"could_not_run": why, "began": int(began)}

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest's boot, recorded once: what QEMU asked of which file and when, and the boot image.
+
+The guest boots under emulation, its files in the page cache, so that hardly any of the time
+between two requests is waiting.  QEMU's own trace events say what was read and written, in its
+block layer: on a disk that shares its image (qcow2 over the image), and on one that does not (a
+copy of the image).  The boot image is made by the product's builder, which boots it too.
+
+A recording is made once for an image and kept in the lab's cache.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import pathlib
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+
+from acstor_common import errors
+from acstor_common.formats import boot_frames
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+from acstor_glance.boot import boot_builder
+from acstor_glance.boot import boot_guest
+from acstor_glance.boot import guest_disk
+from acstor_glance.prepare import prehash
+from evaluation.bench import boots
+from evaluation.bench import harness
+from tests.lab import guest
+from tests.lab import guest_image
+from tests.lab import local
+from tests.lab import runs
+
+VERSION = 1
+"""Of what is kept; another one is recorded anew."""
+EVENTS = ("bdrv_co_preadv_part", "bdrv_co_pwritev_part")
+_LINE = re.compile(
+    r"^\d+@(?P<at>[0-9.]+):bdrv_co_p(?P<kind>read|write)v_part bs (?P<node>0x[0-9a-f]+) "
+    r"offset (?P<offset>\d+) bytes (?P<length>\d+)",
+    re.MULTILINE,
+)
+BUILT, RECORDED = "built.json", "recorded.json"
+READ, READ_OWN, WRITE = "r", "o", "w"
+"""Of the image; of the guest's own file; into the guest's own file."""
+Op = tuple[float, str, int, int]
+"""Seconds since the request before, what, offset in its file, length."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Boot:
+    """A recorded boot of an image.
+
+    :param folder: where the recording is kept
+    :param image: the image, raw; nobody writes to it
+    """
+
+    folder: pathlib.Path
+    image: pathlib.Path
+
+    @property
+    def shared_file(self) -> pathlib.Path:
+        """The requests of a guest that shares its image; made for :mod:`s2_replay`."""
+        return self.folder / "shared.json"
+
+    @property
+    def shared(self) -> list[Op]:
+        """What a guest that shares its image asked of both of its files."""
+        return _ops(self.shared_file)
+
+    @property
+    def copied_file(self) -> pathlib.Path:
+        """The requests of a guest whose disk is a copy of the image."""
+        return self.folder / "copied.json"
+
+    @property
+    def copied(self) -> list[Op]:
+        """What a guest with a copy of the image asked of that: READ and WRITE."""
+        return _ops(self.copied_file)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """What the builder, and both boots, say of themselves."""
+        found: dict[str, float] = json.loads((self.folder / BUILT).read_text())
+        if (self.folder / RECORDED).exists():
+            found |= json.loads((self.folder / RECORDED).read_text())
+        return found
+
+    @property
+    def trace(self) -> tuple[int, ...]:
+        """The boot trace: chunk numbers in the order of first touch."""
+        return tuple(json.loads((self.folder / "trace.json").read_text()))
+
+    def image_id(self, number: int) -> ids.ImageId:
+        """Return the id of one of the images, all of which have these bytes."""
+        return ids.parse_image_id(str(uuid.uuid5(uuid.NAMESPACE_OID, f"S2 {number}")))
+
+    def map_file(self, number: int) -> pathlib.Path:
+        """Return the chunk map of one of the images; make it if it is not there."""
+        path = self.folder / f"{number}.acmap"
+        if not path.exists():
+            prehash.prehash(self.image, path, self.image_id(number))
+        return path
+
+    def boot_image_file(self, number: int) -> pathlib.Path:
+        """Return the boot image of one of the images; make it if it is not there."""
+        path = self.folder / f"{number}.acboot"
+        if not path.exists():
+            self._write_boot_image(number, path)
+        return path
+
+    def _write_boot_image(self, number: int, path: pathlib.Path) -> None:
+        image_map = _map(self.map_file(number))
+        with self.image.open("rb") as file:
+            disk = guest_disk.GuestDisk(file.fileno(), image_map)
+            boot_builder.write_boot_image(disk, image_map, self.trace, path, revision=1)
+
+    @property
+    def boot_image_bytes(self) -> int:
+        """Length of a boot image."""
+        return self.boot_image_file(0).stat().st_size
+
+
+def ensure(say: harness.Say) -> Boot:
+    """Return the recorded boot of the lab's guest image; record it if that has not been done."""
+    boot = built(guest_image.ensure(say).raw, say)
+    with _locked(boot):
+        if not (boot.folder / RECORDED).exists():
+            _record(boot, say)
+    return boot
+
+
+def built(image: pathlib.Path, say: harness.Say) -> Boot:
+    """Return an image with its boot image; build that if need be."""
+    boot = Boot(runs.CACHE_FOLDER / f"s2-{VERSION}-{image.parent.name}", image)
+    runs.CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+    with _locked(boot):
+        if not (boot.folder / BUILT).exists():
+            shutil.rmtree(boot.folder, ignore_errors=True)
+            boot.folder.mkdir()
+            _build(boot, say)
+    return boot
+
+
+@contextlib.contextmanager
+def _locked(boot: Boot) -> Iterator[None]:
+    """Let one process at a time fill the folder of a recording."""
+    with boot.folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(boot: Boot, say: harness.Say) -> None:
+    say("the builder boots the image")
+    summary = boot_builder.build(boot.image, _map(boot.map_file(0)), boot.folder / "0.acboot")
+    head = boot_frames.check_boot_image([(boot.folder / "0.acboot").read_bytes()], "the boot image")
+    # The builder's own trace, zero chunks aside: what other images' boot images are made of.
+    (boot.folder / "trace.json").write_text(json.dumps(list(head.trace)))
+    facts = {f"build_{key}": value for key, value in dataclasses.asdict(summary).items()}
+    del facts["build_path"]
+    (boot.folder / BUILT).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _record(boot: Boot, say: harness.Say) -> None:
+    """Record both boots of a guest."""
+    facts = {}
+    for name in ("shared", "copied"):
+        say(f"a guest boots, recorded: {name}")
+        facts |= {f"{name}_{key}": value for key, value in _record_one(boot, name).items()}
+    (boot.folder / RECORDED).write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def _record_one(boot: Boot, name: str) -> dict[str, float]:
+    with runs.Run() as run:
+        host = local.LocalHost("h1", "", local.LOOPBACK, run.folder)
+        boots.read_whole(boot.image)
+        if name == "shared":
+            disk, disk_format = boots.overlay(host, boot.image), "qcow2"
+        else:
+            disk, disk_format = run.folder / "disk.raw", "raw"
+            runs.tool(["cp", "--sparse=always", boot.image, disk])
+        with Traced(host, disk, cache="writethrough", disk_format=disk_format) as booted:
+            seen = booted.wait_booted()
+            ended = time.time()
+        ops = requests(booted.traced.read_text(), ended, shares_image=name == "shared")
+    (boot.folder / f"{name}.json").write_text(json.dumps(ops))
+    login_s = seen.login_s or 0.0
+    return {"login_s": round(login_s, 2), "ops": len(ops)}
+
+
+class Traced(guest.Guest):
+    """A guest whose QEMU writes down what it asks of each file."""
+
+    @property
+    def traced(self) -> pathlib.Path:
+        """What it wrote."""
+        return self.disk.with_suffix(".trace")
+
+    def _argv(self) -> list[str]:
+        events = [word for event in EVENTS for word in ("-trace", f"enable={event}")]
+        return [*super()._argv(), *events, "-D", str(self.traced), "-msg", "timestamp=on"]
+
+
+def requests(text: str, ended: float, *, shares_image: bool) -> list[Op]:
+    """Return the requests for files in what QEMU wrote down until a time.
+
+    QEMU's block layer has a node for each format and one below it for its file; a request stands
+    there for each node that it goes through.  A node is seen for the first time after those
+    above it, but for a qcow2 file, whose head is read before all.
+    """
+    lines = [
+        (float(at), kind, node, int(offset), int(length))
+        for at, kind, node, offset, length in _LINE.findall(text)
+    ]
+    nodes = list(dict.fromkeys(node for _, _, node, _, _ in lines))
+    if len(nodes) != (4 if shares_image else 2):
+        raise errors.Unusable(boot_guest.QEMU, f"its trace has {len(nodes)} nodes")
+    own, image = (nodes[0], nodes[3]) if shares_image else (nodes[1], None)
+    ops: list[Op] = []
+    last_s = lines[0][0]
+    for at_s, kind, node, offset, length in lines:
+        if at_s <= ended and node in (own, image):
+            is_image = node == image or image is None
+            name = WRITE if kind == "write" else READ if is_image else READ_OWN
+            ops.append((round(at_s - last_s, 6), name, offset, length))
+            last_s = at_s
+    return ops
+
+
+def _ops(path: pathlib.Path) -> list[Op]:
+    return [(*op,) for op in json.loads(path.read_text())]
+
+
+def _map(path: pathlib.Path) -> chunk_map.ChunkMap:
+    return chunk_map.ChunkMap.parse(path.read_bytes(), str(path))

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replay guests that boot: ``python -m evaluation.papers.s2_replay PLAN`` prints when each ended.
+
+PLAN is a JSON file::
+
+    {"ops": "shared.json", "think": 1.0, "in_turn": false, "memory": "/sys/fs/cgroup/…" or null,
+     "guests": [{"image": "/…", "own": "/…"}],
+     "prefetch": [{"image": "/…", "spans": [[0, 4096]]}]}
+
+Each guest is a thread that asks what the recorded one asked, in the same order, each request after
+the one before was answered and after as much time as the recorded guest let pass, times ``think``.
+Reads go through the page cache, as those of QEMU with ``writethrough`` do.  With ``in_turn`` the
+others begin when the first one is done.  Prefetching begins with the guests.
+
+It is a process of its own so that a memory limit can hold for guests and their page cache alone.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+LEAST_SLEEP_S = 0.001
+"""Shorter think times are put together: a sleep takes longer than it is asked for."""
+
+WRITTEN = memoryview(b"w" * (16 << 20))
+"""Its pages are in memory: otherwise the kernel would cut a write at each that is not."""
+
+
+class Guest:
+    """One guest; :attr:`ended_s` is when it was done."""
+
+    def __init__(self, plan: Mapping[str, Any], files: Mapping[str, str]) -> None:
+        self.ended_s = 0.0
+        self._think = plan["think"]
+        self._image = os.open(files["image"], os.O_RDONLY)
+        self._own = os.open(files["own"], os.O_RDWR) if files.get("own") else -1
+
+    def boot(self, ops: Sequence[tuple[float, str, int, int]]) -> None:
+        """Ask what a boot asks."""
+        due_s = 0.0
+        for think_s, kind, offset, length in ops:
+            due_s += think_s * self._think
+            if due_s >= LEAST_SLEEP_S:
+                began_s = time.monotonic()
+                time.sleep(due_s)
+                due_s -= time.monotonic() - began_s
+            if kind == "r":
+                os.pread(self._image, length, offset)
+            elif self._own >= 0 and kind == "w":
+                os.pwrite(self._own, WRITTEN[:length], offset)
+            elif self._own >= 0:
+                os.pread(self._own, length, offset)
+        self.ended_s = time.monotonic()
+
+
+def prefetch(image: str, spans: Sequence[tuple[int, int]]) -> None:
+    """Read parts of an image into the page cache."""
+    fd = os.open(image, os.O_RDONLY)
+    for offset, length in spans:
+        os.pread(fd, length, offset)
+
+
+def run(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Boot the guests of a plan; return how long that took, and each of them."""
+    ops = json.loads(pathlib.Path(plan["ops"]).read_text())
+    guests = [Guest(plan, files) for files in plan["guests"]]
+    began_s = time.monotonic()
+    for one in plan["prefetch"]:
+        threading.Thread(target=prefetch, args=(one["image"], one["spans"]), daemon=True).start()
+    groups = [guests[:1], guests[1:]] if plan["in_turn"] else [guests]
+    for group in groups:
+        threads = [threading.Thread(target=guest.boot, args=(ops,)) for guest in group]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ends = [round(guest.ended_s - began_s, 3) for guest in guests]
+    return {"all_s": max(ends), "each_s": ends}
+
+
+def main() -> int:
+    """Run a plan and print what came of it."""
+    plan = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    if plan["memory"]:
+        (pathlib.Path(plan["memory"]) / "cgroup.procs").write_text(str(os.getpid()))
+    print(json.dumps(run(plan)), flush=True)
+    os._exit(0)  # what is still prefetched is of no use to anybody
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,397 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One boot of one or several guests on one host: storage, policy, who else uses the machine.
+
+Images and the guests' own files lie on a device that takes its time (tests/fakes/shaped_store.py),
+each image at a place of its own.  A host begins cold: its file systems are mounted anew, and the
+agent is new.  An agent's own cache lies on the machine's disk, not on the device.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from acstor_common import errors
+from acstor_common.model import geometry
+from evaluation.bench import boots
+from evaluation.bench import harness
+from evaluation.papers import s2_boot
+from evaluation.papers import s2_replay
+from tests.lab import agents
+from tests.lab import guest
+from tests.lab import local
+from tests.lab import runs
+from tests.lab import tuned
+
+ALL_AT_ONCE = "all at once"
+ONE_THEN_OTHERS = "one then others"
+PREFETCHING = "prefetching boot"
+ACSTOR = "acstor"
+POLICIES = (ALL_AT_ONCE, ONE_THEN_OTHERS, PREFETCHING, ACSTOR)
+PAPER_THINK_S = 3.0
+"""A boot of the paper's guest on an SSD, where nothing waits: its processor's time, more or less.
+The recorded guest runs under emulation and takes some times that; its think times are made so much
+shorter, all alike."""
+GIB = 1024 * geometry.MIB
+PIECE_BYTES = 256 * geometry.KIB
+"""What programs write at once: what a disk's driver takes in one request."""
+SPACING_BYTES = 4 * GIB
+OWN_AT, LOAD_AT = 200 * GIB, 300 * GIB
+BOOT_IMAGES_AT = 150 * GIB
+OWN_SPACING_BYTES = GIB
+BOOT_MEMORY_BYTES = 4 * GIB
+KEPT_S = 3600.0
+READY_S = 120.0
+REPLAY_DEADLINE_S = 900.0
+PAGE_BYTES = 4096
+MEMORY_GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What boots on what, and beside whom.
+
+    :param device: "hdd", "ssd" or "network"
+    :param is_same: all guests share one image
+    :param think: recorded think times are so long; None: as long as the paper's
+    :param programs: that write to the device meanwhile
+    :param memory_bytes: of guests and their page cache together; None: what there is
+    :param is_real: guests are QEMU's, not replayed
+    :param is_loaded: acstor has the boot images in memory before guests start
+    :param boot_device: where boot images come from: "images", the device of the images; "boot", an
+        SSD of their own; None: what keeps nobody waiting
+    :param is_copied: each guest has a copy of the image for its disk, and writes into that
+    """
+
+    device: str = "hdd"
+    policy: str = ACSTOR
+    guests: int = 1
+    is_same: bool = True
+    think: float | None = None
+    programs: int = 0
+    memory_bytes: int | None = None
+    is_real: bool = False
+    is_loaded: bool = True
+    boot_device: str | None = None
+    is_copied: bool = False
+
+    @property
+    def images(self) -> int:
+        """How many images there are."""
+        return 1 if self.is_same else self.guests
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where things of a running scene are."""
+
+    folder: pathlib.Path
+    mount_point: pathlib.Path
+
+    def image(self, boot: s2_boot.Boot, number: int) -> pathlib.Path:
+        """Return an image as the device has it."""
+        return self.mount_point / f"{boot.image_id(number)}.raw"
+
+    def own(self, number: int) -> pathlib.Path:
+        """Return a guest's own file as the device has it."""
+        return self.mount_point / f"own-{number}"
+
+    @property
+    def report(self) -> pathlib.Path:
+        """What the device says at its end."""
+        return self.folder / "report.json"
+
+
+def of_guests(count: int) -> str:
+    """Return a number of guests in words.
+
+    >>> of_guests(1), of_guests(4)
+    ('1 guest', '4 guests')
+    """
+    return "1 guest" if count == 1 else f"{count} guests"
+
+
+def play(boot: s2_boot.Boot, scene: Scene) -> dict[str, Any]:
+    """Boot a scene's guests; return how long that took, and what the device was asked."""
+    with runs.Run() as run:
+        place = Place(run.folder, run.folder / "store")
+        backings = _own_files(boot, scene, place)
+        boots.read_whole(boot.image)  # below the device, whose time is the model's
+        with stored(boot, scene, place), contextlib.ExitStack() as stack:
+            if scene.policy == ACSTOR:
+                stack.enter_context(attached(boot, scene, place))
+            stack.enter_context(programs(place, scene.programs))
+            boot_them = _boot_real if scene.is_real else _replay
+            found = boot_them(boot, scene, place, backings)
+        return {**found, "device": json.loads(place.report.read_text())}
+
+
+def _own_files(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[pathlib.Path]:
+    """Make the guests' own files; return the image that each of them uses."""
+    images = place.folder / "g" / "agent" / "mirror" / "images"
+    used = []
+    for number in range(scene.guests):
+        image_no = 0 if scene.is_same else number
+        path = place.image(boot, image_no)
+        if scene.policy == ACSTOR:
+            path = images / f"{boot.image_id(image_no)}.raw"
+        used.append(path)
+        own = place.folder / f"own-{number}"
+        if scene.is_real:
+            guest.make_overlay(own, path, "raw", boot.image.stat().st_size)
+        else:
+            own.touch()
+    return used
+
+
+def stored(
+    boot: s2_boot.Boot, scene: Scene, place: Place
+) -> contextlib.AbstractContextManager[None]:
+    """Mount the device with all files that lie on it."""
+    return mounted(scene.device, list(_files(boot, scene, place)), place)
+
+
+@contextlib.contextmanager
+def mounted(device: str, files: Sequence[dict[str, Any]], place: Place) -> Iterator[None]:
+    """Mount a device with files on it; boot images may lie on an SSD of their own."""
+    place.mount_point.mkdir()
+    plan = place.folder / "store.json"
+    told = {
+        "devices": {"images": device, "boot": "ssd"},
+        "mount_point": str(place.mount_point),
+        "report": str(place.report),
+        "files": files,
+    }
+    plan.write_text(json.dumps(told))
+    argv = [sys.executable, "-m", "tests.fakes.shaped_store", str(plan)]
+    process = subprocess.Popen(argv, cwd=harness.ROOT, start_new_session=True)
+    try:
+        runs.wait_for(lambda: os.path.ismount(place.mount_point), READY_S, "the device", str)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(READY_S)
+
+
+def _files(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[dict[str, Any]]:
+    """Yield what the device has."""
+    for number in range(scene.images):
+        image_id = boot.image_id(number)
+        yield file_of(f"{image_id}.raw", boot.image, number * SPACING_BYTES)
+        if scene.policy == ACSTOR:
+            at = BOOT_IMAGES_AT + number * OWN_SPACING_BYTES
+            boot_image = boot.boot_image_file(number)
+            yield file_of(f"{image_id}.acboot", boot_image, at, device=scene.boot_device)
+            yield file_of(f"{image_id}.acmap", boot.map_file(number), at, device=None)
+    for name, count, begin in (("own", scene.guests, OWN_AT), ("load", scene.programs, LOAD_AT)):
+        for number in range(count):
+            path = place.folder / f"{name}-{number}"
+            path.touch()
+            at = begin + number * OWN_SPACING_BYTES
+            yield file_of(f"{name}-{number}", path, at, is_written=True)
+
+
+def file_of(
+    name: str,
+    path: pathlib.Path,
+    at: int,
+    *,
+    device: str | None = "images",
+    is_written: bool = False,
+) -> dict[str, Any]:
+    """Return what a device is told of a file."""
+    return {
+        "name": name,
+        "path": str(path),
+        "at": at,
+        "device": device,
+        "is_written": is_written,
+    }
+
+
+@contextlib.contextmanager
+def attached(boot: s2_boot.Boot, scene: Scene, place: Place) -> Iterator[agents.Agent]:
+    """Run an agent whose source is the device, with the boot images in memory if they shall be."""
+    with local.agent(
+        place.folder / "g",
+        local.ImageFolder(place.folder / "unused"),
+        sections={"source_file": {"folder": place.mount_point}},
+        constants={tuned.BOOT_IDLE_S: KEPT_S},
+        boot_memory_limit_bytes=BOOT_MEMORY_BYTES,
+    ) as agent:
+        agent.wait_ready()
+        if scene.is_loaded:
+            for number in range(scene.images):
+                boots.wait_ready(agent, boot.image_id(number))
+        yield agent
+
+
+@contextlib.contextmanager
+def programs(place: Place, count: int) -> Iterator[None]:
+    """Let programs write to the device as fast as it takes it, each into a file of its own."""
+    is_over = threading.Event()
+    writers = [
+        threading.Thread(target=_write, args=(place.mount_point / f"load-{number}", is_over))
+        for number in range(count)
+    ]
+    for writer in writers:
+        writer.start()
+    try:
+        time.sleep(1.0 if count else 0.0)
+        yield
+    finally:
+        is_over.set()
+        for writer in writers:
+            writer.join()
+
+
+def _write(path: pathlib.Path, is_over: threading.Event) -> None:
+    """Write pieces one after the other, from the beginning again where the file has its length."""
+    fd, at = os.open(path, os.O_WRONLY), 0
+    try:
+        while not is_over.is_set():
+            os.pwrite(fd, s2_replay.WRITTEN[:PIECE_BYTES], at)
+            at = (at + PIECE_BYTES) % (64 * geometry.MIB)
+    finally:
+        os.close(fd)
+
+
+def spans(ops: Sequence[s2_boot.Op]) -> list[tuple[int, int]]:
+    """Return what a boot reads of its image, in pages, in the order of offsets, merged.
+
+    >>> spans([(0.0, "r", 8192, 512), (0.0, "w", 0, 512), (0.1, "r", 0, 4097)])
+    [(0, 12288)]
+    """
+    pages = {
+        page
+        for _, kind, offset, length in ops
+        if kind == s2_boot.READ
+        for page in range(offset // PAGE_BYTES, -(-(offset + length) // PAGE_BYTES))
+    }
+    merged: list[tuple[int, int]] = []
+    for page in sorted(pages):
+        start, length = merged[-1] if merged else (0, 0)
+        if merged and start + length == page * PAGE_BYTES:
+            merged[-1] = (start, length + PAGE_BYTES)
+        else:
+            merged.append((page * PAGE_BYTES, PAGE_BYTES))
+    return merged
+
+
+def think(boot: s2_boot.Boot, scene: Scene) -> float:
+    """Return by what recorded think times are multiplied."""
+    if scene.think is not None:
+        return scene.think
+    return PAPER_THINK_S / sum(op[0] for op in boot.shared)
+
+
+def _replay(
+    boot: s2_boot.Boot, scene: Scene, place: Place, backings: Sequence[pathlib.Path]
+) -> dict[str, Any]:
+    """Boot replayed guests."""
+    plan = place.folder / "replay.json"
+    with _memory(scene.memory_bytes) as group:
+        plan.write_text(
+            json.dumps(
+                {
+                    "ops": str(boot.copied_file if scene.is_copied else boot.shared_file),
+                    "think": think(boot, scene),
+                    "in_turn": scene.policy == ONE_THEN_OTHERS,
+                    "memory": str(group) if group else None,
+                    "guests": [
+                        {"image": str(backing), "own": str(place.own(number))}
+                        for number, backing in enumerate(backings)
+                    ],
+                    "prefetch": _prefetched(boot, scene, place),
+                }
+            )
+        )
+        argv = [sys.executable, "-m", "evaluation.papers.s2_replay", str(plan)]
+        done = subprocess.run(
+            argv, cwd=harness.ROOT, capture_output=True, text=True, timeout=REPLAY_DEADLINE_S
+        )
+    if done.returncode:
+        raise errors.Unusable("the replay", done.stderr[-1000:])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _prefetched(boot: s2_boot.Boot, scene: Scene, place: Place) -> list[dict[str, Any]]:
+    if scene.policy != PREFETCHING:
+        return []
+    wanted = spans(boot.shared)
+    return [
+        {"image": str(place.image(boot, number)), "spans": wanted} for number in range(scene.images)
+    ]
+
+
+@contextlib.contextmanager
+def _memory(limit_bytes: int | None) -> Iterator[pathlib.Path | None]:
+    """Make a group of processes that have so much memory together, page cache included."""
+    if limit_bytes is None:
+        yield None
+        return
+    group = MEMORY_GROUPS / f"acstor-s2-{os.getpid()}"
+    if not MEMORY_GROUPS.is_dir():
+        raise harness.CannotRun("no memory controller of cgroup version 1 is mounted")
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def _boot_real(
+    boot: s2_boot.Boot, scene: Scene, place: Place, backings: Sequence[pathlib.Path]
+) -> dict[str, Any]:
+    """Boot guests of QEMU."""
+    began_s = time.monotonic()
+    for one in _prefetched(boot, scene, place):
+        reader = threading.Thread(
+            target=s2_replay.prefetch, args=(one["image"], one["spans"]), daemon=True
+        )
+        reader.start()
+    numbers = range(scene.guests)
+    groups = [numbers[:1], numbers[1:]] if scene.policy == ONE_THEN_OTHERS else [numbers]
+    ends: list[float] = []
+    with contextlib.ExitStack() as stack:
+        for group in groups:
+            guests = [stack.enter_context(_qemu(place, number)) for number in group]
+            before_s = time.monotonic() - began_s
+            seen = guest.boot_all(guests)
+            ends += [before_s + (milestones.login_s or 0.0) for milestones in seen]
+    return {"all_s": round(max(ends), 3), "each_s": [round(end, 3) for end in ends]}
+
+
+def _qemu(place: Place, number: int) -> guest.Guest:
+    folder = place.folder / f"guest-{number}"
+    folder.mkdir()
+    disk = folder / "disk.qcow2"
+    disk.symlink_to(place.own(number))
+    host = local.LocalHost(f"g{number}", "", local.LOOPBACK, folder)
+    return guest.Guest(host, disk, cache="writethrough")
+
+
+@contextlib.contextmanager
+def booted(boot: s2_boot.Boot, scene: Scene) -> Iterator[list[guest.Guest]]:
+    """Boot a scene's guests of QEMU, all at once, and let them run."""
+    with runs.Run() as run, contextlib.ExitStack() as stack:
+        place = Place(run.folder, run.folder / "store")
+        _own_files(boot, scene, place)
+        boots.read_whole(boot.image)
+        stack.enter_context(stored(boot, scene, place))
+        if scene.policy == ACSTOR:
+            stack.enter_context(attached(boot, scene, place))
+        guests = [stack.enter_context(_qemu(place, number)) for number in range(scene.guests)]
+        guest.boot_all(guests)
+        yield guests

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's workload as it is: mount the repository, read the package in it, unpack that.
+
+What comes out of each package is compared with what comes out of it where it was never in a
+repository.
+"""
+
+import functools
+import pathlib
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from acstor_common import errors
+from evaluation.bench import collective
+from evaluation.bench import harness
+from evaluation.papers import experiment
+from evaluation.papers import s3_repositories as repositories
+from evaluation.papers import s3_scenes as scenes
+from tests.lab import runs
+
+COUNTS = (2, 2)
+LOCAL = "local"
+_UNPACK = 'dpkg-deb --fsys-tarfile "$1" | sha256sum | cut -d " " -f 1'
+_MOUNT_AND_UNPACK = f"""
+set -eu
+mkdir -p "$2"
+mount -o loop,ro,noload "$1" "$2"
+trap 'umount "$2"' EXIT
+set -- "$2/{repositories.COMMON}"
+{_UNPACK}
+"""
+_MOUNT_AND_UNPACK = _MOUNT_AND_UNPACK.replace("""trap 'umount "$2"'""", """trap "umount '$2'" """)
+Job = Callable[[], str]
+
+
+def play(way: str, counts: Sequence[int], say: harness.Say) -> experiment.Outcome:
+    """Let each host mount the repository it has and unpack the package, all at once."""
+    made = repositories.made()
+    readers = [number for number, count in enumerate(counts) for _ in range(count)]
+    groups = scenes.groups_of(way, readers)
+    cloud = collective.Cloud(len(readers), scenes.LINK_MBIT, made.images, groups)
+    with cloud.running(**scenes.OPTIONS[way]):
+        cloud.attach({host: collective.Reading((), n) for host, n in enumerate(readers)})
+        cloud.mark()
+        jobs = {host: _job(cloud, host, n) for host, n in enumerate(readers)}
+        told = _told(at_once(jobs), len(readers))
+        told["source_ratio"] = round(cloud.source_bytes() / made.common_bytes, 4)
+    say(f"{way}: mean {told['mean_s']:.2f} s, {told['source_ratio']:.2f} packages from the source")
+    return told
+
+
+def _job(cloud: collective.Cloud, host: int, image_no: int) -> Job:
+    image = cloud.agents[host].image_path(cloud.images.ids[image_no])
+    at = cloud.network.hosts[host]
+    argv = ["sh", "-c", _MOUNT_AND_UNPACK, "unpack", image, at.folder / "repository"]
+    return functools.partial(at.run, argv)
+
+
+def local(hosts: int, say: harness.Say) -> experiment.Outcome:
+    """Let as many unpack the package at once from a file that is in memory."""
+    file = repositories.packages()[repositories.COMMON]
+    jobs = {host: functools.partial(_unpacked, file) for host in range(hosts)}
+    told = _told(at_once(jobs), hosts)
+    say(f"{LOCAL}: mean {told['mean_s']:.2f} s")
+    return told
+
+
+def _unpacked(file: pathlib.Path) -> str:
+    return runs.tool(["sh", "-c", _UNPACK, "unpack", file])
+
+
+def at_once(jobs: Mapping[int, Job]) -> list[float]:
+    """Run jobs in threads, all from one start on; return how long each took.
+
+    :raises harness.CannotRun: one failed, or said something else than the package holds
+    """
+    right = _unpacked(repositories.packages()[repositories.COMMON]).strip()
+    barrier, took_s, faults = threading.Barrier(len(jobs)), dict[int, float](), list[str]()
+
+    def run(number: int, job: Job) -> None:
+        barrier.wait()
+        began = time.monotonic()
+        try:
+            if (said := job().strip()) != right:
+                faults.append(f"host {number} unpacked {said!r}")
+        except (errors.Unusable, OSError) as e:
+            faults.append(f"host {number}: {e}")
+        took_s[number] = time.monotonic() - began
+
+    threads = [threading.Thread(target=run, args=item) for item in jobs.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if faults:
+        raise harness.CannotRun("; ".join(faults[:3]))
+    return [took_s[number] for number in sorted(took_s)]
+
+
+def _told(took_s: Sequence[float], hosts: int) -> experiment.Outcome:
+    return {
+        "hosts": hosts,
+        "mean_s": round(statistics.mean(took_s), 3),
+        "min_s": round(min(took_s), 3),
+        "max_s": round(max(took_s), 3),
+    }
+
+
+def cases(scale: experiment.Scale) -> list[experiment.Case]:
+    """Return a case for each way; a quick run has none."""
+    if scale is experiment.Scale.QUICK:
+        return []
+    hosts = sum(COUNTS)
+    return [
+        experiment.Case(LOCAL, functools.partial(local, hosts), 5),
+        *(
+            experiment.Case(way, functools.partial(play, way, COUNTS), 12 + 3 * hosts)
+            for way in (scenes.DIRECT, scenes.SIMPLE, scenes.CONTENT)
+        ),
+    ]
+
+
+def rows(outcomes: experiment.Outcomes) -> Sequence[experiment.Row]:
+    """Return a row for each way that was run, over the direct one, and over the local one."""
+    content = outcomes.get(scenes.CONTENT)
+    if content is None:
+        return []
+    return [
+        experiment.Row(
+            "4.B",
+            f"{content['hosts']} hosts, half and half, mount and unpack: mean completion of "
+            f"content; the ratio is that of {way} over it",
+            "no number for so few",
+            content["mean_s"],
+            "s",
+            found["mean_s"],
+            way if way != LOCAL else "as many from a file in memory",
+            round(found["mean_s"] / content["mean_s"], 3),
+        )
+        for way in (scenes.DIRECT, scenes.SIMPLE, LOCAL)
+        if (found := outcomes.get(way)) is not None
+    ]
+
+
+EXPERIMENT = experiment.Experiment(
+    key="S3-unpack",
+    title="The workload as it is: mount, read, unpack",
+    paper_has="Each VM mounts its repository (ext4) and unzips the package.",
+    here=(
+        "4 hosts, half at each repository. Each mounts its mirror's file by a "
+        "loop device and unpacks the package with ``dpkg-deb --fsys-tarfile`` (xz); what comes out "
+        "is compared by its SHA-256. All share two processors, so few hosts are all "
+        "that can be had."
+    ),
+    cases=cases,
+    rows=rows,
+)
