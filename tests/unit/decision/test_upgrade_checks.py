@@ -38,7 +38,7 @@ def found(result):
 def test_tables_of_another_version_have_to_be_brought_up_first(checks, store, tmp_path):
     assert found(checks.tables()) == (Code.SUCCESS, "")
     with sqlite3.connect(tmp_path / "decision.sqlite") as other:
-        other.execute("UPDATE alembic_version SET version_num = '0001'")
+        other.execute("UPDATE alembic_version SET version_num = '0099'")
     later = upgrade_checks.Checks(checks._conf)
     code, details = found(later.tables())
     assert code is Code.FAILURE and "acstor-decision-manage db-sync" in details
