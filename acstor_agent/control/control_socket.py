@@ -19,10 +19,10 @@ from typing import Any
 
 import trio
 
-from acstor_agent.core import log_limit
 from acstor_agent.process import folders
 from acstor_agent.runtime import process_cleanup
 from acstor_common import errors
+from acstor_common.util import log_limit
 from acstor_common.wire import control_wire
 
 LOG = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class _Clients:
             self._idle[client] = None
 
     def _make_room(self) -> None:
-        untold = self._said.left_out(None, trio.current_time())
+        untold = self._said.take_line(None, trio.current_time())
         if untold is not None:
             LOG.warning("control socket: more than %d clients (%d times more)", CLIENTS, untold)
         if not self._idle:

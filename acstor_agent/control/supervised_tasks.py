@@ -14,7 +14,7 @@ import trio
 
 from acstor_agent.core import health_issues
 from acstor_common import errors
-from acstor_common.util import restart_backoff
+from acstor_common.util import backoff
 from acstor_common.util import supervision
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class SupervisedTasks:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         tried = _StartSignal(task_status)
-        again = restart_backoff.Restarts(most=None)
+        again = backoff.Restarts(most=None)
         while True:
             began_s = trio.current_time()
             try:

@@ -20,7 +20,7 @@
 * ``disk_scheduling``: who reads and writes the host's disk next.
 
 What lies here itself serves several of them: ``counters`` (what an agent counts), ``health_issues``
-(what does not work now), ``log_limit`` (which lines to log), ``budget`` (memory for answers),
-``send_queue`` (what leaves first on a connection), ``link_compression`` (what is compressed for a
-peer), ``longest_queue_drop`` (who must go when too many wait).
+(what does not work now), ``budget`` (memory for answers), ``send_queue`` (what leaves first on a
+connection), ``link_compression`` (what is compressed for a peer), ``longest_queue_drop`` (who must
+go when too many wait).
 """

@@ -26,7 +26,6 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters
-from acstor_agent.core import log_limit
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
@@ -45,6 +44,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_common.ring import hash_ring
+from acstor_common.util import log_limit
 from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
@@ -384,7 +384,7 @@ class Exchange:
             complete = complete._replace(why=self._in_words(wish, complete.why))
         if complete.failure is Failure.LOST:
             image_id = wish.wants[0].image_id
-            untold = self._log_limit.left_out((image_id, "lost"), self.clock())
+            untold = self._log_limit.take_line((image_id, "lost"), self.clock())
             if untold is not None:
                 LOG.error(
                     "image %s: data is lost, reads of it fail with I/O errors: "
@@ -398,7 +398,7 @@ class Exchange:
         why = self._in_words(wish, told.why)
         if (absent := told.absent) is not None:
             key = absent.image_id, "absent"
-            if self._log_limit.left_out(key, self.clock()) is not None:
+            if self._log_limit.take_line(key, self.clock()) is not None:
                 LOG.warning(
                     "image %s: bytes of it cannot be had, guests that read them wait and get I/O "
                     "errors in %.0f s: %s: %s",

@@ -13,7 +13,6 @@ import trio
 
 from acstor_agent.cache import cache_files
 from acstor_agent.core import counters
-from acstor_agent.core import log_limit
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
@@ -26,6 +25,7 @@ from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import disk_io
 from acstor_agent.runtime import fault_log
 from acstor_common.model import ids
+from acstor_common.util import log_limit
 from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class PeerServer:
         connection.send_answers(answers)
 
     def _warn(self, host: ids.HostId, request: chunk_ref.Request, why: str) -> None:
-        untold = self._warned.left_out(host, trio.current_time())
+        untold = self._warned.take_line(host, trio.current_time())
         if untold is not None:
             LOG.warning(
                 "%s asked for %d bytes of image %s at %d: refused, %s (and %d like it)",

@@ -29,7 +29,6 @@ import pyfuse3
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.core import log_limit
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disks import disk_header
 from acstor_agent.core.mount import inodes
@@ -47,6 +46,7 @@ from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ _told = log_limit.LogLimit(TELLS_EVERY_S)
 
 def _tell(what: str, args: tuple[object, ...], error: Exception) -> None:
     kind = what, args if what == "lookup" else args[:1], type(error)
-    untold = _told.left_out(kind, trio.current_time())
+    untold = _told.take_line(kind, trio.current_time())
     if untold is not None:
         LOG.warning("%s %s: %s (and %d like it)", what, args, error, untold)
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import trio
 
-from acstor_agent.core import log_limit
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.mount import blocked_requests
 from acstor_agent.core.mount import inodes
 from acstor_agent.images.read import read_admission
 from acstor_agent.mount import killed_guests
 from acstor_agent.sources import base
+from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class StuckRequests:
             await trio.sleep(LOOK_EVERY_S)
             now_s = self._clock()
             for file_id, late in self.list_late().items():
-                untold = self._told.left_out(file_id, now_s)
+                untold = self._told.take_line(file_id, now_s)
                 if untold is not None:
                     LOG.warning(
                         "%s: %d requests of guests have waited for up to %.0f s; they go on: %s",

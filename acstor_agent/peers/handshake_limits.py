@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 import trio
 
-from acstor_agent.core import log_limit
 from acstor_common.identity import handshake_limiter
+from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class HandshakeLimits:
     def _may(self, rule: Callable[[str, float], bool], ip: str) -> bool:
         now = trio.current_time()
         may = rule(ip, now)
-        if not may and (untold := self._said_hasty.left_out(None, now)) is not None:
+        if not may and (untold := self._said_hasty.take_line(None, now)) is not None:
             LOG.warning(
                 "Handshakes come too quickly: one from %s is refused (and %d before it)", ip, untold
             )
@@ -100,7 +100,7 @@ class HandshakeLimits:
     def log_drops(self, ip: str, peer: str, why: str) -> None:
         """Log a dropped connection, rate-limited for each address and reason."""
         now = trio.current_time()
-        untold = self._said.left_out((ip, why), now)
+        untold = self._said.take_line((ip, why), now)
         if untold is None:
             return
         if not self._may_say(now):

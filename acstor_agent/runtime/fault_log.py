@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from acstor_agent.core import log_limit
+from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class FaultLog:
         cause: BaseException = error
         while isinstance(cause, BaseExceptionGroup):
             cause = cause.exceptions[0]
-        untold = self._said.left_out((what, type(cause), _line_of(cause)), self._clock())
+        untold = self._said.take_line((what, type(cause), _line_of(cause)), self._clock())
         if untold is not None:
             LOG.error("%s has failed (and %d like it)", what, untold, exc_info=error)
         return f"{type(cause).__name__}: {cause}"

@@ -19,6 +19,7 @@ import zstandard
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
@@ -34,16 +35,18 @@ FRAME_BYTES = 256 * geometry.KIB
 LEVEL = 12
 MAX_REVISION = (1 << 32) - 1
 
-# Magic, version, compression, chunk bytes, image bytes, chunks in the trace, chunks per frame,
+# Compression, chunk bytes, image bytes, chunks in the trace, chunks per frame,
 # image ID, hash algorithm and value, length of the value, revision; the rest is reserved.
-_HEADER = struct.Struct("<8sHHIQIH2x16s16s64sH2xI24x")
+_FIELDS = "HIQIH2x16s16s64sH2xI24x"
+_HEADER = file_header.FileHeader(
+    "a boot image", MAGIC, VERSION, _FIELDS, errors.BootImageFormatError
+)
 _FRAME = struct.Struct("<I32s")
 _CHUNK_NO = struct.Struct("<I")
-_DIGEST_BYTES = 32
-HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
+HEADER_BYTES = _HEADER.size_bytes
 
 # Offsets of the header's fields, for errors.
-_AT_VERSION, _AT_COMPRESSION, _AT_CHUNK_BYTES, _AT_SIZE_BYTES = 8, 10, 12, 16
+_AT_COMPRESSION, _AT_CHUNK_BYTES = 10, 12
 _AT_CHUNK_COUNT, _AT_FRAME_CHUNKS, _AT_IMAGE_ID, _AT_OS_HASH, _AT_REVISION = 24, 28, 32, 48, 132
 
 Buffer = bytes | bytearray | memoryview
@@ -85,7 +88,7 @@ class Header(NamedTuple):
     def head_bytes(self) -> int:
         """Length of header and table."""
         table = self.chunk_count * _CHUNK_NO.size + self.frame_count * _FRAME.size
-        return HEADER_BYTES + table + _DIGEST_BYTES
+        return HEADER_BYTES + table + file_header.DIGEST_BYTES
 
 
 class Frame(NamedTuple):
@@ -201,9 +204,7 @@ class Writer:
 
     def _head(self) -> bytes:
         of = self._of
-        fields = _HEADER.pack(
-            MAGIC,
-            VERSION,
+        head = _HEADER.pack(
             COMPRESSION_ZSTD,
             of.cut.chunk_bytes,
             of.cut.size_bytes,
@@ -215,7 +216,6 @@ class Writer:
             len(of.os_hash.value),
             self._revision,
         )
-        head = fields + blake3.blake3(fields).digest()
         head += b"".join(map(_CHUNK_NO.pack, self._chunk_nos))
         named = ((len(stored), ids.cid_of(stored, self._key)) for stored in self._frames)
         head += b"".join(_FRAME.pack(*frame) for frame in named)
@@ -232,8 +232,8 @@ def parse_header(buffer: Buffer, what: str) -> Header:
 
 
 def _parse_header(view: memoryview, what: str) -> Header:
-    fields = _unpack_header(view, what)
-    compression, chunk_bytes, size_bytes, chunk_count, frame_chunks, image_id = fields[2:8]
+    fields = _HEADER.unpack(view, what)
+    compression, chunk_bytes, size_bytes, chunk_count, frame_chunks, image_id = fields[:6]
     if compression != COMPRESSION_ZSTD:
         raise _fault(what, _AT_COMPRESSION, f"compression {compression} is not known")
     if not geometry.is_chunk_size(chunk_bytes):
@@ -243,33 +243,15 @@ def _parse_header(view: memoryview, what: str) -> Header:
         raise _fault(what, _AT_CHUNK_COUNT, f"{chunk_count} chunks are too many")
     if not 0 < frame_chunks * chunk_bytes <= MAX_FRAME_BYTES:
         raise _fault(what, _AT_FRAME_CHUNKS, f"{frame_chunks} chunks a frame are not allowed")
-    of = Binding(ids.image_id_from_bytes(image_id), cut, _parse_os_hash(fields[8:11], what))
-    return Header(of, fields[11], chunk_count, frame_chunks)
-
-
-def _unpack_header(view: memoryview, what: str) -> tuple[Any, ...]:
-    if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
-        raise _fault(what, 0, "not a boot image")
-    if view.nbytes < HEADER_BYTES:
-        raise _fault(what, view.nbytes, "truncated in the header")
-    fields = _HEADER.unpack_from(view)
-    if fields[1] != VERSION:
-        why = f"format version {fields[1]} is not known (only {VERSION} is)"
-        raise _fault(what, _AT_VERSION, why)
-    if blake3.blake3(view[: _HEADER.size]).digest() != view[_HEADER.size : HEADER_BYTES]:
-        raise _fault(what, _HEADER.size, "the header's checksum does not match")
-    return fields
+    of = Binding(ids.image_id_from_bytes(image_id), cut, _parse_os_hash(fields[6:9], what))
+    return Header(of, fields[9], chunk_count, frame_chunks)
 
 
 def _parse_os_hash(fields: Sequence[Any], what: str) -> chunk_map.OsHash:
-    algo, value, length = fields
-    found = chunk_map.OsHash(algo.rstrip(b"\0").decode("ascii", "replace"), value[:length])
-    why = chunk_map.fault_of_os_hash(found)
-    if length > chunk_map.MAX_OS_HASH_VALUE_BYTES:
-        why = f"an image hash of {length} bytes is too long"
-    if why:
-        raise _fault(what, _AT_OS_HASH, why)
-    return found
+    try:
+        return chunk_map.OsHash.unpack(*fields)
+    except ValueError as e:
+        raise _fault(what, _AT_OS_HASH, str(e)) from None
 
 
 def check_binding(header: Header, expected: Binding, what: str) -> None:
@@ -296,7 +278,7 @@ def parse_head(buffer: Buffer, what: str) -> Head:
         header = _parse_header(view, what)
         if view.nbytes < header.head_bytes:
             raise _fault(what, view.nbytes, "truncated in the table")
-        body_bytes = header.head_bytes - _DIGEST_BYTES
+        body_bytes = header.head_bytes - file_header.DIGEST_BYTES
         if blake3.blake3(view[:body_bytes]).digest() != view[body_bytes : header.head_bytes]:
             raise _fault(what, body_bytes, "the table's checksum does not match")
         chunk_nos = _parse_trace(view, header, what)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
@@ -34,15 +35,18 @@ MAX_PROJECT_BYTES: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Limit of integers in databases and other languages' JSON; also of times."""
 
-# Magic, version, consistency, reserved, chunk bytes, disk size, time, number, entries; disk,
+# Consistency, reserved, chunk bytes, disk size, time, number, entries; disk,
 # instance, base image; hash algorithm, value and its length; length of project ID, project ID.
-_HEADER: Final = struct.Struct("<8sHBxIQQQQ16s16s16s16s64sHH64s12x")
-HEADER_BYTES: Final = _HEADER.size
+_FIELDS: Final = "BxIQQQQ16s16s16s16s64sHH64s12x"
+_HEADER: Final = file_header.FileHeader(
+    "a manifest", MAGIC, VERSION, _FIELDS, errors.CheckpointFormatError, has_checksum=False
+)
+HEADER_BYTES: Final = _HEADER.size_bytes
 _ENTRY: Final = struct.Struct(f"<Q{ids.CID_BYTES}s")
 ENTRY_BYTES: Final = _ENTRY.size
 MAX_BYTES: Final = HEADER_BYTES + MAX_ENTRIES * ENTRY_BYTES
 """Of a manifest before sealing."""
-_AT_VERSION, _AT_CONSISTENCY, _AT_CHUNK_BYTES, _AT_ENTRIES = 8, 10, 12, 40
+_AT_CONSISTENCY, _AT_CHUNK_BYTES, _AT_ENTRIES = 10, 12, 40
 
 
 class Consistency(enum.IntEnum):
@@ -84,8 +88,6 @@ class Entry(NamedTuple):
 
 
 class _Header(NamedTuple):
-    magic: bytes
-    version: int
     consistency: int
     chunk_bytes: int
     size_bytes: int
@@ -123,8 +125,6 @@ def build(subject: Subject, entries: Iterable[Entry]) -> bytearray:
 def _header_bytes(subject: Subject, entries: int) -> bytes:
     project = subject.project.encode()
     return _HEADER.pack(
-        MAGIC,
-        VERSION,
         subject.consistency,
         subject.cut.chunk_bytes,
         subject.cut.size_bytes,
@@ -154,7 +154,7 @@ class Manifest:
 
         :raises errors.CheckpointFormatError: malformed
         """
-        header = _unpacked(buffer, what)
+        header = _Header(*_HEADER.unpack(buffer, what))
         subject = _subject(header, what)
         table = memoryview(buffer)[HEADER_BYTES:]
         if header.entries > MAX_ENTRIES or len(table) != header.entries * ENTRY_BYTES:
@@ -213,18 +213,6 @@ def name_ranges(count: int) -> Iterator[range]:
         yield range(first, first + 256 // passes)
 
 
-def _unpacked(buffer: bytes | bytearray, what: str) -> _Header:
-    if not buffer.startswith(MAGIC):
-        raise errors.CheckpointFormatError(what, 0, "not a manifest")
-    if len(buffer) < HEADER_BYTES:
-        raise errors.CheckpointFormatError(what, len(buffer), "truncated in the header")
-    header = _Header(*_HEADER.unpack_from(buffer))
-    if header.version != VERSION:
-        why = f"format version {header.version} is not known (only {VERSION} is)"
-        raise errors.CheckpointFormatError(what, _AT_VERSION, why)
-    return header
-
-
 def _subject(header: _Header, what: str) -> Subject:
     try:
         consistency = Consistency(header.consistency)
@@ -234,7 +222,9 @@ def _subject(header: _Header, what: str) -> Subject:
             ids.image_id_from_bytes(header.instance),
             header.project[: header.project_bytes].decode(),
             ids.image_id_from_bytes(header.base),
-            _os_hash(header),
+            chunk_map.OsHash.unpack(
+                header.os_hash_algo, header.os_hash_value, header.os_hash_value_bytes
+            ),
             cut,
             header.taken_ms,
             consistency,
@@ -245,13 +235,6 @@ def _subject(header: _Header, what: str) -> Subject:
     if why := _fault_of_subject(subject):
         raise errors.CheckpointFormatError(what, _AT_CHUNK_BYTES, why)
     return subject
-
-
-def _os_hash(header: _Header) -> chunk_map.OsHash:
-    if header.os_hash_value_bytes > chunk_map.MAX_OS_HASH_VALUE_BYTES:
-        raise ValueError(f"an image hash of {header.os_hash_value_bytes} bytes is too long")
-    algo = header.os_hash_algo.rstrip(b"\0").decode("ascii")
-    return chunk_map.OsHash(algo, header.os_hash_value[: header.os_hash_value_bytes])
 
 
 def _fault_of_subject(subject: Subject) -> str:

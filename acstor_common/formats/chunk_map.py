@@ -22,6 +22,7 @@ from typing import NamedTuple
 import blake3
 
 from acstor_common import errors
+from acstor_common.formats import file_header
 from acstor_common.formats import layout
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -32,14 +33,14 @@ ALGORITHM_BLAKE3_256 = 1
 MAX_OS_HASH_VALUE_BYTES = 64
 MAX_SCOPE_KEYS = 8
 
-# Magic, version, CID algorithm, chunk bytes, image bytes, chunks, image ID, hash algorithm and
+# CID algorithm, chunk bytes, image bytes, chunks, image ID, hash algorithm and
 # value, length of the value, number of scope keys; disk format and length of the stored file,
 # entries of its layout; blocks and contents; the keys.
 _KEYS_BYTES = MAX_SCOPE_KEYS * ids.SCOPE_KEY_BYTES
-_HEADER = struct.Struct(f"<8sHHIQQ16s16s64sHHH2xQQII{_KEYS_BYTES}s")
-_DIGEST_BYTES = 32
-HEADER_BYTES = _HEADER.size + _DIGEST_BYTES
-TRAILER_BYTES = _DIGEST_BYTES
+_FIELDS = f"HIQQ16s16s64sHHH2xQQII{_KEYS_BYTES}s"
+_HEADER = file_header.FileHeader("a chunk map", MAGIC, VERSION, _FIELDS, errors.ChunkMapFormatError)
+HEADER_BYTES = _HEADER.size_bytes
+TRAILER_BYTES = file_header.DIGEST_BYTES
 
 PAGE_CHUNKS = layout.PAGE_CHUNKS
 """Chunks per page and CIDs per block; the last block is padded with zeros."""
@@ -49,7 +50,7 @@ NUMBER_BYTES = 4
 MAX_CHUNKS = (1 << 32) - 1
 
 # Offsets of the header's fields, for errors.
-_AT_VERSION, _AT_ALGORITHM, _AT_CHUNK_BYTES = 8, 10, 12
+_AT_ALGORITHM, _AT_CHUNK_BYTES = 10, 12
 _AT_CHUNK_COUNT, _AT_IMAGE_ID, AT_OS_HASH_ALGO, _AT_OS_HASH_LENGTH = 24, 32, 48, 128
 _AT_KEY_COUNT, _AT_DISK_FORMAT, AT_STORED_BYTES = 130, 132, 136
 _AT_BLOCKS, _AT_CONTENTS, _AT_KEYS = 152, 156, 160
@@ -75,6 +76,16 @@ class OsHash(NamedTuple):
 
     algo: str
     value: bytes
+
+    @classmethod
+    def unpack(cls, algo: bytes, value: bytes, length: int) -> "OsHash":
+        """Return the hash in a file's header, of ``length`` bytes; ValueError if it is invalid."""
+        if length > MAX_OS_HASH_VALUE_BYTES:
+            raise ValueError(f"an image hash of {length} bytes is too long")
+        found = cls(algo.rstrip(b"\0").decode("ascii", "replace"), value[:length])
+        if why := fault_of_os_hash(found):
+            raise ValueError(why)
+        return found
 
 
 UNKNOWN_OS_HASH = OsHash("", b"")
@@ -107,8 +118,6 @@ class Tables(NamedTuple):
 class _Header(NamedTuple):
     """The fields of _HEADER, in its order."""
 
-    magic: bytes
-    version: int
     algorithm: int
     chunk_bytes: int
     size_bytes: int
@@ -170,9 +179,7 @@ def header_bytes(subject: Subject, tables: Tables) -> bytes:
     why = why or _fault_of_count(cut.chunk_count)
     if why:
         raise ValueError(why)
-    fields = _HEADER.pack(
-        MAGIC,
-        VERSION,
+    return _HEADER.pack(
         ALGORITHM_BLAKE3_256,
         cut.chunk_bytes,
         cut.size_bytes,
@@ -186,7 +193,6 @@ def header_bytes(subject: Subject, tables: Tables) -> bytes:
         *tables,
         b"".join(scope_keys),
     )
-    return fields + blake3.blake3(fields).digest()
 
 
 class ChunkMap:
@@ -394,7 +400,7 @@ def subject_of(head: Buffer, what: str, expected_image_id: ids.ImageId) -> Subje
 
 def _parse_header(view: memoryview, what: str) -> tuple[Subject, Tables]:
     """Validate the header: format, then checksum, then each field."""
-    header = _unpack_header(view, what)
+    header = _Header(*_HEADER.unpack(view, what))
     if header.algorithm != ALGORITHM_BLAKE3_256:
         raise _Fault(what, _AT_ALGORITHM, f"CID algorithm {header.algorithm} is not known")
     if not geometry.is_chunk_size(header.chunk_bytes):
@@ -411,30 +417,13 @@ def _parse_header(view: memoryview, what: str) -> tuple[Subject, Tables]:
     return subject, _parse_tables(header, cut, what)
 
 
-def _unpack_header(view: memoryview, what: str) -> _Header:
-    if not view.nbytes or view[: len(MAGIC)] != MAGIC[: view.nbytes]:
-        raise _Fault(what, 0, "not a chunk map")
-    if view.nbytes < HEADER_BYTES:
-        raise _Fault(what, view.nbytes, "truncated in the header")
-    header = _Header(*_HEADER.unpack_from(view))
-    if header.version != VERSION:
-        why = f"format version {header.version} is not known (only {VERSION} is)"
-        raise _Fault(what, _AT_VERSION, why)
-    if blake3.blake3(view[: _HEADER.size]).digest() != view[_HEADER.size : HEADER_BYTES]:
-        raise _Fault(what, _HEADER.size, "the header's checksum does not match")
-    return header
-
-
 def _parse_os_hash(header: _Header, what: str) -> OsHash:
     length = header.os_hash_value_bytes
-    if length > MAX_OS_HASH_VALUE_BYTES:
-        raise _Fault(what, _AT_OS_HASH_LENGTH, f"an image hash of {length} bytes is too long")
-    algo = header.os_hash_algo.rstrip(b"\0").decode("ascii", "replace")
-    os_hash = OsHash(algo, header.os_hash_value[:length])
-    why = fault_of_os_hash(os_hash)
-    if why:
-        raise _Fault(what, AT_OS_HASH_ALGO, why)
-    return os_hash
+    try:
+        return OsHash.unpack(header.os_hash_algo, header.os_hash_value, length)
+    except ValueError as e:
+        at = _AT_OS_HASH_LENGTH if length > MAX_OS_HASH_VALUE_BYTES else AT_OS_HASH_ALGO
+        raise _Fault(what, at, str(e)) from None
 
 
 def _parse_keys(header: _Header, what: str) -> ScopeKeys:

@@ -22,6 +22,7 @@ import blake3
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
+from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
@@ -35,16 +36,19 @@ MAX_EXTENTS = 1 << 21
 """A table of 32 MiB, for 256 GiB with every second 64 KiB cluster changed."""
 MAX_VIRTUAL_BYTES = 64 << 40
 
-# Magic, version, length of the hash value, extents, disk size, bytes of data, image ID of the
+# Length of the hash value, extents, disk size, bytes of data, image ID of the
 # base, its hash algorithm and value.
-_HEADER = struct.Struct("<8sHHIQQ16s16s64s")
+_FIELDS = "HIQQ16s16s64s"
+_HEADER = file_header.FileHeader(
+    "a disk delta", MAGIC, VERSION, _FIELDS, errors.DiskDeltaFormatError, has_checksum=False
+)
 _EXTENT = struct.Struct("<QII")  # offset, length, kind
-HEADER_BYTES = _HEADER.size
+HEADER_BYTES = _HEADER.size_bytes
 EXTENT_BYTES = _EXTENT.size
 TRAILER_BYTES = 32
 
 # Offsets of the header's fields, for errors.
-_AT_VERSION, _AT_OS_HASH_LENGTH, _AT_COUNT, _AT_SIZE, _AT_DATA = 8, 10, 12, 16, 24
+_AT_OS_HASH_LENGTH, _AT_COUNT, _AT_SIZE, _AT_DATA = 10, 12, 16, 24
 _AT_OS_HASH = 48
 
 Buffer = bytes | bytearray | memoryview
@@ -242,8 +246,6 @@ def _header_bytes(head: Head) -> bytes:
     if why := chunk_map.fault_of_os_hash(head.os_hash) or _fault_of_size(head.virtual_size):
         raise ValueError(why)
     return _HEADER.pack(
-        MAGIC,
-        VERSION,
         len(head.os_hash.value),
         head.change_count,
         head.virtual_size,
@@ -313,14 +315,7 @@ class Reader:
 
 
 def _parse_head(raw: Buffer, max_virtual_bytes: int, what: str) -> Head:
-    if not raw or raw[: len(MAGIC)] != MAGIC[: len(raw)]:
-        raise _Fault(what, 0, "these are no changes")
-    if len(raw) != HEADER_BYTES:
-        raise _Fault(what, len(raw), "truncated in the header")
-    _, version, value_bytes, count, size, data_bytes, base, algo, value = _HEADER.unpack(raw)
-    if version != VERSION:
-        why = f"format version {version} is not known (only {VERSION} is)"
-        raise _Fault(what, _AT_VERSION, why)
+    value_bytes, count, size, data_bytes, base, algo, value = _HEADER.unpack(raw, what)
     if why := _fault_of_size(size, max_virtual_bytes):
         raise _Fault(what, _AT_SIZE, why)
     if count > MAX_EXTENTS:
@@ -334,10 +329,10 @@ def _parse_head(raw: Buffer, max_virtual_bytes: int, what: str) -> Head:
 def _parse_os_hash(algo: bytes, value: bytes, value_bytes: int, what: str) -> chunk_map.OsHash:
     if value_bytes > chunk_map.MAX_OS_HASH_VALUE_BYTES or any(value[value_bytes:]):
         raise _Fault(what, _AT_OS_HASH_LENGTH, f"an image hash of {value_bytes} bytes")
-    found = chunk_map.OsHash(algo.rstrip(b"\0").decode("ascii", "replace"), value[:value_bytes])
-    if why := chunk_map.fault_of_os_hash(found):
-        raise _Fault(what, _AT_OS_HASH, why)
-    return found
+    try:
+        return chunk_map.OsHash.unpack(algo, value, value_bytes)
+    except ValueError as e:
+        raise _Fault(what, _AT_OS_HASH, str(e)) from None
 
 
 def _fault_of_size(virtual_size: int, max_virtual_bytes: int = MAX_VIRTUAL_BYTES) -> str:

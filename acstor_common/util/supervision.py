@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Supervision of long-lived threads.
 
-A loop that raises is logged, counted and restarted after a pause (:mod:`restart_backoff`). A vital
+A loop that raises is logged, counted and restarted after a pause (:mod:`backoff`). A vital
 loop that keeps failing ends the process with EXIT_FAILED, and systemd restarts it.
 """
 
@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from acstor_common.util import restart_backoff
+from acstor_common.util import backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def run(
 ) -> None:
     """Run a loop in the caller's thread until it returns; see :func:`start`."""
     stopping = stopping or threading.Event()
-    again = restart_backoff.Restarts(restart_backoff.MOST_FAILURES if is_vital else None)
+    again = backoff.Restarts(backoff.MOST_FAILURES if is_vital else None)
     while not stopping.is_set():
         began_s = time.monotonic()
         try:

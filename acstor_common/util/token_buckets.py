@@ -5,11 +5,12 @@ A forgotten key starts with a full bucket; so where keys are free to choose, cal
 bucket for all keys together.  Callers pass the time: seconds of one monotonic clock.
 """
 
-import collections
 from collections.abc import Hashable
 from typing import Generic
 from typing import NamedTuple
 from typing import TypeVar
+
+from acstor_common.util import lru_table
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -35,8 +36,7 @@ class TokenBuckets(Generic[Key]):
 
     def __init__(self, rate: Rate, limit: int) -> None:
         self._rate = rate
-        self._limit = limit
-        self._levels: collections.OrderedDict[Key, tuple[float, float]] = collections.OrderedDict()
+        self._levels: lru_table.LruTable[Key, tuple[float, float]] = lru_table.LruTable(limit)
 
     def __len__(self) -> int:
         return len(self._levels)
@@ -51,9 +51,6 @@ class TokenBuckets(Generic[Key]):
         level = max(self.tokens_left(key, now) - amount, -self._rate.burst)
         _, since = self._levels.get(key, (0.0, now))
         self._levels[key] = level, max(now, since)
-        self._levels.move_to_end(key)
-        if len(self._levels) > self._limit:
-            self._levels.popitem(last=False)
 
     def try_take(self, key: Key, amount: float, now: float) -> bool:
         """Take tokens if there are enough; return whether there were."""

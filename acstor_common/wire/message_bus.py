@@ -18,6 +18,7 @@ from oslo_messaging import opts as messaging_opts
 from oslo_messaging.rpc import server as rpc_server
 
 from acstor_common import errors
+from acstor_common.util import log_limit
 from acstor_common.util import log_once
 from acstor_common.util import supervision
 from acstor_common.wire import decision_messages
@@ -176,9 +177,8 @@ class ThrottledWarnings:
     """Logs rejected messages, at most WARNINGS lines each WARNINGS_S."""
 
     def __init__(self, clock: Callable[[], float], level: int = logging.WARNING) -> None:
-        self._clock, self._since_s = clock, clock()
-        self._level = level
-        self._count = 0
+        self._clock, self._level = clock, level
+        self._limit = log_limit.LogLimit(WARNINGS_S, WARNINGS)
 
     def log_line(self, text: str, *words: object) -> None:
         """Log a line unless the limit is reached."""
@@ -187,13 +187,10 @@ class ThrottledWarnings:
 
     def take_line(self) -> bool:
         """Count a line; return whether it may be logged."""
-        if self._clock() - self._since_s >= WARNINGS_S:
-            if self._count > WARNINGS:
-                left_out = self._count - WARNINGS
-                LOG.warning("%d more messages were ignored", left_out)
-            self._since_s, self._count = self._clock(), 0
-        self._count += 1
-        return self._count <= WARNINGS
+        suppressed = self._limit.take_line(None, self._clock())
+        if suppressed:
+            LOG.warning("%d more messages were ignored", suppressed)
+        return suppressed is not None
 
 
 class _Limit(logging.Filter):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from acstor_common.util import restart_backoff
+from acstor_common.util import backoff
 from acstor_common.util import supervision
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -63,16 +63,16 @@ pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExce
 
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_a_steady_run() -> None:
-    again = restart_backoff.Restarts(most=None)
+    again = backoff.Restarts(most=None)
     pauses = [again.next_pause(0.0) for _ in range(40)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert set(pauses[7:]) == {restart_backoff.LONGEST_PAUSE_S}
-    assert again.next_pause(restart_backoff.STEADY_S) == restart_backoff.FIRST_PAUSE_S
+    assert set(pauses[7:]) == {backoff.LONGEST_PAUSE_S}
+    assert again.next_pause(backoff.STEADY_S) == backoff.FIRST_PAUSE_S
 
 
 def test_loop_that_keeps_failing_is_given_up() -> None:
-    again = restart_backoff.Restarts()
-    told = [again.next_pause(1.0) for _ in range(restart_backoff.MOST_FAILURES)]
+    again = backoff.Restarts()
+    told = [again.next_pause(1.0) for _ in range(backoff.MOST_FAILURES)]
     assert None not in told[:-1] and told[-1] is None
 
 
@@ -91,7 +91,7 @@ class Loop:
 
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restart_backoff, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 0.001)
 
 
 @pytest.mark.expect_log("a loop failed; restarting it in")
@@ -105,14 +105,14 @@ def test_failed_loop_is_logged_counted_and_run_again(short_pauses: None) -> None
 
 @pytest.mark.expect_log("a part failed; restarting it in")
 def test_loop_that_is_not_vital_is_never_given_up(short_pauses: None) -> None:
-    loop = Loop(restart_backoff.MOST_FAILURES + 1)
+    loop = Loop(backoff.MOST_FAILURES + 1)
     supervision.start("a part", loop.run, is_vital=False).join(10)
-    assert loop.runs == restart_backoff.MOST_FAILURES + 2
+    assert loop.runs == backoff.MOST_FAILURES + 2
 
 
 @pytest.mark.expect_log("a stopped loop failed; restarting it in")
 def test_loop_is_not_run_again_when_it_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restart_backoff, "FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr(backoff, "FIRST_PAUSE_S", 600.0)
     stopping, has_run = threading.Event(), threading.Event()
 
     def fail() -> None:
@@ -137,9 +137,9 @@ def test_failed_work_is_logged_and_counted() -> None:
 def test_process_ends_when_a_vital_loop_keeps_failing() -> None:
     program = (
         "import logging, threading\n"
-        "from acstor_common.util import restart_backoff, supervision\n"
+        "from acstor_common.util import backoff, supervision\n"
         "logging.basicConfig()\n"
-        "restart_backoff.FIRST_PAUSE_S = 0.001\n"
+        "backoff.FIRST_PAUSE_S = 0.001\n"
         "supervision.start('rounds', lambda: 1 / 0)\n"
         "threading.Event().wait(60)\n"
     )

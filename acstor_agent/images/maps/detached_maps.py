@@ -24,7 +24,6 @@ from typing import TypeVar
 
 import trio
 
-from acstor_agent.core import log_limit
 from acstor_agent.images.maps import map_page
 from acstor_agent.images.maps import single_flight
 from acstor_agent.sources import base
@@ -33,6 +32,7 @@ from acstor_common.formats import boot_image
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.util import log_limit
 from acstor_common.util import token_buckets
 
 LOOK_AGAIN_S = 60.0
@@ -203,7 +203,7 @@ class DetachedMaps:
         if self._looks.tokens_left(host, now) >= 1 and self._all_looks.tokens_left(None, now) >= 1:
             return
         self.refused += 1
-        if (untold := self._said.left_out(host, now)) is not None:
+        if (untold := self._said.take_line(host, now)) is not None:
             LOG.warning(
                 "%s asks for images that are not here too often, last for %s: refused (and %d "
                 "like it)",

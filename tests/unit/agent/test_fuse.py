@@ -8,12 +8,12 @@ import pyfuse3
 import pytest
 import trio
 
-from acstor_agent.core import log_limit
 from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disks
 from acstor_agent.images.image import usage
 from acstor_agent.mount import fuse
 from acstor_common import errors
+from acstor_common.util import log_limit
 from tests.fakes import one_host
 
 IMAGE = one_host.IMAGE

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core import budget
-from acstor_agent.core import log_limit
 from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
@@ -18,6 +17,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_agent.peers.connection import server_connection
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.util import log_limit
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 from tests.fakes import peer_giver

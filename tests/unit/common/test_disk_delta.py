@@ -97,7 +97,7 @@ def test_every_truncation_and_every_addition_is_noticed() -> None:
 
 
 FIELDS = [
-    (0, "B", 0, "these are no changes"),
+    (0, "B", 0, "not a disk delta"),
     (8, "H", 2, "format version 2 is not known"),
     (10, "H", 65, "an image hash of 65 bytes"),
     (10, "H", 0, "an image hash of 0 bytes"),

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bounded mapping with least-recently-used eviction."""
+
+import collections
+from collections.abc import Hashable
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class LruTable(collections.OrderedDict[K, V]):
+    """An ordered dictionary that holds at most ``limit`` entries.
+
+    Setting an entry, or reading it by :meth:`use`, makes it the most recently used; ``[]`` and
+    ``get`` do not.  Iteration begins with the least recently used.
+
+    >>> table = LruTable(limit=2)
+    >>> table["a"], table["b"] = 1, 2
+    >>> table.use("a"), table.put("c", 3), list(table)
+    (1, ('b', 2), ['a', 'c'])
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.put(key, value)
+
+    def put(self, key: K, value: V) -> tuple[K, V] | None:
+        """Set an entry; return the one that it evicted."""
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        return self.popitem(last=False) if len(self) > self._limit else None
+
+    def use(self, key: K) -> V | None:
+        """Return a value, and count it as used; None if there is none."""
+        if key not in self:
+            return None
+        self.move_to_end(key)
+        return self[key]
