@@ -31,7 +31,6 @@ from acstor_agent.disks import disks
 from acstor_agent.engine import engine
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
-from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import source_client
 from acstor_agent.images import event_fanout
 from acstor_agent.images.boot import boot_recording
@@ -160,19 +159,14 @@ class Agent:
             given_as=self._source.given_as,
         )
         self._exchange = exchange.Exchange(
-            self._host,
             nursery,
             core=core,
             cache=cache,
             source=self._source,
             net=self._peers,
-            tables=exchange.RingTables(self._ring.current_ring, self._ring.former_ring),
-            learn=self._chunk_lookup.read_map_for_peer,
-            may_refer=settings.policies(own).may_refer,
-            heard=lambda heard: self._event_fanout.listened_to(heard),
-            moved=peer_client.TransferMeters(
-                self._membership.count_received, self._membership.count_sent
-            ),
+            tables=self._ring,
+            maps=self._chunk_lookup,
+            meter=self._membership,
         )
         self._boot_sessions = boot_session.BootSessions(
             heads,
@@ -389,7 +383,7 @@ class Agent:
 
     async def _listen_to_peers(self, task_status: trio.TaskStatus[Any]) -> None:
         listeners = await peer_listener.open_at(self._conf.acstor_agent.peer_listen)
-        await self._peers.serve_forever(self._exchange.giving, listeners, task_status)
+        await self._peers.serve_forever(self._exchange.peer_server, listeners, task_status)
 
     async def stop(self) -> None:
         """Close disks and sources after the nursery has ended."""

@@ -239,6 +239,7 @@ def exchange(own: Options, *, has_others: bool, source_places: int) -> settings.
         homes_keep=chosen.homes_keep,
         run_chunks=RUN_CHUNKS,
         source_places=source_places,
+        may_refer=chosen.may_refer,
     )
 
 

@@ -22,6 +22,7 @@ class Settings(NamedTuple):
     :param homes_keep: this host caches only chunks that it is the home of
     :param run_chunks: most chunks of a new transfer
     :param source_places: concurrent source reads
+    :param may_refer: busy peers may answer with other hosts to ask
     """
 
     timeout_s: float = 10.0
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
     homes_keep: bool = False
     run_chunks: int = 1
     source_places: int = 8
+    may_refer: bool = True
 
     @property
     def learns_ring(self) -> bool:

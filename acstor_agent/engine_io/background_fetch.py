@@ -4,18 +4,15 @@
 If a run fails, its missing chunks are fetched again one by one.
 """
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Generic
 from typing import TypeVar
 
 import trio
 
 from acstor_agent.engine import actions
+from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import read_request
 from acstor_common import errors
 
@@ -26,19 +23,10 @@ Outcome = FetchedChunk | errors.AcstorError
 
 
 class BackgroundFetch(Generic[T]):
-    """Chunks that are fetched in the background; leaving the block cancels them.
+    """Chunks that are fetched in the background; leaving the block cancels them."""
 
-    :param begin: requests batches, each with a token; returns why that failed, else ""
-    :param give_up: cancels the requests of tokens
-    """
-
-    def __init__(
-        self,
-        begin: Callable[[Collection[tuple[Hashable, Sequence[read_request.ChunkRef]]]], str],
-        give_up: Callable[[Collection[Hashable]], object],
-        run_chunks: int = 1,
-    ) -> None:
-        self._begin, self._give_up, self._run_chunks = begin, give_up, run_chunks
+    def __init__(self, driver: engine_driver.EngineDriver, priority: read_request.Priority) -> None:
+        self._driver, self._priority = driver, priority
         self._left: dict[_Run[T], None] = {}
         self._left_chunks = 0
         self._came: list[tuple[T, Outcome]] = []
@@ -50,20 +38,28 @@ class BackgroundFetch(Generic[T]):
     def __exit__(self, *_: object) -> None:
         left, self._left, self._left_chunks = self._left, {}, 0
         if left:
-            self._give_up(left)
+            self._cancel_runs(left)
 
     def __len__(self) -> int:
         return self._left_chunks + len(self._came)
 
     def request_chunks(self, things: Iterable[tuple[T, read_request.ChunkRef]]) -> None:
         """Fetch chunks that are not in the cache, each for an item of the caller."""
-        self._ask([_Run(self, *run) for run in _runs(things, self._run_chunks)])
+        run_chunks = self._driver.core.context.settings.run_chunks
+        self._ask([_Run(self, *run) for run in _runs(things, run_chunks)])
+
+    def _cancel_runs(self, runs: "Iterable[_Run[T]]") -> None:
+        self._driver.handle_event(self._driver.core.cancel_reads, *runs)
 
     def _ask(self, runs: "list[_Run[T]]") -> None:
         self._left.update(dict.fromkeys(runs))
         self._left_chunks += sum([len(run.wants) for run in runs])
-        if runs and (why := self._begin([(run, run.wants) for run in runs])):
-            self._give_up(runs)  # cancel what was started before the engine failed
+        if not runs:
+            return
+        batches = [(run, run.wants) for run in runs]
+        request = self._driver.core.request_batches
+        if why := self._driver.handle_event(request, batches, self._priority):
+            self._cancel_runs(runs)  # what was started before the engine failed
             for run in runs:
                 self._take(run, actions.Complete(run, [], read_request.Failure.UNREACHABLE, why))
 

@@ -4,20 +4,13 @@
 Chunks that cannot be stored are still given to their readers.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-import trio
-
 from acstor_agent.cache import cache_files
-from acstor_agent.core import counters
 from acstor_agent.core.cache import public_cache
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
-from acstor_agent.engine import engine
+from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import read_request
 from acstor_agent.runtime import disk_io
-from acstor_agent.runtime import fault_log
 
 Priority = read_request.Priority
 
@@ -36,19 +29,10 @@ _KEEP = public_cache.KeepClass.BORROWED, public_cache.KeepClass.HOME
 class CacheWriter:
     """Carries out ``Store``."""
 
-    def __init__(
-        self,
-        feed: Callable[..., str],
-        core: engine.Engine,
-        cache: cache_files.CacheFiles,
-        nursery: trio.Nursery,
-        counters: counters.ExchangeCounters,
-        faults: fault_log.FaultLog,
-    ) -> None:
-        self._feed, self._core, self._cache, self._nursery = feed, core, cache, nursery
-        self._counters, self._faults = counters, faults
+    def __init__(self, driver: engine_driver.EngineDriver, cache: cache_files.CacheFiles) -> None:
+        self._driver, self._core, self._cache = driver, driver.core, cache
         self._is_full = False
-        self.doing: dict[type, Callable[[Any], None]] = {actions.Store: self._store}
+        driver.on_action(actions.Store, self._store)
 
     def _store(self, store: actions.Store) -> None:
         stored: list[actions.Arrived] = []
@@ -61,12 +45,12 @@ class CacheWriter:
                 if at:
                     some.append(run if len(at) == len(are_kept) else run.select(at))
         if stored:
-            self._feed(self._core.chunks_stored, stored)
+            self._driver.handle_event(self._core.chunks_stored, stored)
         if refused:
-            self._feed(self._core.not_stored, refused)
+            self._driver.handle_event(self._core.not_stored, refused)
         if not self._is_full and not self._cache.has_room:
             self._is_full = True
-            self._nursery.start_soon(self._wait_for_room)
+            self._driver.nursery.start_soon(self._wait_for_room)
 
     def _keep(self, run: actions.Arrived) -> list[bool]:
         """Count and store chunks; return of each whether it is in the cache now."""
@@ -80,7 +64,7 @@ class CacheWriter:
         try:
             stored = self._cache.store_all(chunks, _KEEP[run.is_kept])
         except Exception as error:  # as if the cache were full
-            self._faults.record_fault("storing chunks", error)
+            self._driver.faults.record_fault("storing chunks", error)
             return [cid in self._cache for cid in cids]
         if len(stored) == len(cids):
             return stored
@@ -91,15 +75,15 @@ class CacheWriter:
         total = sum([ref.length for ref in run.refs])
         if run.is_own:
             (_, origin), image_id = run.chunks[0], run.refs[0].image_id
-            self._counters.fetched[image_id].add(origin, total, len(run.refs))
+            self._driver.counters.fetched[image_id].add(origin, total, len(run.refs))
             if run.priority is Priority.ADVERTISED:
-                self._counters.prefetched_bytes += total
+                self._driver.counters.prefetched_bytes += total
         if run.giver is None:
-            self._counters.source_bytes += total
+            self._driver.counters.source_bytes += total
 
     async def _wait_for_room(self) -> None:
         """Stop prefetches until the disk has caught up."""
-        self._feed(self._core.has_room, False)
+        self._driver.handle_event(self._core.has_room, False)
         await self._cache.wait_for_room()
         self._is_full = False
-        self._feed(self._core.has_room, True)
+        self._driver.handle_event(self._core.has_room, True)

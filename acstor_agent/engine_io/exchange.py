@@ -5,22 +5,16 @@
 the engine selects peers (``peer_client``) or the source (``source_reader``); the bytes are
 verified, stored (``cache_writer``), and complete the request. Requests of peers enter at
 ``peer_server``.
-
-Nothing here waits except one timer; reads of the source and of the disk have tasks of their own.
 """
 
-import collections
 import itertools
 import logging
 import math
 from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
-from typing import NamedTuple
 
 import trio
 
@@ -31,19 +25,18 @@ from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.engine_io import cache_writer
+from acstor_agent.engine_io import engine_driver
+from acstor_agent.engine_io import map_lookup
 from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import peer_server
 from acstor_agent.engine_io import read_request
 from acstor_agent.engine_io import source_reader
 from acstor_agent.peers import peer_network
 from acstor_agent.runtime import disk_io
-from acstor_agent.runtime import fault_log
 from acstor_agent.sources import base
-from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.model import segments
-from acstor_common.ring import hash_ring
 from acstor_common.util import log_limit
 from acstor_common.wire import peer_wire
 
@@ -56,16 +49,7 @@ Origin = counters.Origin
 
 AHEAD = 64
 """Concurrent prefetched chunks of each priority: 4 MiB, as 1 Gbit/s moves in 34 ms."""
-LOOK_AT_TABLES_S = 1.0
-"""Interval at which v-node tables are checked while idle."""
-STOOD_STILL_S, HEAR_S = 0.01, 0.05
-"""A host that wakes so much late was stalled: it first processes messages for HEAR_S."""
 TELLS_EVERY_S = 60.0
-
-
-Event = Callable[..., list[actions.Action]]
-"""A method of the engine."""
-
 
 _Segment = tuple[chunk_map.ChunkMap, int, list[chunk_ref.ChunkRef]]
 """Chunk map, segment length, and references to the chunks of a segment."""
@@ -73,126 +57,34 @@ SEGMENTS = 64
 """Segments whose references are cached: a read and its readahead may share one."""
 
 
-class RingTables(NamedTuple):
-    """The v-node tables: the current one, and the former one while it counts."""
-
-    current: Callable[[], hash_ring.Ring]
-    former: Callable[[], hash_ring.Ring | None]
-    look_s: float = LOOK_AT_TABLES_S  # interval of checks while idle
-
-
-class Exchange:
-    """The exchange of this host; keep :meth:`run` running.
-
-    :param nursery: runs reads of the source and of the disk
-    :param learn: looks up the contents of images that are not attached
-    :param heard: called with accepted announcements and eviction hints
-    """
+class Exchange(engine_driver.EngineDriver):
+    """The exchange of this host; keep :meth:`run` running."""
 
     def __init__(
         self,
-        here: ids.HostId,
         nursery: trio.Nursery,
         *,
         core: engine.Engine,
         cache: cache_files.CacheFiles,
         source: base.Source,
         net: peer_network.PeerNetwork,
-        tables: RingTables,
-        learn: peer_server.Learn,
-        may_refer: bool = True,
-        heard: Callable[[actions.Heard], None] = lambda heard: None,
-        moved: peer_client.TransferMeters = peer_client.UNCOUNTED,
+        tables: engine_driver.RingTables,
+        maps: map_lookup.ImageMaps,
+        meter: peer_client.TransferMeter | None = None,
     ) -> None:
-        self.core = core
-        self.counters = counters.ExchangeCounters()
-        self.faults = fault_log.FaultLog()
-        self.clock = trio.lowlevel.current_clock().current_time
-        self._nursery, self._cache = nursery, cache
-        known = core.context.ring
-        self._tables, self._in_force = tables, (known.table, known.former)
+        super().__init__(core, tables, nursery)
+        self._cache = cache
         self._names = core.rights.names
         self._segments: dict[tuple[ids.ImageId, int], _Segment] = {}
-        self._events: collections.deque[tuple[Event, tuple[Any, ...]]] = collections.deque()
-        self._is_feeding = False
-        self._sleep, self._look_s, self._due_s = trio.CancelScope(), math.inf, math.inf
         self._log_limit = log_limit.LogLimit(TELLS_EVERY_S)
-        self._source_reader = source_reader.SourceReader(
-            self.handle_event, core, source, nursery, self.counters, self.faults
-        )
-        self._cache_writer = cache_writer.CacheWriter(
-            self.handle_event, core, cache, nursery, self.counters, self.faults
-        )
-        self._peer_client = peer_client.PeerClient(
-            here, self.handle_event, core, net, may_refer, moved, self.counters
-        )
-        self.giving = peer_server.PeerServer(
-            self.handle_event, core, cache, nursery, learn, moved, self.counters, self.faults
-        )
-        self._doing: dict[type, Callable[[Any], None]] = {
-            actions.Complete: self._complete,
-            actions.Told: self._tell_waiter,
-            actions.Heard: heard,
-            actions.LeftAlone: self._log_backoff,
-            **self._cache_writer.doing,
-            **self._source_reader.doing,
-            **self._peer_client.doing,
-            **self.giving.doing,
-        }
-
-    # Events
-
-    def handle_event(self, event: Event, *what: Any) -> str:
-        """Feed an event to the engine and carry out its actions, then those they cause.
-
-        :return: why the engine failed (logged already); empty on success, or for a nested event
-        """
-        if self._is_feeding:
-            self._events.append((event, what))
-            return ""
-        self._is_feeding = True
-        try:
-            current, former = self._tables.current(), self._tables.former()
-            if self._in_force[0] is not current or self._in_force[1] is not former:
-                self._in_force = current, former
-                self._feed(self.core.table_changed, self._in_force)
-            why = self._feed(event, what)
-            while self._events:
-                self._feed(*self._events.popleft())
-        finally:
-            self._is_feeding = False
-        due_s = self.core.next_s
-        due_s = self._look_s if due_s is None else min(due_s, self._look_s)
-        if due_s != self._due_s:
-            self._due_s = self._sleep.deadline = due_s
-        return why
-
-    def _feed(self, event: Event, what: tuple[Any, ...]) -> str:
-        why = ""
-        try:
-            found = event(self.clock(), *what)
-        except Exception as error:  # only what it was about ends
-            why = self.faults.record_fault(f"the exchange, told {event.__name__}", error)
-            found = self.core.recover_from_fault(self.clock(), why)
-        for action in found:
-            try:
-                self._doing[type(action)](action)
-            except Exception as error:  # the others are still carried out
-                self.faults.record_fault(f"the exchange's {type(action).__name__}", error)
-        return why
-
-    async def run(self) -> None:
-        """Feed due timers to the engine, for ever."""
-        while True:
-            self._look_s = self.clock() + self._tables.look_s
-            self._due_s = min(self.core.next_s or self._look_s, self._look_s)
-            self._sleep = trio.CancelScope(deadline=self._due_s)
-            with self._sleep:
-                await trio.sleep_forever()
-            stood_still = self.clock() > self._due_s + STOOD_STILL_S
-            await trio.sleep(HEAR_S if stood_still else 0)  # process arrived messages first
-            if why := self.handle_event(self.core.run_due_timers):
-                raise errors.LocalProtocolError(f"the exchange's timer failed: {why}")
+        self._source_reader = source_reader.SourceReader(self, source)
+        self._cache_writer = cache_writer.CacheWriter(self, cache)
+        self._peer_client = peer_client.PeerClient(self, net, meter)
+        self.peer_server = peer_server.PeerServer(self, cache, maps, meter)
+        self.on_action(actions.Complete, self._complete)
+        self.on_action(actions.Told, self._tell_waiter)
+        self.on_action(actions.LeftAlone, self._log_backoff)
+        self.on_action(actions.Heard, lambda heard: None)  # EventFanout takes them
 
     # Local readers
 
@@ -296,17 +188,14 @@ class Exchange:
         :param is_patient: retry while bytes may still arrive, if a guest waits
         :param told: called with what is waited for, each time that all providers failed
         """
-        wish = read_request.ReadRequest(wants, deadline_s, told, self._give_up)
+        wish = read_request.ReadRequest(self, wants, deadline_s, told)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
             self.core.request_chunks, wants, priority, wish, until_s, is_patient, guest
         ):
-            self._give_up(wish)  # cancel what was started before the engine failed
+            wish.cancel()  # what was started before the engine failed
             wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
         return wish
-
-    def _give_up(self, wish: read_request.ReadRequest) -> None:
-        self.handle_event(self.core.cancel_reads, wish)
 
     async def fetch_chunk(
         self,
@@ -327,15 +216,7 @@ class Exchange:
 
     def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
         """Return a background fetch; ``priority`` is one of the engine's prefetch limits."""
-
-        def begin(batches: Collection[tuple[Hashable, Sequence[chunk_ref.ChunkRef]]]) -> str:
-            return self.handle_event(self.core.request_batches, batches, priority)
-
-        def give_up(tokens: Collection[Hashable]) -> None:
-            self.handle_event(self.core.cancel_reads, *tokens)
-
-        run_chunks = self.core.context.settings.run_chunks
-        return background_fetch.BackgroundFetch(begin, give_up, run_chunks)
+        return background_fetch.BackgroundFetch(self, priority)
 
     def bring_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
         """Prefetch chunks that a guest is about to read; failures are not reported."""

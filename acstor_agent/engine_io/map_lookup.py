@@ -4,29 +4,33 @@
 One task serves each image and connection with waiting requests.
 """
 
-from collections.abc import Awaitable
-from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Protocol
 
 import trio
 
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import engine
 from acstor_agent.engine import priority as priority_
+from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import read_request
 from acstor_agent.runtime import disk_io
-from acstor_agent.runtime import fault_log
 from acstor_common import errors
 from acstor_common.model import ids
 
-Learn = Callable[[ids.HostId, ids.ImageId, int, int], Awaitable[ids.Content]]
-"""Looks up the content of a range for a host; raises errors.ChunkUnavailable."""
-
 Failure = read_request.Failure
+
+
+class ImageMaps(Protocol):
+    """Chunk maps, which may have to be read from the source."""
+
+    async def read_map_for_peer(
+        self, host: ids.HostId, image_id: ids.ImageId, offset: int, length: int
+    ) -> ids.Content:
+        """Return the content at a range; raises errors.ChunkUnavailable."""
 
 
 def stream_of(host: ids.HostId, priority: priority_.Priority) -> requests.Stream:
@@ -55,17 +59,10 @@ class _ConnectionLookups:
 class MapLookup:
     """The look-ups under way."""
 
-    def __init__(
-        self,
-        feed: Callable[..., str],
-        core: engine.Engine,
-        nursery: trio.Nursery,
-        learn: Learn,
-        faults: fault_log.FaultLog,
-    ) -> None:
-        self._feed, self._core, self._nursery = feed, core, nursery
-        self._learn, self._faults = learn, faults
+    def __init__(self, driver: engine_driver.EngineDriver, maps: ImageMaps) -> None:
+        self._driver, self._core, self._maps = driver, driver.core, maps
         self._lookups: dict[Hashable, _ConnectionLookups] = {}
+        driver.on_action(actions.LookUp, self.start_lookup)
 
     def start_lookup(self, look_up: actions.LookUp) -> None:
         """Look up the contents of requests, and feed them as they are found."""
@@ -76,7 +73,9 @@ class MapLookup:
             look = looks.of_image.get(request.image_id)
             if look is None:
                 look = looks.of_image[request.image_id] = _ImageLookup(request.image_id)
-                self._nursery.start_soon(self._run_lookup, look_up.connection, look_up.host, look)
+                self._driver.nursery.start_soon(
+                    self._run_lookup, look_up.connection, look_up.host, look
+                )
             look.requests.update(dict.fromkeys(request.numbers, request))
             looks.of_number.update(dict.fromkeys(request.numbers, look))
 
@@ -115,7 +114,7 @@ class MapLookup:
                     del look.requests[number]
                     self._lookups[connection].of_number.pop(number, None)
                 if waiting:
-                    self._feed(self._core.looked_up, connection, [(request, found)])
+                    self._driver.handle_event(self._core.looked_up, connection, [(request, found)])
             self._end_task(connection, look)
 
     async def _look_up(
@@ -125,12 +124,12 @@ class MapLookup:
         try:
             with disk_io.use_stream(stream_of(host, request.priority)):
                 return [
-                    await self._learn(host, request.image_id, offset, length)
+                    await self._maps.read_map_for_peer(host, request.image_id, offset, length)
                     for offset, length in request.iter_ranges()
                 ]
         except errors.AcstorError as error:
             why = read_request.failure_of(error)
             return () if why is Failure.MISSING else why
         except Exception as error:
-            self._faults.record_fault("a look at an image", error)
+            self._driver.faults.record_fault("a look at an image", error)
             return Failure.UNREACHABLE

@@ -7,18 +7,17 @@ No byte from a peer is used before it matches the requested CID.
 import functools
 import logging
 import math
-from collections.abc import Callable
 from collections.abc import Sequence
-from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 import trio
 
 from acstor_agent.core import counters
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import engine
 from acstor_agent.engine import priority
+from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import read_request
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import client_connection
@@ -36,19 +35,19 @@ HEARS = 4096
 """Hosts whose callback is cached."""
 
 
-class TransferMeters(NamedTuple):
-    """Callbacks that count bytes of chunks by peer.
+class TransferMeter(Protocol):
+    """Counts bytes of chunks by peer."""
 
-    :param received: gets host, bytes (wrong ones too), and the summed seconds of the requests that
-        a guest waited for, None for others. For a cancelled request it gets the seconds with 0
-        bytes.
-    """
+    def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
+        """Count received bytes, wrong ones too.
 
-    received: Callable[[ids.HostId, int, float | None], None]
-    sent: Callable[[ids.HostId, int], None]
+        :param took_s: the summed seconds of the requests that a guest waited for, None for others;
+            for a cancelled request it gets the seconds with 0 bytes
+        """
 
+    def count_sent(self, peer: ids.HostId, count: int) -> None:
+        """Count sent bytes."""
 
-UNCOUNTED = TransferMeters(lambda host, count, took_s: None, lambda host, count: None)
 
 FAILURES = {
     peer_wire.RefuseCode.MISSING: Failure.MISSING,
@@ -79,24 +78,17 @@ class PeerClient:
 
     def __init__(
         self,
-        here: ids.HostId,
-        feed: Callable[..., str],
-        core: engine.Engine,
+        driver: engine_driver.EngineDriver,
         net: peer_network.PeerNetwork,
-        may_refer: bool,
-        moved: TransferMeters,
-        counters: counters.ExchangeCounters,
+        meter: TransferMeter | None,
     ) -> None:
-        self._here, self._feed, self._core, self._net = here, feed, core, net
-        self._may_refer, self._moved, self._counters = may_refer, moved, counters
+        self._driver, self._core, self._net, self._meter = driver, driver.core, net, meter
         self._callbacks: dict[ids.HostId, client_connection.Hear] = {}
         self._asked: dict[int, SentRequest] = {}
-        self.doing: dict[type, Callable[[Any], None]] = {
-            actions.Ask: self._ask,
-            actions.Cancel: self._cancel,
-            actions.Hurry: lambda hurry: net.hurry_requests(hurry.host, hurry.numbers),
-            actions.Tell: self._tell,
-        }
+        driver.on_action(actions.Ask, self._ask)
+        driver.on_action(actions.Cancel, self._cancel)
+        driver.on_action(actions.Hurry, lambda hurry: net.hurry_requests(hurry.host, hurry.numbers))
+        driver.on_action(actions.Tell, self._tell)
 
     def _address_of(self, host: ids.HostId) -> str | None:
         tables = self._core.context.ring
@@ -109,24 +101,25 @@ class PeerClient:
         host, address = ask.host, self._address_of(ask.host)
         if address is None:  # it has left both tables
             lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.iter_chunks()]
-            self._feed(self._core.peer_refused, host, lost)
+            self._driver.handle_event(self._core.peer_refused, host, lost)
             return
         hear = self._callbacks.get(host)
         if hear is None:
             if len(self._callbacks) >= HEARS:
                 self._callbacks.clear()  # created again on demand
             hear = self._callbacks[host] = functools.partial(self._hear, host)
-        now, timeout_ms = trio.current_time(), int(1000 * self._core.context.requests_out.timeout_s)
+        context, now = self._core.context, trio.current_time()
+        timeout_ms = int(1000 * context.requests_out.timeout_s)
         urgent: list[peer_wire.Request] = []
         others: list[peer_wire.Request] = []
         for attempt in ask.attempts:
             priority, mode = PRIORITIES[attempt.priority], attempt.mode
             since_s = now if priority is _URGENT else None
             some = urgent if priority is _URGENT else others
-            wire_mode = mode if self._may_refer else mode.plain
+            wire_mode = mode if context.settings.may_refer else mode.plain
             for run in chunk_ref.runs(attempt.numbers, attempt.refs):
                 cids = b"".join([ref.cid for ref in run.refs])
-                proof = peer_wire.proof_of(cids, self._here, host)
+                proof = peer_wire.proof_of(cids, context.ring.here, host)
                 place = run.number, run.image_id, run.offset, run.length
                 how = wire_mode, priority, timeout_ms, run.chunk_bytes
                 request = peer_wire.Request(*place, proof, *how)
@@ -145,8 +138,8 @@ class PeerClient:
             given_up_s = now - since_s if since_s is not None else math.inf
             if given_up_s < self._core.context.requests_out.timeout_s:  # else it timed out
                 took_s += given_up_s
-        if took_s:
-            self._moved.received(cancel.host, 0, took_s)
+        if took_s and self._meter is not None:
+            self._meter.count_received(cancel.host, 0, took_s)
         self._net.cancel_requests(cancel.host, cancel.numbers)
 
     def _hear(self, host: ids.HostId, answers: list[client_connection.Answer]) -> None:
@@ -162,18 +155,18 @@ class PeerClient:
             if self._asked.pop(number, None) is None:
                 continue
             if isinstance(answer, peer_wire.Refer):
-                self._counters.referrals += 1
-                self._feed(self._core.peer_referred, host, number, answer.hosts)
+                self._driver.counters.referrals += 1
+                self._driver.handle_event(self._core.peer_referred, host, number, answer.hosts)
             else:
                 failed.append((number, _failure_of(answer)))
-        if moved:
-            self._count(host, moved)
+        if moved and self._meter is not None:
+            _count_received(self._meter, host, moved)
         if came:
-            self._feed(self._core.chunks_arrived, host, came)
+            self._driver.handle_event(self._core.chunks_arrived, host, came)
         if failed:
-            self._feed(self._core.peer_refused, host, failed)
+            self._driver.handle_event(self._core.peer_refused, host, failed)
         if not answers:
-            self._feed(self._core.keep_alive_received, host)
+            self._driver.handle_event(self._core.keep_alive_received, host)
 
     def _take(
         self,
@@ -203,17 +196,7 @@ class PeerClient:
             else:
                 came.append((number, read_request.FetchedChunk(data, origin)))
                 right_bytes += len(data)
-        self._counters.relayed_bytes += right_bytes if asked.mode is _RELAYED else 0
-
-    def _count(self, host: ids.HostId, moved: list[tuple[int, float | None]]) -> None:
-        """Count received bytes, each with the time of its request if a guest waited."""
-        now, count = trio.current_time(), sum(length for length, _ in moved)
-        timed = [(length, asked_s) for length, asked_s in moved if asked_s is not None]
-        waited_for = sum(length for length, _ in timed)
-        if waited_for:
-            self._moved.received(host, waited_for, sum(now - asked_s for _, asked_s in timed))
-        if count > waited_for:
-            self._moved.received(host, count - waited_for, None)
+        self._driver.counters.relayed_bytes += right_bytes if asked.mode is _RELAYED else 0
 
     # Announcements
 
@@ -228,9 +211,9 @@ class PeerClient:
         news += [peer_wire.EvictionHint(tell.evictable, length)] if tell.evictable else []
         for one in news:
             self._net.send_announcement(tell.host, address, one)
-        self._counters.advertised += segments.count(tell.here)
-        self._counters.taken_back += segments.count(tell.gone)
-        self._counters.copies_told += segments.count(tell.evictable)
+        self._driver.counters.advertised += segments.count(tell.here)
+        self._driver.counters.taken_back += segments.count(tell.gone)
+        self._driver.counters.copies_told += segments.count(tell.evictable)
 
     def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
         """Send a message to a host, if it is on the table and not in backoff."""
@@ -244,3 +227,16 @@ def _failure_of(answer: peer_wire.Refuse | client_connection.RequestLost) -> Fai
         return FAILURES[answer.code]
     LOG.debug("%s", answer.failure)
     return Failure.UNREACHABLE
+
+
+def _count_received(
+    meter: TransferMeter, host: ids.HostId, moved: list[tuple[int, float | None]]
+) -> None:
+    """Count received bytes, each with the time of its request if a guest waited."""
+    now, count = trio.current_time(), sum(length for length, _ in moved)
+    timed = [(length, asked_s) for length, asked_s in moved if asked_s is not None]
+    timed_bytes = sum(length for length, _ in timed)
+    if timed_bytes:
+        meter.count_received(host, timed_bytes, sum(now - asked_s for _, asked_s in timed))
+    if count > timed_bytes:
+        meter.count_received(host, count - timed_bytes, None)

@@ -5,32 +5,27 @@ The engine authorizes requests (``engine.serve.authorization``).
 """
 
 import logging
-from collections.abc import Callable
 from collections.abc import Sequence
-from typing import Any
 
 import trio
 
 from acstor_agent.cache import cache_files
-from acstor_agent.core import counters
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
-from acstor_agent.engine import engine
 from acstor_agent.engine import priority
+from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import map_lookup
 from acstor_agent.engine_io import peer_client
 from acstor_agent.engine_io import read_request
 from acstor_agent.engine_io import send_progress
 from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import disk_io
-from acstor_agent.runtime import fault_log
 from acstor_common.model import ids
 from acstor_common.util import log_limit
 from acstor_common.wire import peer_wire
 
 LOG = logging.getLogger(__name__)
 
-Learn = map_lookup.Learn
 Failure = read_request.Failure
 _CODES = {
     Failure.MISSING: peer_wire.RefuseCode.MISSING,
@@ -49,29 +44,20 @@ class PeerServer:
 
     def __init__(
         self,
-        feed: Callable[..., str],
-        core: engine.Engine,
+        driver: engine_driver.EngineDriver,
         cache: cache_files.CacheFiles,
-        nursery: trio.Nursery,
-        learn: Learn,
-        moved: peer_client.TransferMeters,
-        counters: counters.ExchangeCounters,
-        faults: fault_log.FaultLog,
+        maps: map_lookup.ImageMaps,
+        meter: peer_client.TransferMeter | None,
     ) -> None:
-        self._feed, self._core, self._cache, self._nursery = feed, core, cache, nursery
-        self._moved, self._counters, self._faults = moved, counters, faults
+        self._driver, self._core, self._cache, self._meter = driver, driver.core, cache, meter
         self._warned = log_limit.LogLimit(WARN_EVERY_S)
-        self._looking = map_lookup.MapLookup(feed, core, nursery, learn, faults)
-        self._reads: dict[server_connection.ServerConnection, dict[int, trio.CancelScope]] = {}
-        self._delivering = send_progress.SendProgress(feed, core, self._reads.__contains__, faults)
-        nursery.start_soon(self._delivering.run)
-        self.doing: dict[type, Callable[[Any], None]] = {
-            actions.Reply: self._reply,
-            actions.Watch: self._delivering.watch_connections,
-            actions.LookUp: self._looking.start_lookup,
-            actions.Alive: self._show_life,
-            actions.Drop: self._drop,
-        }
+        self._map_lookup = map_lookup.MapLookup(driver, maps)
+        self._reads: dict[send_progress.Connection, dict[int, trio.CancelScope]] = {}
+        self._send_progress = send_progress.SendProgress(driver, self._reads)
+        driver.nursery.start_soon(self._send_progress.run)
+        driver.on_action(actions.Reply, self._reply)
+        driver.on_action(actions.Alive, self._send_keepalives)
+        driver.on_action(actions.Drop, self._drop)
 
     # Events of connections
 
@@ -96,10 +82,10 @@ class PeerServer:
         self, connection: server_connection.ServerConnection, asked: list[chunk_ref.Request]
     ) -> None:
         """Feed requests; if the engine fails, again one by one, to end only the bad one."""
-        if not self._feed(self._core.peer_asked, connection, connection.host, asked):
+        if not self._driver.handle_event(self._core.peer_asked, connection, connection.host, asked):
             return
         numbers = [number for one in asked for number in one.numbers]
-        self._feed(self._core.peer_cancelled, connection, numbers)
+        self._driver.handle_event(self._core.peer_cancelled, connection, numbers)
         if len(asked) == 1:
             code = peer_wire.RefuseCode.UNREACHABLE
             self._send(connection, [peer_wire.Refuse(number, code) for number in numbers])
@@ -111,38 +97,38 @@ class PeerServer:
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
         """See :meth:`server_connection.RequestHandler.requests_cancelled`."""
-        self._looking.forget_requests(connection, request_ids)
+        self._map_lookup.forget_requests(connection, request_ids)
         if (reads := self._reads.get(connection)) is not None:
             for number in request_ids:
                 if (scope := reads.pop(number, None)) is not None:
                     scope.cancel()
             self._note_reads(connection)
-        self._feed(self._core.peer_cancelled, connection, request_ids)
+        self._driver.handle_event(self._core.peer_cancelled, connection, request_ids)
 
     def requests_hurried(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
         """See :meth:`server_connection.RequestHandler.requests_hurried`."""
-        self._feed(self._core.peer_hurried, connection, request_ids)
+        self._driver.handle_event(self._core.peer_hurried, connection, request_ids)
 
     def connection_ended(self, connection: server_connection.ServerConnection) -> None:
         """See :meth:`server_connection.RequestHandler.connection_ended`."""
-        self._looking.connection_ended(connection)
+        self._map_lookup.connection_ended(connection)
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
-        if self._feed(self._core.peer_left, connection):
-            self._feed(self._core.peer_left, connection)  # it is not reported again
-        self._delivering.forget_connection(connection)
+        if self._driver.handle_event(self._core.peer_left, connection):
+            self._driver.handle_event(self._core.peer_left, connection)  # it is not reported again
+        self._send_progress.forget_connection(connection)
 
     def answers_drained(self, connection: server_connection.ServerConnection) -> None:
         """See :meth:`server_connection.RequestHandler.answers_drained`."""
-        self._delivering.look_soon(connection)
+        self._send_progress.look_soon(connection)
 
     # Actions
 
     def _reply(self, reply: actions.Reply) -> None:
-        connection: Any = reply.connection
-        self._looking.forget_requests(connection, (answer.number for answer in reply.answers))
+        connection: server_connection.ServerConnection = reply.connection  # type: ignore[assignment]
+        self._map_lookup.forget_requests(connection, (answer.number for answer in reply.answers))
         answers: list[server_connection.Answer] = []
         here: list[actions.Given] = []
         for answer in reply.answers:
@@ -160,7 +146,7 @@ class PeerServer:
             if data is None:
                 scope = trio.CancelScope()
                 self._reads.setdefault(connection, {})[given.number] = scope
-                self._nursery.start_soon(self._read, connection, given, scope)
+                self._driver.nursery.start_soon(self._read, connection, given, scope)
             else:
                 answers.append(_answer(given, data))
         self._send(connection, answers)
@@ -203,13 +189,13 @@ class PeerServer:
             try:
                 data = await self._cache.read_chunk(given.want.cid)
             except Exception as error:
-                self._faults.record_fault("a chunk for a peer", error)
+                self._driver.faults.record_fault("a chunk for a peer", error)
         reads = self._reads.get(connection, {})
         if reads.get(given.number) is not scope:
             return  # cancelled; the number may belong to another request
         del reads[given.number]
         if data is None:
-            self._feed(self._core.could_not_read, connection, given.number)
+            self._driver.handle_event(self._core.could_not_read, connection, given.number)
         else:
             self._send(connection, [_answer(given, data)])
         self._note_reads(connection)
@@ -217,7 +203,7 @@ class PeerServer:
     def _note_reads(self, connection: server_connection.ServerConnection) -> None:
         if not self._reads.get(connection):
             self._reads.pop(connection, None)
-            self._delivering.look_soon(connection)
+            self._send_progress.look_soon(connection)
 
     def _send(
         self,
@@ -227,9 +213,10 @@ class PeerServer:
         given = [one for one in answers if isinstance(one, peer_wire.Chunk)]
         if given:
             total = sum([len(one.data) for one in given])
-            self._counters.served_chunks += sum([one.chunks for one in given])
-            self._counters.served_bytes += total
-            self._moved.sent(connection.host, total)
+            self._driver.counters.served_chunks += sum([one.chunks for one in given])
+            self._driver.counters.served_bytes += total
+            if self._meter is not None:
+                self._meter.count_sent(connection.host, total)
         connection.send_answers(answers)
 
     def _warn(self, host: ids.HostId, request: chunk_ref.Request, why: str) -> None:
@@ -240,13 +227,13 @@ class PeerServer:
                 *(host, request.length, request.image_id, request.offset, why, untold),
             )
 
-    def _show_life(self, alive: actions.Alive) -> None:
-        connection: Any
-        for connection in alive.connections:
+    def _send_keepalives(self, alive: actions.Alive) -> None:
+        connection: server_connection.ServerConnection
+        for connection in alive.connections:  # type: ignore[assignment]
             connection.send_messages(peer_wire.Ping(0))
 
     def _drop(self, drop: actions.Drop) -> None:
-        connection: Any = drop.connection
+        connection: server_connection.ServerConnection = drop.connection  # type: ignore[assignment]
         LOG.warning("Connection of %s dropped: %s", connection.peer, drop.why)
         connection.close()
 

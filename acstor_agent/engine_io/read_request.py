@@ -12,6 +12,7 @@ from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
+from acstor_agent.engine_io import engine_driver
 from acstor_common import errors
 
 Failure = failure.Failure
@@ -35,17 +36,17 @@ class ReadRequest:
     :param told: called with what is waited for
     """
 
-    __slots__ = ("_answer", "_came", "_deadline_s", "_give_up", "tell", "wants")
+    __slots__ = ("_answer", "_came", "_deadline_s", "_driver", "tell", "wants")
 
     def __init__(
         self,
+        driver: engine_driver.EngineDriver,
         wants: Sequence[ChunkRef],
         deadline_s: float,
         told: Callable[[str], None],
-        give_up: Callable[["ReadRequest"], None],
     ) -> None:
         self.wants, self.tell = wants, told
-        self._deadline_s, self._give_up = deadline_s, give_up
+        self._deadline_s, self._driver = deadline_s, driver
         self._came = trio.Event()
         self._answer: actions.Complete | None = None
 
@@ -54,7 +55,11 @@ class ReadRequest:
 
     def __exit__(self, *_: object) -> None:
         if self._answer is None:
-            self._give_up(self)
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the read."""
+        self._driver.handle_event(self._driver.core.cancel_reads, self)
 
     def complete(self, answer: actions.Complete) -> None:
         """Take the answer."""

@@ -9,15 +9,14 @@ cannot be polled counts as delivered, to free its slots.
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Hashable
 from typing import Protocol
 
 import trio
 
 from acstor_agent.engine import actions
-from acstor_agent.engine import engine
-from acstor_agent.runtime import fault_log
+from acstor_agent.engine_io import engine_driver
 
 LOOK_FIRST_S, LOOK_LONGEST_S = 0.001, 0.008
 """First and longest interval of polls: 64 KiB take 0.05 ms at 10 Gbit/s, 21 ms at 25 Mbit/s."""
@@ -38,22 +37,16 @@ class Connection(Hashable, Protocol):
 class SendProgress:
     """Polls connections; keep :meth:`run` running.
 
-    :param is_read_for: returns whether a chunk is being read that a connection will send
+    :param reading: the connections for which chunks are being read from the cache
     """
 
-    def __init__(
-        self,
-        feed: Callable[..., str],
-        core: engine.Engine,
-        is_read_for: Callable[[Hashable], bool],
-        faults: fault_log.FaultLog,
-    ) -> None:
-        self._feed, self._core, self._faults = feed, core, faults
-        self._is_read_for = is_read_for
+    def __init__(self, driver: engine_driver.EngineDriver, reading: Container[Connection]) -> None:
+        self._driver, self._core, self._reading = driver, driver.core, reading
         self._watched: dict[Connection, bool] = {}  # and whether a poll is scheduled
         self._due: list[tuple[float, int, float, Connection]] = []
         self._number = itertools.count()
         self._sleep = trio.CancelScope()
+        driver.on_action(actions.Watch, self.watch_connections)
 
     def watch_connections(self, watch: actions.Watch) -> None:
         """Poll connections until everything has arrived on them."""
@@ -100,14 +93,14 @@ class SendProgress:
             else:
                 self._put(now, min(2 * wait_s, LOOK_LONGEST_S), connection)
         if arrived:
-            self._feed(self._core.answers_delivered, arrived, late_s)
+            self._driver.handle_event(self._core.answers_delivered, arrived, late_s)
 
     def _is_waited_for(self, connection: Connection) -> bool:
-        return self._is_read_for(connection) or not connection.is_drained
+        return connection in self._reading or not connection.is_drained
 
     def _has_arrived(self, connection: Connection) -> bool:
         try:
             return connection.is_delivered
         except Exception as error:  # free its slots
-            self._faults.record_fault("looking whether a peer has its answers", error)
+            self._driver.faults.record_fault("looking whether a peer has its answers", error)
             return True

@@ -2,7 +2,6 @@
 """Reads the source for the engine: one task for each range."""
 
 import collections
-from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -10,13 +9,11 @@ import trio
 from acstor_agent.core import counters
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.engine import actions
-from acstor_agent.engine import engine
+from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import read_request
-from acstor_agent.runtime import fault_log
 from acstor_agent.sources import base
 from acstor_common.model import ids
 
-Feed = Callable[..., str]
 Klass = requests.Klass
 Priority = read_request.Priority
 
@@ -34,27 +31,16 @@ _KLASSES = {
 class SourceReader:
     """The reads of the source under way; ``said`` has the last error for each image."""
 
-    def __init__(
-        self,
-        feed: Feed,
-        core: engine.Engine,
-        source: base.Source,
-        nursery: trio.Nursery,
-        counters: counters.ExchangeCounters,
-        faults: fault_log.FaultLog,
-    ) -> None:
-        self._feed, self._core, self._source = feed, core, source
-        self._nursery, self._counters, self._faults = nursery, counters, faults
+    def __init__(self, driver: engine_driver.EngineDriver, source: base.Source) -> None:
+        self._driver, self._core, self._source = driver, driver.core, source
         self._scopes: dict[int, trio.CancelScope] = {}
         self.said: collections.OrderedDict[ids.ImageId, str] = collections.OrderedDict()
-        self.doing: dict[type, Callable[[Any], None]] = {
-            actions.ReadSource: self._begin,
-            actions.CancelRead: self._cancel,
-        }
+        driver.on_action(actions.ReadSource, self._begin)
+        driver.on_action(actions.CancelRead, self._cancel)
 
     def _begin(self, read: actions.ReadSource) -> None:
         self._scopes[read.number] = trio.CancelScope()
-        self._nursery.start_soon(self._read, read)
+        self._driver.nursery.start_soon(self._read, read)
 
     def _cancel(self, cancel: actions.CancelRead) -> None:
         if (scope := self._scopes.get(cancel.number)) is not None:
@@ -77,12 +63,12 @@ class SourceReader:
                 await self._source.read_pieces(blob, pieces, told, requester)
         except Exception as error:
             self._record_error(
-                read.image_id, self._faults.record_fault("a read of the source", error)
+                read.image_id, self._driver.faults.record_fault("a read of the source", error)
             )
         finally:
             del self._scopes[read.number]
             if left:
-                self._feed(self._core.source_ended, read.number)
+                self._driver.handle_event(self._core.source_ended, read.number)
 
     def _told(self, read: actions.ReadSource, began_s: float, answers: base.Answers) -> None:
         gave: list[tuple[int, Any]] = []
@@ -96,9 +82,9 @@ class SourceReader:
                 given_bytes += len(outcome)
                 gave.append((number, read_request.FetchedChunk(outcome, counters.Origin.SOURCE)))
         if read.priority.is_urgent:
-            self._counters.source_timed_bytes += given_bytes
-            self._counters.source_s += given * (trio.current_time() - began_s)
-        self._feed(self._core.source_read_progressed, read.number, gave)
+            self._driver.counters.source_timed_bytes += given_bytes
+            self._driver.counters.source_s += given * (trio.current_time() - began_s)
+        self._driver.handle_event(self._core.source_read_progressed, read.number, gave)
 
     def _record_error(self, image_id: ids.ImageId, why: str) -> None:
         self.said[image_id] = why

@@ -28,6 +28,7 @@ class EventFanout:
     ) -> None:
         self._sharing, self._is_for_others = sharing, is_for_others
         self._chunks, self._images, self._cache = chunks, images, cache
+        chunks.on_action(actions.Heard, self.listened_to)
 
     def announcement_received(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Process an unsolicited message of a peer."""

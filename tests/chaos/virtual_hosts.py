@@ -254,19 +254,17 @@ class Host:
                 has_others=True,
                 topology=settings.topology,
                 homes_keep=settings.homes_keep,
+                may_refer=settings.may_refer,
             ),
         )
         self.chunks = exchange.Exchange(
-            here,
             nursery,
             core=core,
             cache=self.cache,
             source=self.source,
             net=self.net,
-            tables=exchange.RingTables(self.rings.current_ring, self.rings.former_ring),
-            learn=self.naming.read_map_for_peer,
-            may_refer=settings.may_refer,
-            heard=lambda heard: self.news.listened_to(heard),
+            tables=self.rings,
+            maps=self.naming,
         )
         self.waiting = read_admission.ReadAdmission()
         self.boots = boot_session.BootSessions(
@@ -279,7 +277,7 @@ class Host:
             frame_patience_s=PATIENCE_S,
             clock=self._clock,
         )
-        self.server = Server(self.chunks.giving, rng)
+        self.server = Server(self.chunks.peer_server, rng)
         self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache)
         self.cache.on_gone(self.news.chunk_evicted)
         self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
@@ -342,7 +340,7 @@ class Host:
             "transfers": len(self.chunks.core),
             "reads of the source": len(self.chunks._source_reader._scopes),
             "asked": len(self.chunks._peer_client._asked),
-            "reads for peers": len(self.chunks.giving._reads),
+            "reads for peers": len(self.chunks.peer_server._reads),
             "begun for peers": sum(
                 receiver.begun for receiver in self.chunks.core.requests.receivers.values()
             ),

@@ -5,6 +5,8 @@ import contextlib
 import pathlib
 import random
 from collections.abc import AsyncIterator
+from collections.abc import Awaitable
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +21,6 @@ from acstor_agent.engine import placement
 from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
-from acstor_agent.engine_io import peer_client
-from acstor_agent.engine_io import peer_server
 from acstor_agent.peers.connection import client_connection
 from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
@@ -168,7 +168,7 @@ class Net:
                 (self._here, host), Connection(cloud, self._here, host)
             )
             connection.hears.update({one.request_id: hear for one in left})
-            cloud.hosts[host].giving.requests_received(
+            cloud.hosts[host].peer_server.requests_received(
                 connection,  # type: ignore[arg-type]
                 left,
                 trio.current_time(),
@@ -179,20 +179,53 @@ class Net:
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if connection.hears.pop(number, None)]
-            self._cloud.soon(self._cloud.hosts[host].giving.requests_cancelled, connection, known)
+            self._cloud.soon(
+                self._cloud.hosts[host].peer_server.requests_cancelled, connection, known
+            )
 
     def hurry_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """See ``PeerNetwork.hurry_requests``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if number in connection.hears]
-            self._cloud.soon(self._cloud.hosts[host].giving.requests_hurried, connection, known)
+            self._cloud.soon(
+                self._cloud.hosts[host].peer_server.requests_hurried, connection, known
+            )
 
     def send_announcement(self, host: ids.HostId, address: str, news: Any) -> None:
         """See ``PeerNetwork.send_announcement``."""
         self._cloud.told.append((self._here, host, news))
         if self._cloud.is_heard:
             self._cloud.soon(self._cloud.hosts[host].announcement_received, self._here, news)
+
+
+class View:
+    """The tables that a host sees."""
+
+    def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
+        self._cloud, self._here = cloud, here
+
+    def current_ring(self) -> hash_ring.Ring:
+        """Return the current table."""
+        return self._cloud.views.get(self._here, (self._cloud.ring, None))[0]
+
+    def former_ring(self) -> hash_ring.Ring | None:
+        """Return the one before it."""
+        return self._cloud.views.get(self._here, (None, self._cloud.former))[1]
+
+
+class Meter:
+    """Notes what a host receives."""
+
+    def __init__(self, cloud: "Cloud", here: ids.HostId) -> None:
+        self._cloud, self._here = cloud, here
+
+    def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
+        """Note received bytes."""
+        self._cloud.moved.append((self._here, peer, count, took_s))
+
+    def count_sent(self, peer: ids.HostId, count: int) -> None:
+        """Note nothing."""
 
 
 class Cloud:
@@ -224,7 +257,7 @@ class Cloud:
         self.moved: list[tuple[str, str, int, float | None]] = []
         self.is_heard = True
         self.unattached: set[ids.ImageId] = set()
-        self.learn: peer_server.Learn = self._nothing
+        self.learn: Callable[..., Awaitable[ids.Content]] = self._nothing
         self.connections: dict[tuple[str, str], Connection] = {}
         self.views: dict[str, tuple[hash_ring.Ring, hash_ring.Ring | None]] = {}
         self.former: hash_ring.Ring | None = None
@@ -266,7 +299,8 @@ class Cloud:
             return None
         return self.contents.get((image_id, offset), ids.Content(ids.ZERO_CID))
 
-    async def _learn(self, host: ids.HostId, *place: Any) -> ids.Content:
+    async def read_map_for_peer(self, host: ids.HostId, *place: Any) -> ids.Content:
+        """Look up what a host wants of an image that is not attached."""
         return await self.learn(host, *place)
 
     async def _nothing(self, host: ids.HostId, *place: Any) -> ids.Content:
@@ -280,9 +314,6 @@ class Cloud:
         return base.Wrapper(self.source), lambda image_id, offset: placement.SourceAccess.IN_PARTS
 
     def _host(self, here: ids.HostId) -> exchange.Exchange:
-        def view() -> tuple[hash_ring.Ring, hash_ring.Ring | None]:
-            return self.views.get(here, (self.ring, self.former))
-
         source, given_as = self._source_of(here)
         core = engine.Engine(
             here,
@@ -296,17 +327,14 @@ class Cloud:
             settings=settings.Settings(**self.chosen),
         )
         made = exchange.Exchange(
-            here,
             self.nursery,
             core=core,
             cache=self.caches[here],
             source=source,
             net=self._net(here),
-            tables=exchange.RingTables(lambda: view()[0], lambda: view()[1]),
-            learn=self._learn,
-            moved=peer_client.TransferMeters(
-                lambda *what: self.moved.append((here, *what)), lambda host, count: None
-            ),
+            tables=View(self, here),
+            maps=self,
+            meter=Meter(self, here),
         )
         self.caches[here].on_gone(made.chunk_evicted)
         self.nursery.start_soon(made.run)

@@ -81,6 +81,20 @@ def boot_image_of(
     return b"".join(writer.iter_parts())
 
 
+class OneTable:
+    """A v-node table that never changes."""
+
+    def __init__(self, table: hash_ring.Ring) -> None:
+        self._table = table
+
+    def current_ring(self) -> hash_ring.Ring:
+        """Return it."""
+        return self._table
+
+    def former_ring(self) -> None:
+        """Return that there was none before it."""
+
+
 class OneHost:
     """The parts of a host, and what its source holds and was asked for.
 
@@ -124,15 +138,13 @@ class OneHost:
         )
         self.net = peer_network.PeerNetwork(here, may_speak=lambda host, not_before_s: "")
         self.chunks = exchange.Exchange(
-            here,
             nursery,
             core=core,
             cache=self.cache,
             source=base.Wrapper(self.source),
             net=self.net,
-            tables=exchange.RingTables(lambda: table, lambda: None, look_s=math.inf),
-            learn=self.naming.read_map_for_peer,
-            heard=lambda heard: self.news.listened_to(heard),
+            tables=OneTable(table),
+            maps=self.naming,
         )
         self.news = event_fanout.EventFanout(self.chunks, self.mirrors, self.cache)
         self.cache.on_gone(self.chunks.chunk_evicted)
@@ -202,7 +214,7 @@ async def one_host(
     async with trio.open_nursery() as nursery:
         host = OneHost(folder, nursery, limit_bytes, is_keeping, may_grow, shares, table)
         await nursery.start(host.cache.run)
-        nursery.start_soon(host.chunks.run)
+        nursery.start_soon(host.chunks.run, math.inf)
         try:
             yield host
         finally:

@@ -6,40 +6,30 @@ import pytest
 from acstor_agent.core import counters
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
+from acstor_agent.engine import priority
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.engine_io import read_request
 from acstor_common import errors
 from tests.fakes import one_machine
+from tests.fakes import quiet_driver
 
-RUN_CHUNKS = 4
 GONE = failure.Failure.MISSING
-
-
-class Core:
-    """Notes what is asked for, and what is given up."""
-
-    def __init__(self):
-        self.runs, self.given_up, self.why = [], [], ""
-
-    def begin(self, batches):
-        """Have batches brought."""
-        self.runs += [run for run, _ in batches]
-        return self.why
-
-    def numbers(self):
-        """Return what was asked for together since the last call."""
-        runs, self.runs = self.runs, []
-        return [[*run.things] for run in runs]
 
 
 @pytest.fixture
 def core():
-    return Core()
+    return quiet_driver.QuietDriver()
 
 
 @pytest.fixture
 def ahead(core):
-    return background_fetch.BackgroundFetch(core.begin, core.given_up.extend, RUN_CHUNKS)
+    return background_fetch.BackgroundFetch(core, priority.Priority.WHOLE)
+
+
+def numbers_of(core):
+    """Return what was asked for together since the last call."""
+    runs, core.runs = core.runs, []
+    return [[*run.things] for run in runs]
 
 
 def ask(ahead, numbers, image=one_machine.IMAGE):
@@ -62,13 +52,13 @@ def fetched(number):
 )
 def test_chunks_that_lie_side_by_side_are_wanted_together(core, ahead, numbers, runs):
     ask(ahead, numbers)
-    assert core.numbers() == runs and len(ahead) == len(numbers) == len(ahead.missing_items())
+    assert numbers_of(core) == runs and len(ahead) == len(numbers) == len(ahead.missing_items())
 
 
 def test_chunks_of_two_images_are_no_run(core, ahead):
     wants = [one_machine.chunk(0), one_machine.chunk(1, one_machine.OTHER)]
     ahead.request_chunks(enumerate(wants))
-    assert core.numbers() == [[0], [1]]
+    assert numbers_of(core) == [[0], [1]]
 
 
 async def test_each_chunk_of_a_run_that_came_is_told_of(core, ahead):
@@ -82,12 +72,12 @@ async def test_each_chunk_of_a_run_that_came_is_told_of(core, ahead):
 async def test_what_fails_of_a_run_is_asked_for_again_each_by_itself(core, ahead):
     ask(ahead, range(4))
     (run,) = core.runs
-    core.numbers()
+    numbers_of(core)
     some = [fetched(0), None, fetched(2), None]
     run.complete(actions.Complete(run, some, GONE, "gone"))
     assert await ahead.wait_for_arrivals() == [(0, fetched(0)), (2, fetched(2))] and len(ahead) == 2
     one, three = core.runs
-    assert core.numbers() == [[1], [3]]
+    assert numbers_of(core) == [[1], [3]]
     one.complete(actions.Complete(one, [fetched(1)], None, ""))
     three.complete(actions.Complete(three, [None], GONE, "gone"))
     (good, bad) = await ahead.wait_for_arrivals()
@@ -100,9 +90,9 @@ async def test_who_leaves_gives_up_the_runs_that_are_left(core, ahead):
         ask(ahead, range(8))
         first, second = core.runs
         first.complete(actions.Complete(first, [*map(fetched, range(4))], None, ""))
-    assert core.given_up == [second]
+    assert core.cancelled == [second]
     second.complete(actions.Complete(second, [], GONE, ""))
-    assert core.numbers() == [[0, 1, 2, 3], [4, 5, 6, 7]]  # none again
+    assert numbers_of(core) == [[0, 1, 2, 3], [4, 5, 6, 7]]  # none again
 
 
 async def test_run_that_cannot_be_asked_for_fails_as_a_whole(core, ahead):

@@ -61,7 +61,8 @@ class Peer:
     """A peer that asks ``h1`` on one connection after the other."""
 
     def __init__(self, cloud):
-        self._cloud, self.giving = cloud, cloud.hosts[HERE].giving
+        self._cloud, self.host = cloud, cloud.hosts[HERE]
+        self.giving = self.host.peer_server
         self.heard = []
         self.connect()
 
@@ -153,7 +154,7 @@ async def test_answers_that_hang_on_the_disk_are_waited_for_without_looking(
     disk, peer, some = hung_disk(cloud), Peer(cloud), requests(range(4))
     connection = peer.connection = Looked(peer.connection)
     await peer.ask(some)
-    peer.giving.doing[actions.Watch](actions.Watch([connection]))
+    peer.host.carry_out(actions.Watch([connection]))
     await trio.sleep(10)
     assert disk.under_way and not connection.looks
     await (peer.cancel(some) if end == "cancel" else peer.leave())
@@ -167,7 +168,7 @@ async def test_connection_is_looked_at_less_and_less_often_and_not_while_somethi
     peer = Peer(cloud)
     connection, giving = Looked(peer.connection), peer.giving
     connection.is_drained = connection.is_there = False
-    giving.doing[actions.Watch](actions.Watch([connection]))
+    peer.host.carry_out(actions.Watch([connection]))
     await trio.sleep(10)
     assert not connection.looks
     began_s = trio.current_time()
@@ -188,7 +189,7 @@ async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock)
     peer = Peer(cloud)
     connection = Looked(peer.connection)
     connection.is_there = False
-    peer.giving.doing[actions.Watch](actions.Watch([connection]))
+    peer.host.carry_out(actions.Watch([connection]))
     await trio.sleep(0.1)
     peer.giving.connection_ended(connection)
     told = len(connection.looks)

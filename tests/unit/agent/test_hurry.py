@@ -45,7 +45,7 @@ class Joined(exchange_cloud.Cloud):
         for name, net in self.nets.items():
             await self.nursery.start(net.run)
             listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-            await self.nursery.start(net.serve_forever, self.hosts[name].giving, listeners)
+            await self.nursery.start(net.serve_forever, self.hosts[name].peer_server, listeners)
             table.append(hash_ring.RingHost(name, nets.address_of(listeners[0]), 100))
         self.ring = hash_ring.Ring(2, tuple(table))
 

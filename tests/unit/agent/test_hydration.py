@@ -28,6 +28,7 @@ from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 from tests.fakes import one_host
+from tests.fakes import quiet_driver
 
 IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
 MIB = geometry.MIB
@@ -536,7 +537,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
 
 def _never(priority):
     """Ask nobody."""
-    return background_fetch.BackgroundFetch(lambda wants: "", lambda tokens: None)
+    return background_fetch.BackgroundFetch(quiet_driver.QuietDriver(), priority)
 
 
 async def test_image_can_be_hurried_before_it_was_promised(keeper):

@@ -34,7 +34,7 @@ class Asker:
             mode, priority = peer_wire.Mode.HOME_ONLY, peer_wire.Priority.PEER
             requests.append(peer_wire.Request(number, *place, proof, mode, priority, 5000))
             self.connection.hears[number] = self.heard.extend
-        self.cloud.hosts[GIVER].giving.requests_received(
+        self.cloud.hosts[GIVER].peer_server.requests_received(
             self.connection, requests, trio.current_time()
         )
 
