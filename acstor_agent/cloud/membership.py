@@ -76,8 +76,8 @@ class Membership:
         show: Callable[[str, str], None],
     ) -> None:
         own = conf.acstor_agent
-        self._conf, self._here = conf, here
-        self.identity, self._rings = identity, rings
+        self._conf, self.host = conf, here
+        self.identity, self.rings = identity, rings
         self._sender = message_signing.Sender(self.identity)
         self._credentials = credentials.Credentials(
             identity, vault_paths.PROTOCOL, certificates.GRACE_S
@@ -104,7 +104,7 @@ class Membership:
                 token.run_sync_soon(show, _BUS, why)
 
         try:
-            return bus.open_bus(self._here, conf.config_file or [], conf.config_dir or [], tell)
+            return bus.open_bus(self.host, conf.config_file or [], conf.config_dir or [], tell)
         except errors.Unusable as e:
             note(_BUS, f"{e}; it is not looked at before a restart")
             return None
@@ -141,7 +141,7 @@ class Membership:
             return
         own = self._conf.acstor_agent
         self.decision = decision_link.DecisionLink(
-            self._here,
+            self.host,
             settings.reachable_at(own),
             own.location,
             message_bus=self._bus,
@@ -151,7 +151,7 @@ class Membership:
             cids=cids,
             files=self.identity,
             sender=self._sender,
-            rings=self._rings,
+            rings=self.rings,
             images=images,
             take_task=take_task,
             boots=boots,
@@ -160,10 +160,10 @@ class Membership:
 
     def delegated_host(self, image_id: ids.ImageId) -> str:
         """Describe which other host downloads an image for all; empty: this one may."""
-        home = placement.image_home(self._rings.current_ring(), image_id)
+        home = placement.image_home(self.rings.current_ring(), image_id)
         if home is None and self.has_others:
             return "there is no v-node table yet, which says what host reads it for all"
-        return "" if home in (None, self._here) else f"{home} reads it as one stream, for all hosts"
+        return "" if home in (None, self.host) else f"{home} reads it as one stream, for all hosts"
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None) -> None:
         """Count bytes of a chunk from a peer; see :class:`decision_link.DecisionLink`."""

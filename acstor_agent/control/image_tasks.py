@@ -18,9 +18,10 @@ import msgspec
 import trio
 
 from acstor_agent.control import control_socket
+from acstor_agent.control import disk_requests
+from acstor_agent.control import image_requests
 from acstor_agent.core import counters
 from acstor_agent.images.boot import boot_recording
-from acstor_agent.images.image import mirrors
 from acstor_agent.images.prefetch import boot_image_prefetch
 from acstor_agent.images.read import mirror
 from acstor_common import errors
@@ -45,13 +46,6 @@ use; then the most recently used.
 LOOK_AGAIN_S = 15.0
 """Interval at which images without tasks are examined; 10,000 chunks take 1 ms."""
 
-Bring = Callable[[str, control_socket.Report], Awaitable[Mapping[str, int]]]
-"""Runs a task, reports its progress, and returns the bytes done."""
-Fetched = Callable[[ids.ImageId], counters.Tally | None]
-Wish = Callable[[decision_messages.ImageTask], Awaitable[object]]
-"""Applies a short task about the fill of an image."""
-WholeOf = Callable[[ids.ImageId], fill_progress.FillStatus]
-
 
 class _BootImageTask(NamedTuple):
     """A boot image to prefetch, and when this host was told."""
@@ -61,38 +55,22 @@ class _BootImageTask(NamedTuple):
 
 
 class ImageTasks:
-    """The tasks of this host.
-
-    :param pre_seed: fetches and pins an image
-    :param flatten: copies an image into the disks based on it
-    :param wish: runs all other tasks
-    :param fetched: returns what this host fetched of an image
-    :param whole_of: returns the fill status of an image; thread-safe
-    :param bases: returns the images that disks here are based on; thread-safe
-    :param ahead: prefetches boot images
-    """
+    """The tasks of this host."""
 
     def __init__(
         self,
-        images: mirrors.Mirrors,
+        images: image_requests.ImageRequests,
+        disks: disk_requests.DiskRequests,
         recording: boot_recording.BootRecording,
-        pre_seed: Bring,
-        flatten: Bring,
-        wish: Wish,
-        fetched: Fetched,
-        whole_of: WholeOf,
-        bases: Callable[[], Iterable[ids.ImageId]],
-        ahead: boot_image_prefetch.BootAhead,
+        boot_prefetch: boot_image_prefetch.BootAhead,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._images, self._recording = images, recording
+        self._images, self._recording, self._boot_prefetch = images, recording, boot_prefetch
         self._kinds = {
-            decision_messages.TaskKind.PRE_SEED: pre_seed,
-            decision_messages.TaskKind.FLATTEN: flatten,
+            decision_messages.TaskKind.PRE_SEED: images.pre_seed,
+            decision_messages.TaskKind.FLATTEN: disks.flatten_disks,
         }
-        self._apply_task, self._ahead = wish, ahead
-        self._fetched, self._whole_of, self._clock = fetched, whole_of, clock
-        self._bases = bases
+        self._clock = clock
         self._progress = collections.OrderedDict[str, decision_messages.TaskProgress]()
         self._held: dict[str, decision_messages.HeldImage] = {}
         self._changed: set[str] = set()
@@ -116,7 +94,7 @@ class ImageTasks:
             self._changed.add(task.image_id)
             return
         is_ahead = task.kind is decision_messages.TaskKind.PREFETCH_BOOT_IMAGE
-        if is_ahead and not self._ahead.is_for(task):
+        if is_ahead and not self._boot_prefetch.is_for(task):
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
         if not is_ahead or told is None or told.kind is task.kind:
@@ -144,13 +122,15 @@ class ImageTasks:
 
     async def _prefetch_boot_images(self) -> None:
         async for task, told_s in self._to_come:
-            await trio.sleep_until(told_s + self._ahead.delay_s())
-            await self._run_task(task, functools.partial(self._ahead.prefetch_boot_image, task))
+            await trio.sleep_until(told_s + self._boot_prefetch.delay_s())
+            await self._run_task(
+                task, functools.partial(self._boot_prefetch.prefetch_boot_image, task)
+            )
 
     async def _run_fill_tasks(self) -> None:
         async for task in self._fill_tasks:
             try:
-                await self._apply_task(task)
+                await self._images.apply_image_task(task)
             except (errors.AcstorError, ValueError, OSError) as e:
                 self._fail(task, str(e))
             else:
@@ -247,22 +227,20 @@ class ImageTasks:
 
     def _reported(self) -> set[str]:
         """Return the images to report: MOST_IMAGES here, and those with tasks."""
-        here = self._local_images()
+        here = self._images.list_local()
         if len(here) > MOST_IMAGES:
             here = set(sorted(here, key=self._rank_of, reverse=True)[:MOST_IMAGES])
         return {*here, *list(self._progress)}
 
-    def _local_images(self) -> set[ids.ImageId]:
-        return {*self._images.list_attached(), *self._bases()}
-
     def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, bool, int, str]:
-        whole, touched_ns = self._whole_of(image_id), self._images.touched_ns(image_id)
+        whole = self._images.fill_report(image_id)
+        touched_ns = self._images.mirrors.touched_ns(image_id)
         return whole.is_used and not whole.is_fully_cached, whole.is_used, touched_ns, image_id
 
     def _describe_changed(self, changed: set[str]) -> dict[str, decision_messages.HeldImage] | None:
         """Return the images to report, with changed ones updated; None if none changed."""
         present, held = self._reported(), self._held
-        whole_of = {one: self._whole_of(ids.parse_image_id(one)) for one in present}
+        whole_of = {one: self._images.fill_report(ids.parse_image_id(one)) for one in present}
         turned = {one for one, whole in whole_of.items() if self._differs(held.get(one), whole)}
         if not changed and not turned:
             return None
@@ -279,9 +257,9 @@ class ImageTasks:
     def _describe(self, wanted: Iterable[str]) -> dict[str, decision_messages.HeldImage]:
         found = {}
         for image_id in map(ids.parse_image_id, wanted):
-            image, told = self._images.get_nowait(image_id), self._progress.get(image_id)
-            whole = self._whole_of(image_id)
-            found[str(image_id)] = held_image(image, self._fetched(image_id), whole, told)
+            image, told = self._images.mirrors.get_nowait(image_id), self._progress.get(image_id)
+            whole = self._images.fill_report(image_id)
+            found[str(image_id)] = held_image(image, self._images.fetched(image_id), whole, told)
         return found
 
 

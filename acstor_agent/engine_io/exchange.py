@@ -34,6 +34,7 @@ from acstor_agent.engine_io import source_reader
 from acstor_agent.peers import peer_network
 from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
+from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.model import segments
@@ -231,9 +232,9 @@ class Exchange(engine_driver.EngineDriver):
         told = [news.chunks if isinstance(news, kind) else () for kind in kinds]
         self.handle_event(self.core.announcement_received, host, *told, news.segment_chunks)
 
-    def broke_rules(self, host: ids.HostId, why: str) -> None:
+    def broke_rules(self, host: ids.HostId, error: errors.RemoteProtocolError) -> None:
         """Record that an asked peer broke the protocol."""
-        self.handle_event(self.core.broke_rules, host, why)
+        self.handle_event(self.core.broke_rules, host, error.why)
 
     def announcement_lost(self, host: ids.HostId) -> None:
         """Record that a peer may not have received announcements."""

@@ -16,7 +16,10 @@ from acstor_common.wire import peer_wire
 
 
 class EventFanout:
-    """Distributes events to the exchange and to the images concerned."""
+    """Distributes events to the exchange and to the images concerned.
+
+    It subscribes to announcements of the exchange and to evictions of the cache.
+    """
 
     def __init__(
         self,
@@ -29,6 +32,7 @@ class EventFanout:
         self._sharing, self._is_for_others = sharing, is_for_others
         self._chunks, self._images, self._cache = chunks, images, cache
         chunks.on_action(actions.Heard, self.listened_to)
+        cache.on_gone(self.chunk_evicted)
 
     def announcement_received(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Process an unsolicited message of a peer."""

@@ -54,7 +54,6 @@ BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
 class PeerNetwork:
     """Client and server of the peer protocol; ``credentials`` None: insecure mode.
 
-    :param unheard: called with a host that may have missed announcements
     :param hosts_at: returns the number of admitted hosts at an address (``handshake_limits``)
     :param turn_s: returns how long the current turn of the event loop has lasted
     """
@@ -64,9 +63,6 @@ class PeerNetwork:
         host_id: ids.HostId,
         *,
         may_speak: MaySpeak,
-        heard: Heard = lambda host, news: None,
-        broke_rules: BrokeRules = lambda host, error: None,
-        unheard: Callable[[ids.HostId], None] = lambda host: None,
         credentials: Credentials | None = None,
         ring_epoch: Callable[[], int] = lambda: 0,
         hosts_at: Callable[[str], int] = lambda ip: 0,
@@ -75,7 +71,7 @@ class PeerNetwork:
         traffic: traffic_control.Traffic | None = None,
     ) -> None:
         self._host_id = host_id
-        self._heard, self._broke_rules, self._unheard = heard, broke_rules, unheard
+        self.subscribe()
         self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
         self._may_speak = may_speak
@@ -97,6 +93,20 @@ class PeerNetwork:
         self._nursery: trio.Nursery | None = None
         self._giver: server_connection.RequestHandler
         self._scopes: set[trio.CancelScope] = set()
+
+    def subscribe(
+        self,
+        *,
+        heard: Heard = lambda host, news: None,
+        broke_rules: BrokeRules = lambda host, error: None,
+        unheard: Callable[[ids.HostId], None] = lambda host: None,
+    ) -> None:
+        """Set the callbacks for events of peers, before any connection.
+
+        :param heard: called with a host and its announcement
+        :param unheard: called with a host that may have missed announcements
+        """
+        self._heard, self._broke_rules, self._unheard = heard, broke_rules, unheard
 
     @property
     def connections(self) -> tuple[int, int]:

@@ -223,8 +223,6 @@ class Host:
         self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
         self.net = peer_network.PeerNetwork(
             here,
-            heard=lambda host, news: self.news.announcement_received(host, news),
-            unheard=lambda host: self.chunks.announcement_lost(host),
             may_speak=self.rings.may_speak,
             ring_epoch=lambda: self.rings.ring.epoch,
             hosts_at=self.rings.hosts_at,
@@ -234,7 +232,8 @@ class Host:
         self.source = source_client.SourceClient(
             [deadline_source.DeadlineSource(source, 2.0) for source in sources], jitter=rng.random
         )
-        self.images = mirrors.Mirrors(folder / "maps", self.source, self._make_mirror)
+        self.images = mirrors.Mirrors(folder / "maps", self.source)
+        self.images.make_with(self._make_mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery, self._clock)
         self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.promises.pinned_of)
         self._named.restore_names(self.cache.iter_cids())
@@ -279,7 +278,9 @@ class Host:
         )
         self.server = Server(self.chunks.peer_server, rng)
         self.news = event_fanout.EventFanout(self.chunks, self.images, self.cache)
-        self.cache.on_gone(self.news.chunk_evicted)
+        self.net.subscribe(
+            heard=self.news.announcement_received, unheard=self.chunks.announcement_lost
+        )
         self.opened = reattach.Reattach(self.images, self.waiting, float("inf"), LOST_AFTER_S)
         self._keep_whole(rng)
 

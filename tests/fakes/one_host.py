@@ -125,7 +125,8 @@ class OneHost:
             folder / "cache", limit_bytes, geometry.MIB, io=self.io, pins=self.promises.pins
         )
         here = ids.HostId("h1")
-        self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source), self._mirror)
+        self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source))
+        self.mirrors.make_with(self._mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery)
         self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.promises.pinned_of)
         core = engine.Engine(
@@ -147,7 +148,6 @@ class OneHost:
             maps=self.naming,
         )
         self.news = event_fanout.EventFanout(self.chunks, self.mirrors, self.cache)
-        self.cache.on_gone(self.chunks.chunk_evicted)
         self.ahead: readahead.Predictor = readahead.ReadAhead(0)
         self.waiting = read_admission.ReadAdmission(deadline_s=DEADLINE_S)
         self.now_s = 0.0

@@ -48,12 +48,10 @@ class Mirrors:
         self,
         folder: pathlib.Path,
         source: base.Source,
-        make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]],
         claim: Callable[[ids.ImageId], object] = lambda image_id: None,
     ) -> None:
         self._folder = folder
         self._source = source
-        self._make = make
         self._claim = claim
         self._mirrors: dict[ids.ImageId, mirror.Mirror] = {}
         self._attaching: dict[ids.ImageId, trio.Lock] = {}
@@ -65,6 +63,10 @@ class Mirrors:
         self._new: set[ids.ImageId] = set()
         self._coming_bytes = 0  # of maps that are being downloaded
         self._subjects: dict[ids.ImageId, chunk_map.Subject] = {}  # of images that are not open
+
+    def make_with(self, make: Callable[[chunk_map.ChunkMap], Awaitable[mirror.Mirror]]) -> None:
+        """Set what makes the mirror of a chunk map, before any image is attached."""
+        self._make = make
 
     def list_attached(self) -> list[ids.ImageId]:
         """Return the attached images, read since the start or not; from any thread."""

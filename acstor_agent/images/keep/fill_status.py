@@ -186,11 +186,3 @@ def fill_report(
         )
     why = shown["why"][: fill_progress.MAX_WHY]
     return msgspec.convert({**shown, "is_used": is_used, "why": why}, fill_progress.FillStatus)
-
-
-def local_images(telling: Callable[[], FillStatus | None]) -> replication.LocalImages:
-    """Return the state of local images for peers; empty before it is known."""
-    return replication.LocalImages(
-        lambda: found.images_in_use() if (found := telling()) else [],
-        lambda image_id: found.share_of(image_id) if (found := telling()) else None,
-    )

@@ -105,6 +105,10 @@ class Hydration:
             look_at_unwritten=self._filler.look_at_unwritten,
             clock=clock,
         )
+        if sharing is not None:
+            sharing.local = replication.LocalImages(
+                self.telling.images_in_use, self.telling.share_of
+            )
         self._attach_by_s = math.inf
         self._changed = trio.Event()
         self._has_begun = False

@@ -94,12 +94,13 @@ class Replication:
         *,
         current_ring: Callable[[], hash_ring.Ring],
         tell: Callable[[ids.HostId, peer_wire.News], None],
-        own: LocalImages,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.refused = self.ignored = 0
-        self._here, self._images, self._own = here, images, own
+        self._here, self._images = here, images
+        self.local = LocalImages(list, lambda image_id: None)
+        """Set by the hydration that fills the shares of this host."""
         self._current_ring, self._tell = current_ring, tell
         self._clock, self._wall_clock = clock, wall_clock
         self._keepers, self._leases = replica_holders.ReplicaHolders(), replica_leases.Leases()
@@ -196,7 +197,7 @@ class Replication:
     def report_due(self) -> None:
         """Send the messages that are due."""
         now_s, table = self._clock(), self._current_ring()
-        used, is_moved = list(self._own.used()), table is not self._table
+        used, is_moved = list(self.local.used()), table is not self._table
         if is_moved or used != self._used:
             self._table, self._used = table, used
             self._keepers.set_images(self._others(table), used, now_s)
@@ -210,7 +211,7 @@ class Replication:
 
     def _note_changes(self, now_s: float) -> None:
         for image_id in self._leases.leased_images():
-            share = self._own.share_of(image_id) or self._state_without_share(image_id)
+            share = self.local.share_of(image_id) or self._state_without_share(image_id)
             if share is None:
                 continue  # it will be known soon
             last, at_s = self._last.get(image_id, (None, 0.0))
@@ -247,7 +248,7 @@ class Replication:
         """Return epoch and report of an image's share."""
         if not self._leases.has_lease(host, image_id):
             return epoch, replica_messages.Share(image_id, State.CROWDED, 0, 0)
-        share = self._own.share_of(image_id)
+        share = self.local.share_of(image_id)
         if share is not None:
             its = share.table.epoch if share.table else epoch
             return its, replica_messages.Share(image_id, *share[:3])
@@ -293,7 +294,7 @@ class Replication:
 
     def _room_for_map(self, image_id: ids.ImageId) -> int:
         """Return the longest map that may be downloaded for a leased image."""
-        used, total_bytes = set(self._own.used()), 0
+        used, total_bytes = set(self.local.used()), 0
         bytes_of: collections.Counter[ids.HostId] = collections.Counter()
         for image in self._images.open():
             other = image.map.image_id

@@ -32,15 +32,10 @@ class OneOfTwo(exchange_cloud.Cloud):
     """A host among two; what it asks ``h2`` goes over a connection."""
 
     def _net(self, here):
-        self.nets = {
-            **getattr(self, "nets", {}),
-            here: peer_network.PeerNetwork(
-                here,
-                may_speak=nets.everybody,
-                broke_rules=lambda host, error: self.hosts[here].broke_rules(host, error.why),
-            ),
-        }
-        return self.nets[here]
+        net = peer_network.PeerNetwork(here, may_speak=nets.everybody)
+        net.subscribe(broke_rules=lambda *told: self.hosts[here].broke_rules(*told))
+        self.nets = {**getattr(self, "nets", {}), here: net}
+        return net
 
     def put_in_force(self, epoch, ports, vnodes=None):
         """Put a table in force, without one before it."""

@@ -8,7 +8,7 @@ import time
 import pytest
 import trio
 
-from acstor_agent.control import control_requests
+from acstor_agent.control import image_requests
 from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import capacity
 from acstor_agent.core.images import fill_rate
@@ -374,23 +374,13 @@ async def test_image_in_a_hurry_comes_before_others_and_before_the_end_of_its_bo
 
 
 async def test_what_operators_wish_over_the_bus_is_done(keeper):
-    wishes = control_requests.ControlRequests(
+    wishes = image_requests.ImageRequests(
         ids.HostId("h1"),
-        "/mirror",
+        keeper.host.mirrors,
+        keeper.uses,
+        keeper.whole,
+        keeper.host.chunks,
         PATIENCE_S,
-        images=keeper.host.mirrors,
-        uses=keeper.uses,
-        whole=keeper.whole,
-        made=None,
-        recovered=None,
-        switched_off=None,
-        chunks=keeper.host.chunks,
-        detaching=None,
-        timelines=None,
-        rings=None,
-        io=None,
-        picture=dict,
-        change_policy=str,
     )
 
     async def wish(kind, deadline_s=0.0, due_at_s=0.0):

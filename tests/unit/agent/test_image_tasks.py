@@ -42,18 +42,19 @@ class Host:
         self.whole, self.bases, self.wished = {}, set(), []
         self.is_ahead_wanted, self.may_come, self.ahead_delay_s = True, trio.Event(), 0.0
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
+        self.mirrors = made.mirrors
         self.tasks = image_tasks.ImageTasks(
-            made.mirrors,
-            self.recording,
-            self.pre_seed,
-            self.hydrate,
-            self.wish,
-            made.chunks.counters.fetched.get,
-            lambda image_id: self.whole.get(image_id, NOT_USED),
-            lambda: self.bases,
-            self,
-            clock=lambda: self.now_s,
+            self, self, self.recording, self, clock=lambda: self.now_s
         )
+
+    def list_local(self):
+        return {*self.mirrors.list_attached(), *self.bases}
+
+    def fetched(self, image_id):
+        return self.parts.chunks.counters.fetched.get(image_id)
+
+    def fill_report(self, image_id):
+        return self.whole.get(image_id, NOT_USED)
 
     async def pre_seed(self, image_id, report):
         if self.failure:
@@ -65,13 +66,13 @@ class Host:
             await image.read(offset, CHUNK)
         return {"done_bytes": len(DATA)}
 
-    async def hydrate(self, image_id, report):
+    async def flatten_disks(self, image_id, report):
         await report(0, 7)
         if self.failure:
             raise self.failure
         return {"done_bytes": 7}
 
-    async def wish(self, asked):
+    async def apply_image_task(self, asked):
         if self.failure:
             raise self.failure
         self.wished.append(asked)

@@ -273,10 +273,8 @@ async def test_image_that_is_refused_leaves_no_map(host):
     def refuse(image_id: object) -> None:
         raise errors.NumberInUse(f"image {image_id}", "another image", 1)
 
-    async def make(image_map: object) -> None:
-        pytest.fail("it was not to be attached")
-
-    refusing = mirrors.Mirrors(host.maps, host.source, make, refuse)
+    refusing = mirrors.Mirrors(host.maps, host.source, refuse)
+    refusing.make_with(host._mirror)
     with pytest.raises(errors.NumberInUse):
         await refusing.attach_image(IMAGE)
     assert refusing.list_attached() == []

@@ -287,7 +287,7 @@ async def test_frame_with_more_than_was_asked_for_is_refused_by_its_head_and_tha
         [asked] = await host.hear(1)
         await host.say(PADDED[why](asked)[:1000])
 
-    async with asked_by(converse, broke_rules=lambda *told: rude.append(told)) as client:
+    async with asked_by(converse, told={"broke_rules": lambda *told: rude.append(told)}) as client:
         client.net.send_requests(nets.SERVER, client.address, [request(1)], received.extend)
         await nets.wait_until(lambda: rude)
     assert [type(answer) for answer in received] == [client_connection.RequestLost]

@@ -108,12 +108,16 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def asking(
-    address: str, host=CLIENT, tls=None, limits=PATIENT, may_speak=everybody, **options
+    address: str, host=CLIENT, tls=None, limits=PATIENT, may_speak=everybody, told=None, **options
 ):
-    """Run the asking side."""
+    """Run the asking side.
+
+    :param told: callbacks for events of peers
+    """
     net = peer_network.PeerNetwork(
         host, credentials=tls, limits=limits, may_speak=may_speak, **options
     )
+    net.subscribe(**(told or {}))
     async with trio.open_nursery() as nursery:
         await nursery.start(net.run)
         yield Client(net, address)
@@ -840,7 +844,7 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
     unheard = []
     async with serving() as (_server, address):
         pass
-    async with asking(address, unheard=unheard.append) as client:
+    async with asking(address, told={"unheard": unheard.append}) as client:
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
@@ -850,7 +854,10 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
 
 async def test_who_was_told_and_has_gone_since_may_have_forgotten():
     unheard = []
-    async with serving() as (server, address), asking(address, unheard=unheard.append) as client:
+    async with (
+        serving() as (server, address),
+        asking(address, told={"unheard": unheard.append}) as client,
+    ):
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await client.fetch(priority=LATER)
         assert not unheard
@@ -862,7 +869,7 @@ async def test_who_was_told_and_has_gone_since_may_have_forgotten():
 async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
     unheard = []
     async with serving() as (_server, address):
-        async with asking(address, limits=QUICK, unheard=unheard.append) as client:
+        async with asking(address, limits=QUICK, told={"unheard": unheard.append}) as client:
             client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
             await client.fetch(priority=LATER)
             await wait_until(lambda: client.net.connections == (0, 0))

@@ -78,10 +78,6 @@ class Keeper:
             host.mirrors,
             current_ring=lambda: place.table,
             tell=lambda host_id, news: self.told.append((host_id, news)),
-            own=replication.LocalImages(
-                lambda: self.whole.telling.images_in_use(),
-                lambda one: self.whole.telling.share_of(one),
-            ),
             clock=trio.current_time,
             wall_clock=lambda: place.wall_s,
         )

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Joins the parts of a worker, starts and stops them."""
+
+import functools
+import pathlib
+import time
+from typing import Any
+
+import pyfuse3
+import trio
+from oslo_config import cfg
+
+from acstor_agent import settings
+from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import membership
+from acstor_agent.cloud import ring_keeper
+from acstor_agent.control import control_requests
+from acstor_agent.control import control_socket
+from acstor_agent.control import disk_requests
+from acstor_agent.control import host_health
+from acstor_agent.control import image_requests
+from acstor_agent.control import image_tasks
+from acstor_agent.control import metrics
+from acstor_agent.control import status
+from acstor_agent.control import supervised_tasks
+from acstor_agent.core.mount import inodes
+from acstor_agent.daemon import boot_service
+from acstor_agent.daemon import chunk_service
+from acstor_agent.daemon import guest_io
+from acstor_agent.daemon import image_service
+from acstor_agent.daemon import storage
+from acstor_agent.images.keep import pin_file
+from acstor_agent.mount import fuse
+from acstor_agent.mount import fuse_connection
+from acstor_agent.process import loop_lag
+from acstor_agent.process import supervisor
+from acstor_agent.runtime import disk_io
+from acstor_common import errors
+from acstor_common.identity import identity_files
+
+
+class Agent:
+    """The parts of a worker.
+
+    :param known: inode numbers of images and disks
+    :param identity: this host's certificate and keys
+    :param rings: the current v-node table
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        nursery: trio.Nursery,
+        stored: storage.Storage,
+        known: inodes.Inodes,
+        identity: identity_files.IdentityFiles,
+        rings: ring_keeper.RingKeeper,
+    ) -> None:
+        own = conf.acstor_agent
+        self._conf, self._nursery, self._stored, self._known = conf, nursery, stored, known
+        self._started_s, self._loop_lag = time.monotonic(), loop_lag.LoopLag()
+        self._supervised = tasks = supervised_tasks.SupervisedTasks(nursery)
+        stored.pins.tell = functools.partial(tasks.set_state, pin_file.FILE)
+        state_dir = pathlib.Path(own.state_dir)
+        maps, heads = (tasks.make_folder(state_dir / name) for name in ("maps", "boot"))
+        self._cloud = cloud = membership.Membership(
+            conf,
+            settings.host_id(own.host),
+            identity,
+            rings,
+            tasks.note_failure,
+            tasks.set_logged_state,
+        )
+        self._chunks = chunks = chunk_service.ChunkService(
+            conf, nursery, stored, known, cloud, maps, self._loop_lag
+        )
+        self._guests = guest_io.GuestIo(conf, stored.io, known, chunks.mirrors, cloud)
+        self._boots = boot_service.BootService(conf, nursery, stored.cache, chunks, cloud, heads)
+        self._images = image_service.ImageService(
+            conf, nursery, stored, known, cloud, chunks, self._guests, self._boots
+        )
+        self._operations = self._make_operations()
+        images, disks_ = self._make_requests()
+        self._requests = self._make_control(images, disks_)
+        self._tasks = image_tasks.ImageTasks(
+            images, disks_, self._boots.recording, self._images.boot_prefetch
+        )
+        self._connect_decision_service()
+
+    def _make_operations(self) -> fuse.MirrorOperations:
+        own = self._conf.acstor_agent
+        return fuse.MirrorOperations(
+            self._chunks.mirrors,
+            self._guests.disks,
+            self._stored.cache,
+            settings.patience_s(own),
+            self._known,
+            self._images.usage,
+            self._guests.reattach,
+            self._boots.recording.open,
+            settings.mirror_gid(own),
+            self._boots.timelines,
+        )
+
+    def _make_requests(
+        self,
+    ) -> tuple[image_requests.ImageRequests, disk_requests.DiskRequests]:
+        patience_s = settings.patience_s(self._conf.acstor_agent)
+        images = image_requests.ImageRequests(
+            self._cloud.host,
+            self._chunks.mirrors,
+            self._images.usage,
+            self._images.hydration,
+            self._chunks.exchange,
+            patience_s,
+        )
+        return images, disk_requests.DiskRequests(
+            self._guests.disks,
+            self._guests.checkpoint_restore,
+            images,
+            self._chunks.exchange,
+            self._conf.acstor.mount_point,
+            patience_s,
+        )
+
+    def _make_control(
+        self, images: image_requests.ImageRequests, disks: disk_requests.DiskRequests
+    ) -> control_requests.ControlRequests:
+        return control_requests.ControlRequests(
+            images,
+            disks,
+            eviction=self._images.eviction,
+            timelines=self._boots.timelines,
+            rings=self._cloud.rings,
+            stuck=self._guests.stuck_requests,
+            status=self.current_status,
+            set_disk_policy=self._set_disk_policy,
+        )
+
+    def _connect_decision_service(self) -> None:
+        guests, cache = self._guests, self._stored.cache
+        self._cloud.make_link(
+            held=lambda: decision_link.exchange_totals(self._chunks.exchange, cache),
+            cids=cache.iter_cids,
+            images=self._tasks.changed_images,
+            take_task=self._tasks.queue_task,
+            boots=self._boots.timelines.new_boots,
+            health=host_health.Health(
+                late=lambda: guests.stuck_requests.list_late().values(),
+                failed_reads=self._chunks.mirrors.failed_reads,
+                fallbacks=lambda: self._requests.nova_fallbacks,
+                troubles=self._faults,
+                on_dead_mounts=lambda: guests.dead_mounts.guests,
+            ).current_health,
+        )
+
+    def _set_disk_policy(self, policy: str) -> str:
+        """Change the disk policy; return the resulting one.
+
+        :raises errors.Unusable: there is no such policy
+        """
+        io = self._stored.io
+        if policy not in (disk_io.AUTO, *io.schedulers):
+            raise errors.Unusable(f"disk policy {policy}", "there is no such policy")
+        io.change_policy(settings.disk_policy(policy, self._conf.acstor_agent.cache_dir))
+        self._operations.name_guests(io.is_scheduling)
+        return io.policy
+
+    async def start(self, inheritance: supervisor.Inheritance) -> None:
+        """Start all parts; those that guests need first, as guests may be waiting."""
+        self._operations.name_guests(self._stored.io.is_scheduling)
+        await self._nursery.start(self._stored.io.serve)
+        await self._nursery.start(self._stored.cache.run)
+        await self._nursery.start(self._chunks.peers.run)
+        await fuse_connection.adopt(inheritance.connection, self._operations)
+        self._nursery.start_soon(
+            functools.partial(pyfuse3.main, max_tasks=fuse_connection.MAX_REQUESTS)
+        )
+        self._nursery.start_soon(self._guests.disks.run)
+        self._nursery.start_soon(self._chunks.exchange.run)
+        await self._start_optional()
+
+    async def _start_optional(self) -> None:
+        """Start the parts that guests do not need; failed ones are restarted."""
+        images, boots, guests, cloud = self._images, self._boots, self._guests, self._cloud
+        runs = {"boot images": boots.sessions.run, "uses of images": images.usage.run}
+        if images.hydration is not None:
+            runs["whole images"] = images.hydration.run
+        if images.replication is not None:
+            runs["shares of images"] = images.replication.run
+        runs |= {
+            "detaching of images": images.eviction.run,
+            "checkpoints": guests.checkpoint_restore.run,
+            "waiting reads": guests.stuck_requests.run,
+            "guests on dead mounts": guests.dead_mounts.run,
+            "boot recording": boots.recording.run,
+            "boot traces": boots.trace_spool.run,
+            "timelines of boots": boots.timelines.run,
+            "v-node table": cloud.rings.watch_file,
+        }
+        keep = self._supervised.run_supervised
+        for name, run in runs.items():
+            await keep(name, supervised_tasks.start_at_once(run))
+        await keep("peer_listen", self._chunks.listen)
+        await keep("control_socket", self._listen_to_control)
+        if cloud.enrolment is not None:
+            await keep("enrolment", supervised_tasks.start_at_once(cloud.enrolment.run))
+        if cloud.decision is not None:
+            await keep("decision service", supervised_tasks.start_at_once(cloud.decision.run))
+            await keep("tasks", supervised_tasks.start_at_once(self._tasks.run))
+        if address := self._conf.acstor_agent.metrics_listen:
+            await keep("metrics_listen", functools.partial(metrics.show, address, self._metrics))
+
+    async def _listen_to_control(self, task_status: trio.TaskStatus[Any]) -> None:
+        await control_socket.listen(
+            pathlib.Path(self._conf.acstor.control_socket),
+            settings.control_gid(self._conf.acstor_agent),
+            self._requests.handle_request,
+            task_status=task_status,
+        )
+
+    async def leave(self) -> None:
+        """Leave the message bus; takes some seconds."""
+        await self._cloud.stop()
+
+    async def stop(self) -> None:
+        """Close disks and sources after the nursery has ended."""
+        await self._guests.disks.aclose()
+        await self._chunks.source.aclose()
+
+    def current_status(self) -> dict[str, Any]:
+        """Return the agent's status; thread-safe."""
+        chunks, images, late = self._chunks, self._images, self._guests.stuck_requests.list_late()
+        return {
+            **status.of_agent(self._cloud.host, self._conf, time.monotonic() - self._started_s),
+            **status.of_images(
+                chunks.mirrors, images.usage, images.hydration, chunks.exchange.counters, late
+            ),
+            "disks": status.of_disks(self._guests.disks, late),
+            **self._part_status(),
+        }
+
+    def _metrics(self) -> dict[str, Any]:
+        """Return the numbers for the metrics; thread-safe."""
+        by_image = self._conf.acstor_agent.metrics_by_image
+        of_images = status.of_images_apart if by_image else status.of_images_together
+        chunks, late = self._chunks, self._guests.stuck_requests.list_late()
+        return {
+            "by_image": by_image,
+            **of_images(chunks.mirrors, self._images.hydration, chunks.exchange.counters, late),
+            **self._part_status(),
+        }
+
+    def _part_status(self) -> dict[str, Any]:
+        cloud = self._cloud
+        return {
+            "ring": status.of_ring(cloud.rings),
+            "identity": status.of_identity(cloud.identity.current_credentials(), cloud.enrolment),
+            **self._chunks.status(),
+            **self._guests.status(),
+            **self._boots.status(),
+            **self._images.status(),
+            "cache": status.of_cache(self._stored.cache),
+            "disk_io": status.of_disk_io(self._stored.io),
+            "event_loop": status.of_latency(self._loop_lag.latency),
+            "faults": self._faults(),
+            "nova": {"fallbacks": dict(self._requests.nova_fallbacks)},
+        }
+
+    def _faults(self) -> dict[str, Any]:
+        return status.of_troubles(self._supervised.troubles, self._chunks.source.place_health())

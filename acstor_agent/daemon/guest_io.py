@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of guests on a host: their admission, their disks, and what blocks them."""
+
+import pathlib
+from typing import Any
+
+from oslo_config import cfg
+
+from acstor_agent import settings
+from acstor_agent.cloud import membership
+from acstor_agent.control import status
+from acstor_agent.core.mount import inodes
+from acstor_agent.disks import checkpoint_client
+from acstor_agent.disks import checkpoint_restore
+from acstor_agent.disks import disks
+from acstor_agent.images.image import mirrors
+from acstor_agent.images.image import reattach
+from acstor_agent.images.read import read_admission
+from acstor_agent.mount import dead_mounts
+from acstor_agent.mount import stuck_requests
+from acstor_agent.runtime import disk_io
+
+
+class GuestIo:
+    """Admits requests of guests, keeps their disks, and watches requests that block."""
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        io: disk_io.DiskIo,
+        known: inodes.Inodes,
+        images: mirrors.Mirrors,
+        cloud: membership.Membership,
+    ) -> None:
+        own = conf.acstor_agent
+        deadline_s = settings.read_deadline_s(own)
+        self.read_admission = read_admission.ReadAdmission(deadline_s=deadline_s)
+        self.reattach = reattach.Reattach(images, self.read_admission, deadline_s, own.lost_after_s)
+        self.stuck_requests = stuck_requests.StuckRequests(self.read_admission.table, known)
+        self.dead_mounts = dead_mounts.DeadMounts(conf.acstor.mount_point)
+        self.disks = disks.Disks(
+            pathlib.Path(own.state_dir) / "disks",
+            self.reattach,
+            io=io,
+            claim=known.know_disk,
+            forget=known.forget_disk,
+            reads=self.read_admission,
+            link=checkpoint_client.Link(cloud.vault_tls_context, deadline_s),
+        )
+        self.checkpoint_restore = checkpoint_restore.CheckpointRestore(
+            self.disks, images.attach_image
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return the numbers of waiting and refused requests; thread-safe."""
+        return {
+            "guests": status.of_guests(
+                self.read_admission,
+                self.disks.writes,
+                self.stuck_requests.ended,
+                self.dead_mounts.guests,
+            )
+        }

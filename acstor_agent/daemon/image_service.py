@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The images of a host: who uses them, how they are read, which are kept and evicted."""
+
+import functools
+from typing import Any
+
+import trio
+from oslo_config import cfg
+
+from acstor_agent import settings
+from acstor_agent.cloud import membership
+from acstor_agent.cloud import traffic_meter
+from acstor_agent.control import status
+from acstor_agent.core.mount import inodes
+from acstor_agent.daemon import boot_service
+from acstor_agent.daemon import chunk_service
+from acstor_agent.daemon import guest_io
+from acstor_agent.daemon import storage
+from acstor_agent.images import event_fanout
+from acstor_agent.images.image import usage
+from acstor_agent.images.keep import hydration
+from acstor_agent.images.keep import image_eviction
+from acstor_agent.images.keep import replication
+from acstor_agent.images.prefetch import boot_image_prefetch
+from acstor_agent.images.prefetch import pre_seed
+from acstor_agent.images.read import advertised_prefetch
+from acstor_agent.images.read import mirror
+from acstor_agent.mount import open_files
+from acstor_common.formats import chunk_map
+from acstor_common.model import ids
+
+
+class ImageService:
+    """Makes mirrors of images, fills pinned ones, and evicts unused ones.
+
+    Attributes ``replication`` and ``hydration`` are None if the configuration does not want them.
+    """
+
+    def __init__(
+        self,
+        conf: cfg.ConfigOpts,
+        nursery: trio.Nursery,
+        stored: storage.Storage,
+        known: inodes.Inodes,
+        cloud: membership.Membership,
+        chunks: chunk_service.ChunkService,
+        guests: guest_io.GuestIo,
+        boots: boot_service.BootService,
+    ) -> None:
+        own = conf.acstor_agent
+        self._own, self._nursery, self._stored, self._cloud = own, nursery, stored, cloud
+        self._chunks, self._guests, self._boots = chunks, guests, boots
+        self.replication = self._make_replication() if own.keep_images == "cloud" else None
+        self.usage = usage.ImageUsage(
+            chunks.mirrors,
+            functools.partial(open_files.images_open, conf.acstor.mount_point),
+            guests.disks.list_base_images,
+            is_for_others=self._is_leased,
+        )
+        self.hydration = self._make_hydration() if own.keep_images != "none" else None
+        self.eviction = image_eviction.ImageEviction(
+            chunks.mirrors,
+            boots.sessions,
+            self.usage,
+            own.detach_unused_after_s,
+            source=chunks.source,
+            chunks=chunks.exchange,
+            cache=stored.cache,
+            is_kept=self._is_kept,
+            others=[boots.recording.forget_image, known.image_detached],
+        )
+        self.boot_prefetch = self._make_boot_prefetch()
+        fanout = event_fanout.EventFanout(
+            chunks.exchange, chunks.mirrors, stored.cache, self.replication, self._is_for_others
+        )
+        chunks.peers.subscribe(
+            heard=fanout.announcement_received,
+            broke_rules=chunks.exchange.broke_rules,
+            unheard=chunks.exchange.announcement_lost,
+        )
+        chunks.mirrors.make_with(self._make_mirror)
+
+    def _make_replication(self) -> replication.Replication:
+        return replication.Replication(
+            self._cloud.host,
+            self._chunks.mirrors,
+            current_ring=self._cloud.rings.current_ring,
+            tell=self._chunks.exchange.send_announcement,
+        )
+
+    def _make_hydration(self) -> hydration.Hydration:
+        meter = traffic_meter.TrafficMeter(self._own.traffic_interfaces, self._own.link_mbit)
+        return hydration.Hydration(
+            self._chunks.mirrors,
+            self.usage,
+            self._stored.pins,
+            chunks=self._chunks.exchange,
+            cache=self._stored.cache,
+            quiet_s=self._guests.read_admission.quiet_s,
+            look=meter.read_counters,
+            limits=settings.fill_limits(self._own),
+            first_chunk=pre_seed.first_chunk_of(self._cloud.host),
+            sharing=self.replication,
+        )
+
+    def _make_boot_prefetch(self) -> boot_image_prefetch.BootAhead:
+        rings = self._cloud.rings
+        return boot_image_prefetch.BootAhead(
+            self._cloud.host,
+            boot_image_prefetch.Mode(self._own.prefetch_boot_images),
+            self._boots.sessions,
+            self._chunks.mirrors,
+            self.usage,
+            self._chunks.chunk_lookup,
+            quiet_s=self._guests.read_admission.quiet_s,
+            hosts=lambda: len(rings.ring.hosts),
+            limit_bytes_s=settings.fill_limits(self._own).bytes_s,
+        )
+
+    def _is_leased(self, image_id: ids.ImageId) -> bool:
+        return self.replication is not None and self.replication.is_leased(image_id)
+
+    def _is_kept(self, image_id: ids.ImageId) -> bool:
+        return self._stored.pins.get(image_id) is not None or self._is_leased(image_id)
+
+    def _is_for_others(self, image_id: ids.ImageId) -> bool:
+        return self._is_leased(image_id) and not self.usage.is_seen(image_id)
+
+    async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
+        chunks, boots = self._chunks, self._boots.sessions.boots_of(image_map)
+        ahead = advertised_prefetch.AdvertisedPrefetch(
+            image_map,
+            chunks.identity_scheme.make_index(image_map),
+            chunks.exchange,
+            self._nursery,
+            boots.covers_chunk,
+            settings.policies(self._own).prefetcher,
+        )
+        if not self._is_for_others(image_map.image_id):
+            ahead.chunks_advertised(chunks.exchange.list_known())
+        return mirror.Mirror(
+            image_map,
+            cache=self._stored.cache,
+            chunks=chunks.exchange,
+            deadline_s=settings.read_deadline_s(self._own),
+            ahead=settings.read_ahead(self._own),
+            prefetch=ahead,
+            boots=boots,
+            waiting=self._guests.read_admission,
+            total=chunks.mirrors.reads,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return the numbers of shares and of evicted images; thread-safe."""
+        return {
+            "detached": status.of_detached(self.eviction),
+            "shares": status.of_shares(self.replication, self._stored.pins),
+        }
