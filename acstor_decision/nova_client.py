@@ -21,6 +21,7 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 from acstor_common.service import conf as common_conf
 from acstor_common.service import session_options
 from acstor_common.util import concurrency_limit
@@ -188,6 +189,7 @@ class NovaClient:
             if self._adapter is None:
                 auth = loading.load_auth_from_conf_options(self._conf, GROUP.name)
                 session = loading.load_session_from_conf_options(self._conf, GROUP.name, auth=auth)
+                bounded_responses.bound(session, bounded_responses.MAX_LIST_BYTES)
                 self._adapter = loading.load_adapter_from_conf_options(
                     self._conf, GROUP.name, session=session, auth=auth
                 )

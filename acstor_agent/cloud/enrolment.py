@@ -27,7 +27,6 @@ from oslo_config import cfg
 from acstor_agent import conf as agent_conf
 from acstor_agent.core.cloud import certificate_renewal
 from acstor_agent.sources import blocking_threads
-from acstor_agent.sources import bounded_answers
 from acstor_agent.sources import glance
 from acstor_agent.sources import keystone_auth
 from acstor_common import errors
@@ -35,6 +34,7 @@ from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 from acstor_common.service import session_options
 from acstor_common.util import atomic_file
 from acstor_common.util import log_once
@@ -310,7 +310,7 @@ def _adapter(conf: cfg.ConfigOpts) -> keystone_adapter.Adapter:
         else:
             auth = loading.load_auth_from_conf_options(conf, GROUP)
         session = loading.load_session_from_conf_options(conf, GROUP, auth=auth)
-        bounded_answers.bound(session)
+        bounded_responses.bound(session)
         made = loading.load_adapter_from_conf_options(conf, GROUP, session=session)
     except (exceptions.ClientException, cfg.Error) as e:
         raise errors.Unusable(f"[{GROUP}]", str(e), "See auth_type and the options after") from e

@@ -20,6 +20,7 @@ from acstor_agent.sources import keystone_auth
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
 from acstor_common import errors
+from acstor_common.service import bounded_responses
 
 GROUP = "source_gateway"
 SERVICE_TYPE = "acstor-gateway"
@@ -76,6 +77,7 @@ class GatewaySource(glance.GlanceSource):
             timeout=limits.timeout_s,
             verify=limits.ca_file or True,
         )
+        bounded_responses.bound(session)
         return cls(
             session,
             limits,

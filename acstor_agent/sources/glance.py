@@ -37,6 +37,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 
 LOG = logging.getLogger(__name__)
 GROUP = "source_glance"
@@ -162,6 +163,7 @@ class GlanceSource(driver.Driver):
             timeout=limits.timeout_s,
             verify=limits.ca_file or True,
         )
+        bounded_responses.bound(session)
         return cls(
             session,
             limits,

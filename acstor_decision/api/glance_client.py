@@ -17,6 +17,7 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
+from acstor_common.service import bounded_responses
 from acstor_common.service import session_options
 from acstor_common.util import concurrency_limit
 
@@ -73,6 +74,7 @@ class GlanceClient:
     def __init__(self, conf: cfg.ConfigOpts) -> None:
         self._conf = conf
         self._session = loading.load_session_from_conf_options(conf, GROUP.name)
+        bounded_responses.bound(self._session, bounded_responses.MAX_LIST_BYTES)
         self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
 
     def get_images(self, wanted: Sequence[str], auth: plugin.BaseAuthPlugin | None) -> Records:

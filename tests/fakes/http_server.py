@@ -118,6 +118,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):
             behaviour(self, Asked(body, start, stop, headers))
 
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.do_GET()
+
     def do_HEAD(self) -> None:
         body = self.server.local.files.get(self.path.lstrip("/"))
         self.send_response(404 if body is None else 200)
@@ -209,6 +213,17 @@ def too_long(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
         handler.wfile.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
         handler.server.local.body_bytes += 0x10000
     handler.wfile.write(b"0\r\n\r\n")
+
+
+def endless(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:
+    """Answer with spaces until the client hangs up, or 256 MiB were sent."""
+    handler.close_connection = True
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.end_headers()
+    for _ in range(256):
+        handler.wfile.write(b" " * (1 << 20))
+        handler.server.local.body_bytes += 1 << 20
 
 
 def too_short(handler: http.server.BaseHTTPRequestHandler, asked: Asked) -> None:

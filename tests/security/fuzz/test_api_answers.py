@@ -23,10 +23,10 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent.cloud import enrolment
-from acstor_agent.sources import bounded_answers
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 from tests.fakes import cloud_keys
 from tests.security.fuzz import mutations
 
@@ -242,15 +242,14 @@ def test_huge_answer_is_refused_in_bounded_memory(
     assert not is_enrolled(host)
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most_bytes < 8 * bounded_answers.MAX_BYTES
+    assert most_bytes < 8 * bounded_responses.MAX_BYTES
 
 
 @pytest.mark.parametrize("at", [DECISION, TOKENS])
 def test_answer_that_drips_ends_at_the_deadline(
-    services: Services, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, at: str
+    services: Services, tmp_path: pathlib.Path, at: str
 ) -> None:
     """It is never silent for long."""
-    monkeypatch.setattr(bounded_answers, "WITHIN_S", 1.0)
 
     def drip(answer: Answer, out: Any) -> None:
         out.write(f"HTTP/1.1 {answer[0]} Said\r\nContent-Length: 1000\r\n\r\n".encode())
@@ -259,6 +258,7 @@ def test_answer_that_drips_ends_at_the_deadline(
                 out.write(b" ")
 
     host, began_s = host_of(services, tmp_path), time.monotonic()
+    bounded_responses.bound(host._api.session, within_s=1.0)
     services.change[at] = drip
     assert not is_enrolled(host)
     assert time.monotonic() - began_s < 10.0

@@ -10,11 +10,13 @@ from keystoneauth1 import session as keystone_session
 from oslo_config import cfg
 
 from acstor_agent.sources import base
+from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server
@@ -174,13 +176,14 @@ async def test_failure_of_keystone_is_told_as_what_it_is(server, monkeypatch, fa
     assert server.asked == []
 
 
-def configured(**values):
+def configured(kind=glance.GlanceSource, **values):
     conf = cfg.ConfigOpts()
-    conf.register_opts(glance.GlanceSource.options(), group=glance.GROUP)
+    for one in (glance.GlanceSource, gateway.GatewaySource):
+        conf.register_opts(one.options(), group=one.group_name)
     conf([], default_config_files=[], default_config_dirs=[])
     for name, value in values.items():
-        conf.set_override(name, value, glance.GROUP)
-    return conf[glance.GROUP]
+        conf.set_override(name, value, kind.group_name)
+    return conf[kind.group_name]
 
 
 def test_configuration_without_keystone_names_the_option():
@@ -196,6 +199,19 @@ async def test_configuration_signs_in_with_a_password_or_an_application_credenti
         group = configured(auth_type=auth_type, **keystone, **options)
         source = glance.GlanceSource.from_conf(group)
         assert source.where == "Glance"
+        await source.aclose()
+
+
+@pytest.mark.allow_log("Failed to discover available identity versions")
+@pytest.mark.parametrize("kind", [glance.GlanceSource, gateway.GatewaySource])
+async def test_a_body_of_keystone_without_end_is_not_read_to_the_end(kind):
+    with http_server.serve({"v3/auth/tokens": b""}) as keystone:
+        keystone.always = http_server.endless
+        user = {"username": "acstor", "password": "p", "project_name": "service"}
+        source = kind.from_conf(configured(kind, auth_url=f"{keystone.url}v3", **user))
+        with pytest.raises(errors.SourceUnreachable, match="takes more than 4194304 bytes"):
+            await source.read(IMAGE, 0, 4)
+        assert keystone.body_bytes < 8 * bounded_responses.MAX_BYTES
         await source.aclose()
 
 

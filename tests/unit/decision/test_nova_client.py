@@ -8,6 +8,7 @@ from concurrent import futures
 import pytest
 
 from acstor_common.model import ids
+from acstor_common.service import bounded_responses
 from acstor_decision import nova_client
 from tests.fakes import http_server
 
@@ -67,6 +68,14 @@ def test_it_says_metadata_of_the_servers_of_one_host_on_all_pages(client):
     third = ids.parse_image_id("0a2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a14")
     client.says(f"{ON_H1}&marker={OTHER}", {"servers": [server(third, a="3")]})
     assert client.metadata_on("h1") == {SERVER: {"a": "1"}, third: {"a": "3"}}
+
+
+def test_a_body_without_end_is_not_read_to_the_end(client, web):
+    client.says("os-aggregates", {})
+    web.always = http_server.endless
+    with pytest.raises(nova_client.NovaUnreachable, match="takes more than 16777216 bytes"):
+        client.list_aggregates()
+    assert web.body_bytes < 2 * bounded_responses.MAX_LIST_BYTES
 
 
 def test_pages_without_end_end(client, web):
