@@ -18,11 +18,11 @@ import stevedore
 from acstor_agent.core.cache import cache_slot
 from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import scheduler
+from acstor_agent.core.images import prefetcher
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import identity as identity_
 from acstor_agent.engine import lockstep as lockstep_
-from acstor_agent.engine import neighbours
-from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine import ring_view
 from acstor_agent.images.read import advertised_prefetch
 
 NAMESPACE = "acstor.policies"
@@ -48,8 +48,8 @@ class Policies(NamedTuple):
     disk_schedulers: Mapping[str, Callable[[], policy.Policy]] = scheduler.POLICIES
     cache_order: type[cache_slot.Order] = cache_slot.LruOrder
     identity: Callable[[], identity_.Identity] = identity_.ByContent
-    topology: neighbours.Topology | None = neighbours.on_ring
-    prefetcher: advertised_prefetch.MakePolicy | None = prefetch.by_trust
+    topology: ring_view.Topology | None = ring_view.on_ring
+    prefetcher: advertised_prefetch.MakePolicy | None = prefetcher.by_trust
     read_ahead: Callable[[int], readahead.Predictor] | None = readahead.ReadAhead
     may_refer: bool = True
     may_hedge: bool = True

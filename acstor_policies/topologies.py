@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topologies beside the agent's ring (see ``engine/neighbours``): the nearest hosts, and all."""
+"""Topologies beside the agent's ring (see ``engine/ring_view``): the nearest hosts, and all."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from acstor_agent.engine import neighbours
+from acstor_agent.engine import ring_view
 from acstor_common.model import ids
 from acstor_common.ring import location
 
@@ -27,7 +27,7 @@ def nearest(
     """
     ours = locations.get(here, "").split("/")
     # Alternately from both sides, so that equally near ones are the closest on the ring.
-    around = _alternate(neighbours.followers(hosts, here))
+    around = _alternate(ring_view.followers(hosts, here))
     around.sort(key=lambda host: -location.common_levels(ours, locations.get(host, "").split("/")))
     return tuple(around[:count])
 
@@ -36,7 +36,7 @@ def everybody(
     hosts: Sequence[ids.HostId], here: ids.HostId, locations: Mapping[ids.HostId, str]
 ) -> tuple[ids.HostId, ...]:
     """Return all other hosts: for small clouds."""
-    return tuple(neighbours.followers(hosts, here))
+    return tuple(ring_view.followers(hosts, here))
 
 
 def _alternate(followers: Sequence[ids.HostId]) -> list[ids.HostId]:

@@ -10,21 +10,21 @@ The rules of the paper, and no others:
 * ``limit`` held-back chunks that a guest then had to fetch on demand, since the last time, show
   that the patterns have converged again: the chunks that are LOCAL stop counting.
 
-It stands beside :mod:`~acstor_agent.engine.gossip.prefetch`, which bounds more tightly, so that
+It stands beside :mod:`~acstor_agent.core.images.prefetcher`, which bounds more tightly, so that
 both can be compared (the variant ``prefetch-by-limit``).
 """
 
 import collections
 
 from acstor_agent.core.images import chunk_state
-from acstor_agent.engine.gossip import prefetch
+from acstor_agent.core.images import prefetcher
 
 _E = chunk_state.ChunkEvent
 _Chunks = collections.OrderedDict[int, None]
 
 
 class UnmatchedPrefetcher:
-    """Selects chunks as :class:`prefetch.Prefetcher` does, by the rules of the paper.
+    """Selects chunks as :class:`prefetcher.Prefetcher` does, by the rules of the paper.
 
     :param limit: unmatched chunks from which on nothing is prefetched; None: no limit
 
@@ -41,7 +41,9 @@ class UnmatchedPrefetcher:
     []
     """
 
-    def __init__(self, states: chunk_state.ChunkStates, limit: int | None = prefetch.LIMIT) -> None:
+    def __init__(
+        self, states: chunk_state.ChunkStates, limit: int | None = prefetcher.LIMIT
+    ) -> None:
         self._states = states
         self._limit = limit
         self._next: _Chunks = collections.OrderedDict()  # to be requested when there is room
@@ -78,20 +80,20 @@ class UnmatchedPrefetcher:
 
     def take_candidates(self, room: int) -> list[int]:
         """Return at most ``room`` chunks to prefetch now; their state is PREFETCH then."""
-        return prefetch.take(self._states, self._next, room)
+        return prefetcher.take(self._states, self._next, room)
 
 
 def by_limit(states: chunk_state.ChunkStates) -> UnmatchedPrefetcher:
     """Return the paper's policy for one image, with its limit."""
-    return UnmatchedPrefetcher(states, prefetch.LIMIT)
+    return UnmatchedPrefetcher(states, prefetcher.LIMIT)
 
 
-def unbounded(states: chunk_state.ChunkStates) -> prefetch.Prefetcher:
+def unbounded(states: chunk_state.ChunkStates) -> prefetcher.Prefetcher:
     """Return a policy for one image that prefetches all that is advertised."""
-    return prefetch.Prefetcher(states, None)
+    return prefetcher.Prefetcher(states, None)
 
 
 def _put(chunks: _Chunks, chunk_no: int) -> None:
     chunks.setdefault(chunk_no)
-    if len(chunks) > prefetch.HELD_LIMIT:
+    if len(chunks) > prefetcher.HELD_LIMIT:
         chunks.popitem(last=False)

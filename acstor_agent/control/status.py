@@ -26,7 +26,6 @@ from acstor_agent.core.mount import blocked_requests
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.engine_io import exchange
-from acstor_agent.engine_io import source_client
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import hydration
@@ -41,6 +40,7 @@ from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
 from acstor_agent.runtime import disk_io
 from acstor_agent.sources import base
+from acstor_agent.sources import source_client
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
 from acstor_common.service import version

@@ -16,13 +16,13 @@ from acstor_agent.daemon import storage
 from acstor_agent.engine import engine
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
-from acstor_agent.engine_io import source_client
 from acstor_agent.images.image import chunk_lookup
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.maps import detached_maps
 from acstor_agent.peers import peer_listener
 from acstor_agent.peers import peer_network
 from acstor_agent.process import loop_lag
+from acstor_agent.sources import source_client
 from acstor_agent.sources import source_factory
 
 

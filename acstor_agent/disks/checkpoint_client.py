@@ -22,7 +22,6 @@ from typing import TypeVar
 import trio
 
 from acstor_agent.core.disks import restore_record
-from acstor_agent.engine import backoff
 from acstor_agent.images.read import read_admission
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range
@@ -30,6 +29,7 @@ from acstor_common import errors
 from acstor_common.formats import checkpoint_encryption
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.model import ids
+from acstor_common.util import backoff
 from acstor_common.wire import vault_paths
 
 T = TypeVar("T")
@@ -46,6 +46,8 @@ TIMEOUT_S = 5.0
 REMEMBERED_S = 60.0
 """How long a response time or a failure counts."""
 REMEMBERED = 256
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
+"""First and longest pause between tries."""
 HEDGE_S = 0.5
 """Delay of a hedge without known response times."""
 SHORTEST_HEDGE_S, LONGEST_HEDGE_S = 0.05, 1.0
@@ -207,7 +209,7 @@ class CheckpointClient:
                 if not any(isinstance(one, _MAY_PASS) for one in race.failures.values()):
                     raise errors.ChunkLost(path, "any holder of its checkpoint", why)
                 read_admission.note_wait(why)
-                await trio.sleep(backoff.pause_s(tries))
+                await trio.sleep(backoff.pause_s(tries, RETRY_FIRST_S, RETRY_LONGEST_S))
         raise errors.DeadlineExceeded(path, within_s, why)
 
     async def _from(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peer state: pending requests, backoff, latency and trust of each peer.
+"""Peer state: pending requests, backoff and latency of each peer.
 
 *Backoff.* A peer that does not answer, or is many times slower than others, is put in backoff after
 a few failures in a row; a peer that sent wrong bytes or broke the protocol, at once and for longer.
@@ -10,32 +10,22 @@ by its oldest request, and only since the provider last gave, so a batch does no
 Holders, homes and the source are three *kinds*, each compared with its like: an answer is *late*
 after TIMES the median of its kind. A slow source or a slow link of this host makes no peer look
 slow.
-
-*Trust.* How many announcements of the peer are accepted (``announcement_limits``).
 """
 
-import collections
 import statistics
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Protocol
 
-from acstor_agent.engine import announcement_limits
 from acstor_agent.engine import failure
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_common.model import ids
-from acstor_common.util import token_buckets
+from acstor_common.util import lru_table
 
 CREDIT_BYTES = 8 * 1024 * 1024
 """Bytes requested from one peer at a time: 7 ms at 10 Gbit/s, 2.7 s at 25 Mbit/s."""
-ANNOUNCED_CHUNKS = token_buckets.Rate(per_s=20_000.0, burst=20_000.0)
-"""Announced chunks accepted from a peer; 10 Gbit/s carry 19,000 chunks of 64 KiB a second."""
-DENIAL_COST = 16
-"""Chunks that a peer's allowance loses when it denies a chunk that it announced."""
-PEERS = 4096
-"""Peers whose announcement rate is remembered."""
 
 FAILURES_ALLOWED = 2
 """Failures in a row that put a peer in backoff."""
@@ -104,7 +94,6 @@ class PeerStates:
     """State of all peers, and latency of the source."""
 
     def __init__(self, rng: Random, *, may_hedge: bool = True) -> None:
-        self.listening = announcement_limits.AnnouncementLimits(ANNOUNCED_CHUNKS, PEERS)
         self.invalid_chunks = self.backoffs = self.hedges = 0
         self.source_gave_s = 0.0  # time of its last chunk
         self._rng = rng
@@ -114,8 +103,8 @@ class PeerStates:
         self._hedges_most = HEDGES_MOST if may_hedge else 0.0
         self._first_hedges_left = HEDGES_FIRST if may_hedge else 0.0
         self._hedges_left = 0.0
-        self._usual_s: tuple[collections.OrderedDict[ids.HostId | None, float], ...] = (
-            *(collections.OrderedDict() for _ in (HELD, HOME, SOURCE)),
+        self._usual_s: tuple[lru_table.LruTable[ids.HostId | None, float], ...] = (
+            *(lru_table.LruTable(PLACES) for _ in (HELD, HOME, SOURCE)),
         )
         self._late_s = [FIRST_GUESS_S] * 3
         self._answers = [0] * 3
@@ -258,10 +247,8 @@ class PeerStates:
     def record_latency(self, kind: int, host: ids.HostId | None, took_s: float) -> None:
         """Record for how many seconds a provider was silent."""
         usual_s = self._usual_s[kind]
-        before_s = usual_s.pop(host, took_s)
+        before_s = usual_s.get(host, took_s)
         usual_s[host] = before_s + SHARE * (took_s - before_s)
-        if len(usual_s) > PLACES:
-            usual_s.popitem(last=False)
         self._answers[kind] += 1
         if self._answers[kind] % NOTES == 0:
             median_s = statistics.median_low(usual_s.values())

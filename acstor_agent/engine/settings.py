@@ -4,7 +4,7 @@
 from typing import NamedTuple
 
 from acstor_agent.engine import lockstep as lockstep_
-from acstor_agent.engine import neighbours
+from acstor_agent.engine import ring_view
 
 
 class Settings(NamedTuple):
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     copies_limit: int = 0
     lost_after_s: float = 0.0
     has_others: bool = False
-    topology: neighbours.Topology | None = None
+    topology: ring_view.Topology | None = None
     may_hedge: bool = True
     lockstep: type[lockstep_.Lockstep] = lockstep_.Lockstep
     may_ask_source_first: bool = True

@@ -19,7 +19,6 @@ from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import requester
 from acstor_agent.engine import timers
-from acstor_agent.engine import upload_slots
 
 PendingRequest = requester.PendingRequest
 RequesterLink = requester.RequesterLink
@@ -48,8 +47,8 @@ class UploadScheduler:
     def __init__(
         self, out: actions.Out, deadlines: timers.Timers, learns_ring: bool = False
     ) -> None:
-        few, many = upload_slots.FEW, upload_slots.MANY
-        self.places = upload_slots.UploadSlots(few if learns_ring else many)
+        few, many = FEW, MANY
+        self.places = UploadSlots(few if learns_ring else many)
         self._for_others = FOR_OTHERS if learns_ring else 0
         self.used = 0
         self._out, self._deadlines = out, deadlines
@@ -150,7 +149,7 @@ class UploadScheduler:
 
     def _record_latency(self, took_s: float, now: float) -> None:
         self.places.answer_delivered(took_s)
-        if took_s > upload_slots.LATE_S:
+        if took_s > LATE_S:
             self._queue_s = now
 
     def has_met_queue(self, now: float) -> bool:
@@ -230,3 +229,47 @@ def _cost_of(wants: Sequence[chunk_ref.ChunkRef]) -> int:
 
 def _cost(want: chunk_ref.ChunkRef) -> int:
     return want.length + ANSWER_BYTES
+
+
+FEW = 3
+"""Slots after an answer met a queue: enough that a busy receiver does not idle this host's link."""
+MANY = 64
+LATE_S = 0.02
+"""An answer that takes longer has met a queue."""
+QUICK_S, QUICK_ONES = 0.005, 8
+"""So many answers in a row within this time have met no queue."""
+
+
+class UploadSlots:
+    """Adapts the number of upload slots to the latency of answers.
+
+    Few on a link with a queue, where nothing urgent can overtake bytes in the queues of kernel and
+    network. Many where answers arrive at once, since tracking slots then costs more than it gains.
+
+    >>> places = UploadSlots()
+    >>> places.count
+    64
+    >>> places.answer_delivered(took_s=0.3)
+    >>> places.count
+    3
+    >>> for _ in range(QUICK_ONES):
+    ...     places.answer_delivered(took_s=0.001)
+    >>> places.count
+    64
+    """
+
+    def __init__(self, count: int = MANY) -> None:
+        self.count = count
+        self._quick_ones = 0
+
+    def under_way(self, age_s: float) -> None:
+        """Record how many seconds ago an undelivered answer was sent."""
+        if age_s > LATE_S:
+            self.count, self._quick_ones = FEW, 0
+
+    def answer_delivered(self, took_s: float) -> None:
+        """Record how many seconds a delivered answer took."""
+        self.under_way(took_s)
+        self._quick_ones = self._quick_ones + 1 if took_s < QUICK_S else 0
+        if self._quick_ones >= QUICK_ONES:
+            self.count = MANY

@@ -290,7 +290,7 @@ class Exchange(engine_driver.EngineDriver):
 
     def _in_words(self, wish: read_request.ReadRequest, why: str) -> str:
         """Return why chunks are missing, with the source's last error for their image."""
-        said = self._source_reader.said.get(wish.wants[0].image_id)
+        said = self._source_reader.last_errors.get(wish.wants[0].image_id)
         return f"{why}; {said}" if said else why
 
     def _log_backoff(self, alone: actions.LeftAlone) -> None:

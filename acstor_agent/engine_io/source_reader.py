@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the source for the engine: one task for each range."""
 
-import collections
 from typing import Any
 
 import trio
@@ -13,11 +12,12 @@ from acstor_agent.engine_io import engine_driver
 from acstor_agent.engine_io import read_request
 from acstor_agent.sources import base
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 
 Klass = requests.Klass
 Priority = read_request.Priority
 
-SAID = 256
+LAST_ERRORS = 256
 """Images whose last source error is remembered."""
 _KLASSES = {
     Priority.GUEST: Klass.GUEST,
@@ -29,12 +29,12 @@ _KLASSES = {
 
 
 class SourceReader:
-    """The reads of the source under way; ``said`` has the last error for each image."""
+    """The reads of the source under way; ``last_errors`` by image."""
 
     def __init__(self, driver: engine_driver.EngineDriver, source: base.Source) -> None:
         self._driver, self._core, self._source = driver, driver.core, source
         self._scopes: dict[int, trio.CancelScope] = {}
-        self.said: collections.OrderedDict[ids.ImageId, str] = collections.OrderedDict()
+        self.last_errors: lru_table.LruTable[ids.ImageId, str] = lru_table.LruTable(LAST_ERRORS)
         driver.on_action(actions.ReadSource, self._begin)
         driver.on_action(actions.CancelRead, self._cancel)
 
@@ -62,9 +62,8 @@ class SourceReader:
             with self._scopes[read.number]:
                 await self._source.read_pieces(blob, pieces, told, requester)
         except Exception as error:
-            self._record_error(
-                read.image_id, self._driver.faults.record_fault("a read of the source", error)
-            )
+            why = self._driver.faults.record_fault("a read of the source", error)
+            self.last_errors[read.image_id] = why
         finally:
             del self._scopes[read.number]
             if left:
@@ -76,7 +75,7 @@ class SourceReader:
         for number, outcome in answers:
             if isinstance(outcome, Exception):
                 gave.append((number, read_request.failure_of(outcome)))
-                self._record_error(read.image_id, str(outcome))
+                self.last_errors[read.image_id] = str(outcome)
             else:
                 given += 1
                 given_bytes += len(outcome)
@@ -85,9 +84,3 @@ class SourceReader:
             self._driver.counters.source_timed_bytes += given_bytes
             self._driver.counters.source_s += given * (trio.current_time() - began_s)
         self._driver.handle_event(self._core.source_read_progressed, read.number, gave)
-
-    def _record_error(self, image_id: ids.ImageId, why: str) -> None:
-        self.said[image_id] = why
-        self.said.move_to_end(image_id)
-        if len(self.said) > SAID:
-            self.said.popitem(last=False)

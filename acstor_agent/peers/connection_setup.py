@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opens and accepts connections between agents: TCP options and the handshake.
 
-A failure leaves no socket open.
+The handshake is mutual TLS 1.3, in which each side sends a secret. TLS then ends without a
+close_notify, and whole frames are encrypted with keys derived from both secrets
+(``peer_encryption``), which avoids TLS records of 16 KiB. A failure leaves no socket open.
 """
 
+import contextlib
+import enum
+import secrets
 import socket
+import ssl
 
 import trio
 
-from acstor_agent.peers import handshake
 from acstor_agent.peers import peer_link
+from acstor_agent.runtime import tls_session
+from acstor_common import errors
+from acstor_common.identity import certificates
 from acstor_common.identity import credentials
+from acstor_common.identity import credentials as credentials_
+from acstor_common.wire import peer_encryption
 
 
 def _tune(sock: socket.socket, silence_s: float) -> None:
@@ -33,7 +43,7 @@ async def _start(
         _tune(sock, silence_s)
         if credentials is None:
             return peer_link.Link(sock)
-        return await handshake.Handshake(sock, credentials, is_server=is_server).run()
+        return await Handshake(sock, credentials, is_server=is_server).run()
     except BaseException:
         sock.close()
         raise
@@ -74,3 +84,106 @@ async def accept(
     """Return the link of an accepted connection; see :func:`connect`."""
     sock = socket.socket(fileno=stream.socket.detach())
     return await _start(sock, credentials, silence_s, is_server=True)
+
+
+class ProofGiven(Exception):
+    """The other side asked for this host's certificate only (ALPN ``acstor-proof``)."""
+
+
+class Handshake:
+    """The handshake on a new connection; the caller closes the socket if it fails.
+
+    :raises OSError: this host has no certificate yet
+    """
+
+    def __init__(
+        self, sock: socket.socket, credentials: credentials_.Credentials, *, is_server: bool
+    ) -> None:
+        self._sock, self._credentials, self._is_server = sock, credentials, is_server
+        context = credentials.tls_context(is_server=is_server)
+        self._session = tls_session.TlsSession(context, is_server=is_server)
+
+    async def run(self) -> peer_link.Link:
+        """Do the handshake; return the link, which is ready for frames.
+
+        :raises errors.NotAuthenticated: the other side's certificate is not valid
+        :raises ProofGiven: the other side asked for the certificate only
+        """
+        generation, certificate = await self._prove()
+        keys = await self._agree()
+        link = peer_link.Link(
+            socket.socket(fileno=self._sock.detach()), self._session.take_undecrypted()
+        )
+        link.certificate, link.believed_by = certificate, generation
+        ours, theirs = keys.server, keys.client
+        if not self._is_server:
+            ours, theirs = theirs, ours
+        link.sending = peer_encryption.Encryption(ours)
+        link.receiving = peer_encryption.Encryption(theirs)
+        return link
+
+    async def _prove(self) -> tuple[int, certificates.HostCertificate]:
+        """Do the TLS handshake; return the generation of credentials and the certificate."""
+        credentials, session = self._credentials, self._session
+        try:
+            while not session.continue_handshake():
+                await self._send(session.take_outgoing())
+                await self._receive()
+        except ssl.SSLError as error:
+            if session.protocol == credentials_.PROOF_PROTOCOL:
+                raise ProofGiven from error
+            with contextlib.suppress(OSError):  # send an alert, if possible
+                self._sock.send(session.take_outgoing())
+            raise
+        await self._send(session.take_outgoing())
+        if session.protocol != credentials.protocol:
+            why = f"peer_security differs: this host's is {credentials.protocol}"
+            raise errors.NotAuthenticated("the other side's TLS", why)
+        generation = credentials.generation  # read before the check: the files may change
+        return generation, credentials.check(session.certificate)
+
+    async def _agree(self) -> peer_encryption.Keys:
+        """Exchange secrets by TLS; return the keys derived from them."""
+        session = self._session
+        ours = secrets.token_bytes(peer_encryption.SECRET_BYTES)
+        await self._send(session.encrypt(ours))
+        session.put(session.take_undecrypted())  # the secret may have arrived with the handshake
+        theirs, filled = bytearray(len(ours)), 0
+        while filled < len(theirs):
+            count = session.read_into(memoryview(theirs)[filled:])
+            filled += count
+            if session.is_over:
+                raise OSError("closed during the handshake")
+            if not count:
+                await self._receive()
+        if session.readable_bytes:
+            raise OSError("more came by TLS than the handshake")
+        return peer_encryption.keys(*((theirs, ours) if self._is_server else (ours, theirs)))
+
+    async def _send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            await trio.lowlevel.wait_writable(self._sock)
+            with contextlib.suppress(BlockingIOError):
+                rest = rest[self._sock.send(rest) :]
+
+    async def _receive(self) -> None:
+        await trio.lowlevel.checkpoint()  # TLS may ignore everything
+        while True:
+            try:
+                data = self._sock.recv(tls_session.RECORD_BYTES)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._sock)
+                continue
+            if data:
+                self._session.put(data)
+            else:
+                self._session.receive_eof()
+            return
+
+
+class SecurityMode(enum.StrEnum):
+    """How agents communicate; both sides must agree, which ALPN checks."""
+
+    SECURE = "secure"  # mutual TLS 1.3, then encrypted frames
+    INSECURE = "insecure"  # clear text; hosts are not authenticated

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 import trio
 
-from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import traffic_control
 from acstor_common.identity import certificates
 from acstor_common.model import geometry
@@ -141,7 +140,7 @@ class Link:
         """Return the messages that received bytes complete; None if the peer has closed."""
         buffers = self._spaces(receiver)
         if self.download.step_bytes is not None:
-            buffers = buffers_.first_of(buffers, self.download.step_bytes)
+            buffers = first_of(buffers, self.download.step_bytes)
         count = self._sock.recvmsg_into(buffers)[0]
         self.download.charge_bytes(count)
         self._is_empty = count < sum(map(len, buffers))
@@ -153,7 +152,7 @@ class Link:
         return [spaces[0][:TURN_BYTES]] if is_short else spaces
 
     def _set_low_water(self, expected_bytes: int) -> None:
-        is_short = expected_bytes <= buffers_.SHORT_BYTES  # not worth a system call
+        is_short = expected_bytes <= SHORT_BYTES  # not worth a system call
         low_water_bytes = 1 if is_short else min(expected_bytes, LOW_WATER_BYTES)
         if low_water_bytes != self._low_water_bytes:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water_bytes)
@@ -166,7 +165,7 @@ class Link:
         try:
             some: Sequence[peer_wire.Buffer] = buffers[:BUFFERS_PER_CALL]
             if self.upload.step_bytes is not None:
-                some = buffers_.first_of(some, self.upload.step_bytes)
+                some = first_of(some, self.upload.step_bytes)
             sent = self._sock.sendmsg(some)
         except BlockingIOError:
             return 0
@@ -242,3 +241,27 @@ class Link:
         if self._sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self._sock)
             self._sock.close()
+
+
+SHORT_BYTES = 4 * geometry.KIB
+"""Below this, waiting for complete data is not worth a system call."""
+
+
+def rest_of(buffers: list[peer_wire.Buffer], sent: int) -> list[peer_wire.Buffer]:
+    """Return what is left to send of ``buffers`` after ``sent`` bytes."""
+    for number, buffer in enumerate(buffers):
+        if sent < len(buffer):
+            return [memoryview(buffer)[sent:] if sent else buffer, *buffers[number + 1 :]]
+        sent -= len(buffer)
+    return []
+
+
+def first_of(buffers: Sequence[peer_wire.Buffer], most: int) -> list[memoryview]:
+    """Return the first ``most`` bytes (1 or more) of ``buffers``."""
+    found: list[memoryview] = []
+    for buffer in buffers:
+        found.append(memoryview(buffer)[:most])
+        most -= len(found[-1])
+        if not most:
+            break
+    return found

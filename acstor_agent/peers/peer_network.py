@@ -17,19 +17,16 @@ from collections.abc import Sequence
 import trio
 
 from acstor_agent.peers import connection_setup
-from acstor_agent.peers import handshake
 from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_listener
-from acstor_agent.peers import security_mode
 from acstor_agent.peers import traffic_control
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import channel
 from acstor_agent.peers.connection import client_connection
 from acstor_agent.peers.connection import hello_exchange
-from acstor_agent.peers.connection import idle_timeout
 from acstor_agent.peers.connection import loop_share
-from acstor_agent.peers.connection import reauthorization
+from acstor_agent.peers.connection import periodic_checks
 from acstor_agent.peers.connection import server_connection
 from acstor_agent.runtime import fault_log
 from acstor_common import errors
@@ -44,7 +41,7 @@ RETRY_S = 1.0
 
 Limits = base_connection.Limits
 Credentials = credentials.Credentials
-SecurityMode = security_mode.SecurityMode
+SecurityMode = connection_setup.SecurityMode
 MaySpeak = hello_exchange.MaySpeak
 Heard = server_connection.Heard
 BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
@@ -143,9 +140,9 @@ class PeerNetwork:
         with self._until_closed():
             async with trio.open_nursery() as nursery:
                 sweep = functools.partial(
-                    idle_timeout.sweep, self._asking, self._limits.idle_s, self._limits
+                    periodic_checks.sweep, self._asking, self._limits.idle_s, self._limits
                 )
-                rights_ = reauthorization.Reauthorization(self._may_speak, self._credentials)
+                rights_ = periodic_checks.Reauthorization(self._may_speak, self._credentials)
                 watch = functools.partial(rights_.watch_files, self._all)
                 nursery.start_soon(self._keep, "a look at connections to peers", sweep)
                 nursery.start_soon(self._keep, "a check of peers' certificates", watch)
@@ -309,7 +306,7 @@ class PeerNetwork:
         with self._until_closed():
             async with trio.open_nursery() as nursery:
                 sweep = functools.partial(
-                    idle_timeout.sweep,
+                    periodic_checks.sweep,
                     lambda: list(self._answering),
                     2 * self._limits.idle_s,
                     self._limits,
@@ -328,7 +325,7 @@ class PeerNetwork:
                     return
                 try:
                     connection, early = await self._welcome(stream, peer)
-                except handshake.ProofGiven:
+                except connection_setup.ProofGiven:
                     return
             self._answering.add(connection)
             peer = connection.peer

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from acstor_agent.core.images import chunk_state
+from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
-from acstor_agent.engine.gossip import prefetch
 from acstor_common.model import ids
 from acstor_common.model import segments
 from acstor_simulator.model import virtual_host
@@ -29,7 +29,7 @@ class HostPrefetch:
 
     :param chunks: of the image; a repeated content counts once
     :param here: the host's cache
-    :param trust: see :class:`prefetch.Prefetcher`
+    :param trust: see :class:`prefetcher.Prefetcher`
     :ivar asked: numbers of requested chunks; ``prefetched`` counts arrivals
     """
 
@@ -41,7 +41,7 @@ class HostPrefetch:
         *trust: Any,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(chunks))
-        self.prefetcher = prefetch.Prefetcher(self.states, *trust)
+        self.prefetcher = prefetcher.Prefetcher(self.states, *trust)
         self.asked: set[int] = set()
         self.prefetched = 0
         self._host, self._chunks, self._here = host, chunks, here

@@ -21,8 +21,8 @@ Policies for whole images:
 
 from typing import NamedTuple
 
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
+from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings as settings_
 from acstor_common.ring import hash_ring
 from acstor_decision.core import decider
@@ -31,7 +31,7 @@ from acstor_simulator.model import image_delivery
 from acstor_simulator.model import ring_tables
 
 AGENT = settings_.Settings(
-    copies_limit=16, lost_after_s=900.0, topology=neighbours.on_ring, run_chunks=16
+    copies_limit=16, lost_after_s=900.0, topology=ring_view.on_ring, run_chunks=16
 )
 """Defaults of agents."""
 PLAIN = AGENT._replace(copies_limit=0, topology=None, may_hedge=False, run_chunks=1)

@@ -16,7 +16,7 @@ import time
 
 import trio
 
-from acstor_agent.engine import announcement_limits
+from acstor_agent.engine.gossip import announcements
 from acstor_agent.sources import base
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -38,9 +38,9 @@ UNLIMITED = token_buckets.Rate(per_s=1e9, burst=1e9)
 
 def unlimited(host: one_host.OneHost) -> None:
     """Let neighbours announce as much as they like."""
-    announcement_limits.LOOKUPS_OF_PEER = announcement_limits.LOOKUPS_OF_ALL = UNLIMITED
-    peers = host.chunks.core.context.peers
-    peers.listening = announcement_limits.AnnouncementLimits(UNLIMITED, len(NEIGHBOURS))
+    announcements.LOOKUPS_OF_PEER = announcements.LOOKUPS_OF_ALL = UNLIMITED
+    limits = announcements.AnnouncementLimits(UNLIMITED, len(NEIGHBOURS))
+    host.chunks.core.context.announcements.limits = limits
 
 
 async def us_a_chunk(segment_chunks: int, is_here: bool) -> list[float]:

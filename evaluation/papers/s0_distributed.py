@@ -10,7 +10,6 @@ from typing import Any
 
 from matplotlib import figure
 
-from acstor_agent.engine.fetch import read_overlap
 from acstor_agent.engine.fetch import source_preference
 from acstor_common.model import geometry
 from acstor_policies import variants
@@ -37,8 +36,8 @@ DISJOINT_S = 12.0
 """572 chunks for each of 16 hosts: what hosts learn, they learn by chunks, and the paper's regions,
 of 128 MB, have 4,096."""
 CERTAIN = {
-    f"{read_overlap.__name__}.ENOUGH": 0,
-    f"{read_overlap.__name__}.LITTLE": 2.0,
+    f"{source_preference.__name__}.ENOUGH_CHUNKS": 0,
+    f"{source_preference.__name__}.LITTLE": 2.0,
     f"{source_preference.__name__}.ENOUGH": 1,
     f"{source_preference.__name__}.CLEARLY": 0.0,
     f"{source_preference.__name__}.AGAIN": 0.0,

@@ -10,11 +10,12 @@ import statistics
 import pytest
 
 from acstor_agent.core.images import chunk_state
+from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import engine
 from acstor_agent.engine import host_interning
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import peer_state
 from acstor_agent.engine import priority
+from acstor_agent.engine import ring_view
 from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import prefetch_limits
@@ -24,7 +25,6 @@ from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import source_selection
 from acstor_agent.engine.fetch import transfers
 from acstor_agent.engine.gossip import announcements
-from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
 from acstor_policies import topologies
@@ -143,7 +143,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     ),
     "all are told": (11, announcements.Announcements, "follow_table", tell_everybody),
     "many are asked at once": (4, source_selection.SourceSelection, "_is_active", lambda *_: False),
-    "predictions are not bounded": (8, prefetch.Prefetcher, "allowed", 1 << 30),
+    "predictions are not bounded": (8, prefetcher.Prefetcher, "allowed", 1 << 30),
     "what comes is still under way": (3, chunk_state.ChunkStates, "under_way", 1),
 }
 
@@ -209,7 +209,7 @@ def test_many_hosts_read_the_source_about_once_and_share_their_uplinks():
 
 
 def test_source_is_never_read_twice_at_a_time_for_one_content():
-    for topology in (None, neighbours.on_ring):
+    for topology in (None, ring_view.on_ring):
         world, _ = collective(16, 64, topology=topology)
         assert not world.source.at_once
 

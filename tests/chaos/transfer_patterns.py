@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import prettytable
 
+from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import lockstep
-from acstor_agent.engine import neighbours
-from acstor_agent.engine.gossip import prefetch
+from acstor_agent.engine import ring_view
 from acstor_policies import learned_ring
 from evaluation.bench import collective
 from evaluation.bench import patterns
@@ -128,7 +128,7 @@ def make_world(
 
 def play(
     wanted: patterns.Pattern,
-    limit: int | None = prefetch.LIMIT,
+    limit: int | None = prefetcher.LIMIT,
     *,
     seed: int = 1,
     burst_bytes: int | None = network.BURST_BYTES,
@@ -140,7 +140,7 @@ def play(
 ) -> Outcome:
     """Let hosts read as a pattern says; the source has the link of a host.
 
-    :param limit: see :class:`prefetch.Prefetcher`
+    :param limit: see :class:`prefetcher.Prefetcher`
     :param burst_bytes: links have queues, and token buckets of this depth, which is the lab's if
         nothing else is said; None: they have neither
     :param is_alone: no host knows of the others, as where there is no ring
@@ -154,7 +154,7 @@ def play(
     link = wanted.link_bytes_s, burst_bytes
     world = make_world(seed, wanted.hosts, chunks, *link, segment_chunks=segment_chunks)
     settings = {
-        "topology": neighbours.on_ring,
+        "topology": ring_view.on_ring,
         "lockstep": LOCKSTEP[learns_ring],
         "run_chunks": segment_chunks,
         **AGENT,
@@ -227,7 +227,7 @@ def bad_peer(
     assert isinstance(world, queue_world.QueueWorld)
     *names, bad = world.names
     readers = []
-    settings = {"topology": neighbours.on_ring, "lockstep": LOCKSTEP[learns_ring], **AGENT}
+    settings = {"topology": ring_view.on_ring, "lockstep": LOCKSTEP[learns_ring], **AGENT}
     for name in names:
         host = world.add(name, **settings)
         readers.append(transfer_readers.Reader(world, host, range(chunk_count)))
@@ -262,8 +262,8 @@ def limits(chunks: int) -> None:
     """Show what the limits of prefetching do, on links without queues and with."""
     chosen: dict[str, dict[str, Any]] = {
         "0": {"limit": 0},
-        "256, no trust": {"limit": prefetch.LIMIT, "first": None},
-        "256": {"limit": prefetch.LIMIT},
+        "256, no trust": {"limit": prefetcher.LIMIT, "first": None},
+        "256": {"limit": prefetcher.LIMIT},
         "infinite": {"limit": None},
     }
     rows = [Row(name, 16, *one) for name, one in itertools.product(NAMES, chosen.items())]

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from collections.abc import Sequence
 
 from acstor_agent.engine import lockstep
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import priority
+from acstor_agent.engine import ring_view
 from acstor_common.model import ids
 from acstor_policies import learned_ring
 from acstor_policies import place_identity
@@ -35,7 +35,7 @@ from tests.fakes import transfer_world
 Broken = transfer_world.Broken
 Priority = priority.Priority
 LOCKSTEP = lockstep.Lockstep, learned_ring.LearnedRing
-TOPOLOGIES = None, neighbours.on_ring, topologies.nearest, topologies.everybody
+TOPOLOGIES = None, ring_view.on_ring, topologies.nearest, topologies.everybody
 
 STORM_S = 20.0
 ENDS_S = 240.0

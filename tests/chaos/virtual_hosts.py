@@ -25,16 +25,15 @@ from acstor_agent.cache import cache_files
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.core.boot import boot_memory
 from acstor_agent.core.cloud import interface_traffic
+from acstor_agent.core.images import prefetcher
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
-from acstor_agent.engine import neighbours
+from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings as settings_
-from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import peer_server
-from acstor_agent.engine_io import source_client
 from acstor_agent.images import event_fanout
 from acstor_agent.images.image import chunk_lookup
 from acstor_agent.images.image import mirrors
@@ -50,6 +49,7 @@ from acstor_agent.images.read import read_admission
 from acstor_agent.peers import peer_network
 from acstor_agent.sources import base
 from acstor_agent.sources import deadline_source
+from acstor_agent.sources import source_client
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
@@ -180,7 +180,7 @@ class Settings:
     def __init__(self, rng: random.Random, is_calm: bool) -> None:
         self.cache_bytes = (16 if is_calm else rng.choice((1, 2, 4, 16))) * geometry.MIB
         self.copies_limit = rng.choice((0, 1, 2))
-        self.topology = rng.choice((neighbours.on_ring, None))
+        self.topology = rng.choice((ring_view.on_ring, None))
         self.unmatched_limit = rng.choice((0, 64, 512))
         self.read_ahead_bytes = rng.choice((0, 256 * 1024))
         self.may_refer = rng.random() < 0.7
@@ -303,7 +303,7 @@ class Host:
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.boots_of(image_map)
         index = self._named.make_index(image_map)
-        make_policy = functools.partial(prefetch.Prefetcher, limit=self._settings.unmatched_limit)
+        make_policy = functools.partial(prefetcher.Prefetcher, limit=self._settings.unmatched_limit)
         ahead = advertised_prefetch.AdvertisedPrefetch(
             image_map, index, self.chunks, self._nursery, boots.covers_chunk, make_policy
         )

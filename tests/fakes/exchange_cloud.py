@@ -16,8 +16,8 @@ from acstor_agent.cache import cache_files
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import engine
 from acstor_agent.engine import identity
-from acstor_agent.engine import neighbours
 from acstor_agent.engine import placement
+from acstor_agent.engine import ring_view
 from acstor_agent.engine import settings
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine_io import exchange
@@ -279,7 +279,7 @@ class Cloud:
         self.chosen = {
             "background_limit": 4,
             "copies_limit": 1,
-            "topology": neighbours.on_ring,
+            "topology": ring_view.on_ring,
             **chosen,
         }
         self.hosts = {name: self._host(ids.HostId(name)) for name in names}

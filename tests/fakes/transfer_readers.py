@@ -12,11 +12,11 @@ import random
 from collections.abc import Sequence
 
 from acstor_agent.core.images import chunk_state
+from acstor_agent.core.images import prefetcher
 from acstor_agent.core.images import readahead
 from acstor_agent.engine import actions
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import priority
-from acstor_agent.engine.gossip import prefetch
 from acstor_common.model import ids
 from acstor_simulator.model import host_prefetch
 from tests.fakes import transfer_world
@@ -41,7 +41,7 @@ class Reader:
 
     :param chunk_nos: of the image of ``world.chunks``, as they are read.  Of a range the kernel
         asks for more than the guest reads, of anything else for one chunk at a time
-    :param limit: see :class:`prefetch.Prefetcher`, as for ``first`` and ``gain``
+    :param limit: see :class:`prefetcher.Prefetcher`, as for ``first`` and ``gain``
     :param think_s: so long a guest takes for each request
     """
 
@@ -51,9 +51,9 @@ class Reader:
         host: transfer_world.Host,
         chunk_nos: Sequence[int],
         *,
-        limit: int | None = prefetch.LIMIT,
-        first: int | None = prefetch.FIRST,
-        gain: int = prefetch.GAIN,
+        limit: int | None = prefetcher.LIMIT,
+        first: int | None = prefetcher.FIRST,
+        gain: int = prefetcher.GAIN,
         think_s: float = 0.0005,
     ) -> None:
         self.world, self.host, self.chunk_nos = world, host, chunk_nos

@@ -11,11 +11,11 @@ import pytest
 import requests
 import trio
 
-from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
 from acstor_agent.sources import deadline_source
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
+from acstor_agent.sources import source_client
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_glance.client import range_support

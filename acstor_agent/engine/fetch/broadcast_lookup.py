@@ -17,7 +17,6 @@ from acstor_agent.engine import timers
 from acstor_agent.engine import transfer as transfer_
 from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import negative_cache
-from acstor_agent.engine.fetch import refusals
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
 
@@ -57,7 +56,9 @@ class BroadcastLookups:
     def __init__(self, context: context.Context, in_vain: LookupFailed) -> None:
         self._context, self._in_vain = context, in_vain
         self.absences = negative_cache.NegativeCache(context.settings.lost_after_s)
-        self._denials: refusals.Refusals[tuple[ids.Cid, ids.ImageId]] = refusals.Refusals()
+        self._denials: negative_cache.HostDenials[tuple[ids.Cid, ids.ImageId]] = (
+            negative_cache.HostDenials()
+        )
         # Images take turns.
         self._waiting: fair_queue.FairQueue[BroadcastLookup] = fair_queue.FairQueue()
         self._places = CHUNKS_AT_ONCE

@@ -15,8 +15,8 @@ from acstor_agent.engine import timers
 from acstor_agent.engine import transfer
 from acstor_agent.engine import upload_scheduler
 from acstor_agent.engine.fetch import prefetch_limits
-from acstor_agent.engine.fetch import read_overlap
 from acstor_agent.engine.fetch import requests_out
+from acstor_agent.engine.fetch import source_preference
 from acstor_agent.engine.fetch import source_reads
 from acstor_agent.engine.fetch import transfers
 from acstor_agent.engine.gossip import announcements
@@ -60,7 +60,7 @@ class Context:
         )
         self.uploads = upload_scheduler.UploadScheduler(self.out, self.timers, settings.learns_ring)
         self.lockstep = settings.lockstep(self)
-        self.overlap = read_overlap.ReadOverlap()
+        self.overlap = source_preference.ReadOverlap()
         self.announcements = announcements.Announcements(
             *(self.out, self.timers, view, self.peers, self.locations, settings.topology), lookups
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Negative cache: images that the source denies, and when chunks count as lost.
+"""Negative caches: images that the source denies, and chunks that hosts deny.
 
 A source may deny an image wrongly for a while: permissions change, or a folder is not mounted. A
 host that has just left the v-node table may be restarting. So chunks are lost only after repeated
@@ -7,9 +7,13 @@ denials for ``lost_after_s``, during which no host has left the table.
 """
 
 import collections
+from collections.abc import Hashable
 from collections.abc import Iterable
+from typing import Generic
+from typing import TypeVar
 
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 
 ASKED_EVERY_S = 60.0
 """Longest gap between two denials that count as one period."""
@@ -33,8 +37,8 @@ class NegativeCache:
 
     def __init__(self, lost_after_s: float) -> None:
         self._lost_after_s = lost_after_s
-        self._denied: collections.OrderedDict[ids.ImageId, tuple[float, float]] = (
-            collections.OrderedDict()
+        self._denied: lru_table.LruTable[ids.ImageId, tuple[float, float]] = lru_table.LruTable(
+            IMAGES
         )
         self._hosts: dict[ids.HostId, float] = {}
 
@@ -52,9 +56,6 @@ class NegativeCache:
         if now_s - last_s > longest_s:
             first_s = now_s
         self._denied[image_id] = first_s, now_s
-        self._denied.move_to_end(image_id)
-        if len(self._denied) > IMAGES:
-            self._denied.popitem(last=False)
         return max(0.0, first_s + self._lost_after_s - now_s)
 
     def clear_denial(self, image_id: ids.ImageId) -> None:
@@ -75,3 +76,51 @@ class NegativeCache:
         here = dict.fromkeys(hosts, now_s)
         self._hosts = seen | here
         return sorted(seen.keys() - here.keys())
+
+
+What = TypeVar("What", bound=Hashable)
+
+REMEMBER_S = 10.0
+"""Seconds for which a denial counts, however often a guest reads the chunk."""
+DENIALS = 65_536
+"""Denials that are remembered, over all chunks."""
+
+
+class HostDenials(Generic[What]):
+    """The hosts that have denied chunks, so that broadcast lookups ask each host once.
+
+    >>> denials, cid = HostDenials(), ids.cid_of(b"a chunk")
+    >>> denials.hosts_to_ask(cid, ["h2", "h3"], 0.0)
+    ['h2', 'h3']
+    >>> denials.record_denial(cid, "h3", 0.0)
+    >>> denials.hosts_to_ask(cid, ["h2", "h3"], 9.9), denials.hosts_to_ask(cid, ["h2", "h3"], 10.0)
+    (['h2'], ['h2', 'h3'])
+    """
+
+    def __init__(self, limit: int = DENIALS) -> None:
+        self._limit = limit
+        self._count = 0
+        self._denied: collections.OrderedDict[What, dict[ids.HostId, float]] = (
+            collections.OrderedDict()
+        )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def hosts_to_ask(
+        self, what: What, hosts: Iterable[ids.HostId], now_s: float
+    ) -> list[ids.HostId]:
+        """Return those of ``hosts`` that have not denied a chunk recently."""
+        denied = self._denied.get(what, {})
+        since_s = now_s - REMEMBER_S
+        return [host for host in hosts if denied.get(host, since_s) <= since_s]
+
+    def record_denial(self, what: What, host: ids.HostId, now_s: float) -> None:
+        """Record that a host denied a chunk."""
+        found = self._denied.setdefault(what, {})
+        self._count += host not in found
+        found[host] = now_s
+        self._denied.move_to_end(what)
+        while self._count > self._limit and len(self._denied) > 1:
+            _, forgotten = self._denied.popitem(last=False)
+            self._count -= len(forgotten)

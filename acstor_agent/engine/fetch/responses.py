@@ -16,6 +16,7 @@ from acstor_agent.engine.fetch import context
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import source_reads
+from acstor_agent.engine.gossip import announcements
 from acstor_common.model import ids
 
 Attempt = transfer.Attempt
@@ -109,8 +110,8 @@ class Responses:
         assert attempt.host is not None
         for ref in attempt.refs if failure in _NOT_A_HOLDER else ():
             if context.locations.record_denial(attempt.host, ref) and failure is not Failure.BUSY:
-                context.peers.listening.penalize_peer(
-                    attempt.host, peer_state.DENIAL_COST, context.now
+                context.announcements.limits.penalize_peer(
+                    attempt.host, announcements.DENIAL_COST, context.now
                 )
                 self.denied += 1
         if attempt in transfer.attempts:

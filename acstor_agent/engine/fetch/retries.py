@@ -9,13 +9,15 @@ once, so the rate of retries follows the rate of answers.
 import collections
 from collections.abc import Iterator
 
-from acstor_agent.engine import backoff
 from acstor_agent.engine import fair_queue
 from acstor_agent.engine import priority
 from acstor_agent.engine import timers
 from acstor_agent.engine import transfer
 from acstor_common.model import ids
+from acstor_common.util import backoff
 
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
+"""First and longest pause of a chunk."""
 PER_S = 200
 AT_ONCE = 20
 """Retries at once after an idle period."""
@@ -51,7 +53,11 @@ class Retries:
     def pause_transfer(self, transfer: transfer.Transfer, now: float) -> None:
         """Start the pause of a transfer."""
         pause = Pause(transfer)
-        self._deadlines.put(now + backoff.pause_s(transfer.tries), timers.Due.RETRY, pause)
+        self._deadlines.put(
+            now + backoff.pause_s(transfer.tries, RETRY_FIRST_S, RETRY_LONGEST_S),
+            timers.Due.RETRY,
+            pause,
+        )
         transfer.retry = pause
         self._waiting[pause] = None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decides whether guest reads go to the source before peers.
+"""Decides whether reads go to the source before peers.
 
 Peers go first, to spare the source, unless they have been clearly slower lately by the time that
 guests waited. Both sides are probed: while the source goes first, one guest read in PROBE asks
@@ -79,3 +79,52 @@ class SourcePreference:
         factor = AGAIN if self.is_source_first else CLEARLY
         self.is_source_first = peers_s > max(factor * source_s, source_s + LEAST_S)
         return self.is_source_first and self._decisions % PROBE != 0
+
+
+ENOUGH_CHUNKS = 128
+"""Chunks below which hosts are assumed to read the same."""
+LITTLE = 1 / 16
+"""Share of common chunks below which prefetches skip the homes."""
+WEIGHT = 1 / 64
+"""Weight of the newest chunk, once there are that many."""
+
+
+class ReadOverlap:
+    """Estimates the share of chunks that several hosts read: only those make homes worthwhile.
+
+    Samples are: whether chunks that guests here are about to read were announced, and whether
+    chunks that peers request were here or under way. Homes are chosen by hash, so each host sees a
+    fair sample. A dishonest peer can at most send this host's prefetches to the source while that
+    is clearly faster, or keep them with the homes.
+
+    >>> overlap = ReadOverlap()
+    >>> for _ in range(ENOUGH_CHUNKS):
+    ...     overlap.record_overlap(False)
+    >>> overlap.is_little
+    True
+    >>> for _ in range(8):
+    ...     overlap.record_overlap(True)
+    >>> overlap.is_little
+    False
+    """
+
+    __slots__ = ("_seen", "share")
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self._seen = 0
+
+    def record_overlap(self, is_shared: bool, chunks: int = 1) -> None:
+        """Record whether another host reads some chunks."""
+        if chunks > 1 and WEIGHT * self._seen >= 1:
+            self._seen += chunks
+            self.share = is_shared + (self.share - is_shared) * (1 - WEIGHT) ** chunks
+            return
+        for _ in range(chunks):
+            self._seen += 1
+            self.share += max(WEIGHT, 1 / self._seen) * (is_shared - self.share)
+
+    @property
+    def is_little(self) -> bool:
+        """Whether hosts are known to read hardly any common chunk."""
+        return self._seen >= ENOUGH_CHUNKS and self.share < LITTLE

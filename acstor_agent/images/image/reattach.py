@@ -10,7 +10,6 @@ import itertools
 import trio
 
 from acstor_agent.core.disk_scheduling import request as requests
-from acstor_agent.engine import backoff
 from acstor_agent.engine.fetch import negative_cache
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.read import mirror
@@ -18,6 +17,10 @@ from acstor_agent.images.read import read_admission
 from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.util import backoff
+
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
+"""First and longest pause between tries."""
 
 
 class Reattach:
@@ -62,5 +65,5 @@ class Reattach:
                         self._absences.clear_denial(image_id)
                         return found
                     read_admission.note_wait(why)
-                    await trio.sleep(backoff.pause_s(tries))
+                    await trio.sleep(backoff.pause_s(tries, RETRY_FIRST_S, RETRY_LONGEST_S))
         raise errors.DeadlineExceeded(f"the chunk map of image {image_id}", self._deadline_s, why)

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 import trio
 
 from acstor_agent.core.images import chunk_state
+from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import chunk_ref
 from acstor_agent.engine import content_index
-from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.engine_io import exchange
 from acstor_common import errors
@@ -23,7 +23,7 @@ from acstor_common.model import segments
 
 UNDER_WAY = 32
 
-MakePolicy = Callable[[chunk_state.ChunkStates], prefetch.PrefetchPolicy]
+MakePolicy = Callable[[chunk_state.ChunkStates], prefetcher.PrefetchPolicy]
 """Returns the policy of one image, from the states of its chunks."""
 
 _E = chunk_state.ChunkEvent
@@ -43,11 +43,11 @@ class AdvertisedPrefetch:
         chunks: exchange.Exchange,
         nursery: trio.Nursery,
         is_covered: Callable[[ids.Cid], bool],
-        make_policy: MakePolicy | None = prefetch.by_trust,
+        make_policy: MakePolicy | None = prefetcher.by_trust,
     ) -> None:
         self.states = chunk_state.ChunkStates(len(image_map))
         self._is_on = make_policy is not None
-        self.prefetcher = (make_policy or prefetch.by_trust)(self.states)
+        self.prefetcher = (make_policy or prefetcher.by_trust)(self.states)
         self._map = image_map
         self._index = index
         self._chunks = chunks

@@ -6,7 +6,6 @@ request is dropped; an answer to no request ends the connection. So the numbers 
 requests are remembered, and not reused meanwhile.
 """
 
-import collections
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from acstor_agent.peers.connection import loop_share
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 from acstor_common.wire import peer_request
 from acstor_common.wire import peer_wire
 
@@ -34,7 +34,7 @@ NEXT_BYTES = 16 * geometry.KIB
 """Bytes in the outbox, which is not reordered, below which messages are added."""
 
 GIVEN_UP = 2048
-"""Cancelled requests that are remembered: eight times those in progress, 0.25 MB."""
+"""Cancelled requests whose length is remembered: eight times those in progress, 0.25 MB."""
 
 
 class RequestLost(NamedTuple):
@@ -72,9 +72,7 @@ class ClientConnection(base_connection.Connection):
         self._chunk_bytes = 0  # the longest requested chunk
         receiver.expects = self._expects
         receiver.awaited_bytes = self._awaited_bytes
-        self._given_up: collections.OrderedDict[int, int] = (
-            collections.OrderedDict()
-        )  # length of each
+        self._given_up: lru_table.LruTable[int, int] = lru_table.LruTable(GIVEN_UP)
 
     @property
     def is_idle(self) -> bool:
@@ -150,8 +148,6 @@ class ClientConnection(base_connection.Connection):
                 sent.append(request_id)
             if is_sent or not self._soon.drop_request(request_id):
                 self._given_up[request_id] = waiting[0].length_of(request_id)
-        while len(self._given_up) > GIVEN_UP:
-            self._given_up.popitem(last=False)
         self.send_messages(*map(peer_wire.Cancel, _in_messages(sent)))
 
     def send_announcement(self, message: peer_wire.News | peer_wire.Pong) -> None:

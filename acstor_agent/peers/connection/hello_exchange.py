@@ -8,7 +8,6 @@ the dialled host, and is admitted.
 import math
 from collections.abc import Callable
 
-from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common.model import ids
@@ -86,4 +85,4 @@ def refusal_reason(link: peer_link.Link, host: ids.HostId, may_speak: MaySpeak) 
 async def _send(link: peer_link.Link, message: peer_wire.Message) -> None:
     buffers = peer_wire.encode(message, link.sending)
     while buffers:
-        buffers = buffers_.rest_of(buffers, await link.send_some(buffers))
+        buffers = peer_link.rest_of(buffers, await link.send_some(buffers))

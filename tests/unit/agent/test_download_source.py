@@ -13,12 +13,12 @@ import trio
 import trio.testing
 
 from acstor_agent.engine import placement
-from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
 from acstor_agent.sources import download_source
 from acstor_agent.sources import full_download
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
+from acstor_agent.sources import source_client
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import fake_glance

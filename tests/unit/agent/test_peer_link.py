@@ -8,7 +8,6 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.peers import buffers as buffers_
 from acstor_agent.peers import connection_setup
 from acstor_agent.peers import peer_link
 from acstor_agent.runtime import tls_session
@@ -51,7 +50,7 @@ async def linked(tls):
 
 async def send_all(link, buffers):
     while buffers:
-        buffers = buffers_.rest_of(buffers, await link.send_some(buffers[:16]))
+        buffers = peer_link.rest_of(buffers, await link.send_some(buffers[:16]))
 
 
 async def test_frame_that_comes_in_one_piece_with_the_secret_is_not_lost(credentials):

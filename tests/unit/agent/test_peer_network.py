@@ -15,7 +15,7 @@ from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import client_connection
 from acstor_agent.peers.connection import loop_share
-from acstor_agent.peers.connection import reauthorization
+from acstor_agent.peers.connection import periodic_checks
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import token_buckets
@@ -772,8 +772,8 @@ async def test_loop_that_fails_at_a_connection_ends_no_other(monkeypatch):
         raise ValueError("unforeseen")
 
     monkeypatch.setattr(base_connection.Connection, "is_stuck", fail)
-    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(reauthorization.Reauthorization, "_look", fail)
+    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(periodic_checks.Reauthorization, "_look", fail)
     often = peer_network.Limits(silence_s=0.04)
     async with both(limits=often, server_limits=often) as (client, server):
         for _ in range(5):

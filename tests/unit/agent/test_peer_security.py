@@ -16,7 +16,7 @@ from acstor_agent.peers import peer_link
 from acstor_agent.peers import peer_network
 from acstor_agent.peers.connection import base_connection
 from acstor_agent.peers.connection import loop_share
-from acstor_agent.peers.connection import reauthorization
+from acstor_agent.peers.connection import periodic_checks
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -234,7 +234,7 @@ async def test_right_is_asked_for_with_the_certificate_s_time(pair):
 
 @pytest.mark.expect_log("Connection with .* dropped: it is not on the table")
 async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeypatch):
-    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
     allowed = {CLIENT, SERVER}
     tls = pair()
 
@@ -253,7 +253,7 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeyp
 @pytest.mark.expect_log("Connection with .* dropped: valid until")
 @pytest.mark.allow_log("was not renewed")
 async def test_open_connection_ends_when_time_passes_over_the_certificate(identity, monkeypatch):
-    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
     passed_s = 0
     tls = identity(CLIENT, now=lambda: time.time() + passed_s).read()
     async with (
@@ -269,7 +269,7 @@ async def test_open_connection_ends_when_time_passes_over_the_certificate(identi
 
 
 async def test_files_that_are_replaced_under_load_cost_no_connection(identity, monkeypatch):
-    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
     files = {host: identity(host) for host in (CLIENT, SERVER)}
     tls = {host: found.read() for host, found in files.items()}
     async with (
@@ -292,7 +292,7 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity, m
 
 @pytest.mark.expect_log("Connection with .* dropped: none of the authorities")
 async def test_connections_end_when_their_authority_is_not_believed_any_more(identity, monkeypatch):
-    monkeypatch.setattr(reauthorization, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(periodic_checks, "LOOK_EVERY_S", 0.05)
     found = identity(CLIENT)
     async with (
         serving(tls=identity(SERVER).read()) as (_server, address),
@@ -308,7 +308,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
     """The handshake was before, and the look at all connections was before it was one."""
     found = identity(SERVER)
     ours = found.read()
-    looks = reauthorization.Reauthorization(nets.everybody, ours)
+    looks = periodic_checks.Reauthorization(nets.everybody, ours)
     async with serving(tls=ours) as (server, address):
         ip, port = address.split(":")
         client = identity(CLIENT).read()
@@ -548,10 +548,10 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, conn
 
     monkeypatch.setattr(ours, "chain_fault", counted)
     trio.lowlevel.add_instrument(turns)
-    watched = reauthorization.Reauthorization(nets.everybody, ours)
+    watched = periodic_checks.Reauthorization(nets.everybody, ours)
     await watched._look(connections)
     assert turns.total == 40  # once for each host
-    assert turns.most <= reauthorization.AT_A_TIME / reauthorization.CHECK + 1
+    assert turns.most <= periodic_checks.AT_A_TIME / periodic_checks.CHECK + 1
     assert {c.host for c in connections if c.is_closed} == {"h7"}
     await watched._look(connections)
     assert turns.total == 40  # the files are those of before
@@ -564,7 +564,7 @@ async def test_tables_are_followed_by_some_looks_in_each_turn(connected):
         turns.note()
         return ""
 
-    connections = [connected(f"h{n}", None) for n in range(3 * reauthorization.AT_A_TIME)]
+    connections = [connected(f"h{n}", None) for n in range(3 * periodic_checks.AT_A_TIME)]
     trio.lowlevel.add_instrument(turns)
-    await reauthorization.Reauthorization(may_speak, None)._look(connections)
-    assert turns.total == len(connections) and turns.most <= reauthorization.AT_A_TIME + 1
+    await periodic_checks.Reauthorization(may_speak, None)._look(connections)
+    assert turns.total == len(connections) and turns.most <= periodic_checks.AT_A_TIME + 1

@@ -2,9 +2,9 @@
 import pytest
 import trio
 
-from acstor_agent.engine import failover
-from acstor_agent.engine_io import source_client
+from acstor_agent.core.sources import failover
 from acstor_agent.sources import base
+from acstor_agent.sources import source_client
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids

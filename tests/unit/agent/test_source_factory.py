@@ -6,9 +6,9 @@ import stevedore
 from oslo_config import cfg
 
 import acstor_agent.conf
-from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
 from acstor_agent.sources import deadline_source
+from acstor_agent.sources import source_client
 from acstor_agent.sources import source_factory
 from acstor_common import errors
 from acstor_common.formats import layout

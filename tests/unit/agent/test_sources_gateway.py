@@ -6,10 +6,10 @@ import json
 import pytest
 from oslo_config import cfg
 
-from acstor_agent.engine_io import source_client
 from acstor_agent.sources import base
 from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
+from acstor_agent.sources import source_client
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import fake_glance

@@ -11,11 +11,11 @@ import pytest
 import trio
 import trustme
 
-from acstor_agent.engine_io import source_client
 from acstor_agent.runtime import tls_session
 from acstor_agent.sources import base
 from acstor_agent.sources import deadline_source
 from acstor_agent.sources import http
+from acstor_agent.sources import source_client
 from acstor_agent.sources.http_client import http_connector
 from acstor_agent.sources.http_client import http_pool
 from acstor_agent.sources.http_client import http_range

@@ -6,10 +6,10 @@ import pytest
 import trio
 
 from acstor_agent.core.sources import attempt_timeout
-from acstor_agent.engine import backoff
-from acstor_agent.engine_io import source_client
+from acstor_agent.core.sources import failover
 from acstor_agent.sources import base
 from acstor_agent.sources import deadline_source
+from acstor_agent.sources import source_client
 from acstor_common import errors
 from acstor_common.model import ids
 from tests.fakes import faulty_source
@@ -72,8 +72,8 @@ async def test_what_does_not_pass_is_not_retried(kind):
 
 
 async def test_pauses_double_up_to_the_longest_with_jitter(autojump_clock, monkeypatch):
-    monkeypatch.setattr(backoff, "FIRST_S", 1)
-    monkeypatch.setattr(backoff, "LONGEST_S", 8)
+    monkeypatch.setattr(failover, "RETRY_FIRST_S", 1)
+    monkeypatch.setattr(failover, "RETRY_LONGEST_S", 8)
     inner = Flaky(share=1.0)
     with pytest.raises(errors.SourceUnreachable):
         await retried(inner, attempts=7).read(BLOB, 0, 1)
@@ -84,8 +84,8 @@ async def test_pauses_double_up_to_the_longest_with_jitter(autojump_clock, monke
 
 
 async def test_pause_beyond_the_deadline_is_not_made(autojump_clock, monkeypatch):
-    monkeypatch.setattr(backoff, "FIRST_S", 8)
-    monkeypatch.setattr(backoff, "LONGEST_S", 64)
+    monkeypatch.setattr(failover, "RETRY_FIRST_S", 8)
+    monkeypatch.setattr(failover, "RETRY_LONGEST_S", 64)
     inner = Flaky(share=1.0)
     started = trio.current_time()
     with trio.fail_after(10), pytest.raises(errors.SourceUnreachable):
@@ -215,7 +215,7 @@ async def test_attempts_end_by_themselves_when_nobody_sets_a_deadline(autojump_c
     for _ in range(3):
         with pytest.raises(errors.SourceUnreachable):
             await source.read(BLOB, 0, 10)
-    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + backoff.LONGEST_S)
+    assert trio.current_time() < 3 * 3 * (attempt_timeout.MOST_S + failover.RETRY_LONGEST_S)
 
 
 async def test_closing_waits_for_nothing_that_hangs(autojump_clock):

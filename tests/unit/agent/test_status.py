@@ -7,9 +7,9 @@ import pytest
 from acstor_agent.control import status
 from acstor_agent.core import health_issues
 from acstor_agent.core.images import image_usage
-from acstor_agent.engine_io import source_client
 from acstor_agent.peers import peer_network
 from acstor_agent.sources import base
+from acstor_agent.sources import source_client
 from acstor_common.model import ids
 from tests.fakes import one_host
 

@@ -193,7 +193,7 @@ def test_it_is_not_waited_for_for_long(machine):
 
 
 def test_who_took_the_last_place_has_none_before_another_has_one(machine):
-    assert machine.core.requests.uploads.places.count == upload_scheduler.upload_slots.FEW
+    assert machine.core.requests.uploads.places.count == upload_scheduler.FEW
     machine.cache.update(chunk(n).cid for n in range(8))
     asked = [machine.request(n, "h2", Mode.HELD_ONLY) for n in range(3)]
     machine.ask_me("h2", *asked)
@@ -208,9 +208,9 @@ def test_who_took_the_last_place_has_none_before_another_has_one(machine):
 def test_without_the_variant_one_receiver_may_have_all_places():
     machine = one_machine.Machine()
     machine.cache.update(chunk(n).cid for n in range(8))
-    machine.core.requests.uploads.places.count = upload_scheduler.upload_slots.FEW
+    machine.core.requests.uploads.places.count = upload_scheduler.FEW
     machine.ask_me("h2", *(machine.request(n, "h2", Mode.HELD_ONLY) for n in range(5)))
-    assert len(machine.answers()) == upload_scheduler.upload_slots.FEW
+    assert len(machine.answers()) == upload_scheduler.FEW
 
 
 # Who is named alone

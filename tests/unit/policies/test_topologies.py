@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.engine import neighbours
+from acstor_agent.engine import ring_view
 from acstor_common.model import ids
 from acstor_policies import topologies
 
@@ -11,11 +11,11 @@ HOSTS = [ids.HostId(f"h{n}") for n in range(9)]
 def test_ring_has_two_neighbours_and_they_are_each_others():
     for count in range(2, 9):
         hosts = HOSTS[:count]
-        told = {host: neighbours.on_ring(hosts, host, {}) for host in hosts}
+        told = {host: ring_view.on_ring(hosts, host, {}) for host in hosts}
         for host, others in told.items():
             assert len(others) == min(2, count - 1) and host not in others
             assert all(host in told[other] for other in others)
-    assert neighbours.on_ring(HOSTS, "h3", {}) == ("h4", "h2")
+    assert ring_view.on_ring(HOSTS, "h3", {}) == ("h4", "h2")
 
 
 def test_full_is_everybody_else():
@@ -36,7 +36,7 @@ def test_nearest_without_locations_are_the_nearest_on_the_ring():
     assert topologies.nearest(HOSTS, "h0", {"h4": "a/b/h4"}) == four
 
 
-@pytest.mark.parametrize("topology", [neighbours.on_ring, topologies.nearest, topologies.everybody])
+@pytest.mark.parametrize("topology", [ring_view.on_ring, topologies.nearest, topologies.everybody])
 def test_host_that_is_alone_or_not_on_the_ring_tells_nobody(topology):
     assert topology(["h1"], "h1", {}) == ()
     assert topology(HOSTS, "x", {}) == ()

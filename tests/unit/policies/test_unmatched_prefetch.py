@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.images import chunk_state
-from acstor_agent.engine.gossip import prefetch
+from acstor_agent.core.images import prefetcher
 from acstor_policies import unmatched_prefetch
 
 E = chunk_state.ChunkEvent
@@ -14,7 +14,7 @@ MANY = 10**6
 class Reader:
     """One image with its prefetcher, and a network that gives at once what is asked for."""
 
-    def __init__(self, chunks: int = 20_000, limit: int | None = prefetch.LIMIT) -> None:
+    def __init__(self, chunks: int = 20_000, limit: int | None = prefetcher.LIMIT) -> None:
         self.states = chunk_state.ChunkStates(chunks)
         self.prefetcher = unmatched_prefetch.UnmatchedPrefetcher(self.states, limit)
 
@@ -94,7 +94,7 @@ def test_places_are_given_in_the_order_of_the_advertisements():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(prefetch, "HELD_LIMIT", 3)
+    monkeypatch.setattr(prefetcher, "HELD_LIMIT", 3)
     reader = Reader(limit=1)
     assert reader.advertise(*range(5)) == [2, 3, 4]
     reader.advertise(*range(10, 20))

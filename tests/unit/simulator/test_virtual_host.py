@@ -11,11 +11,11 @@ from oslo_config import cfg
 
 from acstor_agent import conf as agent_conf
 from acstor_agent import settings as agent_settings
+from acstor_agent.core.images import prefetcher
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import placement
 from acstor_agent.engine.gossip import announcements
-from acstor_agent.engine.gossip import prefetch
 from acstor_agent.engine.serve import authorization
 from acstor_agent.engine.serve import peer_requests
 from acstor_simulator import simulation
@@ -113,9 +113,9 @@ def test_what_neighbours_have_is_fetched_ahead_as_far_as_it_proves_right() -> No
     second.attach_image(IMAGE)
     read_all(world, first)
     [prefetching] = second.images.values()
-    assert 1 <= prefetching.prefetched == prefetching.states.unmatched <= prefetch.FIRST
+    assert 1 <= prefetching.prefetched == prefetching.states.unmatched <= prefetcher.FIRST
     read_all(world, second)
-    assert prefetching.prefetched > prefetch.FIRST
+    assert prefetching.prefetched > prefetcher.FIRST
     assert prefetching.states.unmatched == prefetching.states.under_way == 0
 
 

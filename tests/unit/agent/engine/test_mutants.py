@@ -16,7 +16,6 @@ from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import broadcast_lookup
 from acstor_agent.engine.fetch import pending_reads
 from acstor_agent.engine.fetch import prefetch_limits
-from acstor_agent.engine.fetch import read_overlap
 from acstor_agent.engine.fetch import read_through
 from acstor_agent.engine.fetch import requests_out
 from acstor_agent.engine.fetch import retries
@@ -133,11 +132,11 @@ MUTANTS = {
         waiting.test_guests_go_to_the_source_first_where_peers_are_clearly_slower,
     ),
     "hosts are never taken to read the same": (
-        *(read_overlap.ReadOverlap, "is_little", True),
+        *(source_preference.ReadOverlap, "is_little", True),
         waiting.test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same,
     ),
     "hosts are always taken to read the same": (
-        *(read_overlap.ReadOverlap, "is_little", False),
+        *(source_preference.ReadOverlap, "is_little", False),
         waiting.test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same,
     ),
     "answers are never late": (

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies
 
-from acstor_agent.engine.fetch import refusals
+from acstor_agent.engine.fetch import negative_cache
 from acstor_common.model import ids
 
 CIDS = [ids.cid_of(bytes([n])) for n in range(6)]
@@ -17,7 +17,7 @@ NO = strategies.tuples(
 @given(strategies.lists(NO, max_size=60), strategies.integers(1, 12))
 def test_nobody_is_taken_for_one_that_denied_who_did_not(said, limit):
     """Whatever is forgotten, a chunk is nowhere only if all hosts have denied it of late."""
-    known, truth, now_s = refusals.Refusals(limit), {}, 0.0
+    known, truth, now_s = negative_cache.HostDenials(limit), {}, 0.0
     for cid, host, after_s in said:
         now_s += after_s
         known.record_denial(cid, host, now_s)
@@ -26,11 +26,11 @@ def test_nobody_is_taken_for_one_that_denied_who_did_not(said, limit):
         assert len(known) <= max(limit, of_one)
     for cid in CIDS:
         for host in set(HOSTS) - set(known.hosts_to_ask(cid, HOSTS, now_s)):
-            assert now_s - truth[cid, host] < refusals.REMEMBER_S
+            assert now_s - truth[cid, host] < negative_cache.REMEMBER_S
 
 
 def test_what_was_denied_last_is_remembered_longest():
-    known = refusals.Refusals(limit=4)
+    known = negative_cache.HostDenials(limit=4)
     for cid in CIDS[:3]:
         for host in HOSTS[:2]:
             known.record_denial(cid, host, 0.0)

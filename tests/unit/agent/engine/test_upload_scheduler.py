@@ -51,7 +51,7 @@ def vars_of(receiver):
 
 
 def test_urgent_answers_go_first_but_others_are_not_starved(machine, monkeypatch):
-    monkeypatch.setattr(upload_scheduler.upload_slots, "FEW", 1)
+    monkeypatch.setattr(upload_scheduler, "FEW", 1)
     machine.core.requests.uploads.places.count = 1
     machine.cache.update(chunk(n).cid for n in range(40))
     only = Mode.HELD_ONLY
@@ -90,13 +90,13 @@ def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_
         answers += len(machine.answers())
         machine.wait(upload_scheduler.PATIENCE_S / 60)
         machine.answers_delivered(["h2"])
-    assert (places.count, answers) == (upload_scheduler.upload_slots.MANY, 100)
+    assert (places.count, answers) == (upload_scheduler.MANY, 100)
     assert len(deadlines) <= before + 2  # one of its places, one of its requests
     machine.ask_me("h2", machine.request(100, "h2", Mode.HELD_ONLY))
     machine.wait(upload_scheduler.PATIENCE_S - 0.01)
-    assert places.count == upload_scheduler.upload_slots.MANY
+    assert places.count == upload_scheduler.MANY
     machine.wait(0.02)
-    assert places.count == upload_scheduler.upload_slots.FEW
+    assert places.count == upload_scheduler.FEW
 
 
 def test_answer_is_not_late_because_it_was_looked_at_late(machine):
@@ -105,11 +105,11 @@ def test_answer_is_not_late_because_it_was_looked_at_late(machine):
     machine.ask_me("h2", machine.request(0, "h2", Mode.HELD_ONLY))
     machine.now += 0.1
     machine.answers_delivered(["h2"], 0.099)
-    assert places.count == upload_scheduler.upload_slots.MANY
+    assert places.count == upload_scheduler.MANY
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
     machine.now += 0.1
     machine.answers_delivered(["h2"], 0.05)
-    assert places.count == upload_scheduler.upload_slots.FEW
+    assert places.count == upload_scheduler.FEW
 
 
 def flood(machine, connection, host, count, first=0, **more):
@@ -217,7 +217,7 @@ def test_each_connection_is_watched_once_however_many_answers_wait(machine):
 
 
 def test_content_that_leaves_the_cache_before_its_turn_is_brought_again(machine, monkeypatch):
-    monkeypatch.setattr(upload_scheduler.upload_slots, "FEW", 1)
+    monkeypatch.setattr(upload_scheduler, "FEW", 1)
     machine.core.requests.uploads.places.count = 1
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)

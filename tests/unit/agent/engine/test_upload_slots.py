@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from acstor_agent.engine import upload_slots
+from acstor_agent.engine import upload_scheduler
 
-FEW, MANY = upload_slots.FEW, upload_slots.MANY
+FEW, MANY = upload_scheduler.FEW, upload_scheduler.MANY
 LATE_S, QUICK_S, QUICK_ONES = (
-    upload_slots.LATE_S,
-    upload_slots.QUICK_S,
-    upload_slots.QUICK_ONES,
+    upload_scheduler.LATE_S,
+    upload_scheduler.QUICK_S,
+    upload_scheduler.QUICK_ONES,
 )
 
 
 @pytest.fixture
 def few():
-    places = upload_slots.UploadSlots()
+    places = upload_scheduler.UploadSlots()
     places.answer_delivered(took_s=2 * LATE_S)
     assert places.count == FEW
     return places
 
 
 def test_an_answer_that_is_still_under_way_tells_of_a_queue():
-    places = upload_slots.UploadSlots()
+    places = upload_scheduler.UploadSlots()
     places.under_way(LATE_S)
     assert places.count == MANY
     places.under_way(1.01 * LATE_S)
@@ -28,7 +28,7 @@ def test_an_answer_that_is_still_under_way_tells_of_a_queue():
 
 
 def test_places_may_be_few_until_answers_have_arrived_at_once():
-    places = upload_slots.UploadSlots(FEW)
+    places = upload_scheduler.UploadSlots(FEW)
     for count in (FEW,) * QUICK_ONES + (MANY,):
         assert places.count == count
         places.answer_delivered(0.0)

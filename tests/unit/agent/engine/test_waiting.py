@@ -13,7 +13,7 @@ from acstor_agent.engine import failure
 from acstor_agent.engine import priority
 from acstor_agent.engine import transfer
 from acstor_agent.engine.fetch import prefetch_limits
-from acstor_agent.engine.fetch import read_overlap
+from acstor_agent.engine.fetch import source_preference
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.wire import peer_request
@@ -332,7 +332,9 @@ def ask_home(machine, host, numbers):
 
 def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read_the_same(machine):
     numbers = with_slow_peers(machine)
-    own = [n for n in range(3000, 6000) if machine.home_of(n) == "h1"][: read_overlap.ENOUGH]
+    own = [n for n in range(3000, 6000) if machine.home_of(n) == "h1"][
+        : source_preference.ENOUGH_CHUNKS
+    ]
     machine.request_chunks([chunk(numbers.pop())], P.GUEST, "a guest")
     ask_home(machine, "h2", own)
     machine.request_chunks([chunk(numbers.pop())], P.SOON, "ahead")

@@ -12,7 +12,6 @@ Pieces that every source refuses are read from local copies, for REFUSED_S witho
 sources again.
 """
 
-import collections
 import math
 from collections.abc import Callable
 from collections.abc import Collection
@@ -22,16 +21,19 @@ from typing import Any
 
 from acstor_agent.core import health_issues
 from acstor_agent.core.sources import circuit_breaker
+from acstor_agent.core.sources import hedge
 from acstor_agent.core.sources import source_refusals
-from acstor_agent.engine import backoff
-from acstor_agent.engine import hedge
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.util import backoff
+from acstor_common.util import lru_table
 
 ATTEMPTS = 3
 """Tries per source while its faults are transient."""
 SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S = 1.0, 2.0, 5.0
 """Silence before a hedge: minimum, while few latencies are known, maximum."""
+RETRY_FIRST_S, RETRY_LONGEST_S = 0.1, 2.0
+"""First and longest pause between tries."""
 TICK_S = 0.25
 """Interval at which a request without hedge budget checks it again."""
 REFUSED_S = 300.0
@@ -83,11 +85,12 @@ class Failover:
         warn: Callable[[str], None],
         inform: Callable[[str], None],
         attempts: int = ATTEMPTS,
+        refused_limit: int = REFUSED_LIMIT,
     ) -> None:
         self.sources, self.random, self.attempts = sources, random, attempts
         self.copies = SourceState(lambda: "copies")  # its health is not judged
         self.hedge = hedge.HedgeBudget(SILENT_SHORTEST_S, SILENT_FIRST_S, SILENT_LONGEST_S)
-        self.refused: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
+        self.refused: lru_table.LruTable[Hashable, float] = lru_table.LruTable(refused_limit)
         self._clock, self._warn, self._inform = clock, warn, inform
 
     def ordered_sources(self, now: float) -> list[SourceState]:
@@ -101,9 +104,6 @@ class Failover:
     def note_refused(self, key: Hashable, now: float) -> None:
         """Record that all sources refuse a key."""
         self.refused[key] = now + REFUSED_S
-        self.refused.move_to_end(key)
-        if len(self.refused) > REFUSED_LIMIT:
-            self.refused.popitem(last=False)
 
     def note_answer(self, source: SourceState, now: float) -> None:
         """Record that a source answered."""
@@ -253,7 +253,9 @@ class SourceRequest:
             error = errors.SourceUnreachable(what, where, "it did not report it")
             self._failed(attempt, attempt.numbers[at], error)
         if self._may_retry(attempt):
-            again_s = backoff.pause_s(attempt.tries) * (0.5 + 0.5 * self._failover.random())
+            again_s = backoff.pause_s(attempt.tries, RETRY_FIRST_S, RETRY_LONGEST_S) * (
+                0.5 + 0.5 * self._failover.random()
+            )
             if now + again_s < self._deadline_s:
                 return again_s
         for number, failure in attempt.transient.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the sources: performs the attempts that ``engine/failover`` selects."""
+"""Client of the sources: performs the attempts that ``core/sources/failover`` selects."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ import trio
 from oslo_log import log
 
 from acstor_agent.core import health_issues
-from acstor_agent.engine import failover
+from acstor_agent.core.sources import failover
 from acstor_agent.engine import placement
 from acstor_agent.sources import base
 from acstor_agent.sources import download_source

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acstor_agent.core.images import chunk_state
-from acstor_agent.engine.gossip import prefetch
+from acstor_agent.core.images import prefetcher
 
 E = chunk_state.ChunkEvent
 MANY = 10**6
@@ -17,7 +17,7 @@ class Reader:
 
     def __init__(self, chunks: int = 20_000, **options) -> None:
         self.states = chunk_state.ChunkStates(chunks)
-        self.prefetcher = prefetch.Prefetcher(self.states, **options)
+        self.prefetcher = prefetcher.Prefetcher(self.states, **options)
 
     def advertise(self, *chunk_nos: int) -> list[int]:
         for chunk_no in chunk_nos:
@@ -159,7 +159,7 @@ def test_held_back_chunk_that_is_read_on_demand_earns_no_trust():
 def test_held_back_chunks_are_bounded_and_the_oldest_is_forgotten():
     reader = Reader(limit=1, first=None)
     reader.advertise(19_999)
-    reader.advertise(*range(prefetch.HELD_LIMIT + 3))
+    reader.advertise(*range(prefetcher.HELD_LIMIT + 3))
     assert reader.read(19_999) == [3]
 
 

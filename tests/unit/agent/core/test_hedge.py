@@ -4,7 +4,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acstor_agent.engine import hedge
+from acstor_agent.core.sources import hedge
 
 
 def test_first_delay_is_a_guess_until_enough_is_known():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ends connections of hosts that are not admitted any more.
+"""Ends connections that are idle or stuck, and those of hosts not admitted any more.
 
 V-node tables, certificates and authorities change while connections are open, so the check of Hello
 is repeated. After a change of files each host's certificate is verified again (0.15 ms), in batches
@@ -72,3 +72,29 @@ class Reauthorization:
                 checked[pem] = credentials.chain_fault(link.certificate)
             why = checked.get(pem) or credentials.time_fault(link.certificate)
         return why or hello_exchange.refusal_reason(link, connection.host, self._may_speak)
+
+
+async def sweep(
+    connections: Callable[[], Sequence[base_connection.Connection]],
+    idle_s: float,
+    limits: base_connection.Limits,
+) -> None:
+    """Check connections, for ever; close those without requests after ``idle_s``."""
+    while True:
+        await trio.sleep(min(idle_s, limits.silence_s) / 4)
+        now = trio.current_time()
+        for connection in connections():
+            if connection.is_closed:  # its receiver state may be invalid
+                continue
+            if connection.is_too_slow(now, limits.serve_s):
+                why = f"what waits for it was not taken in {limits.serve_s:g} s"
+                connection.fail_connection(
+                    errors.SourceUnreachable("the rest", connection.peer, why)
+                )
+            elif connection.is_stuck(now, limits.silence_s):
+                why = f"nothing moved for {limits.silence_s:g} s"
+                connection.fail_connection(
+                    errors.SourceUnreachable("the rest", connection.peer, why)
+                )
+            elif connection.is_idle and now - connection.last_progress > idle_s:
+                connection.close()

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from acstor_agent.engine import failover
+from acstor_agent.core.sources import failover
 from acstor_common import errors
 from acstor_common.model import ids
 
@@ -114,10 +114,10 @@ def test_each_piece_is_told_of_once_whatever_sources_do(first):
 # One after the other
 
 
-def sources(count=1):
+def sources(count=1, **limits):
     """Return the memory of some sources, and the lines that it logs."""
     states, lines = [failover.SourceState(f"s{n}".format) for n in range(count)], []
-    return failover.Failover(states, lambda: 0.0, lambda: 0.0, lines.append, lines.append), lines
+    return failover.Failover(states, lambda: 0.0, lambda: 0.0, *2 * [lines.append], **limits), lines
 
 
 def fault(kind, where="s0"):
@@ -161,9 +161,8 @@ def test_copies_have_the_last_word_on_what_sources_refuse():
     assert failures.keys() == {0, 1} and known.refused
 
 
-def test_refused_keys_are_bounded(monkeypatch):
-    monkeypatch.setattr(failover, "REFUSED_LIMIT", 3)
-    known, _ = sources()
+def test_refused_keys_are_bounded():
+    known, _ = sources(refused_limit=3)
     for key in range(9):
         ask(known, [fault(errors.ChunkRefused)], copies=[b"given"], key=key)
     assert list(known.refused) == [6, 7, 8]
