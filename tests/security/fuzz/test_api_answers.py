@@ -2,7 +2,7 @@
 """A host that enrols takes what Keystone and the decision service answer, or refuses it by name.
 
 The host's identity is the checkpoint daemon's as well.  ``ACSTOR_FUZZ_CASES`` is another number of
-answers of each service than 400, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
+answers of each service than 100, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from acstor_common.service import bounded_responses
 from tests.fakes import cloud_keys
 from tests.security.fuzz import mutations
 
-CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "400"))
+CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "100"))
 SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
 CASE_S = 1.0
 HOST = ids.HostId("h1")

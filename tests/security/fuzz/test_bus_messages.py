@@ -2,7 +2,7 @@
 """Every method that may be called over the bus takes, answers or refuses whatever it is sent.
 
 Payloads are changed as anybody may who can publish, and what is signed in them as a host may that
-is enrolled.  ``ACSTOR_FUZZ_CASES`` is another number of payloads for each method than 400, and
+is enrolled.  ``ACSTOR_FUZZ_CASES`` is another number of payloads for each method than 100, and
 ``ACSTOR_FUZZ_SEED`` another seed than 1.
 """
 
@@ -53,7 +53,7 @@ from tests.fakes import linked_host
 from tests.security.fuzz import mutations
 from tests.security.fuzz import said
 
-CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "400"))
+CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "100"))
 SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
 NOW_S = checkpoint_hosts.NOW_S
 HOSTS = ("h1", "h2", "h3")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a QEMU that are damaged, dropped, repeated and out of order: 20,000 conversations.
+"""Answers of a QEMU that are damaged, dropped, repeated and out of order: 2,000 conversations.
 
 ``ACSTOR_FUZZ_CASES`` is another number of them, and ``ACSTOR_FUZZ_SEED`` another seed than 1.
 """
@@ -17,7 +17,7 @@ from tests.security.fuzz import corpus
 from tests.security.fuzz import mutations
 from tests.security.fuzz import nbd_answers
 
-CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "20000"))
+CASES = int(os.environ.get("ACSTOR_FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("ACSTOR_FUZZ_SEED", "1"))
 MEASURED = 200
 """Of so many conversations one is measured for memory, which makes it several times slower."""

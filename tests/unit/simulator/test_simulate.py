@@ -22,6 +22,8 @@ TINY = [
     "20",
     "--images",
     "1",
+    "--guests",
+    "3",
 ]
 
 
@@ -32,7 +34,7 @@ def test_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate.main([*TINY, "--json", "--policy", "local", "--guests", "3"]) == 0
+    assert simulate.main([*TINY, "--json", "--policy", "local"]) == 0
     [result] = json.loads(capsys.readouterr().out)["results"]
     assert (result["policy"], len(result["boot_s"])) == ("local", 3)
 
