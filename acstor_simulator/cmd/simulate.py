@@ -57,7 +57,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_cloud(compare)
     compare.set_defaults(run=_compare)
     figure = commands.add_parser("figure", help="repeat a figure of the ACStor paper")
-    figure.add_argument("number", choices=paper_figures.EXPERIMENTS, help="which one, or table-1")
+    figure.add_argument(
+        "number", choices=[*paper_figures.EXPERIMENTS], help="which one, or table-1"
+    )
     figure.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path(), help="folder for picture and JSON"
     )
@@ -87,7 +89,7 @@ def _add_cloud(parser: argparse.ArgumentParser) -> None:
     add(
         "--policy",
         action="append",
-        choices=simulation.POLICIES,
+        choices=[*simulation.POLICIES],
         help="may be repeated (default: all)",
     )
     add("--json", action="store_true", help="print JSON instead of a table")

@@ -20,6 +20,8 @@ ROOMS = {
     "acstor_osc": "python3-acstor-osc",
     "acstor_simulator": "acstor-simulator",
 }
+FILES = ("bin/{}", "share/man/*/{}.1", "share/bash-completion/*/{}")
+"""Of a command; the last two unless built with nodoc."""
 BUILT = pathlib.Path("debian/tmp/usr")
 LIBRARIES = "lib/python3/dist-packages"
 
@@ -56,8 +58,11 @@ def place(room: str, package: str, version: str, project: dict) -> None:
     (told / "METADATA").write_text(metadata(room, version))
     (told / "entry_points.txt").write_text(entry_points(room, project["entry-points"]))
     for script in of_room(room, project["scripts"]):
-        (usr / "bin").mkdir(exist_ok=True)
-        shutil.move(BUILT / "bin" / script, usr / "bin" / script)
+        for pattern in FILES:
+            for built in BUILT.glob(pattern.format(script)):
+                target = usr / built.relative_to(BUILT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(built, target)
 
 
 if __name__ == "__main__":

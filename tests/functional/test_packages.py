@@ -178,6 +178,8 @@ def trixie(tmp_path_factory):
 def test_all_is_installed_on_debian_13(trixie):
     for name in COMMANDS:
         assert name in trixie.run(f"{name} --help")
+        assert trixie.is_there(f"/usr/share/man/man1/{name}.1.gz")
+        assert trixie.is_there(f"/usr/share/bash-completion/completions/{name}")
     assert "acstor-simulate" not in trixie.run("ls /usr/bin")
     assert "--os-acstor-api-version" in trixie.run("openstack --help")
     assert "usage: openstack acstor host list" in trixie.run("openstack help acstor host list")

@@ -5,12 +5,12 @@ import argparse
 import importlib
 import pathlib
 import re
-import sys
 import tomllib
 from collections.abc import Iterator
 
 import pytest
 
+from tests.unit.test_command_pages import command_pages
 from tests.unit.test_commands import SCRIPTS
 from tests.unit.test_commands import forked
 
@@ -27,26 +27,6 @@ SERVICES = {
     *("acstor-glance-listener", "acstor-status"),
 }
 """Commands whose options are all oslo's: it describes them, in its own way."""
-
-
-class Parsed(Exception):
-    """A command has come to read its command line."""
-
-
-def parser_of(name: str, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
-    """Return what a command of [project.scripts] reads its command line with."""
-
-    def stop(parser: argparse.ArgumentParser, *_args: object, **_more: object) -> None:
-        raise Parsed(parser)
-
-    for method in ("parse_args", "parse_known_args"):
-        monkeypatch.setattr(argparse.ArgumentParser, method, stop)
-    monkeypatch.setattr(sys, "argv", [name, "--help"])  # so that none starts, whatever it does
-    module, _, function = SCRIPTS[name].partition(":")
-    with pytest.raises(Parsed) as raised:
-        getattr(importlib.import_module(module), function)()
-    found: argparse.ArgumentParser = raised.value.args[0]
-    return found
 
 
 def every_parser(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, object]]:
@@ -77,8 +57,8 @@ def faults(name: str, said: str, parser: argparse.ArgumentParser) -> Iterator[st
 
 
 @pytest.mark.parametrize("name", sorted(set(SCRIPTS) - SERVICES))
-def test_every_argument_of_a_command_is_described(name, monkeypatch):
-    parser = parser_of(name, monkeypatch)
+def test_every_argument_of_a_command_is_described(name):
+    parser = command_pages.parser_of(name)
     found = [fault for one in every_parser(name, parser) for fault in faults(*one)]
     assert not found, "\n".join(found)
 

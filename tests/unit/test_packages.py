@@ -85,6 +85,12 @@ def test_library_depends_on_what_all_need():
     assert depends("python3-acstor") == wanted(PROJECT["dependencies"])
 
 
+def test_manual_pages_are_built_with_what_commands_need():
+    built = re.findall(r"^ ([\w.-]+) <!nodoc", (DEBIAN / "control").read_text(), re.MULTILINE)
+    of_commands = set(EXTRAS) - {"python3-acstor-osc"}
+    assert {name for package in of_commands for name in depends(package)} <= {*built}
+
+
 def test_every_room_is_in_a_package():
     rooms = set(
         re.findall(r'^    "(acstor_\w+)": ', (DEBIAN / "rooms.py").read_text(), re.MULTILINE)
