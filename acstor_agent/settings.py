@@ -17,7 +17,6 @@ from acstor_agent.core.images import readahead
 from acstor_agent.engine import settings
 from acstor_agent.engine_io import exchange as exchange_
 from acstor_agent.images.boot import boot_recording
-from acstor_agent.images.keep import hydration
 from acstor_agent.peers import peer_network
 from acstor_agent.peers import traffic_control
 from acstor_agent.runtime import disk_io
@@ -166,10 +165,9 @@ def read_ahead(own: Options) -> readahead.Predictor:
     return make(READ_AHEAD_LIMIT_BYTES) if make else readahead.ReadAhead(0)
 
 
-def fill_limits(own: Options) -> hydration.Limits:
-    """Return what bounds how fast images become whole, and when."""
-    bytes_s = own.fill_rate_limit_mbit * MBIT_BYTES or math.inf
-    return hydration.Limits(bytes_s, boot_memory.IDLE_S, boot_memory.LONGEST_S)
+def fill_rate_bytes_s(own: Options) -> float:
+    """Return the limit of background fills in bytes/s."""
+    return float(own.fill_rate_limit_mbit * MBIT_BYTES) or math.inf
 
 
 def boot_memory_of(own: Options) -> boot_memory.BootMemory:

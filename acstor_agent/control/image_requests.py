@@ -95,7 +95,7 @@ class ImageRequests:
             await self._hydration.withdraw_request(parsed)
         else:
             await self._hydration.set_fill_mode(parsed, mode, deadline_s)
-        return {"image_id": parsed, **(self._hydration.telling.status_of(parsed) or {})}
+        return {"image_id": parsed, **(self._hydration.status.status_of(parsed) or {})}
 
     async def apply_image_task(self, task: decision_messages.ImageTask) -> dict[str, Any]:
         """Apply an operator's task about the fill of an image.
@@ -156,7 +156,7 @@ class ImageRequests:
 
     def fill_report(self, image_id: ids.ImageId) -> fill_progress.FillStatus:
         """Return the fill status of an image."""
-        filling = self._hydration.telling if self._hydration else None
+        filling = self._hydration.status if self._hydration else None
         return fill_status.fill_report(filling, self._uses, image_id)
 
 

@@ -96,7 +96,7 @@ def of_images(
             fetched.get(image_id),
             images.touched_ns(image_id),
             uses.usage_of(image_id),
-            whole.telling.status_of(image_id) if whole else None,
+            whole.status.status_of(image_id) if whole else None,
             late.get(image_id),
             images.size_bytes(image_id),
         )
@@ -121,7 +121,7 @@ def of_images_together(
     """
     return {
         "reads": {None: of_reads(images.reads, counted.fetched_total)},
-        "fill": of_whole_together(whole.telling.list_status().values() if whole else ()),
+        "fill": of_whole_together(whole.status.list_status().values() if whole else ()),
         "late": {
             None: {
                 "requests": sum(one.count for one in late.values()),
@@ -147,7 +147,7 @@ def of_images_apart(
         },
         "fill": {
             image_id: {**shown, "states": {shown["state"]: 1}}
-            for image_id, shown in (whole.telling.list_status() if whole else {}).items()
+            for image_id, shown in (whole.status.list_status() if whole else {}).items()
         },
         "late": {
             file_id: {"requests": one.count, "longest_s": one.longest_s}

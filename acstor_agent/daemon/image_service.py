@@ -18,6 +18,8 @@ from acstor_agent.daemon import guest_io
 from acstor_agent.daemon import storage
 from acstor_agent.images import event_fanout
 from acstor_agent.images.image import usage
+from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import image_eviction
 from acstor_agent.images.keep import replication
@@ -50,14 +52,19 @@ class ImageService:
         own = conf.acstor_agent
         self._own, self._nursery, self._stored, self._cloud = own, nursery, stored, cloud
         self._chunks, self._guests, self._boots = chunks, guests, boots
-        self.replication = self._make_replication() if own.keep_images == "cloud" else None
+        filler = self._make_filler()
+        self.replication = self._make_replication(filler) if own.keep_images == "cloud" else None
         self.usage = usage.ImageUsage(
             chunks.mirrors,
             functools.partial(open_files.images_open, conf.acstor.mount_point),
             guests.disks.list_base_images,
             is_for_others=self._is_leased,
         )
-        self.hydration = self._make_hydration() if own.keep_images != "none" else None
+        self.hydration: hydration.Hydration | None = None
+        if own.keep_images != "none":
+            self.hydration = hydration.Hydration(
+                chunks.mirrors, self.usage, stored.pins, filler, self.replication
+            )
         self.eviction = image_eviction.ImageEviction(
             chunks.mirrors,
             boots.sessions,
@@ -80,27 +87,27 @@ class ImageService:
         )
         chunks.mirrors.make_with(self._make_mirror)
 
-    def _make_replication(self) -> replication.Replication:
+    def _make_filler(self) -> background_fill.BackgroundFill:
+        meter = traffic_meter.TrafficMeter(self._own.traffic_interfaces, self._own.link_mbit)
+        mirrors = self._chunks.mirrors
+        return background_fill.BackgroundFill(
+            mirrors,
+            self._stored.pins,
+            self._chunks.exchange,
+            boot_deferral.BootDeferral(mirrors, self._boots.sessions),
+            self._guests.read_admission,
+            read_traffic=meter.read_counters,
+            limit_bytes_s=settings.fill_rate_bytes_s(self._own),
+            first_chunk=pre_seed.first_chunk_of(self._cloud.host),
+        )
+
+    def _make_replication(self, filler: background_fill.BackgroundFill) -> replication.Replication:
         return replication.Replication(
             self._cloud.host,
             self._chunks.mirrors,
+            filler,
             current_ring=self._cloud.rings.current_ring,
             tell=self._chunks.exchange.send_announcement,
-        )
-
-    def _make_hydration(self) -> hydration.Hydration:
-        meter = traffic_meter.TrafficMeter(self._own.traffic_interfaces, self._own.link_mbit)
-        return hydration.Hydration(
-            self._chunks.mirrors,
-            self.usage,
-            self._stored.pins,
-            chunks=self._chunks.exchange,
-            cache=self._stored.cache,
-            quiet_s=self._guests.read_admission.quiet_s,
-            look=meter.read_counters,
-            limits=settings.fill_limits(self._own),
-            first_chunk=pre_seed.first_chunk_of(self._cloud.host),
-            sharing=self.replication,
         )
 
     def _make_boot_prefetch(self) -> boot_image_prefetch.BootAhead:
@@ -114,7 +121,7 @@ class ImageService:
             self._chunks.chunk_lookup,
             quiet_s=self._guests.read_admission.quiet_s,
             hosts=lambda: len(rings.ring.hosts),
-            limit_bytes_s=settings.fill_limits(self._own).bytes_s,
+            limit_bytes_s=settings.fill_rate_bytes_s(self._own),
         )
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:

@@ -53,6 +53,7 @@ class Storage(NamedTuple):
             io=io,
             pins=pinned.pins,
         )
+        pinned.cache = cache
         return cls(io, pinned, cache)
 
 

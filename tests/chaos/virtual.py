@@ -387,7 +387,7 @@ class World:
         """However clocks were set since, no image may be due later than anybody asked for."""
         for host in self.hosts.values():
             for image_id in self.images:
-                known = host.whole.telling.status_of(image_id) or {"due_in_s": None}
+                known = host.whole.status.status_of(image_id) or {"due_in_s": None}
                 if (known["due_in_s"] or 0.0) > HURRY_S:
                     raise Broken(f"{host.name}: due in {HURRY_S:g} s at most, it says {known}")
 
@@ -477,7 +477,7 @@ class World:
                 await trio.sleep(1)
         if late.cancelled_caught:
             shown = {
-                name: host.whole.telling.status_of(image_id)
+                name: host.whole.status.status_of(image_id)
                 for name, host in self.hosts.items()
                 for image_id in self.images
             }
@@ -503,7 +503,7 @@ class World:
     def _is_whole(self, name: str) -> bool:
         host = self.hosts.get(name)
         shown = (
-            [host.whole.telling.status_of(image_id) for image_id in self.images] if host else [None]
+            [host.whole.status.status_of(image_id) for image_id in self.images] if host else [None]
         )
         return all(one is not None and one["state"] == "fully_cached" for one in shown)
 

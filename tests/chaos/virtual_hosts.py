@@ -39,6 +39,8 @@ from acstor_agent.images.image import chunk_lookup
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import reattach
 from acstor_agent.images.image import usage
+from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pins
 from acstor_agent.images.maps import detached_maps
@@ -220,6 +222,7 @@ class Host:
         self.cache = cache_files.CacheFiles.open(
             self.cache_dir, settings.cache_bytes, geometry.MIB // 4, pins=self.promises.pins
         )
+        self.promises.cache = self.cache
         self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
         self.net = peer_network.PeerNetwork(
             here,
@@ -286,19 +289,17 @@ class Host:
 
     def _keep_whole(self, rng: random.Random) -> None:
         self.uses = usage.ImageUsage(self.images, set, set, self._clock)
-        self.whole = hydration.Hydration(
+        filler = background_fill.BackgroundFill(
             self.images,
-            self.uses,
             self.promises,
-            chunks=self.chunks,
-            cache=self.cache,
-            quiet_s=self.waiting.quiet_s,
-            look=lambda: interface_traffic.InterfaceSample(self._clock(), [], 12_500_000),
-            limits=hydration.Limits(2e6, 2.0, 20.0),
+            self.chunks,
+            boot_deferral.BootDeferral(self.images, self.boots, 2.0, 20.0),
+            self.waiting,
+            read_traffic=lambda: interface_traffic.InterfaceSample(self._clock(), [], 12_500_000),
+            limit_bytes_s=2e6,
             first_chunk=rng.randrange(64),
-            clock=self._clock,
-            wall_clock=time.time,
         )
+        self.whole = hydration.Hydration(self.images, self.uses, self.promises, filler)
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.boots_of(image_map)

@@ -124,6 +124,7 @@ class OneHost:
         self.cache = cache_files.CacheFiles.open(
             folder / "cache", limit_bytes, geometry.MIB, io=self.io, pins=self.promises.pins
         )
+        self.promises.cache = self.cache
         here = ids.HostId("h1")
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source))
         self.mirrors.make_with(self._mirror)

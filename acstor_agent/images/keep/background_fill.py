@@ -8,14 +8,12 @@ bandwidth of the link, and a tenth of that while guests wait (``core/images/fill
 import collections
 import itertools
 import math
-import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 
 import trio
 
-from acstor_agent.cache import cache_files
 from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
@@ -25,9 +23,11 @@ from acstor_agent.engine_io import background_fetch
 from acstor_agent.engine_io import exchange
 from acstor_agent.engine_io import read_request
 from acstor_agent.images.image import mirrors
+from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import pins
 from acstor_agent.images.prefetch import pre_seed
 from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import read_admission
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
@@ -108,29 +108,29 @@ class _Slice:
 class BackgroundFill:
     """Fills images, one at a time.
 
-    :param quiet_s: returns the seconds since a guest last waited for remote data; 0 while one does
+    :param read_traffic: returns the counters of the network interfaces; blocks
     :param first_chunk: this host's starting position, so that hosts begin at different chunks
     """
 
     def __init__(
         self,
         images: mirrors.Mirrors,
-        promises: pins.ImagePins,
-        *,
+        image_pins: pins.ImagePins,
         chunks: exchange.Exchange,
-        cache: cache_files.CacheFiles,
-        quiet_s: Callable[[], float],
-        is_boot: Callable[[], bool],
-        look: Callable[[], interface_traffic.InterfaceSample],
+        boots: boot_deferral.BootDeferral,
+        reads: read_admission.ReadAdmission,
+        *,
+        read_traffic: Callable[[], interface_traffic.InterfaceSample],
         limit_bytes_s: float,
         first_chunk: int = 0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._images, self._promises = images, promises
-        self._chunks, self._cache = chunks, cache
-        self._quiet_s, self._is_boot = quiet_s, is_boot
-        self._look, self._limit_bytes_s = look, limit_bytes_s
-        self._first_chunk, self._clock = first_chunk, clock
+        self.boots = boots
+        self.progress: dict[ids.ImageId, Progress] = {}
+        self.current: ids.ImageId | None = None
+        """The image that is being filled."""
+        self._images, self._pins, self._chunks, self._reads = images, image_pins, chunks, reads
+        self._read_traffic, self._limit_bytes_s = read_traffic, limit_bytes_s
+        self._first_chunk = first_chunk
         self._spare, self._pacer = fill_rate.SpareBandwidth(), fill_rate.Pacer()
 
     def pause_fill(self) -> None:
@@ -139,7 +139,7 @@ class BackgroundFill:
 
     async def count_missing(self, part: replica_placement.Part, progress: Progress) -> None:
         """Find the missing chunks of a part."""
-        progress.counted_s, progress.lost_then = self._clock(), self._cache.pinned_lost
+        progress.counted_s, progress.lost_then = trio.current_time(), self._pins.cache.pinned_lost
         lengths = part.map.geometry.chunk_length
         unwritten: list[int] = []
         missing = await self._missing(part.map, part.numbers, unwritten)
@@ -153,7 +153,7 @@ class BackgroundFill:
         """Update the bytes that are in memory only."""
         if (part := progress.part) is None:
             return
-        is_written, cid = self._cache.is_written, part.map.cid_of
+        is_written, cid = self._pins.cache.is_written, part.map.cid_of
         progress.unwritten = [one for one in progress.unwritten if not is_written(cid(one))]
         progress.unwritten_bytes = sum(map(part.map.geometry.chunk_length, progress.unwritten))
 
@@ -163,11 +163,11 @@ class BackgroundFill:
         """Return the missing chunks, those that this host is the home of first."""
         missing, homes = [], bytearray()
         for looked_at, number in enumerate(numbers, 1):
-            if image_map.cid_of(number) not in self._cache:
+            if image_map.cid_of(number) not in self._pins.cache:
                 is_home = self._chunks.is_home_of(self._chunks.chunk_ref_of(image_map, number))
                 missing.append(number)
                 homes.append(is_home)
-            elif not self._cache.is_written(image_map.cid_of(number)):
+            elif not self._pins.cache.is_written(image_map.cid_of(number)):
                 unwritten.append(number)
             if looked_at % pre_seed.LOOKS_IN_A_ROW == 0:
                 await trio.lowlevel.checkpoint()
@@ -181,7 +181,16 @@ class BackgroundFill:
 
         :param also_due: other images with deadlines that wait for this one
         """
-        filling = _Slice(part.map, progress, self._clock() + SLICE_S)
+        self.current = part.map.image_id
+        try:
+            return await self._fill_slice(part, progress, also_due)
+        finally:
+            self.current = None
+
+    async def _fill_slice(
+        self, part: replica_placement.Part, progress: Progress, also_due: Collection[Progress]
+    ) -> str:
+        filling = _Slice(part.map, progress, trio.current_time() + SLICE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
             with self._chunks.background_fetch(exchange.Priority.WHOLE) as ahead:
@@ -193,12 +202,12 @@ class BackgroundFill:
             nursery.cancel_scope.cancel()
         if progress.to_do or not filling.came:
             return "" if filling.came else filling.why
-        await self._cache.wait_for_room()
+        await self._pins.cache.wait_for_room()
         await self.count_missing(part, progress)
         return self._why_refused() if progress.to_do else ""
 
     def _why_refused(self) -> str:
-        trouble = self._cache.trouble
+        trouble = self._pins.cache.trouble
         return trouble.what if trouble else "the cache has no space for what came"
 
     async def _fetch_some(
@@ -216,10 +225,10 @@ class BackgroundFill:
 
         :return: seconds until the next request; None: not in this slice
         """
-        progress, promised = filling.progress, self._promises.get(filling.map.image_id)
+        progress, promised = filling.progress, self._pins.get(filling.map.image_id)
         if promised is None or promised.mode is FillMode.PAUSED or filling.failures >= FAILURES:
             return None
-        if not progress.to_do or self._clock() >= filling.until_s:
+        if not progress.to_do or trio.current_time() >= filling.until_s:
             return None
         is_hurry = promised.mode is FillMode.URGENT and self._is_pressing(promised, progress)
         room = (UNDER_WAY if is_hurry or self._is_calm() else 1) - len(ahead)
@@ -227,7 +236,9 @@ class BackgroundFill:
             return CALM_S / 10
         numbers = self._next_of(filling, room, math.inf if is_hurry else self._pacer.bytes_s)
         if not is_hurry:
-            wait_s = self._pacer.wait_s(sum(map(filling.chunk_length, numbers)), self._clock())
+            wait_s = self._pacer.wait_s(
+                sum(map(filling.chunk_length, numbers)), trio.current_time()
+            )
             if wait_s:
                 return min(wait_s, MEASURE_S)  # the rate may have changed by then
         for _ in numbers:
@@ -256,7 +267,7 @@ class BackgroundFill:
             want = self._chunks.chunk_ref_of(filling.map, number)
             try:
                 # read by a guest, or in a frame of the boot image
-                if want.cid in self._cache or await self._unpack(want.image_id, want.cid):
+                if want.cid in self._pins.cache or await self._unpack(want.image_id, want.cid):
                     filling.has_come(number)
                 else:
                     wants.append((number, want))
@@ -270,7 +281,7 @@ class BackgroundFill:
             return
         filling.progress.speed.count_bytes(filling.chunk_length(number))
         self._spare.count_bytes(filling.chunk_length(number))
-        if filling.map.cid_of(number) in self._cache:
+        if filling.map.cid_of(number) in self._pins.cache:
             filling.has_come(number)
         else:
             filling.chunk_failed(number, self._why_refused())
@@ -282,20 +293,20 @@ class BackgroundFill:
             return False
         if not image.boots.may_bring(cid) or await image.boots.load_chunk(cid) is None:
             return False
-        return cid in self._cache
+        return cid in self._pins.cache
 
     def _is_pressing(self, promised: pin_record.ImagePin, progress: Progress) -> bool:
         if progress.deadline is None:
             return not promised.deadline_s  # else the deadline is not set yet
-        return progress.deadline.is_pressing(self._clock())
+        return progress.deadline.is_pressing(trio.current_time())
 
     def _is_calm(self) -> bool:
-        return self._quiet_s() >= CALM_S
+        return self._reads.quiet_s() >= CALM_S
 
     async def _yield_to_guests(self) -> None:
         """Wait until no guest waits, at most YIELD_S."""
         with trio.move_on_after(YIELD_S):
-            while not self._quiet_s():  # noqa: ASYNC110 - nothing says when it is
+            while not self._reads.quiet_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(YIELD_TICK_S)
 
     async def _measure(
@@ -306,14 +317,16 @@ class BackgroundFill:
     ) -> None:
         while True:
             try:
-                spare_bytes_s = self._spare.spare_bytes_s(await trio.to_thread.run_sync(self._look))
+                spare_bytes_s = self._spare.spare_bytes_s(
+                    await trio.to_thread.run_sync(self._read_traffic)
+                )
             except errors.Unusable:  # the decision service reports it
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
-            if self._is_boot() or not self._is_calm():
+            if self.boots.is_any_on() or not self._is_calm():
                 spare_bytes_s *= fill_rate.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
             self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))
-            progress.speed.refresh(self._clock())
+            progress.speed.refresh(trio.current_time())
             task_status.started()
             task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(MEASURE_S)
@@ -323,4 +336,4 @@ class BackgroundFill:
             return 0.0
         every = ((one.deadline, one.left_bytes or 0) for one in (progress, *also_due))
         due = ((deadline, left_bytes) for deadline, left_bytes in every if deadline is not None)
-        return fill_rate.needed_bytes_s(due, self._clock())
+        return fill_rate.needed_bytes_s(due, trio.current_time())

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Defers the background fill of an image while a guest boots from it."""
 
-from collections.abc import Callable
 from collections.abc import Collection
 
 from acstor_agent.core import counters
 from acstor_agent.core.boot import boot_activity
+from acstor_agent.core.boot import boot_memory
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.read import boot_session
 from acstor_common.model import ids
@@ -14,16 +14,20 @@ _HERE = (counters.Origin.ZERO, counters.Origin.CACHE)
 
 
 class BootDeferral:
-    """The boots of images."""
+    """The boots of images.
+
+    :param idle_s: a boot ends after so long without remote reads
+    :param longest_s: a boot ends this long after the last guest began
+    """
 
     def __init__(
         self,
         images: mirrors.Mirrors,
-        idle_s: float,
-        longest_s: float,
-        clock: Callable[[], float],
+        sessions: boot_session.BootSessions,
+        idle_s: float = boot_memory.IDLE_S,
+        longest_s: float = boot_memory.LONGEST_S,
     ) -> None:
-        self._images, self._clock = images, clock
+        self._images, self._sessions = images, sessions
         self._idle_s, self._longest_s = idle_s, longest_s
         self._boots: dict[ids.ImageId, boot_activity.BootActivity] = {}
 
@@ -39,7 +43,7 @@ class BootDeferral:
         requests = image.counters.read.requests
         fetched = sum(count for origin, count in requests.items() if origin not in _HERE)
         is_waited_for = bool(image.counters.in_flight)
-        boot.note_fetches(fetched, is_waited_for=is_waited_for, now_s=self._clock())
+        boot.note_fetches(fetched, is_waited_for=is_waited_for, now_s=self._sessions.clock())
 
     def is_on(self, image_id: ids.ImageId) -> bool:
         """Return whether a guest boots from an image; any thread may call it."""
@@ -48,7 +52,11 @@ class BootDeferral:
             return False
         boot.last_begin(image.boots.begun_s)
         is_expected = image.boots.state in (boot_session.State.LOADING, boot_session.State.READY)
-        return boot.is_on(self._clock(), is_expected=is_expected)
+        return boot.is_on(self._sessions.clock(), is_expected=is_expected)
+
+    def is_any_on(self) -> bool:
+        """Return whether a guest boots from any image."""
+        return any(map(self.is_on, list(self._boots)))
 
     def forget_others(self, kept: Collection[ids.ImageId]) -> None:
         """Forget images that are not kept."""

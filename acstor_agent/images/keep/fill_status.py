@@ -5,11 +5,10 @@ An image is fully cached when none of its chunks is missing; with replication, w
 shares confirm theirs.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import trio
 
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
@@ -26,62 +25,34 @@ State = fill_progress.FillState
 
 
 class FillStatus:
-    """Fill status of all images."""
+    """Fill status of all images; any thread may ask."""
 
     def __init__(
         self,
-        known: Mapping[ids.ImageId, background_fill.Progress],
-        promises: pins.ImagePins,
+        filler: background_fill.BackgroundFill,
+        image_pins: pins.ImagePins,
         uses: usage.ImageUsage,
-        sharing: replication.Replication | None,
-        *,
-        is_booting: Callable[[ids.ImageId], bool],
-        look_at_unwritten: Callable[[background_fill.Progress], None],
-        clock: Callable[[], float],
+        replicas: replication.Replication | None,
     ) -> None:
-        self.current: ids.ImageId | None = None
-        self._known, self._promises, self._uses, self._sharing = known, promises, uses, sharing
-        self._is_booting, self._look_at_unwritten = is_booting, look_at_unwritten
-        self._clock = clock
-
-    def images_in_use(self) -> list[ids.ImageId]:
-        """Return the images that instances of this host use."""
-        return [image_id for image_id, known in self._known.items() if known.is_used]
-
-    def share_of(self, image_id: ids.ImageId) -> replication.Share | None:
-        """Return the state of this host's share of an image; None if unknown."""
-        known = self._known.get(image_id)
-        if known is None:
-            return None
-        if known.lacking_bytes:
-            return replication.Share(replication.State.NO_ROOM, 0, 0, None)
-        if known.part is None or known.left_bytes is None:
-            return None
-        is_failing = known.left_bytes and known.backoff.failure
-        state = replication.State.FAILING if is_failing else replication.State.KEPT
-        if image_id == self.current and not known.left_bytes:
-            return None  # it is recounted soon
-        self._look_at_unwritten(known)
-        left_bytes = min(known.left_bytes + known.unwritten_bytes, known.total_bytes)
-        return replication.Share(state, known.total_bytes, left_bytes, known.part.table)
-
-    # For operators and services, from any thread
+        self._filler, self._pins, self._uses = filler, image_pins, uses
+        self._replicas = replicas
+        self._clock = trio.lowlevel.current_clock().current_time
 
     def is_for_others(self, image_id: ids.ImageId) -> bool:
         """Return whether an image is kept here only for instances of other hosts."""
-        promised = self._promises.get(image_id)
-        if self._sharing is None or self._uses.is_seen(image_id):
+        promised = self._pins.get(image_id)
+        if self._replicas is None or self._uses.is_seen(image_id):
             return False
         return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
 
     def list_status(self) -> dict[ids.ImageId, dict[str, Any]]:
         """Return the status of all images to be fully cached here."""
-        shown = ((image_id, self.status_of(image_id)) for image_id in list(self._known))
+        shown = ((image_id, self.status_of(image_id)) for image_id in list(self._filler.progress))
         return {image_id: one for image_id, one in shown if one is not None}
 
     def status_of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return the status of an image; None if it need not be cached fully here."""
-        known, promised = self._known.get(image_id), self._promises.get(image_id)
+        known, promised = self._filler.progress.get(image_id), self._pins.get(image_id)
         if known is None or self.is_for_others(image_id):
             return None
         left_bytes = known.to_come_bytes  # read once: the event loop may change it
@@ -119,23 +90,23 @@ class FillStatus:
         failure: fill_rate.Failure | None = known.backoff.failure
         if known.lacking_bytes:
             return State.NO_SPACE, f"the cache lacks {known.lacking_bytes} bytes"
-        if promised is not None and left_bytes == 0 and image_id != self.current:
+        if promised is not None and left_bytes == 0 and image_id != self._filler.current:
             return State.FULLY_CACHED, ""
         if promised is not None and promised.mode is FillMode.PAUSED:
             return State.PAUSED, "by the operator"
         if failure is not None:
             return State.FAILING, failure.why
-        if image_id == self.current or known.left_bytes == 0:
+        if image_id == self._filler.current or known.left_bytes == 0:
             return State.FILLING, ""
-        return (State.BOOTING if self._is_booting(image_id) else State.QUEUED), ""
+        return (State.BOOTING if self._filler.boots.is_on(image_id) else State.QUEUED), ""
 
     def _in_cloud(self, known: background_fill.Progress) -> replica_holders.CloudProgress | None:
         """Return the state of an image in the cloud; None if it is kept whole here."""
         part = known.part
-        if self._sharing is None or part is None or part.table is None:
+        if self._replicas is None or part is None or part.table is None:
             return None
-        report = self._sharing.report_shares(part.map.image_id)
-        copies = self._sharing.count_copies()
+        report = self._replicas.report_shares(part.map.image_id)
+        copies = self._replicas.count_copies()
         return replica_holders.cloud_progress(
             report, copies, part.image_bytes, known.total_bytes, known.to_come_bytes
         )

@@ -15,20 +15,15 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import trio
 
-from acstor_agent.cache import cache_files
-from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.core.images import fill_rate
 from acstor_agent.core.images import pin_record
 from acstor_agent.core.images import replica_leases
-from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
-from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import pins
 from acstor_agent.images.keep import replication
@@ -49,14 +44,6 @@ ATTACHING_S = 1.0
 FillMode = pin_record.FillMode
 
 
-class Limits(NamedTuple):
-    """Limits of filling."""
-
-    bytes_s: float
-    boot_idle_s: float
-    boot_longest_s: float
-
-
 class Hydration:
     """Pins and fills images; keep :meth:`run` running."""
 
@@ -64,61 +51,26 @@ class Hydration:
         self,
         images: mirrors.Mirrors,
         uses: usage.ImageUsage,
-        promises: pins.ImagePins,
-        *,
-        chunks: exchange.Exchange,
-        cache: cache_files.CacheFiles,
-        quiet_s: Callable[[], float],
-        look: Callable[[], interface_traffic.InterfaceSample],
-        limits: Limits,
-        first_chunk: int = 0,
-        sharing: replication.Replication | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        image_pins: pins.ImagePins,
+        filler: background_fill.BackgroundFill,
+        replicas: replication.Replication | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._sharing = sharing
-        self._images, self._uses, self._promises = images, uses, promises
-        self._cache, self._limits, self._clock = cache, limits, clock
-        self._wall_clock = wall_clock
-        self._filler = background_fill.BackgroundFill(
-            images,
-            promises,
-            chunks=chunks,
-            cache=cache,
-            quiet_s=quiet_s,
-            is_boot=lambda: any(map(self._boots.is_on, list(self._known))),
-            look=look,
-            limit_bytes_s=limits.bytes_s,
-            first_chunk=first_chunk,
-            clock=clock,
-        )
-        self._known: dict[ids.ImageId, background_fill.Progress] = {}
-        self._boots = boot_deferral.BootDeferral(
-            images, limits.boot_idle_s, limits.boot_longest_s, clock
-        )
-        self.telling = fill_status.FillStatus(
-            self._known,
-            promises,
-            uses,
-            sharing,
-            is_booting=self._boots.is_on,
-            look_at_unwritten=self._filler.look_at_unwritten,
-            clock=clock,
-        )
-        if sharing is not None:
-            sharing.local = replication.LocalImages(
-                self.telling.images_in_use, self.telling.share_of
-            )
+        self._images, self._uses, self._pins, self._filler = images, uses, image_pins, filler
+        self._replicas, self._wall_clock = replicas, wall_clock
+        self._boots = filler.boots
+        self._known = filler.progress
+        self.status = fill_status.FillStatus(filler, image_pins, uses, replicas)
         self._attach_by_s = math.inf
         self._changed = trio.Event()
         self._has_begun = False
 
     async def run(self) -> None:
         """Pin and fill images, for ever."""
-        if self._sharing is not None and not self._has_begun:
-            for promised_id, one in self._promises.list_pins().items():
+        if self._replicas is not None and not self._has_begun:
+            for promised_id, one in self._pins.list_pins().items():
                 if one.is_for_others or one.leased_until_s:
-                    self._sharing.was_leased(promised_id, one.leased_until_s)
+                    self._replicas.was_leased(promised_id, one.leased_until_s)
         self._has_begun = True
         while True:
             await self._settle()
@@ -132,9 +84,9 @@ class Hydration:
                 await self._changed.wait()
 
     async def _settle(self) -> None:
-        promised = self._promises.list_pins()
-        await self._promises.release_former(self._cache)
-        self._attach_by_s = self._clock() + ATTACHING_S
+        promised = self._pins.list_pins()
+        await self._pins.release_former()
+        self._attach_by_s = trio.current_time() + ATTACHING_S
         every = {**promised, **dict.fromkeys(self._images.list_attached())}
         for image_id in every:
             one = promised.get(image_id)
@@ -152,10 +104,10 @@ class Hydration:
                 self._known.pop(image_id, None)
         for image_id in self._known.keys() - every:
             del self._known[image_id]
-        self._promises.forget_found(self._known)
+        self._pins.forget_found(self._known)
         self._boots.forget_others(self._known.keys())
         for known in list(self._known.values()):
-            if self._clock() >= known.cloud_looked_s + CLOUD_S and self.telling.look_at_cloud(
+            if trio.current_time() >= known.cloud_looked_s + CLOUD_S and self.status.look_at_cloud(
                 known
             ):
                 await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
@@ -166,39 +118,39 @@ class Hydration:
         return self._uses.is_used(image_id)
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:
-        return self._sharing is not None and self._sharing.is_leased(image_id)
+        return self._replicas is not None and self._replicas.is_leased(image_id)
 
     async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         known = self._known.setdefault(image_id, background_fill.Progress())
         self._boots.note_reads(image_id)
         self._filler.look_at_unwritten(known)
         await self._look_at_deadline(image_id, known)
-        is_due = self._clock() - known.counted_s >= RECOUNT_S
-        lost = self._cache.pinned_lost
-        if is_for_others and not self._promises.has_share:
+        is_due = trio.current_time() - known.counted_s >= RECOUNT_S
+        lost = self._pins.cache.pinned_lost
+        if is_for_others and not self._pins.has_share:
             return  # the pinned part stays: others fetch it from here
         await self._note_leases(image_id, is_for_others=is_for_others)
-        if self._promises.pinned_of(image_id) is None:
+        if self._pins.pinned_of(image_id) is None:
             if known.part is not None:  # it was unpinned for another image
                 known.part = known.left_bytes = None
                 known.to_do.clear()
                 is_due = True
-            is_other_room = known.changes_then != self._promises.changes
+            is_other_room = known.changes_then != self._pins.changes
             if is_due and is_other_room and self._may_attach(image_id, known):
-                known.counted_s = self._clock()
+                known.counted_s = trio.current_time()
                 await self._promise(image_id, known, is_for_others=is_for_others)
             return
         if is_due or not known.is_behind:
             # An image that an operator pinned lacks nothing.
-            known.lacking_bytes = await self._promises.follow_table(image_id, self._cache)
+            known.lacking_bytes = await self._pins.follow_table(image_id)
             known.is_behind = bool(known.lacking_bytes)
-            known.counted_s = self._clock() if known.is_behind else known.counted_s
-        part = self._promises.pinned_of(image_id)
+            known.counted_s = trio.current_time() if known.is_behind else known.counted_s
+        part = self._pins.pinned_of(image_id)
         if part is not None and known.part is not part:
             await self._filler.count_missing(part, known)
-        elif part is not None and known.left_bytes and not self._cache.pinned_missing:
+        elif part is not None and known.left_bytes and not self._pins.cache.pinned_missing:
             await self._filler.count_missing(part, known)  # the last chunks arrived otherwise
-        elif not self._cache.pinned_missing:
+        elif not self._pins.cache.pinned_missing:
             known.left_bytes, known.lost_then = 0, lost
             known.to_do.clear()
         elif part is not None and not known.to_do and self._must_count(known, lost, is_due):
@@ -206,18 +158,18 @@ class Hydration:
 
     async def _note_leases(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         changes: dict[str, object] = {"is_for_others": is_for_others}
-        one = self._promises.get(image_id)
-        until_s = self._sharing.leased_until_s(image_id) if self._sharing else 0.0
+        one = self._pins.get(image_id)
+        until_s = self._replicas.leased_until_s(image_id) if self._replicas else 0.0
         if one is not None and abs(until_s - one.leased_until_s) > replica_leases.LEASE_S / 4:
             changes["leased_until_s"] = until_s
-        await self._promises.change_pin(image_id, **changes)
+        await self._pins.change_pin(image_id, **changes)
 
     def _must_count(self, known: background_fill.Progress, lost: int, is_due: bool) -> bool:
         return lost != known.lost_then or (is_due and bool(known.left_bytes))
 
     def _may_attach(self, image_id: ids.ImageId, known: background_fill.Progress) -> bool:
         """Return whether to load a chunk map now; a hanging load must not block others."""
-        is_open, now_s = self._images.get_nowait(image_id) is not None, self._clock()
+        is_open, now_s = self._images.get_nowait(image_id) is not None, trio.current_time()
         return is_open or (now_s < self._attach_by_s and known.backoff.may_try(now_s))
 
     async def _promise(
@@ -229,13 +181,11 @@ class Hydration:
                 image = await self._images.attach_image(image_id, max_map_bytes)
         except (errors.AcstorError, OSError, trio.TooSlowError) as e:
             why = f"its chunk map cannot be had: {e}"
-            known.backoff.record_failure(why, self._clock(), known.deadline)
+            known.backoff.record_failure(why, trio.current_time(), known.deadline)
             return
         known.backoff.record_success()
-        changes = self._promises.changes
-        lacking_bytes = await self._promises.pin_image(
-            image_id, image.map, self._cache, is_for_others=is_for_others
-        )
+        changes = self._pins.changes
+        lacking_bytes = await self._pins.pin_image(image_id, image.map, is_for_others=is_for_others)
         known.changes_then = changes if lacking_bytes else -1
         if lacking_bytes and not known.lacking_bytes:
             LOG.log(
@@ -252,7 +202,7 @@ class Hydration:
         self, image_id: ids.ImageId, known: background_fill.Progress
     ) -> None:
         """Update the deadline of an image; log a miss, and clear it when it is met."""
-        promised, now_s = self._promises.get(image_id), self._clock()
+        promised, now_s = self._pins.get(image_id), trio.current_time()
         if promised is None or promised.mode is not FillMode.URGENT or not promised.deadline_s:
             known.deadline = None
             return
@@ -266,7 +216,7 @@ class Hydration:
         if known.left_bytes == 0:
             LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
             known.deadline = None
-            await self._promises.change_pin(image_id, deadline_s=0.0, due_at_s=0.0)
+            await self._pins.change_pin(image_id, deadline_s=0.0, due_at_s=0.0)
         elif left_s <= 0 and is_known and not known.is_miss_told:
             known.is_miss_told = True
             left = "all of it" if known.left_bytes is None else f"{known.left_bytes} bytes"
@@ -279,15 +229,15 @@ class Hydration:
 
     def _next(self) -> ids.ImageId | None:
         """Return the image to fill now."""
-        promised = self._promises.list_pins()
+        promised = self._pins.list_pins()
         hurried = [image_id for image_id, one in promised.items() if one.mode is FillMode.URGENT]
         usual = [image_id for image_id, one in promised.items() if one.mode is FillMode.NORMAL]
         usual.sort(key=lambda image_id: promised[image_id].is_for_others)
         for image_id in (*sorted(hurried, key=self._due_s), *usual):
             known = self._known.get(image_id)
-            if known is None or not known.to_do or not known.backoff.may_try(self._clock()):
+            if known is None or not known.to_do or not known.backoff.may_try(trio.current_time()):
                 continue
-            if known.part is not self._promises.pinned_of(image_id):
+            if known.part is not self._pins.pinned_of(image_id):
                 continue  # the missing chunks are counted first
             if promised[image_id].mode is FillMode.URGENT or not self._boots.is_on(image_id):
                 return image_id
@@ -298,22 +248,19 @@ class Hydration:
         return known.deadline.at_s if known and known.deadline else -math.inf
 
     def _due_besides(self, current: background_fill.Progress) -> list[background_fill.Progress]:
-        now_s, every = self._clock(), self._known.values()
+        now_s, every = trio.current_time(), self._known.values()
         due = [one for one in every if one is not current and one.deadline and one.to_do]
         return [one for one in due if one.backoff.may_try(now_s)]
 
     async def _fill(self, image_id: ids.ImageId) -> None:
-        part, known = self._promises.pinned_of(image_id), self._known[image_id]
+        part, known = self._pins.pinned_of(image_id), self._known[image_id]
         if part is None:
             return
-        self.telling.current, before = image_id, len(known.to_do)
-        try:
-            why = await self._filler.fill_slice(part, known, self._due_besides(known))
-        finally:
-            self.telling.current = None
+        before = len(known.to_do)
+        why = await self._filler.fill_slice(part, known, self._due_besides(known))
         if why:
             LOG.info("image %s: does not become whole: %s", image_id, why)
-            known.backoff.record_failure(why, self._clock(), known.deadline)
+            known.backoff.record_failure(why, trio.current_time(), known.deadline)
         elif len(known.to_do) < before:
             known.backoff.record_success()
             if not known.to_do:
@@ -327,9 +274,7 @@ class Hydration:
         :raises errors.Unusable: there is no capacity
         """
         image_id = image.map.image_id
-        lacking_bytes = await self._promises.pin_image(
-            image_id, image.map, self._cache, is_asked=True
-        )
+        lacking_bytes = await self._pins.pin_image(image_id, image.map, is_asked=True)
         if lacking_bytes:
             raise errors.Unusable(
                 f"image {image_id}",
@@ -344,7 +289,7 @@ class Hydration:
         :raises errors.Unusable: it is not kept here
         """
         self._check_promised(image_id)
-        await self._promises.change_pin(image_id, is_asked=False)
+        await self._pins.change_pin(image_id, is_asked=False)
         self._changed.set()
 
     async def set_fill_mode(
@@ -355,15 +300,13 @@ class Hydration:
         :param deadline_s: time to complete an urgent fill; 0: as fast as possible
         :raises errors.Unusable: the image is not kept here
         """
-        if self._promises.get(image_id) is None and self._uses.is_used(image_id):
+        if self._pins.get(image_id) is None and self._uses.is_used(image_id):
             await self._promise(
                 image_id, self._known.setdefault(image_id, background_fill.Progress())
             )
         self._check_promised(image_id)
         due_at_s = self._wall_clock() + deadline_s if deadline_s else 0.0
-        await self._promises.change_pin(
-            image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s
-        )
+        await self._pins.change_pin(image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s)
         if (known := self._known.get(image_id)) is not None:
             known.backoff.record_success()
             known.deadline = None
@@ -371,12 +314,12 @@ class Hydration:
         self._changed.set()
 
     def _check_promised(self, image_id: ids.ImageId) -> None:
-        if self._promises.get(image_id) is None:
+        if self._pins.get(image_id) is None:
             known = self._known.get(image_id)
             lacks = f": the cache lacks {known.lacking_bytes} bytes" if known else ""
             raise errors.Unusable(f"image {image_id}", f"cannot be cached completely here{lacks}")
 
     async def forget_image(self, image_id: ids.ImageId) -> None:
         """Unpin an image that is not used any more, or not mirrored."""
-        await self._promises.take_back(image_id, self._cache)
+        await self._pins.take_back(image_id)
         self._known.pop(image_id, None)

@@ -59,7 +59,6 @@ class ImagePins:
         *,
         may_grow: bool = False,
         shares: replica_placement.ReplicaPlacement | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pins = cache_pins.Pins()
         self.may_grow = self.pins.may_grow = may_grow
@@ -67,9 +66,11 @@ class ImagePins:
         """Number of changes of the pinned contents; capacity only changes with it."""
         self.tell: Callable[[str], None] = lambda why: None
         """Called after each write of the file, with the failure or ""."""
+        self.cache: cache_files.CacheFiles
+        """The cache with these pins; set once it is open."""
         self._file = pin_file.PinFile(state_dir)
         self._limit_bytes, self._slab_bytes = limit_bytes, min(slab_bytes, limit_bytes)
-        self._shares, self._clock = shares, clock
+        self._shares = shares
         self._kept: dict[ids.ImageId, ImagePin] = {}
         self._pinned: dict[ids.ImageId, replica_placement.Part] = {}
         """Pinned part of each image, with its map, independent of later maps."""
@@ -184,7 +185,6 @@ class ImagePins:
         self,
         image_id: ids.ImageId,
         image_map: chunk_map.ChunkMap,
-        cache: cache_files.CacheFiles,
         *,
         is_asked: bool = False,
         is_for_others: bool = False,
@@ -204,12 +204,12 @@ class ImagePins:
                 is_asked=now.is_asked or is_asked,
                 is_for_others=now.is_for_others and is_for_others,
             )
-            if lacking_bytes := await self._pin(now, image_map, cache):
+            if lacking_bytes := await self._pin(now, image_map):
                 return lacking_bytes
             await self._set(now)
             return 0
 
-    async def follow_table(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> int:
+    async def follow_table(self, image_id: ids.ImageId) -> int:
         """Adapt the pinned part of an image to the v-node table in force.
 
         :return: bytes that the cache lacks; if not 0, the pinned part is unchanged
@@ -218,11 +218,9 @@ class ImagePins:
             now, part = self._kept.get(image_id), self._pinned.get(image_id)
             if now is None or part is None:
                 return 0
-            return await self._pin(now, part.map, cache)
+            return await self._pin(now, part.map)
 
-    async def _pin(
-        self, promised: ImagePin, image_map: chunk_map.ChunkMap, cache: cache_files.CacheFiles
-    ) -> int:
+    async def _pin(self, promised: ImagePin, image_map: chunk_map.ChunkMap) -> int:
         image_id, table = ids.ImageId(promised.image_id), self._table_for(promised)
         before = self._pinned.get(image_id)
         if before is not None and before.table is table:
@@ -233,9 +231,12 @@ class ImagePins:
         if part is None or part.map is not image_map or part.table is not table:
             part = await trio.to_thread.run_sync(self._part_of, image_map, table)
         if before is not None and await trio.to_thread.run_sync(self._is_pinned, part):
-            lacking_bytes, must_fit = cache.lacking_bytes({}), False  # all of it is pinned already
+            lacking_bytes, must_fit = (
+                self.cache.lacking_bytes({}),
+                False,
+            )  # all of it is pinned already
         else:
-            lacking_bytes = await self._make_room(promised, part, cache)
+            lacking_bytes = await self._make_room(promised, part)
             must_fit = not self.may_grow or promised.is_for_others
         if lacking_bytes and must_fit:
             self._found[image_id] = part
@@ -244,23 +245,21 @@ class ImagePins:
             return lacking_bytes
         contents = await trio.to_thread.run_sync(part.list_contents)
         if self.may_grow:  # before the first pinned chunk needs it
-            cache.may_grow(lacking_bytes)
+            self.cache.may_grow(lacking_bytes)
         self._pinned[image_id] = part
         self.changes += 1
-        await _for_each(contents, cache.pin_chunk)
+        await _for_each(contents, self.cache.pin_chunk)
         if before is not None:
             formers = self._former.setdefault(image_id, [])
-            formers.append((self._clock() + FORMER_S, before))
+            formers.append((trio.current_time() + FORMER_S, before))
             if len(formers) > FORMERS:
-                await self._merge_oldest(formers, cache)
+                await self._merge_oldest(formers)
         return 0
 
     def _is_pinned(self, part: replica_placement.Part) -> bool:
         return all(part.map.cid_of(number) in self.pins for number in part.numbers)
 
-    async def _make_room(
-        self, promised: ImagePin, part: replica_placement.Part, cache: cache_files.CacheFiles
-    ) -> int:
+    async def _make_room(self, promised: ImagePin, part: replica_placement.Part) -> int:
         """Unpin others' images if needed; return the bytes that the cache lacks."""
         if too_many_bytes := self._too_many_for_others(promised, part):
             return too_many_bytes
@@ -271,28 +270,28 @@ class ImagePins:
         contents = await trio.to_thread.run_sync(part.list_contents)
         slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
         gives_way = any(one.is_for_others for one in self._kept.values())
-        if gives_way and cache.lacking_bytes(slots) and not promised.is_for_others:
+        if gives_way and self.cache.lacking_bytes(slots) and not promised.is_for_others:
             for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
                 LOG.warning(
                     "image %s: no longer kept for other hosts: image %s needs the space",
                     one,
                     image_id,
                 )
-                await self._take_back(one, cache)
+                await self._take_back(one)
             slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
-        return cache.lacking_bytes(slots)
+        return self.cache.lacking_bytes(slots)
 
-    async def _merge_oldest(
-        self, formers: list[tuple[float, replica_placement.Part]], cache: cache_files.CacheFiles
-    ) -> None:
+    async def _merge_oldest(self, formers: list[tuple[float, replica_placement.Part]]) -> None:
         (_, oldest), (until_s, older) = formers[:2]
         merged = await trio.to_thread.run_sync(replica_placement.union_of_parts, oldest, older)
         with trio.CancelScope(shield=True):  # list and pins must change together
-            await _for_each(await trio.to_thread.run_sync(merged.list_contents), cache.pin_chunk)
+            await _for_each(
+                await trio.to_thread.run_sync(merged.list_contents), self.cache.pin_chunk
+            )
             formers[:2] = [(until_s, merged)]
             for part in (oldest, older):
                 await _for_each(
-                    await trio.to_thread.run_sync(part.list_contents), cache.unpin_chunk
+                    await trio.to_thread.run_sync(part.list_contents), self.cache.unpin_chunk
                 )
 
     def _in_the_way(self, wanted: ids.ImageId, contents: Contents) -> list[ids.ImageId]:
@@ -327,15 +326,13 @@ class ImagePins:
         kept_bytes += part.total_bytes - (before.total_bytes if before else 0)
         return max(0, kept_bytes - self._limit_bytes // FOR_OTHERS)
 
-    async def release_former(self, cache: cache_files.CacheFiles) -> None:
+    async def release_former(self) -> None:
         """Unpin expired shares of former tables."""
         for image_id in list(self._former):
             async with self._changing:
-                await self._release(image_id, cache, self._clock())
+                await self._release(image_id, trio.current_time())
 
-    async def _release(
-        self, image_id: ids.ImageId, cache: cache_files.CacheFiles, now_s: float = math.inf
-    ) -> None:
+    async def _release(self, image_id: ids.ImageId, now_s: float = math.inf) -> None:
         formers = self._former.get(image_id, [])
         over = [part for until_s, part in formers if until_s <= now_s]
         left = [one for one in formers if one[0] > now_s]
@@ -346,27 +343,27 @@ class ImagePins:
         for part in over:
             with trio.CancelScope(shield=True):
                 await _for_each(
-                    await trio.to_thread.run_sync(part.list_contents), cache.unpin_chunk
+                    await trio.to_thread.run_sync(part.list_contents), self.cache.unpin_chunk
                 )
             self.changes += 1
 
-    async def take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
+    async def take_back(self, image_id: ids.ImageId) -> None:
         """Unpin an image, if it is pinned."""
         async with self._changing:
-            await self._take_back(image_id, cache)
+            await self._take_back(image_id)
 
-    async def _take_back(self, image_id: ids.ImageId, cache: cache_files.CacheFiles) -> None:
+    async def _take_back(self, image_id: ids.ImageId) -> None:
         if self._kept.pop(image_id, None) is not None:
             await self._save()
-        await self._release(image_id, cache)
+        await self._release(image_id)
         self._found.pop(image_id, None)
         part = self._pinned.get(image_id)
         if part is not None:
             contents = await trio.to_thread.run_sync(part.list_contents)
             del self._pinned[image_id]
-            await _for_each(contents, cache.unpin_chunk)
+            await _for_each(contents, self.cache.unpin_chunk)
             self.changes += 1
-            cache.may_grow(cache.lacking_bytes({}) if self.may_grow else 0)
+            self.cache.may_grow(self.cache.lacking_bytes({}) if self.may_grow else 0)
 
     def forget_found(self, kept: Container[ids.ImageId]) -> None:
         """Forget the parts of images that are not kept, with their maps."""

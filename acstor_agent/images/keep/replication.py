@@ -12,7 +12,6 @@ import collections
 import logging
 import time
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import trio
@@ -22,6 +21,7 @@ from acstor_agent.core.images import replica_holders
 from acstor_agent.core.images import replica_leases
 from acstor_agent.core.images import replica_placement
 from acstor_agent.images.image import mirrors
+from acstor_agent.images.keep import background_fill
 from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
@@ -70,17 +70,6 @@ class _Failed(NamedTuple):
     backoff: fill_rate.Backoff
 
 
-class LocalImages(NamedTuple):
-    """State of images here; called from the event loop.
-
-    :param used: returns the images used here that others are to keep, too
-    :param share_of: returns the state of a share; None: not pinned, or not counted yet
-    """
-
-    used: Callable[[], Sequence[ids.ImageId]]
-    share_of: Callable[[ids.ImageId], Share | None]
-
-
 class Replication:
     """Leases in both directions; keep :meth:`run` running.
 
@@ -91,18 +80,17 @@ class Replication:
         self,
         here: ids.HostId,
         images: mirrors.Mirrors,
+        filler: background_fill.BackgroundFill,
         *,
         current_ring: Callable[[], hash_ring.Ring],
         tell: Callable[[ids.HostId, peer_wire.News], None],
-        clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.refused = self.ignored = 0
-        self._here, self._images = here, images
-        self.local = LocalImages(list, lambda image_id: None)
-        """Set by the hydration that fills the shares of this host."""
+        self._here, self._images, self._filler = here, images, filler
         self._current_ring, self._tell = current_ring, tell
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock = trio.lowlevel.current_clock().current_time
+        self._wall_clock = wall_clock
         self._keepers, self._leases = replica_holders.ReplicaHolders(), replica_leases.Leases()
         self._table: hash_ring.Ring | None = None
         self._used: list[ids.ImageId] = []
@@ -197,7 +185,7 @@ class Replication:
     def report_due(self) -> None:
         """Send the messages that are due."""
         now_s, table = self._clock(), self._current_ring()
-        used, is_moved = list(self.local.used()), table is not self._table
+        used, is_moved = self._images_in_use(), table is not self._table
         if is_moved or used != self._used:
             self._table, self._used = table, used
             self._keepers.set_images(self._others(table), used, now_s)
@@ -211,7 +199,7 @@ class Replication:
 
     def _note_changes(self, now_s: float) -> None:
         for image_id in self._leases.leased_images():
-            share = self.local.share_of(image_id) or self._state_without_share(image_id)
+            share = self.share_of(image_id) or self._state_without_share(image_id)
             if share is None:
                 continue  # it will be known soon
             last, at_s = self._last.get(image_id, (None, 0.0))
@@ -225,6 +213,27 @@ class Replication:
                 self._owed.setdefault(host, {})[image_id] = None
         for image_id in self._last.keys() - set(self._leases.leased_images()):
             del self._last[image_id]
+
+    def _images_in_use(self) -> list[ids.ImageId]:
+        """Return the images used here, which other hosts are to keep, too."""
+        return [image_id for image_id, one in self._filler.progress.items() if one.is_used]
+
+    def share_of(self, image_id: ids.ImageId) -> Share | None:
+        """Return the state of this host's share; None: not pinned, or not counted yet."""
+        progress = self._filler.progress.get(image_id)
+        if progress is None:
+            return None
+        if progress.lacking_bytes:
+            return Share(State.NO_ROOM, 0, 0, None)
+        if progress.part is None or progress.left_bytes is None:
+            return None
+        if image_id == self._filler.current and not progress.left_bytes:
+            return None  # it is recounted soon
+        self._filler.look_at_unwritten(progress)
+        left_bytes = min(progress.left_bytes + progress.unwritten_bytes, progress.total_bytes)
+        is_failing = progress.left_bytes and progress.backoff.failure
+        state = State.FAILING if is_failing else State.KEPT
+        return Share(state, progress.total_bytes, left_bytes, progress.part.table)
 
     def _state_without_share(self, image_id: ids.ImageId) -> State | None:
         failed = self._failed.get(image_id)
@@ -248,7 +257,7 @@ class Replication:
         """Return epoch and report of an image's share."""
         if not self._leases.has_lease(host, image_id):
             return epoch, replica_messages.Share(image_id, State.CROWDED, 0, 0)
-        share = self.local.share_of(image_id)
+        share = self.share_of(image_id)
         if share is not None:
             its = share.table.epoch if share.table else epoch
             return its, replica_messages.Share(image_id, *share[:3])
@@ -294,7 +303,7 @@ class Replication:
 
     def _room_for_map(self, image_id: ids.ImageId) -> int:
         """Return the longest map that may be downloaded for a leased image."""
-        used, total_bytes = set(self.local.used()), 0
+        used, total_bytes = set(self._images_in_use()), 0
         bytes_of: collections.Counter[ids.HostId] = collections.Counter()
         for image in self._images.open():
             other = image.map.image_id

@@ -17,6 +17,7 @@ from acstor_agent.core.images import pin_record
 from acstor_agent.engine_io import background_fetch
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pin_file
@@ -34,7 +35,7 @@ IMAGE, OTHER, CHUNK = one_host.IMAGE, one_host.OTHER, one_host.CHUNK
 MIB = geometry.MIB
 DATA = one_host.image_bytes(40 * CHUNK) + bytes(4 * CHUNK) + one_host.image_bytes(777, seed=2)
 SECOND = one_host.image_bytes(30 * CHUNK, seed=3)
-LIMITS = hydration.Limits(bytes_s=1e9, boot_idle_s=0.25, boot_longest_s=1.0)
+BOOT_IDLE_S, BOOT_LONGEST_S = 0.25, 1.0
 IN_USE_S = 1.5
 LINK_BYTES_S = 125_000_000
 PATIENCE_S = 40.0
@@ -56,16 +57,21 @@ class Keeper:
         self.wall_jumped_s = 0.0
         host.boots.clock = trio.current_time
         self.uses = usage.ImageUsage(host.mirrors, set, set, clock=trio.current_time)
+        boots = boot_deferral.BootDeferral(host.mirrors, host.boots, BOOT_IDLE_S, BOOT_LONGEST_S)
+        self.filler = background_fill.BackgroundFill(
+            host.mirrors,
+            host.promises,
+            host.chunks,
+            boots,
+            reads=self,
+            read_traffic=self.look,
+            limit_bytes_s=1e9,
+        )
         self.whole = hydration.Hydration(
             host.mirrors,
             self.uses,
             host.promises,
-            chunks=host.chunks,
-            cache=host.cache,
-            quiet_s=self.quiet_s,
-            look=self.look,
-            limits=LIMITS,
-            clock=trio.current_time,
+            self.filler,
             wall_clock=lambda: time.time() + self.wall_jumped_s,
         )
 
@@ -87,16 +93,16 @@ class Keeper:
         return interface_traffic.InterfaceSample(float(self.looks), [], LINK_BYTES_S)
 
     def state(self, image_id=IMAGE):
-        shown = self.whole.telling.status_of(image_id)
+        shown = self.whole.status.status_of(image_id)
         return shown and shown["state"]
 
     async def wait(self, state, image_id=IMAGE):
         await until(lambda: self.state(image_id) == state)
-        return self.whole.telling.status_of(image_id)
+        return self.whole.status.status_of(image_id)
 
     def told(self, image_id=IMAGE):
         """What other services are told."""
-        return fill_status.fill_report(self.whole.telling, self.uses, image_id)
+        return fill_status.fill_report(self.whole.status, self.uses, image_id)
 
     async def use(self, image_id=IMAGE):
         image = await self.host.mirrors.attach_image(image_id)
@@ -181,7 +187,7 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
         host.add(SECOND, OTHER)
         for image_id in (IMAGE, OTHER):
             await host.mirrors.attach_image(image_id)
-        await host.promises.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map, host.cache)
+        await host.promises.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map)
         made = Keeper(host)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.whole.run)  # nobody has looked yet
@@ -218,7 +224,7 @@ async def test_filling_waits_for_the_end_of_the_boot(keeper):
     await image.read(0, CHUNK)
     assert image.count_cached().cached_bytes == CHUNK
     await keeper.wait("fully_cached")
-    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
+    assert trio.current_time() - image.boots.begun_s >= BOOT_IDLE_S
 
 
 async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(keeper):
@@ -226,7 +232,7 @@ async def test_boot_in_which_a_guest_always_needs_something_ends_nevertheless(ke
     image.boots.begin_boot()
     image.counters.in_flight += 1
     await keeper.wait("fully_cached")
-    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_longest_s
+    assert trio.current_time() - image.boots.begun_s >= BOOT_LONGEST_S
 
 
 @pytest.mark.parametrize("has_boot_image", [False, True])
@@ -242,7 +248,7 @@ async def test_image_that_is_opened_again_and_again_becomes_whole_nevertheless(
         return keeper.state() == "fully_cached"
 
     await until(is_whole)
-    assert trio.current_time() - began_s >= LIMITS.boot_longest_s
+    assert trio.current_time() - began_s >= BOOT_LONGEST_S
     is_ready = image.boots.state is boot_session.State.READY
     assert is_ready == has_boot_image
 
@@ -251,18 +257,18 @@ async def test_boot_after_a_pause_is_waited_for_again(keeper):
     image = await keeper.use()
     image.boots.begin_boot()
     await keeper.wait("fully_cached")
-    await trio.sleep(LIMITS.boot_longest_s + LIMITS.boot_idle_s)
+    await trio.sleep(BOOT_LONGEST_S + BOOT_IDLE_S)
     image.boots.begin_boot()
     keeper.host.cache.drop_chunk(image.map.cid_of(3))
     await keeper.wait("booting")
     await keeper.wait("fully_cached")
-    assert trio.current_time() - image.boots.begun_s >= LIMITS.boot_idle_s
+    assert trio.current_time() - image.boots.begun_s >= BOOT_IDLE_S
 
 
 async def test_boot_image_in_memory_is_a_boot(keeper):
     image = await keeper.use()
     image.boots.state = boot_session.State.READY
-    await trio.sleep(2 * LIMITS.boot_longest_s)
+    await trio.sleep(2 * BOOT_LONGEST_S)
     assert keeper.state() == "booting"
     assert image.count_cached().cached_bytes == 0
     image.boots.state = boot_session.State.DROPPED
@@ -423,11 +429,11 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
     await keeper.wait("filling")
     began_s = trio.current_time()
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=4.0)
-    assert 3.0 < keeper.whole.telling.status_of(IMAGE)["due_in_s"] <= 4.0
+    assert 3.0 < keeper.whole.status.status_of(IMAGE)["due_in_s"] <= 4.0
     shown = await keeper.wait("fully_cached")
     assert trio.current_time() - began_s > 2.0  # and not as fast as it can
     assert image.count_cached().missing_bytes == 0
-    await until(lambda: keeper.whole.telling.status_of(IMAGE)["due_in_s"] is None)
+    await until(lambda: keeper.whole.status.status_of(IMAGE)["due_in_s"] is None)
     assert keeper.host.promises.get(IMAGE).deadline_s == 0
     assert shown["mode"] == "urgent"
 
@@ -443,7 +449,7 @@ async def test_image_with_a_deadline_does_not_come_at_once_while_that_is_noted(k
     left_bytes = (await keeper.wait("filling"))["remaining_bytes"]
     monkeypatch.setattr(pin_file, "_write", slow)
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=600.0)
-    shown = keeper.whole.telling.status_of(IMAGE)
+    shown = keeper.whole.status.status_of(IMAGE)
     assert left_bytes - 8 * CHUNK <= shown["remaining_bytes"] <= left_bytes
     assert 590.0 < shown["due_in_s"] <= 600.0
 
@@ -467,7 +473,7 @@ async def test_image_that_is_due_first_is_next_and_now_is_before_any_deadline(tm
         alone = whole._filler._needed_bytes_s(first, [])
         second.deadline = first.deadline._replace(at_s=first.deadline.at_s + 0.1)
         assert whole._filler._needed_bytes_s(first, whole._due_besides(first)) > 1.1 * alone
-        second.backoff.record_failure("why", whole._clock())
+        second.backoff.record_failure("why", trio.current_time())
         assert whole._due_besides(first) == []  # nobody waits for it
         second.backoff.record_success()
         await whole.set_fill_mode(OTHER, hydration.FillMode.URGENT)
@@ -487,13 +493,13 @@ async def test_deadline_that_is_missed_is_told_once_and_the_rest_comes_as_it_can
     await keeper.wait("failing")
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=0.3)
     await until(lambda: "missed its deadline of" in caplog.text)
-    shown = keeper.whole.telling.status_of(IMAGE)
+    shown = keeper.whole.status.status_of(IMAGE)
     assert shown["is_late"] is True and shown["due_in_s"] <= 0
     await trio.sleep(0.5)
     assert caplog.text.count("missed its deadline of") == 1
     source._fail = range(0)
     await keeper.wait("fully_cached")
-    await until(lambda: keeper.whole.telling.status_of(IMAGE)["is_late"] is None)
+    await until(lambda: keeper.whole.status.status_of(IMAGE)["is_late"] is None)
 
 
 @pytest.mark.parametrize(
@@ -510,7 +516,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         await made.whole.set_fill_mode(IMAGE, hydration.FillMode.URGENT, deadline_s=3600.0)
         made.wall_jumped_s = jumped_s
         assert (
-            3500 < made.whole.telling.status_of(IMAGE)["due_in_s"] <= 3600
+            3500 < made.whole.status.status_of(IMAGE)["due_in_s"] <= 3600
         )  # while it runs nothing jumps
         kept = made.host.promises.get(IMAGE)
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
@@ -520,7 +526,7 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         again.wall_jumped_s = jumped_s
         await host.mirrors.attach_image(IMAGE)
         await again.whole._keep(IMAGE, is_for_others=False)
-        shown = again.whole.telling.status_of(IMAGE)
+        shown = again.whole.status.status_of(IMAGE)
         assert least_s - 60 <= shown["due_in_s"] <= most_s
         assert shown["is_late"] is (jumped_s > 0)
 
@@ -544,7 +550,7 @@ async def test_paused_image_stays_as_it_is_until_it_is_resumed(keeper):
     keeper.host.mirrors.get_nowait(IMAGE).boots.state = boot_session.State.DROPPED
     await trio.sleep(1)
     assert keeper.state() == "paused"
-    assert keeper.whole.telling.status_of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
+    assert keeper.whole.status.status_of(IMAGE)["remaining_bytes"] == 40 * CHUNK + 777
     await keeper.whole.set_fill_mode(IMAGE, hydration.FillMode.NORMAL)
     await keeper.wait("fully_cached")
 
@@ -573,7 +579,7 @@ async def test_one_chunk_that_cannot_be_had_does_not_keep_the_others_away(keeper
     host.blobs[blob] = b"?" + DATA[1:]
     await keeper.use()
     shown = await keeper.wait("failing")
-    await until(lambda: keeper.whole.telling.status_of(IMAGE)["remaining_bytes"] == CHUNK)
+    await until(lambda: keeper.whole.status.status_of(IMAGE)["remaining_bytes"] == CHUNK)
     assert "the source" in shown["why"]
     host.blobs[blob] = kept
     await keeper.wait("fully_cached")
@@ -623,7 +629,7 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         image = await keeper.use()
         image.boots.state = boot_session.State.READY
         await until(
-            lambda: keeper.state() and keeper.whole.telling.status_of(IMAGE)["remaining_bytes"]
+            lambda: keeper.state() and keeper.whole.status.status_of(IMAGE)["remaining_bytes"]
         )  # is promised
         others = [one_host.image_bytes(CHUNK, seed) for seed in range(100, 162)]
         for data in others:
@@ -632,10 +638,10 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
             assert host.cache.store_chunk(ids.cid_of(data), data)
         image.boots.state = boot_session.State.DROPPED
         await keeper.wait("failing")
-        await until(lambda: "no space" in keeper.whole.telling.status_of(IMAGE)["why"])
+        await until(lambda: "no space" in keeper.whole.status.status_of(IMAGE)["why"])
         backoff = keeper.whole._known[IMAGE].backoff
         await until(lambda: backoff._pause_s == fill_rate.LONGEST_PAUSE_S)
-        assert keeper.whole.telling.status_of(IMAGE)["remaining_bytes"] > 30 * CHUNK
+        assert keeper.whole.status.status_of(IMAGE)["remaining_bytes"] > 30 * CHUNK
         for data in others:
             host.cache.unpin_chunk(ids.cid_of(data), CHUNK)
         await keeper.wait("fully_cached")
@@ -652,7 +658,7 @@ async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_w
         image = await keeper.use(OTHER)
         await keeper.wait("no_space", OTHER)
         monkeypatch.setattr(hydration, "RECOUNT_S", math.inf)
-        await keeper.host.promises.take_back(IMAGE, keeper.host.cache)
+        await keeper.host.promises.take_back(IMAGE)
         await keeper.whole.request_hydration(image)
         assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
 
@@ -796,7 +802,8 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
 
         async def look():
             while True:
-                keeper.whole.telling.share_of(IMAGE)
+                if IMAGE in keeper.filler.progress:
+                    keeper.filler.look_at_unwritten(keeper.filler.progress[IMAGE])
                 await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
@@ -822,7 +829,7 @@ async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tm
     async with still(tmp_path) as keeper:
         await keeper.use()
         await keeper.whole._settle()
-        await trio.sleep(LIMITS.boot_idle_s)
+        await trio.sleep(BOOT_IDLE_S)
         await keeper.whole._settle()
         await until(lambda: keeper.whole._next() == IMAGE)
         pinned = keeper.host.promises._pinned

@@ -53,7 +53,7 @@ class Whole:
     """Images that are to be whole."""
 
     def __init__(self, shown):
-        self.telling = self
+        self.status = self
         self.list_status = lambda: shown
 
 

@@ -29,7 +29,7 @@ def keeping(folder, limit_bytes=8 * MIB, **options):
 
 async def make(host, image_id, **options):
     image = await host.mirrors.attach_image(image_id)
-    return await host.promises.pin_image(image_id, image.map, host.cache, **options)
+    return await host.promises.pin_image(image_id, image.map, **options)
 
 
 @pytest.fixture
@@ -49,10 +49,10 @@ async def test_images_share_what_they_have_in_common(host):
     assert promised_bytes(host) == 2 * MIB  # zeros need nothing
     assert await make(host, OTHER) == 0
     assert promised_bytes(host) == 3 * MIB
-    await host.promises.take_back(IMAGE, host.cache)
+    await host.promises.take_back(IMAGE)
     assert promised_bytes(host) == 2 * MIB
-    await host.promises.take_back(OTHER, host.cache)
-    await host.promises.take_back(OTHER, host.cache)
+    await host.promises.take_back(OTHER)
+    await host.promises.take_back(OTHER)
     assert promised_bytes(host) == 0 and not host.promises.list_pins()
 
 
@@ -62,7 +62,7 @@ async def test_promise_that_is_made_twice_counts_once(host):
     await make(host, IMAGE, is_asked=True)
     await make(host, IMAGE)
     assert host.promises.get(IMAGE) == pin_record.ImagePin(IMAGE, since_s, is_asked=True)
-    await host.promises.take_back(IMAGE, host.cache)
+    await host.promises.take_back(IMAGE)
     assert promised_bytes(host) == 0
 
 
@@ -150,7 +150,7 @@ async def test_cache_that_may_grow_has_room_for_all(tmp_path):
             assert promised_bytes(host) == 3 * MIB
     async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
         for image_id in (IMAGE, OTHER):
-            await host.promises.take_back(image_id, host.cache)
+            await host.promises.take_back(image_id)
         assert host.promises.pins.beyond_bytes == 0
 
 
@@ -175,7 +175,7 @@ async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
     host.mirrors.detach_image(IMAGE)
     host.add(SHARED)
     await host.mirrors.attach_image(IMAGE)
-    await host.promises.take_back(IMAGE, host.cache)
+    await host.promises.take_back(IMAGE)
     assert promised_bytes(host) == 0
 
 
@@ -199,32 +199,32 @@ class Place:
         )
 
 
-async def test_shares_by_several_tables_stay_until_each_has_had_its_time(tmp_path, monkeypatch):
+async def test_shares_by_several_tables_stay_until_each_has_had_its_time(
+    tmp_path, monkeypatch, mock_clock
+):
     monkeypatch.setattr(pins, "FORMERS", 3)
     place = Place("h1", "h2")  # each has all of it
     async with keeping(tmp_path, shares=place.shares()) as host:
-        now_s = 0.0
-        host.promises._clock = lambda: now_s
         host.add(DATA)
         await make(host, IMAGE)
         parts, names = [host.promises.pinned_of(IMAGE)], ["h1", "h2"]
         for number in range(3, 9):  # more tables than are remembered one by one
-            now_s += 100
+            mock_clock.jump(100)
             names.append(f"h{number}")
             place.be(*names)
-            assert await host.promises.follow_table(IMAGE, host.cache) == 0
+            assert await host.promises.follow_table(IMAGE) == 0
             parts.append(host.promises.pinned_of(IMAGE))
-            await host.promises.release_former(host.cache)
+            await host.promises.release_former()
             assert promised_bytes(host) == 2 * MIB
         assert len(host.promises._former[IMAGE]) == 3
         left = {cid for part in parts[-3:] for cid in part.list_contents()}
-        now_s = 400 + pins.FORMER_S  # when the fourth change was
-        await host.promises.release_former(host.cache)
+        mock_clock.jump(pins.FORMER_S - 200)  # FORMER_S after the fourth change
+        await host.promises.release_former()
         assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
-        now_s = 600 + pins.FORMER_S
-        await host.promises.release_former(host.cache)
+        mock_clock.jump(200)
+        await host.promises.release_former()
         assert promised_bytes(host) == parts[-1].total_bytes
-        await host.promises.take_back(IMAGE, host.cache)
+        await host.promises.take_back(IMAGE)
         assert promised_bytes(host) == 0
 
 
@@ -271,8 +271,8 @@ async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_for_others=True)
         place.be("h1", "h2")
-        assert await host.promises.follow_table(OTHER, host.cache) > 0
-        assert await host.promises.follow_table(IMAGE, host.cache) == 0
+        assert await host.promises.follow_table(OTHER) > 0
+        assert await host.promises.follow_table(IMAGE) == 0
         assert list(host.promises.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
 
 
@@ -336,17 +336,15 @@ async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked
 
 
 async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, mock_clock
 ):
     monkeypatch.setattr(pins, "FORMERS", 1)
     place, both = Place("h1", "h2", "h3"), replica_placement.union_of_parts
     async with keeping(tmp_path, shares=place.shares()) as host:
-        now_s = 0.0
-        host.promises._clock = lambda: now_s
         host.add(DATA)
         await make(host, IMAGE)
         place.be("h1", "h2", "h3", "h4")
-        await host.promises.follow_table(IMAGE, host.cache)
+        await host.promises.follow_table(IMAGE)
         place.be("h1", "h2", "h3", "h4", "h5")
         with trio.CancelScope() as scope:
 
@@ -355,11 +353,11 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
                 return both(*parts)
 
             monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
-            await host.promises.follow_table(IMAGE, host.cache)
-        now_s = 10 * pins.FORMER_S
-        await host.promises.release_former(host.cache)
+            await host.promises.follow_table(IMAGE)
+        mock_clock.jump(10 * pins.FORMER_S)
+        await host.promises.release_former()
         assert promised_bytes(host) == host.promises.pinned_of(IMAGE).total_bytes
-        await host.promises.take_back(IMAGE, host.cache)
+        await host.promises.take_back(IMAGE)
         assert promised_bytes(host) == 0
 
 
@@ -374,12 +372,12 @@ async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room
         host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
         host.promises._limit_bytes = CHUNK
         place.be("h1", "h2", "h3", "h4")
-        assert await host.promises.follow_table(IMAGE, host.cache) == 0
+        assert await host.promises.follow_table(IMAGE) == 0
         assert host.promises.pinned_of(IMAGE).table is place.table
         assert host.promises.pinned_of(IMAGE).total_bytes < 2 * MIB
         place.be("h1", "h2")
-        await host.promises._release(IMAGE, host.cache)
-        assert await host.promises.follow_table(IMAGE, host.cache) > 0  # it grows
+        await host.promises._release(IMAGE)
+        assert await host.promises.follow_table(IMAGE) > 0  # it grows
 
 
 async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_has_room(tmp_path):
@@ -393,8 +391,8 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
         assert promised_bytes(host) == 2 * MIB and not host.promises.pinned_of(OTHER)
         assert list(host.promises.list_pins()) == [IMAGE, OTHER]
         place.be("h1", "h2", "h3", "h4", "h5", "h6")
-        assert await host.promises.follow_table(IMAGE, host.cache) == 0
-        await host.promises._release(IMAGE, host.cache)
+        assert await host.promises.follow_table(IMAGE) == 0
+        await host.promises._release(IMAGE)
         assert await make(host, OTHER) == 0 and host.promises.pinned_of(OTHER)
 
 

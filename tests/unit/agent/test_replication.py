@@ -2,7 +2,6 @@
 """What hosts keep of images for each other: asked, refused, forged, forgotten; and room for it."""
 
 import contextlib
-import math
 import uuid
 
 import pytest
@@ -17,6 +16,7 @@ from acstor_agent.core.images import replica_placement
 from acstor_agent.engine import identity
 from acstor_agent.images.image import usage
 from acstor_agent.images.keep import background_fill
+from acstor_agent.images.keep import boot_deferral
 from acstor_agent.images.keep import fill_status
 from acstor_agent.images.keep import hydration
 from acstor_agent.images.keep import pins
@@ -33,7 +33,6 @@ MIB = geometry.MIB
 DATA = one_host.image_bytes(200 * CHUNK) + bytes(4 * CHUNK)
 SECOND = one_host.image_bytes(100 * CHUNK, seed=3)
 H1, H2, H3, H4 = (ids.HostId(f"h{number}") for number in range(1, 5))
-LIMITS = hydration.Limits(bytes_s=1e9, boot_idle_s=0.2, boot_longest_s=1.0)
 SOON_S = 40.0
 
 
@@ -72,29 +71,28 @@ class Keeper:
         self.told: list[tuple[str, peer_wire.News]] = []
         self.looks = 0
         host.boots.clock = trio.current_time
-        host.promises._clock = trio.current_time
+        self.filler = background_fill.BackgroundFill(
+            host.mirrors,
+            host.promises,
+            host.chunks,
+            boot_deferral.BootDeferral(host.mirrors, host.boots, 0.2, 1.0),
+            host.waiting,
+            read_traffic=self.look,
+            limit_bytes_s=1e9,
+        )
         self.sharing = replication.Replication(
             H1,
             host.mirrors,
+            self.filler,
             current_ring=lambda: place.table,
             tell=lambda host_id, news: self.told.append((host_id, news)),
-            clock=trio.current_time,
             wall_clock=lambda: place.wall_s,
         )
         self.uses = usage.ImageUsage(
             host.mirrors, set, set, clock=trio.current_time, is_for_others=self.sharing.is_leased
         )
         self.whole = hydration.Hydration(
-            host.mirrors,
-            self.uses,
-            host.promises,
-            chunks=host.chunks,
-            cache=host.cache,
-            quiet_s=lambda: math.inf,
-            look=self.look,
-            limits=LIMITS,
-            sharing=self.sharing,
-            clock=trio.current_time,
+            host.mirrors, self.uses, host.promises, self.filler, self.sharing
         )
 
     def look(self):
@@ -174,8 +172,8 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
         assert share.total_bytes == keeper.promised_bytes()
         assert keeper.host.promises.get(IMAGE).is_for_others
-        assert keeper.whole.telling.status_of(IMAGE) is None  # nobody uses it here
-        assert not keeper.whole.telling.images_in_use()
+        assert keeper.whole.status.status_of(IMAGE) is None  # nobody uses it here
+        assert not keeper.sharing._images_in_use()
         assert not keeper.answers(H3)  # who did not ask
         keeper.asks(H3, IMAGE)
         keeper.asks(H2, IMAGE, lease_s=0)
@@ -350,10 +348,10 @@ async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(
             keeper.asks(H2, IMAGE)
             await until(lambda: keeper.host.promises.pinned_of(IMAGE))
             await until(lambda: not keeper.host.cache.pinned_missing)
-            await until(lambda: keeper.whole.telling.share_of(IMAGE) is not None)
+            await until(lambda: keeper.sharing.share_of(IMAGE) is not None)
 
             def is_all_left() -> bool:
-                share = keeper.whole.telling.share_of(IMAGE)
+                share = keeper.sharing.share_of(IMAGE)
                 assert share is None or share.left_bytes  # while it is counted, too
                 return share is not None and share.left_bytes == share.total_bytes
 
@@ -377,7 +375,7 @@ async def test_what_others_use_makes_room_for_what_this_host_uses(tmp_path, plac
         await keeper.use(IMAGE)
         await until(
             lambda: (
-                (keeper.whole.telling.status_of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
+                (keeper.whole.status.status_of(IMAGE) or {}).get("remaining_bytes") == 200 * CHUNK
             )
         )
         await keeper.answer(H2, OTHER, replica_messages.ShareState.NO_ROOM)
@@ -412,7 +410,7 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         assert asked == {host: (replica_messages.Lease(IMAGE, 86400),) for host in (H2, H3)}
 
         def shown():
-            return keeper.whole.telling.status_of(IMAGE)
+            return keeper.whole.status.status_of(IMAGE)
 
         await until(lambda: shown()["why"] == "h2 has not answered")
         assert shown()["state"] == "filling" and shown()["total_bytes"] == 2 * 200 * CHUNK
@@ -436,18 +434,18 @@ async def test_operator_who_asks_for_an_image_has_all_of_it(tmp_path, place):
         await keeper.answer(H2)
         await keeper.whole.request_hydration(await keeper.host.mirrors.attach_image(IMAGE))
         await until(
-            lambda: (keeper.whole.telling.status_of(IMAGE) or {}).get("state") == "fully_cached"
+            lambda: (keeper.whole.status.status_of(IMAGE) or {}).get("state") == "fully_cached"
         )
         assert (
-            keeper.whole.telling.status_of(IMAGE)["total_bytes"]
+            keeper.whole.status.status_of(IMAGE)["total_bytes"]
             == 200 * CHUNK
             == keeper.promised_bytes()
         )
         assert (
-            keeper.whole.telling.status_of(IMAGE)["is_shared"] is False
+            keeper.whole.status.status_of(IMAGE)["is_shared"] is False
         )  # though others keep it, too
         await keeper.whole.withdraw_request(IMAGE)
-        await until(lambda: keeper.whole.telling.status_of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
+        await until(lambda: keeper.whole.status.status_of(IMAGE)["total_bytes"] == 2 * 200 * CHUNK)
 
 
 async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_nothing_more(
@@ -498,13 +496,13 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
         keeper.asks(H2, IMAGE)
         await keeper.host.promises._set(pin_record.ImagePin(IMAGE, 1.0, is_for_others=True))
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
-        assert not fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE).is_used
+        assert not fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
-        told = fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE)
+        told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
         await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
         assert not keeper.host.promises.pinned_of(IMAGE)
-        assert keeper.whole.telling.images_in_use() == [IMAGE]
+        assert keeper.sharing._images_in_use() == [IMAGE]
 
 
 async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_no_more(
@@ -516,7 +514,7 @@ async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_n
         await keeper.uses.scan_processes()
         keeper.asks(H2, IMAGE, lease_s=0)
         await until(lambda: not keeper.host.promises.list_pins())
-        told = fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE)
+        told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (False, fill_status.State.EVICTABLE)
         await keeper.use(IMAGE)
-        assert fill_status.fill_report(keeper.whole.telling, keeper.uses, IMAGE).is_used
+        assert fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used
