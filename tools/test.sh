@@ -13,7 +13,8 @@ cd "$ROOT"
 
 FUNCTIONAL=(tests/functional tests/security tests/chaos)
 OPENSTACK="openstack and not nova and not packages"
-declare -A AFTER=([faults]=unit [glance]=openstack) # what waits leaves room
+# What waits leaves room; the longest of those that wait comes first.
+declare -A AFTER=([glance]=unit [security]=openstack [chaos]=agents)
 LONGEST=nova # it has the processors first, so that it does not end long after the rest
 
 part=all
@@ -44,8 +45,9 @@ run_tests() {
         functional) paths=("${FUNCTIONAL[@]:0:1}") without=(--ignore-glob="*/test_agent*") ;;
         agents) paths=(tests/functional/test_agent*.py) temporary=/var/tmp/a ;;
         packages) paths=("${FUNCTIONAL[@]:0:1}") marks=packages ;;
-        faults) # sockets have short paths
-            paths=("${FUNCTIONAL[@]:1}") temporary=$temporary/f without=(--ignore=tests/security/fuzz) ;;
+        security) # sockets have short paths
+            paths=(tests/security) temporary=$temporary/s without=(--ignore=tests/security/fuzz) ;;
+        chaos) paths=(tests/chaos) temporary=$temporary/c ;;
         openstack) marks=$OPENSTACK temporary=/var/tmp without=(--ignore-glob="*/test_glance*") ;;
         glance) marks=$OPENSTACK temporary=/var/tmp/g paths=(tests/functional/test_glance*.py) ;;
         nova) marks="nova and not packages" temporary=/var/tmp/acstor-nova ;;
@@ -58,7 +60,7 @@ run_tests() {
 # begin NAME [pytest arguments]: run the tests of that name beside what follows, in a process group of
 # their own, after those that AFTER names; it is interrupted when this ends before them, and cleans up
 # then.
-declare -A beside=()
+declare -A beside=() installing=()
 begin() {
     local first=${beside[${AFTER[$1]:-none}]:-}
     set -m
@@ -76,6 +78,7 @@ begin() {
 # shellcheck disable=SC2317  # called by the trap
 end() {
     local pid
+    [[ ${#installing[@]} -eq 0 ]] || kill "${installing[@]}" 2>/dev/null || true
     for pid in "${beside[@]}"; do
         if kill -INT -- "-$pid" 2>/dev/null; then wait "$pid" || true; fi
     done
@@ -98,7 +101,7 @@ judge() {
     [[ $tests -eq 0 || $tests -eq $NO_TESTS ]] || status=$tests
 }
 
-# Lint and the services' installation take a processor or the network, what needs an OpenStack mostly
+# Lint takes a processor, the services' installation the network, what needs an OpenStack mostly
 # waits: each has others beside it.
 mkdir -p "$LOGS"
 last=$part last_status=0
@@ -106,16 +109,23 @@ case $part in
     all) begin unit "$@" && last=functional ;;
 esac
 case $part in
+    functional | all)
+        python -m tests.lab.guest_image &
+        installing[guest]=$!
+        python -m tests.lab.openstack install &
+        installing[openstack]=$!
+        ;;
+esac
+case $part in
     lint | all) bash tools/lint.sh || status=$? ;;
 esac
 [[ $part != lint ]] || exit "$status"
 case $part in
     functional | all)
-        python -m tests.lab.guest_image &
-        guest=$!
-        python -m tests.lab.openstack install || say "no OpenStack: what needs it is skipped"
-        wait "$guest" || say "no guest image: what boots a guest is skipped"
-        for name in nova agents faults openstack glance; do begin "$name" "$@"; done
+        wait "${installing[openstack]}" || say "no OpenStack: what needs it is skipped"
+        wait "${installing[guest]}" || say "no guest image: what boots a guest is skipped"
+        installing=()
+        for name in nova agents openstack glance security chaos; do begin "$name" "$@"; done
         ;;
 esac
 run_tests "$last" "$@" || last_status=$?
