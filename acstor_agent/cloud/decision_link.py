@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Link to the decision service: sends samples, receives v-node tables and tasks.
+"""Link to the decision service: sends samples of this host.
 
-Without the service the last table stays in force. Messages without the service's signature are
-refused and logged.
+Without the service the last v-node table stays in force.
 """
 
 import collections
@@ -11,17 +10,14 @@ import heapq
 import logging
 import random
 import time
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
 from typing import NamedTuple
 from typing import Protocol
 
 import trio
 
 from acstor_agent.cache import cache_files
+from acstor_agent.cloud import decision_receiver
 from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
@@ -29,14 +25,11 @@ from acstor_agent.core import counters
 from acstor_agent.core.cloud import interface_traffic
 from acstor_agent.engine_io import exchange
 from acstor_common import errors
-from acstor_common.identity import identity_files
-from acstor_common.identity import replay_filter
 from acstor_common.identity import signing
 from acstor_common.model import boot_timeline
 from acstor_common.model import ids
 from acstor_common.util import minhash
 from acstor_common.wire import decision_messages
-from acstor_common.wire import signed_messages
 
 LOG = logging.getLogger(__name__)
 
@@ -73,19 +66,35 @@ def exchange_totals(chunks: exchange.Exchange, cache: cache_files.CacheFiles) ->
     return ExchangeTotals(moved, statistics.stored_bytes, statistics.limit_bytes, source)
 
 
-class Bus(Protocol):
-    """The message bus (:class:`acstor_agent.cloud.bus.Bus`)."""
+class HostReport(Protocol):
+    """What samples tell of this host (:class:`acstor_agent.control.host_report.HostReport`)."""
 
-    def cast_message(
-        self, topic: str, method: str, payload: Mapping[str, Any], *, is_fanout: bool = False
-    ) -> None:
-        """Queue a message; never waits."""
+    def exchange_totals(self) -> ExchangeTotals:
+        """Return the totals of exchange and cache."""
 
-    def subscribe(self, topic: str, heard: Mapping[str, Callable[[Any], None]]) -> None:
-        """Receive messages to a topic."""
+    def iter_cids(self) -> Iterator[ids.Cid]:
+        """Yield the CIDs in the cache; called in a thread."""
 
-    def stop(self) -> None:
-        """Close the connection."""
+    async def changed_images(self) -> Images:
+        """Return the images to report."""
+
+    def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
+        """Return boots that were not returned before."""
+
+    def current_health(self) -> decision_messages.HostHealth:
+        """Return the host's health."""
+
+
+class HostAddress(NamedTuple):
+    """Where a host is.
+
+    :param address: where other agents reach it
+    :param location: its place in the cloud's topology
+    """
+
+    host: ids.HostId
+    address: str
+    location: str
 
 
 @dataclasses.dataclass(slots=True)
@@ -101,45 +110,23 @@ class _Peer:
 
 
 class DecisionLink:
-    """Sends a sample in each collection and receives tables and tasks.
-
-    :param address: where other agents reach this one
-    :param held: returns the totals of exchange and cache
-    :param cids: returns the CIDs in the cache; called in a thread
-    :param files: trusted signers of tables and tasks
-    :param images: returns the images to report; None if unchanged
-    :param take_task: receives tasks about images
-    :param boots: returns new boot timelines; called again when these were sent
-    :param health: returns the host's health
-    """
+    """Sends a sample in each collection, and listens for tables and tasks."""
 
     def __init__(
         self,
-        here: ids.HostId,
-        address: str,
-        place: str,
+        here: HostAddress,
         *,
-        message_bus: Bus,
+        message_bus: decision_receiver.Bus,
         meter: traffic_meter.TrafficMeter,
-        collection_s: float,
-        held: Callable[[], ExchangeTotals],
-        cids: Callable[[], Iterable[ids.Cid]],
-        files: identity_files.IdentityFiles,
         sender: message_signing.Sender,
+        receiver: decision_receiver.DecisionReceiver,
         rings: ring_keeper.RingKeeper,
-        images: Callable[[], Awaitable[Images]],
-        take_task: Callable[[decision_messages.ImageTask], None],
-        boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
-        health: Callable[[], decision_messages.HostHealth],
+        report: HostReport,
+        collection_s: float = decision_messages.COLLECTION_S,
     ) -> None:
-        self._here, self._address, self._place = here, address, place
-        self._bus, self._meter = message_bus, meter
-        self._collection_s = collection_s
-        self._held, self._cids = held, cids
-        self._files, self._sender, self._rings = files, sender, rings
-        self._replay_filter = replay_filter.ReplayFilter()
-        self._images, self._take_task, self._boots = images, take_task, boots
-        self._health = health
+        self._here, self._bus, self._meter = here, message_bus, meter
+        self._sender, self._receiver, self._rings = sender, receiver, rings
+        self._report, self._collection_s = report, collection_s
         self._unsent_boots: tuple[boot_timeline.Timeline, ...] = ()  # in no sample that was sent
         self._session = random.getrandbits(63)
         self._began_s, self._started_s = time.monotonic(), time.time()
@@ -148,7 +135,6 @@ class DecisionLink:
         self._sketch: tuple[int, ...] = ()
         self._sketched_s = -SKETCH_AGAIN_S
         self._can_read_meter = True
-        self._is_listening = False
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
         """Count bytes of a chunk from a peer.
@@ -167,32 +153,18 @@ class DecisionLink:
 
     async def run(self) -> None:
         """Send a sample in every collection, forever; may be called again after a failure."""
-        self._subscribe(trio.lowlevel.current_trio_token())
-        if not self._files.signer_keys():
-            LOG.warning(
-                "v-node tables and tasks are refused for now: %s", message_signing.NO_SIGNERS
-            )
+        self._receiver.subscribe(trio.lowlevel.current_trio_token())
         look = await self._read_meter()
-        before = self._held()
+        before = self._report.exchange_totals()
         while True:
             await trio.sleep(self._collection_s)
-            newer, held, peers = await self._read_meter(), self._held(), self._take_peers()
+            newer, held = await self._read_meter(), self._report.exchange_totals()
+            peers = self._take_peers()
             if look is not None and newer is not None:
                 await self._make_sketch()
-                images = await self._images()
+                images = await self._report.changed_images()
                 self._send(self._sample(look, newer, before, held, peers, images))
             look, before = newer, held
-
-    def _subscribe(self, token: trio.lowlevel.TrioToken) -> None:
-        """Subscribe once; the bus keeps the subscription and its threads."""
-        if self._is_listening:
-            return
-        heard = {
-            decision_messages.RING_PUBLISHED: lambda payload: self._receive_table(payload, token),
-            decision_messages.IMAGE_TASK_GIVEN: lambda payload: self._receive_task(payload, token),
-        }
-        self._bus.subscribe(decision_messages.AGENT_TOPIC, heard)
-        self._is_listening = True
 
     def _send(self, sample: decision_messages.Sample) -> None:
         payload = self._sender.sign_message(sample, signing.SAMPLE)
@@ -216,7 +188,9 @@ class DecisionLink:
     async def _make_sketch(self) -> None:
         now_s = trio.current_time()
         if now_s - self._sketched_s >= SKETCH_AGAIN_S:
-            self._sketch = await trio.to_thread.run_sync(lambda: minhash.make_sketch(self._cids()))
+            self._sketch = await trio.to_thread.run_sync(
+                lambda: minhash.make_sketch(self._report.iter_cids())
+            )
             self._sketched_s = now_s
 
     def _take_peers(self) -> dict[str, decision_messages.PeerTraffic]:
@@ -249,11 +223,9 @@ class DecisionLink:
         )
         chunks = interface_traffic.bytes_on_wire(moved, total)
         self._number += 1
-        self._unsent_boots = self._unsent_boots or self._boots()
+        self._unsent_boots = self._unsent_boots or self._report.new_boots()
         return decision_messages.Sample(
-            host=self._here,
-            address=self._address,
-            location=self._place,
+            **self._here._asdict(),
             session=self._session,
             started_s=self._start_time(),
             number=self._number,
@@ -273,53 +245,5 @@ class DecisionLink:
             ),
             images=images,
             boots=self._unsent_boots,
-            health=self._health(),
+            health=self._report.current_health(),
         )
-
-    # In a thread of the bus
-
-    def _receive_table(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        """Verify a table in this thread, as large ones take seconds, and put it in force.
-
-        :raises errors.NotAuthenticated: it is not authentic or not acceptable
-        """
-        sent = decision_messages.decode(payload, decision_messages.RingTable)
-        if why := self._rings.why_not_taken(sent.epoch):
-            if sent.epoch == self._rings.ring.epoch:
-                return  # it was sent to all, and to this host alone
-            raise errors.NotAuthenticated(f"v-node table {sent.epoch}", why)
-        table = message_signing.verify_table(sent, self._files.signer_keys())
-        try:
-            trio.from_thread.run_sync(self._rings.accept_table, table, sent, trio_token=token)
-        except trio.RunFinishedError:
-            LOG.debug("epoch %d came when the agent had ended", sent.epoch)
-        except ValueError as e:
-            LOG.debug("%s", e)  # a newer one was faster
-
-    def _receive_task(self, payload: object, token: trio.lowlevel.TrioToken) -> None:
-        """Verify a task in this thread and hand it to the agent.
-
-        :raises errors.NotAuthenticated: it is not authentic, not for this host, or old
-        """
-        signed = decision_messages.decode(payload, decision_messages.Signed)
-        signers = self._files.signer_keys()
-        given = signed_messages.verify_from_service(
-            signed, signing.TASK, signers, decision_messages.TaskForHosts
-        )
-        try:
-            why = trio.from_thread.run_sync(self._accept_task, given, trio_token=token)
-        except trio.RunFinishedError:
-            LOG.debug("a task for image %s came when the agent had ended", given.task.image_id)
-        else:
-            if why:
-                raise errors.NotAuthenticated(f"a task for image {given.task.image_id}", why)
-
-    def _accept_task(self, given: decision_messages.TaskForHosts) -> str:
-        task = given.task
-        message = (task.request, task.kind, task.image_id, given.given_s)
-        if given.hosts and self._here not in given.hosts:
-            return "it is for other hosts"
-        if why := self._replay_filter.why_not(message, given.given_s, time.time()):
-            return why
-        self._take_task(task)
-        return ""

@@ -8,15 +8,14 @@ import contextlib
 import importlib
 import pathlib
 import ssl
-from collections.abc import Awaitable
 from collections.abc import Callable
-from collections.abc import Iterable
 
 import trio
 from oslo_config import cfg
 
 from acstor_agent import settings
 from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import decision_receiver
 from acstor_agent.cloud import enrolment
 from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_keeper
@@ -27,9 +26,7 @@ from acstor_common.identity import certificates
 from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.identity import signing
-from acstor_common.model import boot_timeline
 from acstor_common.model import ids
-from acstor_common.wire import decision_messages
 from acstor_common.wire import trace_message
 from acstor_common.wire import vault_paths
 
@@ -91,7 +88,7 @@ class Membership:
 
     def _open_bus(
         self, note: Callable[[str, str], None], show: Callable[[str, str], None]
-    ) -> decision_link.Bus | None:
+    ) -> decision_receiver.Bus | None:
         conf = self._conf
         if not conf.transport_url:
             return None
@@ -127,35 +124,22 @@ class Membership:
         return self._credentials.tls_context(is_server=False)
 
     def make_link(
-        self,
-        *,
-        held: Callable[[], decision_link.ExchangeTotals],
-        cids: Callable[[], Iterable[ids.Cid]],
-        images: Callable[[], Awaitable[decision_link.Images]],
-        take_task: Callable[[decision_messages.ImageTask], None],
-        boots: Callable[[], tuple[boot_timeline.Timeline, ...]],
-        health: Callable[[], decision_messages.HostHealth],
+        self, report: decision_link.HostReport, tasks: decision_receiver.TaskQueue
     ) -> None:
         """Create the link to the decision service, if there is a bus."""
         if self._bus is None:
             return
         own = self._conf.acstor_agent
         self.decision = decision_link.DecisionLink(
-            self.host,
-            settings.reachable_at(own),
-            own.location,
+            decision_link.HostAddress(self.host, settings.reachable_at(own), own.location),
             message_bus=self._bus,
             meter=traffic_meter.TrafficMeter(own.traffic_interfaces, own.link_mbit),
-            collection_s=decision_messages.COLLECTION_S,
-            held=held,
-            cids=cids,
-            files=self.identity,
             sender=self._sender,
+            receiver=decision_receiver.DecisionReceiver(
+                self.host, self._bus, self.identity, self.rings, tasks
+            ),
             rings=self.rings,
-            images=images,
-            take_task=take_task,
-            boots=boots,
-            health=health,
+            report=report,
         )
 
     def delegated_host(self, image_id: ids.ImageId) -> str:

@@ -11,13 +11,12 @@ import trio
 from oslo_config import cfg
 
 from acstor_agent import settings
-from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import membership
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.control import control_requests
 from acstor_agent.control import control_socket
 from acstor_agent.control import disk_requests
-from acstor_agent.control import host_health
+from acstor_agent.control import host_report
 from acstor_agent.control import image_requests
 from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
@@ -85,7 +84,7 @@ class Agent:
         self._tasks = image_tasks.ImageTasks(
             images, disks_, self._boots.recording, self._images.boot_prefetch
         )
-        self._connect_decision_service()
+        cloud.make_link(self._make_report(), self._tasks)
 
     def _make_operations(self) -> fuse.MirrorOperations:
         own = self._conf.acstor_agent
@@ -137,21 +136,16 @@ class Agent:
             set_disk_policy=self._set_disk_policy,
         )
 
-    def _connect_decision_service(self) -> None:
-        guests, cache = self._guests, self._stored.cache
-        self._cloud.make_link(
-            held=lambda: decision_link.exchange_totals(self._chunks.exchange, cache),
-            cids=cache.iter_cids,
-            images=self._tasks.changed_images,
-            take_task=self._tasks.queue_task,
-            boots=self._boots.timelines.new_boots,
-            health=host_health.Health(
-                late=lambda: guests.stuck_requests.list_late().values(),
-                failed_reads=self._chunks.mirrors.failed_reads,
-                fallbacks=lambda: self._requests.nova_fallbacks,
-                troubles=self._faults,
-                on_dead_mounts=lambda: guests.dead_mounts.guests,
-            ).current_health,
+    def _make_report(self) -> host_report.HostReport:
+        health = host_report.Health(
+            self._chunks.mirrors,
+            self._guests.stuck_requests,
+            self._guests.dead_mounts,
+            self._requests.nova_fallbacks,
+            self._faults,
+        )
+        return host_report.HostReport(
+            self._chunks.exchange, self._stored.cache, self._tasks, self._boots.timelines, health
         )
 
     def _set_disk_policy(self, policy: str) -> str:

@@ -2,6 +2,7 @@
 """A host's link to the decision service whose interfaces and bus the test holds in its hands."""
 
 import pathlib
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 import trio
 
 from acstor_agent.cloud import decision_link
+from acstor_agent.cloud import decision_receiver
 from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
@@ -91,25 +93,41 @@ class LinkedHost:
         self.tasks: list[decision_messages.ImageTask] = []
         self.health = decision_messages.HostHealth(version="1.2.3", waiting=2, longest_wait_s=31.0)
         self.link = decision_link.DecisionLink(
-            here,
-            "10.0.0.1:7201",
-            "pod1/rack1",
+            decision_link.HostAddress(here, "10.0.0.1:7201", "pod1/rack1"),
             message_bus=self.bus,
             meter=self.meter,
-            collection_s=COLLECTION_S,
-            held=lambda: decision_link.ExchangeTotals(self.chunks, 70, 100),
-            cids=lambda: iter(CIDS),
-            files=self.files,
             sender=message_signing.Sender(self.files),
+            receiver=decision_receiver.DecisionReceiver(
+                here, self.bus, self.files, self.rings, self
+            ),
             rings=self.rings,
-            images=self.news,
-            take_task=self.tasks.append,
-            boots=lambda: self.boots,
-            health=lambda: self.health,
+            report=self,
+            collection_s=COLLECTION_S,
         )
 
-    async def news(self) -> decision_link.Images:
+    def queue_task(self, task: decision_messages.ImageTask) -> None:
+        """Note a task."""
+        self.tasks.append(task)
+
+    def exchange_totals(self) -> decision_link.ExchangeTotals:
+        """Return what the test says of chunks."""
+        return decision_link.ExchangeTotals(self.chunks, 70, 100)
+
+    def iter_cids(self) -> Iterator[ids.Cid]:
+        """Yield the CIDs in the cache."""
+        return iter(CIDS)
+
+    async def changed_images(self) -> decision_link.Images:
+        """Return what the test says of images."""
         return self.images
+
+    def new_boots(self) -> tuple[boot_timeline.Timeline, ...]:
+        """Return what the test says of boots."""
+        return self.boots
+
+    def current_health(self) -> decision_messages.HostHealth:
+        """Return what the test says of the host's health."""
+        return self.health
 
     async def hear(self, method: str, payload: Any) -> None:
         """Be told something over the bus."""

@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from acstor_agent.cloud import decision_link
 from acstor_agent.cloud import message_signing
 from acstor_agent.core.cloud import interface_traffic
 from acstor_common import errors
@@ -86,7 +85,7 @@ async def test_what_is_new_of_boots_is_told_when_a_sample_can_be_sent_again(host
         for at_s in (1.0, 2.0)
     )
     news = [(first,), (second,)]
-    host.link._boots = lambda: news.pop(0) if news else ()
+    host.new_boots = lambda: news.pop(0) if news else ()
     identity_files.write(host.folder, KEYS.host("h1")._replace(certificate=b""))
     host.files.look_again()
     await trio.sleep(2 * COLLECTION_S)
@@ -129,11 +128,11 @@ async def test_link_that_fails_and_is_begun_again_has_one_listener(nursery, tmp_
     def fail() -> interface_traffic.TrafficBytes:
         raise failures.pop()
 
-    host.link._held = fail
+    host.exchange_totals = fail
     for _ in range(len(failures)):
         with pytest.raises(RuntimeError):
             await host.link.run()
-    host.link._held = lambda: decision_link.ExchangeTotals(host.chunks, 70, 100)
+    del host.exchange_totals
     nursery.start_soon(host.link.run)
     await until(lambda: host.bus.samples)
     assert host.bus.listeners == 1

@@ -3,7 +3,7 @@
 
 import pytest
 
-from acstor_agent.control import host_health
+from acstor_agent.control import host_report
 from acstor_agent.core.mount import blocked_requests
 from acstor_common.wire import decision_messages
 
@@ -17,14 +17,14 @@ class Host:
         self.failed = 3
         self.fallbacks = {"not-mapped": 3, "agent-away": 0}
         self.troubles = {"metrics": {"why": "address in use", "since_s": 12.0}}
-        self.on_dead_mounts = ["s1"]
-        self.health = host_health.Health(
-            late=lambda: self.late,
-            failed_reads=lambda: self.failed,
-            fallbacks=lambda: self.fallbacks,
-            troubles=lambda: self.troubles,
-            on_dead_mounts=lambda: self.on_dead_mounts,
-        )
+        self.guests = ["s1"]
+        self.health = host_report.Health(self, self, self, self.fallbacks, lambda: self.troubles)
+
+    def failed_reads(self):
+        return self.failed
+
+    def list_late(self):
+        return dict(enumerate(self.late))
 
 
 @pytest.fixture
@@ -41,8 +41,9 @@ def test_it_is_summed_up(host):
 
 
 def test_host_that_does_well_has_nothing_to_tell(host):
-    host.late, host.failed, host.fallbacks, host.troubles = [], 0, {}, {}
-    host.on_dead_mounts = []
+    host.late, host.failed, host.troubles = [], 0, {}
+    host.fallbacks.clear()
+    host.guests = []
     assert host.health.current_health() == decision_messages.HostHealth(
         version=host.health.current_health().version
     )
@@ -50,8 +51,8 @@ def test_host_that_does_well_has_nothing_to_tell(host):
 
 def test_nothing_that_it_says_is_too_long_for_the_bus(host):
     host.late = [blocked_requests.LateWaits(1, 9.0, "x" * 1000)]
-    host.on_dead_mounts = [f"{n:03}" + "q" * 1000 for n in range(300)]
-    host.fallbacks = {f"reason {n}": 1 for n in range(100)}
+    host.guests = [f"{n:03}" + "q" * 1000 for n in range(300)]
+    host.fallbacks.update({f"reason {n}": 1 for n in range(100)})
     host.troubles = {"y" * 300 + str(n): {"why": "z" * 1000, "since_s": -1.0} for n in range(100)}
     now = host.health.current_health()
     raw = decision_messages.encode(now)

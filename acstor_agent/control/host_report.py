@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reports this host to the decision service, in every sample."""
+
+import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
+from acstor_agent.cache import cache_files
+from acstor_agent.cloud import decision_link
+from acstor_agent.control import image_tasks
+from acstor_agent.engine_io import exchange
+from acstor_agent.images.boot import boot_timelines
+from acstor_agent.images.image import mirrors
+from acstor_agent.mount import dead_mounts
+from acstor_agent.mount import stuck_requests
+from acstor_common.service import version
+from acstor_common.util import sliding_window
+from acstor_common.wire import decision_messages
+
+FAILED = "failed reads"
+WINDOW_S = 3600.0
+
+
+class Health:
+    """Summarizes the host's health.
+
+    :param fallbacks: Nova's fallbacks since the start, by reason
+    :param faults: returns the faults of parts, as in status
+    """
+
+    def __init__(
+        self,
+        images: mirrors.Mirrors,
+        stuck: stuck_requests.StuckRequests,
+        mounts: dead_mounts.DeadMounts,
+        fallbacks: Mapping[str, int],
+        faults: Callable[[], Mapping[str, Mapping[str, Any]]],
+    ) -> None:
+        self._images, self._stuck, self._mounts = images, stuck, mounts
+        self._fallbacks, self._faults = fallbacks, faults
+        self._version = version.installed()[:64]
+        self._window = sliding_window.SlidingWindow(WINDOW_S, time.monotonic())
+
+    def current_health(self) -> decision_messages.HostHealth:
+        """Return the current health."""
+        late = sorted(self._stuck.list_late().values(), key=lambda one: -one.longest_s)
+        totals = {**self._fallbacks, FAILED: self._images.failed_reads()}
+        grown = self._window.grown_counters(time.monotonic(), totals)
+        failed = grown.pop(FAILED, 0)
+        lost = sorted(self._mounts.guests)[: decision_messages.MAX_GUESTS]
+        troubles = sorted(self._faults().items())[: decision_messages.MAX_FAULTS]
+        return decision_messages.HostHealth(
+            version=self._version,
+            waiting=sum(one.count for one in late),
+            longest_wait_s=late[0].longest_s if late else 0.0,
+            waits_for=next((one.why for one in late if one.why), "")[: decision_messages.MAX_WHY],
+            failed_reads=failed,
+            fallbacks=dict(sorted(grown.items())[: decision_messages.MAX_REASONS]),
+            faults={
+                what[: decision_messages.MAX_WHY]: decision_messages.HostFault(
+                    one["why"][: decision_messages.MAX_WHY], max(0.0, one["since_s"])
+                )
+                for what, one in troubles
+            },
+            on_dead_mounts=tuple(guest[: decision_messages.MAX_WHY] for guest in lost),
+        )
+
+
+class HostReport:
+    """Contents of this host's samples (see :class:`decision_link.HostReport`)."""
+
+    def __init__(
+        self,
+        chunks: exchange.Exchange,
+        cache: cache_files.CacheFiles,
+        tasks: image_tasks.ImageTasks,
+        timelines: boot_timelines.Timelines,
+        health: Health,
+    ) -> None:
+        self._chunks, self._cache = chunks, cache
+        self.iter_cids, self.changed_images = cache.iter_cids, tasks.changed_images
+        self.new_boots, self.current_health = timelines.new_boots, health.current_health
+
+    def exchange_totals(self) -> decision_link.ExchangeTotals:
+        """Return the totals of exchange and cache."""
+        return decision_link.exchange_totals(self._chunks, self._cache)
