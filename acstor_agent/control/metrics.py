@@ -46,31 +46,12 @@ class Collector(registry.Collector):
         yield from _of_boots(status["boot"])
         yield from _of_cache(status["cache"])
         yield from _of_disk_io(status["disk_io"], by_image)
-        turns = core.HistogramMetricFamily(
-            "acstor_event_loop_lag_seconds",
-            "Duration of event loop iterations, the longest wait of a request for the loop",
-        )
-        turns.add_metric([], *_buckets(status["event_loop"]))
-        yield turns
+        yield _of_event_loop(status["event_loop"])
         yield from _of_guests(status["guests"])
         yield from _of_sources(status["sources"])
         yield from _of_late(status["late"], by_image)
-        broken = core.GaugeMetricFamily(
-            "acstor_fault_start_timestamp_seconds",
-            "Beginning of a fault, by the part that fails; absent for parts that work",
-            labels=["part"],
-        )
-        for part, trouble in status["faults"].items():
-            broken.add_metric([part], trouble["since_s"])
-        yield broken
-        fallbacks = core.CounterMetricFamily(
-            "acstor_nova_fallbacks",
-            "Fallbacks of Nova to its own download, by reason",
-            labels=["reason"],
-        )
-        for reason, times in status["nova"]["fallbacks"].items():
-            fallbacks.add_metric([reason], times)
-        yield fallbacks
+        yield _of_faults(status["faults"])
+        yield _of_fallbacks(status["nova"]["fallbacks"])
         for name, text in (("epoch", "Epoch"), ("hosts", "Hosts")):
             text = f"{text} of the current v-node table"
             yield core.GaugeMetricFamily(f"acstor_ring_{name}", text, status["ring"][name])
@@ -104,6 +85,37 @@ async def show(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(stop)
+
+
+def _of_event_loop(iterations: dict[str, Any]) -> core.Metric:
+    found = core.HistogramMetricFamily(
+        "acstor_event_loop_lag_seconds",
+        "Duration of event loop iterations, the longest wait of a request for the loop",
+    )
+    found.add_metric([], *_buckets(iterations))
+    return found
+
+
+def _of_faults(faults: dict[str, dict[str, Any]]) -> core.Metric:
+    found = core.GaugeMetricFamily(
+        "acstor_fault_start_timestamp_seconds",
+        "Beginning of a fault, by the part that fails; absent for parts that work",
+        labels=["part"],
+    )
+    for part, fault in faults.items():
+        found.add_metric([part], fault["since_s"])
+    return found
+
+
+def _of_fallbacks(fallbacks: dict[str, int]) -> core.Metric:
+    found = core.CounterMetricFamily(
+        "acstor_nova_fallbacks",
+        "Fallbacks of Nova to its own download, by reason",
+        labels=["reason"],
+    )
+    for reason, times in fallbacks.items():
+        found.add_metric([reason], times)
+    return found
 
 
 def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from acstor_agent.cmd import ctl
+from acstor_agent.cmd import ctl_tables
 from acstor_common import errors
 from acstor_common.wire import control_wire
 
@@ -22,7 +23,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
                 "certificate_not_after_s": END_S,
                 "enrolment": {"error": "", "failures": 0, "clock_off_s": 0.2, "fingerprint": ""},
             },
-            f"certificate until {ctl._time(END_S)}",
+            f"certificate until {ctl_tables._time(END_S)}",
         ),
         (
             {
@@ -39,7 +40,7 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
     ],
 )
 def test_status_says_what_the_host_can_prove_and_why_not(identity, shown):
-    assert ctl._identity(identity) == shown
+    assert ctl_tables._identity(identity) == shown
 
 
 TABLE = """{"version": 1, "epoch": 3, "hosts": [
@@ -90,7 +91,7 @@ def test_deadline_that_makes_no_sense_is_refused(text, capsys):
     ],
 )
 def test_deadline_of_an_image_is_shown(due_in_s, is_late, shown):
-    assert ctl._due(due_in_s, is_late) == shown
+    assert ctl_tables._due(due_in_s, is_late) == shown
 
 
 def test_an_image_without_a_deadline_is_shown():
@@ -103,7 +104,7 @@ def test_an_image_without_a_deadline_is_shown():
         "due_in_s": None,
         "is_late": None,
     }
-    assert ctl._fill(told) == "filling 50 %"
+    assert ctl_tables._fill(told) == "filling 50 %"
 
 
 @pytest.mark.parametrize("argv", [["--json", "status"], ["status", "--json"]])
@@ -113,11 +114,11 @@ def test_json_may_stand_before_and_behind_the_command(argv):
 
 
 def test_longest_turn_is_the_longest():
-    shown = ctl._turns({"p99_s": 0.025, "longest_s": 0.0137})
+    shown = ctl_tables._turns({"p99_s": 0.025, "longest_s": 0.0137})
     assert shown == "99 % within 13.7 ms, the longest 13.7 ms"
 
 
 def test_numbers_stand_right_and_words_left_in_a_table():
-    table = ctl._table(["Disk", "MiB"], [["a", "1,024.0"], ["longer", "-"]])
+    table = ctl_tables.show_table(["Disk", "MiB"], [["a", "1,024.0"], ["longer", "-"]])
     assert "| a      | 1,024.0 |" in table
     assert "| longer |       - |" in table
