@@ -15,13 +15,13 @@ SMALL = simulation.Scenario(
     topology.Shape(1, 1, 8),
     guests=24,
     images=3,
-    chunks=120,
+    chunks=60,
     mean=0.0,
     cv=0.0,
     sizes=boot_traces.Sizes(stored=10_000_000, data=20_000_000),
 )
 UNEVEN = dataclasses.replace(
-    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=100
+    SMALL, shape=topology.Shape(1, 1, 16), guests=48, mean=70e6, cv=1.2, chunks=40
 )
 simulate = functools.cache(simulation.simulate)
 """Several tests look at one run, which is the same each time."""
@@ -46,10 +46,10 @@ def test_storage_is_read_once_per_guest_host_or_chunk() -> None:
         {
             chunk.cid
             for image in range(3)
-            for chunk in boot_traces.boot_image(image, 120, 0.3, 1).chunks
+            for chunk in boot_traces.boot_image(image, SMALL.chunks, 0.3, 1).chunks
         }
     )
-    assert read["none"] == 24 * 120
+    assert read["none"] == 24 * SMALL.chunks
     assert different < read["local"] <= 8 * different
     assert read["collaborative"] == read["acstor"] == different
 
@@ -67,7 +67,7 @@ NARROW = simulation.Scenario(
     images=3,
     mean=20e6,
     cv=1.2,
-    chunks=60,
+    chunks=30,
     seed=3,
 )
 """Racks behind links that traffic fills, as in S4, section 5.8, but smaller."""
@@ -117,7 +117,7 @@ def test_without_a_warm_time_nothing_is_later() -> None:
 def test_a_workload_is_read_by_every_guest_and_faster_from_other_hosts(workload: str) -> None:
     scenario = dataclasses.replace(SMALL, workload=workload, common=0.0)
     found = {policy: simulate(scenario, policy) for policy in ("none", "collaborative")}
-    assert found["none"].storage_chunks == 24 * 120
+    assert found["none"].storage_chunks == 24 * SMALL.chunks
     assert found["collaborative"].throughput > found["none"].throughput
 
 
