@@ -84,12 +84,12 @@ class Change(enum.StrEnum):
 
 
 def tags_after(
-    change: Change, record: image_record.Record, project_id: str, now_s: float
+    change: Change, record: image_record.Image, project_id: str, now_s: float
 ) -> list[str]:
     """Return an image's tags after a change at ``now_s``.
 
-    >>> tags_after(Change.SET, {"id": "ID", "tags": ["mine"]}, "PROJECT", 1800000000.5)
-    ['mine', 'acstor_protected=ID,PROJECT,2027-01-15T08:00:01+00:00']
+    >>> tags_after(Change.SET, image_record.Image(tags=("mine",)), "PROJECT", 1800000000.5)
+    ['mine', 'acstor_protected=,PROJECT,2027-01-15T08:00:01+00:00']
     """
     of_image = _of_image(record, project_id)
     now = datetime.datetime.fromtimestamp(math.ceil(now_s), datetime.UTC)
@@ -98,17 +98,17 @@ def tags_after(
     return [*tags_of(record, project_id), *added]
 
 
-def tags_of(record: image_record.Record, project_id: str) -> list[str]:
+def tags_of(record: image_record.Image, project_id: str) -> list[str]:
     """Return an image's tags without acstor's own."""
     words = (artefacts.PROTECTED, artefacts.UNPROTECTED)
     own = tuple(word + _of_image(record, project_id) for word in words)
-    return [tag for tag in _tags(record) if not tag.startswith(own)]
+    return [tag for tag in record.tags if not tag.startswith(own)]
 
 
-def marked_s(record: image_record.Record, project_id: str) -> float | None:
+def marked_s(record: image_record.Image, project_id: str) -> float | None:
     """Return when acstor protected an image: None without mark, 0 if unreadable."""
     own = artefacts.PROTECTED + _of_image(record, project_id)
-    marks = [tag.removeprefix(own) for tag in _tags(record) if tag.startswith(own)]
+    marks = [tag.removeprefix(own) for tag in record.tags if tag.startswith(own)]
     if not marks:
         return None
     try:
@@ -117,34 +117,29 @@ def marked_s(record: image_record.Record, project_id: str) -> float | None:
         return 0.0
 
 
-def _of_image(record: image_record.Record, project_id: str) -> str:
-    return f"{image_record.text_of(record, 'id')},{project_id},"
+def _of_image(record: image_record.Image, project_id: str) -> str:
+    return f"{record.id},{project_id},"
 
 
-def _is_noted(record: image_record.Record, project_id: str) -> bool:
+def _is_noted(record: image_record.Image, project_id: str) -> bool:
     own = artefacts.UNPROTECTED + _of_image(record, project_id)
-    return any(tag.startswith(own) for tag in _tags(record))
+    return any(tag.startswith(own) for tag in record.tags)
 
 
-def _tags(record: image_record.Record) -> list[str]:
-    tags = record.get("tags")
-    return [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-
-
-def protection_of(record: image_record.Record | None, project_id: str) -> ProtectionStatus:
+def protection_of(record: image_record.Image | None, project_id: str) -> ProtectionStatus:
     """Return the protection status of an image; ``record`` None: it is not in Glance."""
-    if record is None or image_record.text_of(record, "status") in _GONE:
+    if record is None or record.status in _GONE:
         return ProtectionStatus.GONE
     if artefacts.is_left_alone(record, project_id):
         return ProtectionStatus.ARTEFACT
     is_noted = _is_noted(record, project_id)
     is_marked = marked_s(record, project_id) is not None
-    if record.get("protected") is True:
+    if record.is_protected:
         return ProtectionStatus.OURS if is_marked and not is_noted else ProtectionStatus.OTHERS
     return ProtectionStatus.DECLINED if is_marked or is_noted else ProtectionStatus.FREE
 
 
-def is_to_be_noted(record: image_record.Record, project_id: str) -> bool:
+def is_to_be_noted(record: image_record.Image, project_id: str) -> bool:
     """Return whether a user removed acstor's protection and no tag records it yet."""
     is_declined = protection_of(record, project_id) is ProtectionStatus.DECLINED
     return is_declined and not _is_noted(record, project_id)
@@ -183,7 +178,7 @@ class ProtectionState:
         self._settle(now_s)
 
     def update_image(
-        self, image_id: str, record: image_record.Record | None, project_id: str
+        self, image_id: str, record: image_record.Image | None, project_id: str
     ) -> None:
         """Store an image's record as read from Glance."""
         self._forget(image_id)

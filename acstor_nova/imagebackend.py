@@ -15,6 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from oslo_config import cfg
@@ -43,7 +44,6 @@ PRECACHE_TIMEOUT_S = 3600.0
 SWITCH_OFF_S = 2.0
 """Longest wait for the agent before an instance is switched off."""
 ROOT_DISKS = frozenset({"disk", "disk.rescue"})
-RAW = "raw"
 NOTE = "acstor_image"
 """Key in an instance's system metadata: image ID and Glance's hash of the image."""
 _MIGRATING = "migrating"
@@ -58,16 +58,21 @@ class NovaFunctions:
     """The functions of Nova that acstor uses.
 
     :param base_name: returns the file name of an image in Nova's image cache
-    :param get_image: returns Glance's record; None if there is none, or no answer
-    :param inspect: raises Nova's error if the file does not match the record
+    :param get_image: returns an image in Glance; None if there is none, or no answer
+    :param inspect: raises Nova's error if a mirror, which is raw, has other or unsafe bytes
     :param cannot_start: creates Nova's error for an instance with an unusable disk
     """
 
     conf: cfg.ConfigOpts
     base_name: Callable[[str], str]
-    get_image: Callable[[Any, str], dict[str, Any] | None]
-    inspect: Callable[[dict[str, Any], str, str], None]
+    get_image: Callable[[Any, str], image_record.Image | None]
+    inspect: Callable[[str, str], None]
     cannot_start: Callable[[str], Exception]
+
+
+def parse_image(record: Mapping[str, Any]) -> image_record.Image:
+    """Parse Nova's record of an image, which has additional properties apart."""
+    return image_record.Image.from_record({**record.get("properties", {}), **record})
 
 
 class NotEligibleError(Exception):
@@ -114,8 +119,8 @@ class HostContext:
 
     def link_image(
         self, context: Any, image_id: str, link: str, trusted_certs: Any = None
-    ) -> dict[str, Any]:
-        """Link an image's mirror into Nova's image cache; return Glance's record.
+    ) -> image_record.Image:
+        """Link an image's mirror into Nova's image cache; return the image.
 
         :raises NotEligibleError: it has to be downloaded
         """
@@ -129,10 +134,10 @@ class HostContext:
         stored = self._ensure(image_id, image)
         if image is None:
             LOG.info("image %s: Glance says nothing of it; the agent has its map", image_id)
-            image = {"disk_format": stored.disk_format, "size": stored.size_bytes}
-        recorded = agent_client.Stored(image["disk_format"], image["size"])
+            image = image_record.Image(disk_format=stored.disk_format, size_bytes=stored.size_bytes)
+        recorded = agent_client.Stored(image.disk_format, image.size_bytes)
         # Agents read a conversion of other formats, which is bound to the image by its hash.
-        if recorded != stored and not image_record.is_convertible(image):
+        if recorded != stored and not image.is_convertible:
             why = f"Glance has {recorded}, the agent's map is of {stored}"
             raise NotEligibleError(_REASONS.RECORD_DIFFERS, why)
         path = self.mirror_path(image_id)
@@ -142,32 +147,32 @@ class HostContext:
             raise NotEligibleError(_REASONS.MIRROR_UNREADABLE, str(e)) from e
         # The mirror is raw, as after Nova's own conversion. The original was inspected when its
         # chunk map was made.
-        self.seams.inspect({**image, "disk_format": RAW}, image_id, path)
+        self.seams.inspect(image_id, path)
         mirror_link.make_link(path, link)
         self.fallbacks.report(self.agent)
         LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
         return image
 
-    def _ensure(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
+    def _ensure(self, image_id: str, image: image_record.Image | None) -> agent_client.Stored:
         try:
             return self.attach_image(image_id, image)
         except errors.AgentUnreachable as e:
             raise NotEligibleError(_REASONS.AGENT_UNREACHABLE, str(e)) from e
         except errors.AgentRefused as e:
-            if image is not None and image_record.is_convertible(image) and e.kind in _NOT_THERE:
-                why = f"its format is {image['disk_format']}, and it is not converted: {e.why}"
+            if image is not None and image.is_convertible and e.kind in _NOT_THERE:
+                why = f"its format is {image.disk_format}, and it is not converted: {e.why}"
                 raise NotEligibleError(_REASONS.DISK_FORMAT, why) from e
             missing = e.kind == _MISSING
             reason = _REASONS.NOT_MAPPED if missing else _REASONS.AGENT_REFUSED
             raise NotEligibleError(reason, e.why) from e
 
-    def attach_image(self, image_id: str, image: dict[str, Any] | None) -> agent_client.Stored:
-        """Attach an image in the agent; compare the hash if Glance's record is given.
+    def attach_image(self, image_id: str, image: image_record.Image | None) -> agent_client.Stored:
+        """Attach an image in the agent; compare the hash if the image in Glance is given.
 
         :raises errors.AcstorError: the agent refuses or does not answer
         :raises Exception: Nova's own: disks of this host use other bytes under this ID
         """
-        os_hash = image_record.os_hash_of(image or {})
+        os_hash = image.os_hash if image else _UNKNOWN
         try:
             return self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)
         except errors.AgentRefused as e:
@@ -192,7 +197,9 @@ class HostContext:
         )
         return [path for path in paths if local_file.backing_of(path) == base]
 
-    def why_unreadable(self, base: str, image: dict[str, Any] | None = None) -> Exception | None:
+    def why_unreadable(
+        self, base: str, image: image_record.Image | None = None
+    ) -> Exception | None:
         """Return why Nova cannot read the image behind a link; None if it probably can.
 
         The agent is asked first, because a read of the mirror may block Nova's process. An agent
@@ -266,14 +273,14 @@ def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool
             LOG.info("instance %s: its reads may %s: %s", instance_id, may, e)
 
 
-def _check_eligible(image: dict[str, Any]) -> None:
-    """Raise NotEligibleError if Glance's record rules out a mirror."""
-    if image["status"] != "active":
-        raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image['status']}")
+def _check_eligible(image: image_record.Image) -> None:
+    """Raise NotEligibleError if the image in Glance rules out a mirror."""
+    if image.status != "active":
+        raise NotEligibleError(_REASONS.NOT_ACTIVE, f"its status is {image.status}")
     formats = (*image_record.SERVED_DISK_FORMATS, *image_record.CONVERTIBLE_DISK_FORMATS)
-    if image["disk_format"] not in formats:
-        raise NotEligibleError(_REASONS.DISK_FORMAT, f"its format is {image['disk_format']}")
-    if image_record.is_encrypted({**image, **image.get("properties", {})}):
+    if image.disk_format not in formats:
+        raise NotEligibleError(_REASONS.DISK_FORMAT, f"its format is {image.disk_format}")
+    if image.is_encrypted:
         raise NotEligibleError(_REASONS.ENCRYPTED, "it is encrypted")
 
 
@@ -313,7 +320,7 @@ class MirrorBase:
         if getattr(self._instance, "task_state", None) == _MIGRATING:
             self._check_recorded(image_id)
         is_new = not os.path.lexists(self.path)
-        self._linked: dict[str, Any] | None = None
+        self._linked: image_record.Image | None = None
         image = None
         if mirror_link.image_of(base) is not None:  # the link may be to earlier bytes of this ID
             image = self.host.seams.get_image(kwargs.get("context"), image_id)
@@ -345,14 +352,14 @@ class MirrorBase:
             self.host.record_fallback(image_id, e.reason, e.why)
             download(target=target, **kwargs)
 
-    def _record_hash(self, image_id: str, image: dict[str, Any] | None) -> None:
+    def _record_hash(self, image_id: str, image: image_record.Image | None) -> None:
         """Record the hash of the disk's image in the instance's system metadata.
 
         An image ID may be reused. Nova saves the metadata, and moves them with the instance.
         """
         if getattr(self._instance, "task_state", None) == _MIGRATING:
             return
-        os_hash = image_record.os_hash_of(image or {})
+        os_hash = image.os_hash if image else _UNKNOWN
         with contextlib.suppress(AttributeError, TypeError):
             known = dict(self._instance.system_metadata)
             known.pop(NOTE, None)

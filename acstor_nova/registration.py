@@ -184,25 +184,24 @@ def _nova_functions(module: ModuleType) -> Any:
     images = importlib.import_module("nova.virt.images")
     exception = importlib.import_module("nova.exception")
 
-    def get_image(context: Any, image_id: str) -> dict[str, Any] | None:
+    def get_image(context: Any, image_id: str) -> Any:
         try:
-            found: dict[str, Any] = images.IMAGE_API.get(context, image_id)
+            return imagebackend.parse_image(images.IMAGE_API.get(context, image_id))
         except exception.ImageNotFound:
             return None
-        except exception.GlanceConnectionFailed as e:
+        except (exception.GlanceConnectionFailed, ValueError) as e:
             LOG.warning("image %s: %s", image_id, e)
             return None
-        return found
 
-    def check(image: dict[str, Any], image_id: str, path: str) -> None:
+    def inspect(image_id: str, path: str) -> None:
         if not module.CONF.workarounds.disable_deep_image_inspection:
-            images.do_image_deep_inspection(image, image_id, path)
+            images.do_image_deep_inspection({"disk_format": "raw"}, image_id, path)
 
     return imagebackend.NovaFunctions(
         conf=module.CONF,
         base_name=base_name,
         get_image=get_image,
-        inspect=check,
+        inspect=inspect,
         cannot_start=exception.InternalError,
     )
 

@@ -92,9 +92,9 @@ class Place(NamedTuple):
     os_hash: chunk_map.OsHash
 
     @classmethod
-    def from_record(cls, record: image_record.Record, glance_id: ids.ImageId) -> "Place":
-        """Return the place that a record describes."""
-        return cls(glance_id, image_record.size_bytes_of(record), image_record.os_hash_of(record))
+    def from_image(cls, image: image_record.Image) -> "Place":
+        """Return the place of an image's own bytes."""
+        return cls(image.id, image.size_bytes, image.os_hash)
 
 
 class NoRanges(NamedTuple):
@@ -318,10 +318,10 @@ class GlanceSource(driver.Driver):
         image = await self._record(blob.image_id, what)
         if why := _why_not_served(image, statuses):
             raise errors.ChunkRefused(what, self._where, why)
-        place = Place.from_record(image, blob.image_id)
+        place = Place.from_image(image)
         if blob.kind in ARTEFACTS:
             place = await self._find_artefact(image, *ARTEFACTS[blob.kind], what)
-        elif image_record.is_convertible(image):
+        elif image.is_convertible:
             place = await self._find_artefact(image, *CONVERTED, what)
         self._places[blob] = place
         while len(self._places) > PLACES_LIMIT:
@@ -329,7 +329,7 @@ class GlanceSource(driver.Driver):
         return place
 
     async def _find_artefact(
-        self, image: image_record.Record, kind: artefacts.Kind, version: int, what: str
+        self, image: image_record.Image, kind: artefacts.Kind, version: int, what: str
     ) -> Place:
         artefact_id = artefacts.pointer_of(image, kind)
         if artefact_id is None:
@@ -343,19 +343,19 @@ class GlanceSource(driver.Driver):
         except errors.ForeignArtefact as error:
             LOG.warning("%s", error)
             raise errors.ChunkMissing(what, self._where, str(error)) from error
-        return Place.from_record(artefact, artefact_id)
+        return Place.from_image(artefact)
 
-    async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Record:
+    async def _record(self, image_id: ids.ImageId, what: str) -> image_record.Image:
 
-        async def ask_glance(ticket: ServiceEndpoint) -> image_record.Record:
+        async def ask_glance(ticket: ServiceEndpoint) -> image_record.Image:
             asked = http_range.RangeRequest(what, f"{ticket.endpoint}/v2/images/{image_id}", 0, 0)
             async with self._link.send_request(asked, {"X-Auth-Token": ticket.token}) as answer:
                 if answer.status != 200:
                     raise http_range.refusal(asked, answer.status)
                 text = await answer.read_body(RECORD_LIMIT_BYTES)
             try:
-                return msgspec.json.decode(text, type=dict)
-            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                return image_record.Image.from_record(msgspec.json.decode(text, type=dict))
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 raise asked.transient_error(
                     f"the answer is no record of an image: {error}"
                 ) from error
@@ -421,8 +421,7 @@ def interfaces_of(group: cfg.ConfigOpts.GroupAttr) -> list[str]:
     return [name.strip() for name in group.valid_interfaces.split(",")]
 
 
-def _why_not_served(image: image_record.Record, statuses: frozenset[str]) -> str:
-    status = image_record.text_of(image, "status")
-    if status not in statuses:
-        return f"the image's status is {status or 'unknown'}, not active"
+def _why_not_served(image: image_record.Image, statuses: frozenset[str]) -> str:
+    if image.status not in statuses:
+        return f"the image's status is {image.status or 'unknown'}, not active"
     return image_record.why_format_not_served(image)

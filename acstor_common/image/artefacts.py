@@ -9,6 +9,7 @@ owns the artefact and that it names the image, by ID and Glance's hash.
 Clouds store these names: do not change or reuse them.
 """
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from typing import Any
@@ -120,30 +121,30 @@ MESSAGE_CHARACTERS = 255
 """Nova truncates properties to this length."""
 
 
-def pointer_of(image: image_record.Record, kind: Kind) -> ids.ImageId | None:
+def pointer_of(image: image_record.Image, kind: Kind) -> ids.ImageId | None:
     """Return the ID of the image's artefact; None if missing or malformed."""
     try:
-        return ids.parse_image_id(image_record.text_of(image, kind.pointer))
+        return ids.parse_image_id(image.text(kind.pointer))
     except ValueError:
         return None
 
 
-def state_of(image: image_record.Record) -> State | None:
+def state_of(image: image_record.Image) -> State | None:
     """Return the state of the image's preparation; None if unknown."""
-    if image_record.text_of(image, STATE_OF) != image_record.text_of(image, "id"):
+    if image.text(STATE_OF) != image.id:
         return None  # Nova copied it to a snapshot
     try:
-        return State(image_record.text_of(image, STATE))
+        return State(image.text(STATE))
     except ValueError:
         return None
 
 
-def boot_state_of(image: image_record.Record) -> BootState | None:
+def boot_state_of(image: image_record.Image) -> BootState | None:
     """Return the state of the image's boot image; None if unknown."""
     if state_of(image) is not State.READY:
         return None
     try:
-        return BootState(image_record.text_of(image, BOOT_STATE))
+        return BootState(image.text(BOOT_STATE))
     except ValueError:
         return None
 
@@ -180,19 +181,19 @@ class Lineage(NamedTuple):
     shared_bytes: int | None
 
 
-def lineage_of(image: image_record.Record) -> Lineage:
+def lineage_of(image: image_record.Image) -> Lineage:
     """Return the recorded lineage of an image."""
     if state_of(image) is not State.READY:
         return Lineage(None, None, None)
     try:
-        base = ids.parse_image_id(image_record.text_of(image, BASE))
+        base = ids.parse_image_id(image.text(BASE))
     except ValueError:
         return Lineage(None, None, None)
     return Lineage(base, _count_of(image, OWN_BYTES), _count_of(image, SHARED_BYTES))
 
 
-def _count_of(image: image_record.Record, name: str) -> int | None:
-    text = image_record.text_of(image, name)
+def _count_of(image: image_record.Image, name: str) -> int | None:
+    text = image.text(name)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
@@ -201,37 +202,37 @@ def fit_message(message: str) -> str:
     return " ".join(message.split())[:MESSAGE_CHARACTERS]
 
 
-def is_artefact(record: image_record.Record, project_id: str) -> bool:
+def is_artefact(record: image_record.Image, project_id: str) -> bool:
     """Return whether ``record`` is an artefact that the service project owns."""
-    return KIND in record and bool(project_id) and record.get("owner") == project_id
+    return KIND in record.properties and bool(project_id) and record.owner == project_id
 
 
-def is_left_alone(record: image_record.Record, project_id: str) -> bool:
+def is_left_alone(record: image_record.Image, project_id: str) -> bool:
     """Return whether acstor excludes an image: an artefact of any service project.
 
     The service project may have changed, or a second acstor uses the same Glance.  A tenant who
     sets these properties excludes only their own image.
     """
-    is_anothers = KIND in record and record.get("os_hidden") is True
+    is_anothers = KIND in record.properties and record.is_hidden
     return is_anothers or is_artefact(record, project_id)
 
 
-def kind_of(artefact: image_record.Record) -> Kind | None:
+def kind_of(artefact: image_record.Image) -> Kind | None:
     """Return the artefact's kind; None if unknown."""
     try:
-        return Kind(image_record.text_of(artefact, KIND))
+        return Kind(artefact.text(KIND))
     except ValueError:
         return None
 
 
-def revision_of(artefact: image_record.Record) -> int:
+def revision_of(artefact: image_record.Image) -> int:
     """Return the artefact's revision; 0 if malformed."""
-    text = image_record.text_of(artefact, REVISION)
+    text = artefact.text(REVISION)
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
 
 
 def new_artefact(
-    image: image_record.Record,
+    image: image_record.Image,
     kind: Kind,
     project_id: str,
     format_version: int,
@@ -243,16 +244,16 @@ def new_artefact(
     :param also: properties of its kind: SCOPE of a chunk map, ORIGIN of a boot image
     :raises ValueError: Glance has no hash of the image yet
     """
-    os_hash = image_record.os_hash_of(image)
+    os_hash = image.os_hash
     if os_hash == chunk_map.UNKNOWN_OS_HASH:
-        raise ValueError(f"image {image_record.text_of(image, 'id')} has no hash in Glance")
-    image_id = image_record.image_id_of(image)
+        raise ValueError(f"image {image.id} has no hash in Glance")
+    image_id = image.id
     disk_format = AS_CONVERTED if kind is Kind.CONVERTED else "raw"
     return {
         **_hidden(name_of(kind, image_id), kind.value, project_id),
         "disk_format": disk_format,
         OF_IMAGE: image_id,
-        OF_PROJECT: image_record.text_of(image, "owner"),
+        OF_PROJECT: image.owner,
         OS_HASH_ALGO: os_hash.algo,
         OS_HASH_VALUE: os_hash.value.hex(),
         FORMAT: str(format_version),
@@ -283,26 +284,24 @@ def _hidden(name: str, kind: str, project_id: str) -> dict[str, Any]:
     }
 
 
-def is_stopgap(artefact: image_record.Record | None) -> bool:
+def is_stopgap(artefact: image_record.Image | None) -> bool:
     """Return whether a boot image is inherited, until the image has its own."""
-    return artefact is not None and artefact.get(ORIGIN) == BootOrigin.INHERITED
+    return artefact is not None and artefact.text(ORIGIN) == BootOrigin.INHERITED
 
 
-def as_read(
-    image: image_record.Record, converted: image_record.Record | None
-) -> image_record.Record:
+def as_read(image: image_record.Image, converted: image_record.Image | None) -> image_record.Image:
     """Return an image's record with the format and size that agents read.
 
     :param converted: the converted artefact; None: the image is read itself
     """
     if converted is None:
         return image
-    return {**image, "disk_format": AS_CONVERTED, "size": converted.get("size")}
+    return dataclasses.replace(image, disk_format=AS_CONVERTED, size_bytes=converted.size_bytes)
 
 
 def check_belongs(
-    image: image_record.Record,
-    artefact: image_record.Record,
+    image: image_record.Image,
+    artefact: image_record.Image,
     kind: Kind,
     project_id: str,
     format_version: int,
@@ -310,14 +309,12 @@ def check_belongs(
     """Raise ForeignArtefact unless the artefact is valid; see :func:`why_foreign`."""
     why = why_foreign(image, artefact, kind, project_id, format_version)
     if why:
-        raise errors.ForeignArtefact(
-            image_record.text_of(image, "id"), kind.value, image_record.text_of(artefact, "id"), why
-        )
+        raise errors.ForeignArtefact(image.id, kind.value, artefact.id, why)
 
 
 def why_foreign(
-    image: image_record.Record,
-    artefact: image_record.Record,
+    image: image_record.Image,
+    artefact: image_record.Image,
     kind: Kind,
     project_id: str,
     format_version: int,
@@ -330,56 +327,54 @@ def why_foreign(
     """
     if not is_artefact(artefact, project_id):
         return "acstor's service project did not make it"
-    found = image_record.text_of(artefact, KIND)
+    found = artefact.text(KIND)
     if found != kind.value:
         return f"it is a {found or 'thing without a kind'}, not a {kind.value}"
-    of_image = image_record.text_of(artefact, OF_IMAGE)
-    if of_image != image_record.text_of(image, "id"):
+    of_image = artefact.text(OF_IMAGE)
+    if of_image != image.id:
         return f"it is of image {of_image or 'unknown'}"
-    if _bound_hash(artefact) != image_record.os_hash_of(image) or not _bound_hash(artefact).algo:
+    if _bound_hash(artefact) != image.os_hash or not _bound_hash(artefact).algo:
         return "it is of other bytes: Glance's hash of the image is not the one it was made for"
     return _why_unreadable(artefact, format_version)
 
 
 def is_of_other_bytes(
-    image: image_record.Record, artefact: image_record.Record, kind: Kind, project_id: str
+    image: image_record.Image, artefact: image_record.Image, kind: Kind, project_id: str
 ) -> bool:
     """Return whether an artefact was made of an image's former bytes."""
-    is_of_image = image_record.text_of(artefact, OF_IMAGE) == image_record.text_of(image, "id")
+    is_of_image = artefact.text(OF_IMAGE) == image.id
     is_kind = is_artefact(artefact, project_id) and kind_of(artefact) is kind
-    return is_of_image and is_kind and _bound_hash(artefact) != image_record.os_hash_of(image)
+    return is_of_image and is_kind and _bound_hash(artefact) != image.os_hash
 
 
-def _why_unreadable(artefact: image_record.Record, format_version: int) -> str:
-    found = image_record.text_of(artefact, FORMAT)
+def _why_unreadable(artefact: image_record.Image, format_version: int) -> str:
+    found = artefact.text(FORMAT)
     if found != str(format_version):
         return f"format version {found or 'unknown'} is not known (only {format_version} is)"
-    status = image_record.text_of(artefact, "status")
+    status = artefact.status
     if status != image_record.ACTIVE:
         return f"its status is {status or 'unknown'}, not active"
     return ""
 
 
-def _bound_hash(artefact: image_record.Record) -> chunk_map.OsHash:
-    return image_record.parse_os_hash(
-        image_record.text_of(artefact, OS_HASH_ALGO), image_record.text_of(artefact, OS_HASH_VALUE)
-    )
+def _bound_hash(artefact: image_record.Image) -> chunk_map.OsHash:
+    return image_record.parse_os_hash(artefact.text(OS_HASH_ALGO), artefact.text(OS_HASH_VALUE))
 
 
-def parse_chunk_map(image: image_record.Record, buffer: chunk_map.Buffer) -> chunk_map.ChunkMap:
+def parse_chunk_map(image: image_record.Image, buffer: chunk_map.Buffer) -> chunk_map.ChunkMap:
     """Parse the chunk map of ``image``, and check its IDs, size and hash.
 
     :param image: as agents read it (:func:`as_read`)
     :raises errors.ChunkMapFormatError: damaged or of another image
     """
-    image_id = image_record.image_id_of(image)
+    image_id = image.id
     found = chunk_map.ChunkMap.parse(
         buffer,
         f"chunk map of image {image_id}",
         expected_image_id=image_id,
-        expected_stored_bytes=image_record.size_bytes_of(image),
+        expected_stored_bytes=image.size_bytes,
     )
-    if chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) != image_record.os_hash_of(image):
+    if chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) != image.os_hash:
         raise errors.ChunkMapFormatError(
             f"chunk map of image {image_id}", chunk_map.AT_OS_HASH_ALGO, "made for other bytes"
         )

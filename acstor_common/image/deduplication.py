@@ -50,16 +50,16 @@ def key_of(secret: bytes, project_id: str) -> ids.ScopeKey:
     return ids.ScopeKey(blake3.blake3(material, derive_key_context=_CONTEXT).digest())
 
 
-def is_open(image: image_record.Record) -> bool:
+def is_open(image: image_record.Image) -> bool:
     """Return whether every project may read an image, so that its CIDs are plain.
 
-    >>> is_open({"visibility": "community"}), is_open({"visibility": "shared"}), is_open({})
-    (True, False, False)
+    >>> is_open(image_record.Image(visibility="community")), is_open(image_record.Image())
+    (True, False)
     """
-    return image_record.text_of(image, "visibility") in OPEN_VISIBILITIES
+    return image.visibility in OPEN_VISIBILITIES
 
 
-def scope_of(image: image_record.Record, dedup_scope: DedupScope) -> DedupScope:
+def scope_of(image: image_record.Image, dedup_scope: DedupScope) -> DedupScope:
     """Return the scope of an image's CIDs.
 
     A shared image keeps its owner's scope: members use its chunk map.  Glance's default visibility,
@@ -68,7 +68,7 @@ def scope_of(image: image_record.Record, dedup_scope: DedupScope) -> DedupScope:
     return DedupScope.CLOUD if is_open(image) else dedup_scope
 
 
-def may_read(project_id: str, image: image_record.Record, members: Collection[str] = ()) -> bool:
+def may_read(project_id: str, image: image_record.Image, members: Collection[str] = ()) -> bool:
     """Return whether a project may read an image.
 
     :param members: projects that a ``shared`` image is shared with, accepted or not
@@ -77,10 +77,8 @@ def may_read(project_id: str, image: image_record.Record, members: Collection[st
         return True
     if not project_id:
         return False
-    is_shared = image_record.text_of(image, "visibility") == "shared"
-    return image_record.text_of(image, "owner") == project_id or (
-        is_shared and project_id in members
-    )
+    is_shared = image.visibility == "shared"
+    return image.owner == project_id or (is_shared and project_id in members)
 
 
 class Naming:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image records of Glance, and whether acstor can serve an image.
+"""Images of Glance, and whether acstor can serve an image.
 
-A record is a mapping as Glance's API v2 returns it, base and additional properties side by side.
-Tenants write additional properties, so no value has a trusted type.
+:class:`Image` is parsed once, where a record of Glance's API v2 arrives: base and additional
+properties side by side. Tenants write additional properties, so no value of a record has a trusted
+type.
 """
 
+import dataclasses
 import re
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -13,9 +15,6 @@ from typing import Any
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.model import ids
-
-Record = Mapping[str, Any]
-"""An image as Glance's API v2 returns it."""
 
 ACTIVE, QUEUED, SAVING = "active", "queued", "saving"
 DEACTIVATED = "deactivated"
@@ -33,28 +32,77 @@ SERVED_VIRTUAL_BYTES = 2 << 40
 A chunk map has 1/2048 of the virtual size, and a raw image all of it, however small the upload."""
 
 _HEX = re.compile(r"(?:[0-9a-f]{2})+")
+_NO_ID = ids.ImageId("")
+_BASE_TEXTS = (
+    *("name", "status", "owner", "visibility"),
+    *("disk_format", "container_format", "created_at"),
+)
 
 
-def image_id_of(record: Record) -> ids.ImageId:
-    """Return the image's ID, or raise ValueError."""
-    return ids.parse_image_id(text_of(record, "id"))
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """An image in Glance; a text is empty where its record has none.
 
+    :param size_bytes: stored size; 0 if unknown
+    :param os_hash: Glance's hash of the image's bytes; UNKNOWN_OS_HASH if it has none
+    :param properties: all other values of the record that are texts, by name
+    """
 
-def text_of(record: Record, name: str) -> str:
-    """Return a property; "" if it is missing or no text."""
-    value = record.get(name)
-    return value if isinstance(value, str) else ""
+    id: ids.ImageId = _NO_ID
+    name: str = ""
+    status: str = ""
+    owner: str = ""
+    visibility: str = ""
+    disk_format: str = ""
+    container_format: str = ""
+    created_at: str = ""
+    size_bytes: int = 0
+    os_hash: chunk_map.OsHash = chunk_map.UNKNOWN_OS_HASH
+    is_hidden: bool = False
+    is_protected: bool = False
+    tags: tuple[str, ...] = ()
+    properties: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Image":
+        """Parse a record of Glance's API v2; raises ValueError if its ID is no UUID."""
+        texts = {name: value for name, value in record.items() if isinstance(value, str)}
+        base = {name: texts.pop(name, "") for name in _BASE_TEXTS}
+        image_id = ids.parse_image_id(texts.pop("id", ""))
+        os_hash = parse_os_hash(texts.pop("os_hash_algo", ""), texts.pop("os_hash_value", ""))
+        size, tags = record.get("size"), record.get("tags")
+        return cls(
+            id=image_id,
+            size_bytes=size if isinstance(size, int) and size > 0 else 0,
+            os_hash=os_hash,
+            is_hidden=record.get("os_hidden") is True,
+            is_protected=record.get("protected") is True,
+            tags=tuple(tag for tag in tags if isinstance(tag, str))
+            if isinstance(tags, list)
+            else (),
+            properties=texts,
+            **base,
+        )
 
-def size_bytes_of(record: Record) -> int:
-    """Return the stored size; 0 if unknown."""
-    size = record.get("size")
-    return size if isinstance(size, int) and size > 0 else 0
+    def text(self, name: str) -> str:
+        """Return one of :attr:`properties`; "" if it is missing."""
+        return self.properties.get(name, "")
 
+    @property
+    def is_convertible(self) -> bool:
+        """Whether acstor can convert the image's format."""
+        return self.disk_format in CONVERTIBLE_DISK_FORMATS
 
-def os_hash_of(record: Record) -> chunk_map.OsHash:
-    """Return Glance's hash of the image's bytes; UNKNOWN_OS_HASH if it has none."""
-    return parse_os_hash(text_of(record, "os_hash_algo"), text_of(record, "os_hash_value"))
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the image's properties declare it encrypted.
+
+        >>> Image(properties={"os_encrypt_format": "LUKS"}).is_encrypted
+        True
+        """
+        return any(
+            name.startswith("os_encrypt") and value for name, value in self.properties.items()
+        )
 
 
 def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
@@ -70,34 +118,28 @@ def parse_os_hash(algo: str, digits: str) -> chunk_map.OsHash:
     return found
 
 
-def is_convertible(record: Record) -> bool:
-    """Return whether acstor can convert the image's format."""
-    return text_of(record, "disk_format") in CONVERTIBLE_DISK_FORMATS
-
-
-def why_not_served(record: Record, convertible: Collection[str] | None = None) -> str:
+def why_not_served(image: Image, convertible: Collection[str] | None = None) -> str:
     """Return why Nova must download an image itself, and a remedy; "" if served.
 
     :param convertible: formats that are converted; None: serve an image that points to its
         conversion
 
-    >>> why_not_served({"status": "queued"})
+    >>> why_not_served(Image(status="queued"))
     'its status is queued, not active'
     """
-    status = text_of(record, "status")
-    if status != ACTIVE:
-        return f"its status is {status or 'unknown'}, not active"
-    return why_format_not_served(record, convertible) or _why_nothing_to_bind(record)
+    if image.status != ACTIVE:
+        return f"its status is {image.status or 'unknown'}, not active"
+    return why_format_not_served(image, convertible) or _why_nothing_to_bind(image)
 
 
-def why_format_not_served(record: Record, convertible: Collection[str] | None = None) -> str:
+def why_format_not_served(image: Image, convertible: Collection[str] | None = None) -> str:
     """Return why acstor does not serve an image's format; "" if it does.
 
     :param convertible: as for :func:`why_not_served`
     """
-    container, disk = text_of(record, "container_format"), text_of(record, "disk_format")
+    container, disk = image.container_format, image.disk_format
     if convertible is None:
-        convertible = CONVERTIBLE_DISK_FORMATS if text_of(record, CONVERTED) else ()
+        convertible = CONVERTIBLE_DISK_FORMATS if image.text(CONVERTED) else ()
     if disk not in SERVED_DISK_FORMATS and disk not in convertible:
         ours = ", or acstor (convert_formats)" if disk in CONVERTIBLE_DISK_FORMATS else ""
         return (
@@ -113,19 +155,10 @@ def why_format_not_served(record: Record, convertible: Collection[str] | None = 
     return ""
 
 
-def is_encrypted(record: Record) -> bool:
-    """Return whether the image's properties declare it encrypted.
-
-    >>> is_encrypted({"os_encrypt_format": "LUKS"}), is_encrypted({"os_encrypt_format": ""})
-    (True, False)
-    """
-    return any(name.startswith("os_encrypt") and record[name] for name in record)
-
-
-def _why_nothing_to_bind(record: Record) -> str:
-    if not size_bytes_of(record):
+def _why_nothing_to_bind(image: Image) -> str:
+    if not image.size_bytes:
         return "it is empty"
-    if os_hash_of(record) == chunk_map.UNKNOWN_OS_HASH:
+    if image.os_hash == chunk_map.UNKNOWN_OS_HASH:
         return (
             "Glance has no hash of it (os_hash_value), so nothing can be bound to its bytes: "
             "upload it, or let Glance hash new locations (do_secure_hash)"

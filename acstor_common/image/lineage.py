@@ -25,19 +25,20 @@ def direct_base(base: ids.ImageId, image_id: str) -> dict[str, str]:
     return {DIRECT_BASE: f"{base} {image_id}"}
 
 
-def bases_of(image: image_record.Record) -> list[ids.ImageId]:
+def bases_of(image: image_record.Image) -> list[ids.ImageId]:
     """Return the IDs of the image's claimed bases, the nearest first.
 
     >>> own, base = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11", "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d22"
-    >>> bases_of({"id": own, "direct_base_image_ref": f"{base} {own}"}) == [base]
+    >>> image = {"id": own, "direct_base_image_ref": f"{base} {own}"}
+    >>> bases_of(image_record.Image.from_record(image)) == [base]
     True
     """
-    own_id = image_record.text_of(image, "id")
-    direct, _, of_image = image_record.text_of(image, DIRECT_BASE).partition(" ")
+    own_id = image.id
+    direct, _, of_image = image.text(DIRECT_BASE).partition(" ")
     # With another image's ID the property is a copy.
     said = [
         direct if of_image == own_id else "",
-        image_record.text_of(image, deduplication.BASE_IMAGE),
+        image.text(deduplication.BASE_IMAGE),
     ]
     found: dict[ids.ImageId, None] = {}
     for text in said:

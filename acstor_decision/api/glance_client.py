@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client of Glance with the API client's token, so Glance decides what it sees."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -33,13 +34,13 @@ AT_ONCE = 100
 PAGE, MAX_PAGES = 1000, 20
 """Limits of the list of all images; Glance may return shorter pages."""
 
-Records = dict[str, image_record.Record]
+Records = dict[str, image_record.Image]
 
 
 class ImageListing(NamedTuple):
     """A list of images; ``is_complete`` is False if there are more."""
 
-    images: list[image_record.Record]
+    images: list[image_record.Image]
     is_complete: bool
 
 
@@ -87,12 +88,12 @@ class GlanceClient:
             for hidden in ("false", "true"):
                 query = {"id": f"in:{some}", "os_hidden": hidden, "visibility": "all"}
                 answer = self._get("/v2/images", auth, {**query, "limit": str(AT_ONCE)})
-                found |= {image_record.text_of(one, "id"): one for one in _images_of(answer)}
+                found |= {one.id: one for one in _images_of(answer)}
         return found
 
     def list_images(self, auth: plugin.BaseAuthPlugin | None) -> ImageListing:
         """Return all images that ``auth`` may see and that are not hidden."""
-        found: list[image_record.Record] = []
+        found: list[image_record.Image] = []
         query = {"visibility": "all", "sort": "id:asc", "limit": str(PAGE)}
         if auth is None:
             return ImageListing(found, True)
@@ -102,7 +103,7 @@ class GlanceClient:
             page = answer.get("images") if isinstance(answer, dict) else None
             if not page or "next" not in answer:
                 return ImageListing(found, True)
-            query["marker"] = image_record.text_of(page[-1], "id")
+            query["marker"] = str(page[-1].get("id", ""))
         return ImageListing(found, False)
 
     def _get(self, path: str, auth: plugin.BaseAuthPlugin, query: dict[str, str]) -> Any:
@@ -123,9 +124,10 @@ class GlanceClient:
             raise GlanceUnreachable(type(e).__name__, str(e)) from e
 
 
-def _images_of(answer: Any) -> Iterator[image_record.Record]:
+def _images_of(answer: Any) -> Iterator[image_record.Image]:
     """Yield the images of a response, without chunk maps and boot images."""
     images: Iterable[Any] = answer.get("images", ()) if isinstance(answer, dict) else ()
     for image in images:
         if isinstance(image, dict) and artefacts.KIND not in image:
-            yield image
+            with contextlib.suppress(ValueError):
+                yield image_record.Image.from_record(image)

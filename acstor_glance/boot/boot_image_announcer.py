@@ -71,10 +71,8 @@ class BootImageAnnouncer:
         image = self._images.read_or_none(image_id)
         if image is None or image_record.why_not_served(image):
             return
-        previous = [
-            str(one["id"]) for one in predecessor_images.find_predecessors(self._images, image)
-        ]
-        is_public = image_record.text_of(image, "visibility") == PUBLIC
+        previous = [one.id for one in predecessor_images.find_predecessors(self._images, image)]
+        is_public = image.visibility == PUBLIC
         if not previous and not is_public:
             return  # no host needs it
         body: dict[str, Any] = {"previous_images": previous, "is_public": is_public}

@@ -109,7 +109,7 @@ class BootImageMaker:
                 return False
             if self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP) is None:
                 return False
-            if not begin(image_record.text_of(image, "owner")):
+            if not begin(image.owner):
                 return False
             with self._chunk_map(image) as image_map:
                 if self._merge(image, image_map, present, traces, needed):
@@ -122,21 +122,21 @@ class BootImageMaker:
                 return self._build(image, image_map, present, build) or has_one
 
     def _due_build(
-        self, image: image_record.Record, present: image_record.Record | None
+        self, image: image_record.Image, present: image_record.Image | None
     ) -> plan.Retry | None:
         """Return the attempts so far if a build is due."""
         if not self._ways.builds:
             return None
-        found = {present["id"]: present} if present else {}
+        found = {present.id: present} if present else {}
         retry = plan.next_build(image, found, self._images.project_id)
         is_due = retry is not None and retry.at is not None and retry.at <= _now()
         return retry if is_due else None
 
     def _build(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         image_map: chunk_map.ChunkMap,
-        present: image_record.Record | None,
+        present: image_record.Image | None,
         before: plan.Retry,
     ) -> bool:
         retry = plan.Retry.after_failure(before, _now())
@@ -168,18 +168,18 @@ class BootImageMaker:
             if isinstance(exc, errors.BootFailed):
                 state = artefacts.BootState.UNBOOTABLE
             LOG.info("image %s has no boot image (attempt and next: %s): %s",
-                     image["id"], retry, exc)  # fmt: skip
+                     image.id, retry, exc)  # fmt: skip
             self._record_state(image, state, _error_text(exc), str(retry))
             return False
-        LOG.info("image %s: boot image built: %s", image["id"], summary)
+        LOG.info("image %s: boot image built: %s", image.id, summary)
         self._publish(image, output, revision, artefacts.BootOrigin.BUILT)
         return True
 
     def _record_state(
-        self, image: image_record.Record, state: artefacts.BootState, message: str, retry: str
+        self, image: image_record.Image, state: artefacts.BootState, message: str, retry: str
     ) -> None:
         said = artefacts.boot_properties(state, message, retry)
-        self._images.set_properties(image["id"], said)
+        self._images.set_properties(image.id, said)
 
     def _budget(
         self, image_map: chunk_map.ChunkMap, longer_s: float = 0.0
@@ -193,7 +193,7 @@ class BootImageMaker:
 
     @contextlib.contextmanager
     def _bytes(
-        self, image: image_record.Record, budget: preparation_budget.PreparationBudget
+        self, image: image_record.Image, budget: preparation_budget.PreparationBudget
     ) -> Iterator[pathlib.Path]:
         """Yield a file with the image's bytes: the store's own, or a sparse copy."""
         read = stored_bytes.find_stored_bytes(self._images, image)
@@ -214,9 +214,9 @@ class BootImageMaker:
 
     def _merge(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         image_map: chunk_map.ChunkMap,
-        present: image_record.Record | None,
+        present: image_record.Image | None,
         traces: Sequence[trace_message.BootTrace],
         needed: int,
     ) -> bool:
@@ -240,24 +240,22 @@ class BootImageMaker:
         if not self._write(image, image_map, trace, output, revision):
             return False
         self._publish(image, output, revision, artefacts.BootOrigin.RECORDED)
-        LOG.info(
-            "image %s: boot image of %d boots, revision %d", image["id"], len(fitting), revision
-        )
+        LOG.info("image %s: boot image of %d boots, revision %d", image.id, len(fitting), revision)
         return True
 
-    def _head_of(self, artefact: image_record.Record) -> boot_image.Head | None:
+    def _head_of(self, artefact: image_record.Image) -> boot_image.Head | None:
         """Return the head of a boot image; None if it is damaged."""
         raw = bytearray()
-        with self._images.open_image_data(artefact["id"]) as pieces:
+        with self._images.open_image_data(artefact.id) as pieces:
             for piece in pieces:
                 raw += piece
                 with contextlib.suppress(errors.BootImageFormatError):
-                    return boot_image.parse_head(raw, f"boot image {artefact['id']}")
+                    return boot_image.parse_head(raw, f"boot image {artefact.id}")
         return None
 
     def _write(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         image_map: chunk_map.ChunkMap,
         trace: tuple[int, ...],
         output: pathlib.Path,
@@ -271,14 +269,14 @@ class BootImageMaker:
                 boot_builder.write_boot_image(disk, image_map, trace, output, revision)
             self._reserve(image, output)
         except (errors.ChunkInvalid, errors.Unusable, OSError) as exc:
-            LOG.warning("image %s: no boot image of recorded boots: %s", image["id"], exc)
+            LOG.warning("image %s: no boot image of recorded boots: %s", image.id, exc)
             return False
         return True
 
-    def _reserve(self, image: image_record.Record, output: pathlib.Path) -> None:
+    def _reserve(self, image: image_record.Image, output: pathlib.Path) -> None:
         """Charge a boot image to its project's quota; delete it if it does not fit."""
-        count, size_bytes = output.stat().st_size, image_record.size_bytes_of(image)
-        budget = preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes)
+        count, size_bytes = output.stat().st_size, image.size_bytes
+        budget = preparation_budget.PreparationBudget(f"image {image.id}", size_bytes)
         try:
             budget.check_artefact(BOOT_IMAGE, count)
             self._quota.reserve_bytes(image, count)
@@ -287,8 +285,8 @@ class BootImageMaker:
             raise
 
     def _predecessor(
-        self, image: image_record.Record
-    ) -> tuple[image_record.Record, image_record.Record] | None:
+        self, image: image_record.Image
+    ) -> tuple[image_record.Image, image_record.Image] | None:
         """Return the newest predecessor with a boot image, and that boot image."""
         for other in predecessor_images.find_predecessors(self._images, image):
             found = self._images.artefact_of(other, BOOT_IMAGE)
@@ -298,10 +296,10 @@ class BootImageMaker:
 
     def _inherit(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         image_map: chunk_map.ChunkMap,
-        before: image_record.Record,
-        artefact: image_record.Record,
+        before: image_record.Image,
+        artefact: image_record.Image,
     ) -> bool:
         """Make a boot image from chunks that a predecessor's boot image also has."""
         head = self._head_of(artefact)
@@ -312,14 +310,14 @@ class BootImageMaker:
                     return False
                 trace = predecessor_images.inherit_trace(trace, its_map, image_map)
         except (errors.FormatError, errors.Unusable) as exc:
-            LOG.info("image %s: nothing of image %s is used: %s", image["id"], before["id"], exc)
+            LOG.info("image %s: nothing of image %s is used: %s", image.id, before.id, exc)
             return False
         output = self._output(image_map.image_id)
         if not trace or not self._write(image, image_map, trace, output, 1):
             return False
         self._publish(image, output, 1, artefacts.BootOrigin.INHERITED)
         LOG.info("image %s: boot image of %d chunks that boots of image %s read",
-                 image["id"], len(trace), before["id"])  # fmt: skip
+                 image.id, len(trace), before.id)  # fmt: skip
         return True
 
     def _output(self, image_id: ids.ImageId) -> pathlib.Path:
@@ -330,13 +328,13 @@ class BootImageMaker:
         return output
 
     @contextlib.contextmanager
-    def _chunk_map(self, image: image_record.Record) -> Iterator[chunk_map.ChunkMap]:
+    def _chunk_map(self, image: image_record.Image) -> Iterator[chunk_map.ChunkMap]:
         """Yield the image's chunk map, checked."""
         artefact = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
         if artefact is None:
-            raise errors.Unusable(f"image {image['id']}", "it has no chunk map")
+            raise errors.Unusable(f"image {image.id}", "it has no chunk map")
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            with self._images.open_image_data(artefact["id"]) as pieces:
+            with self._images.open_image_data(artefact.id) as pieces:
                 file.writelines(pieces)
             with mapped_file.map_file(file) as view:
                 read = stored_bytes.find_stored_bytes(self._images, image)
@@ -344,7 +342,7 @@ class BootImageMaker:
 
     def _publish(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         path: pathlib.Path,
         revision: int,
         origin: artefacts.BootOrigin,
@@ -362,23 +360,25 @@ class BootImageMaker:
             path.unlink()
 
 
-def firmware_of(image: image_record.Record) -> boot_guest.Firmware:
+def firmware_of(image: image_record.Image) -> boot_guest.Firmware:
     """Return the firmware by which Nova would boot the image.
 
-    >>> firmware_of({"hw_firmware_type": "uefi"}).value, firmware_of({}).value
-    ('uefi', 'bios')
+    >>> firmware_of(image_record.Image(properties={"hw_firmware_type": "uefi"})).value
+    'uefi'
+    >>> firmware_of(image_record.Image()).value
+    'bios'
     """
-    wants_uefi = image_record.text_of(image, "hw_firmware_type") == boot_guest.Firmware.UEFI
+    wants_uefi = image.text("hw_firmware_type") == boot_guest.Firmware.UEFI
     return boot_guest.Firmware.UEFI if wants_uefi else boot_guest.Firmware.BIOS
 
 
-def _check_machine(image: image_record.Record) -> None:
+def _check_machine(image: image_record.Image) -> None:
     """Raise errors.BootFailed if the image is for another architecture."""
     for name in ("hw_architecture", "architecture"):
-        said = image_record.text_of(image, name).lower()
+        said = image.text(name).lower()
         if said and said not in boot_guest.ARCHITECTURES:
             why = f"its property {name} is {said}, and only x86_64 is booted to build boot images"
-            raise errors.BootFailed(f"image {image['id']}", why)
+            raise errors.BootFailed(f"image {image.id}", why)
 
 
 def _error_text(exc: Exception) -> str:

@@ -7,6 +7,7 @@ that the image also has are used.
 """
 
 import itertools
+import operator
 from collections.abc import Iterator
 from collections.abc import Sequence
 
@@ -16,7 +17,6 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.client import glance_client
 
-NAME, BASE = "name", deduplication.BASE_IMAGE
 FAMILY = ("os_distro", "os_version")
 """Both must be set and equal."""
 SAME = ("os_type", "hw_architecture", "architecture", "hw_firmware_type")
@@ -29,45 +29,39 @@ LEAST_CHUNKS = 16
 
 
 def find_predecessors(
-    images: glance_client.GlanceClient, image: image_record.Record
-) -> list[image_record.Record]:
+    images: glance_client.GlanceClient, image: image_record.Image
+) -> list[image_record.Image]:
     """Return the predecessors of ``image``, newest first."""
-    found = {other["id"]: other for other in _listed(images, image) if is_predecessor(other, image)}
-    return sorted(found.values(), key=_made_at, reverse=True)[:MOST_LOOKED_AT]
+    found = {other.id: other for other in _listed(images, image) if is_predecessor(other, image)}
+    newest = sorted(found.values(), key=operator.attrgetter("created_at"), reverse=True)
+    return newest[:MOST_LOOKED_AT]
 
 
 def _listed(
-    images: glance_client.GlanceClient, image: image_record.Record
-) -> Iterator[image_record.Record]:
-    owner = image_record.text_of(image, "owner")
-    if not owner:
+    images: glance_client.GlanceClient, image: image_record.Image
+) -> Iterator[image_record.Image]:
+    if not image.owner:
         return
-    for names in ((NAME,), FAMILY):
-        wanted = {name: image_record.text_of(image, name) for name in names}
+    for wanted in ({"name": image.name}, {name: image.text(name) for name in FAMILY}):
         if all(wanted.values()):
-            yield from itertools.islice(images.list_images(owner=owner, **wanted), MOST_LISTED)
-    base = image_record.text_of(image, BASE)
-    record = images.read_or_none(base) if base else None
-    if record is not None:
-        yield record
+            found = images.list_images(owner=image.owner, **wanted)
+            yield from itertools.islice(found, MOST_LISTED)
+    base_id = image.text(deduplication.BASE_IMAGE)
+    base = images.read_or_none(base_id) if base_id else None
+    if base is not None:
+        yield base
 
 
-def is_predecessor(other: image_record.Record, image: image_record.Record) -> bool:
+def is_predecessor(other: image_record.Image, image: image_record.Image) -> bool:
     """Return whether ``other`` is a predecessor of ``image``."""
-
-    def same(name: str) -> str | None:
-        value = image_record.text_of(image, name)
-        return value if value == image_record.text_of(other, name) else None
-
-    if not same("owner") or _made_at(other) >= _made_at(image):
+    if not image.owner or other.owner != image.owner or other.created_at >= image.created_at:
         return False
-    is_base = image_record.text_of(image, BASE) == other["id"]
-    is_family = all(map(same, FAMILY)) and None not in map(same, SAME)
-    return is_base or is_family or bool(same(NAME))
-
-
-def _made_at(image: image_record.Record) -> str:
-    return image_record.text_of(image, "created_at")
+    is_base = image.text(deduplication.BASE_IMAGE) == other.id
+    is_family = all(map(image.text, FAMILY)) and all(
+        image.text(name) == other.text(name) for name in (*FAMILY, *SAME)
+    )
+    is_namesake = bool(image.name) and image.name == other.name
+    return is_base or is_family or is_namesake
 
 
 def inherit_trace(

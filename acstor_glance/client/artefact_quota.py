@@ -44,19 +44,19 @@ class ArtefactQuota:
         self._clock, self._lock = clock, threading.Lock()
         self._known: dict[str, _Used] = {}
 
-    def reserve_bytes(self, image: image_record.Record, count: int) -> None:
+    def reserve_bytes(self, image: image_record.Image, count: int) -> None:
         """Reserve ``count`` bytes for a new artefact; 0: check that any are left.
 
         :raises errors.QuotaExceeded: the quota of the image's project does not suffice
         """
-        project = image_record.text_of(image, "owner")
+        project = image.owner
         with self._lock:
             used = self._used(project, REMEMBERED_S)
             if not self._fits(used, count):
                 used = self._used(project, ASK_AGAIN_S)
             if not self._fits(used, count):
                 raise errors.QuotaExceeded(
-                    f"image {image['id']}",
+                    f"image {image.id}",
                     f"the artefacts of its project take {used.used_bytes} bytes, and {count} more "
                     f"are over their quota of {byte_sizes.in_units(self._most_bytes)}",
                     "Delete images, or raise [acstor_glance] artefact_quota_per_project",
@@ -70,10 +70,6 @@ class ArtefactQuota:
         known, now_s = self._known.get(project), self._clock()
         if known is None or now_s - known.read_s > age_s:
             found = self._images.artefact_quota_per_project(project)
-            used_bytes = sum(
-                image_record.size_bytes_of(one)
-                for one in found
-                if artefacts.kind_of(one) in _COUNTED
-            )
+            used_bytes = sum(one.size_bytes for one in found if artefacts.kind_of(one) in _COUNTED)
             known = self._known[project] = _Used(used_bytes, now_s)
         return known

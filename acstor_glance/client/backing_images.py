@@ -24,10 +24,10 @@ LOG = logging.getLogger(__name__)
 
 
 def find_backing_image(
-    images: glance_client.GlanceClient, image: image_record.Record
-) -> image_record.Record | None:
+    images: glance_client.GlanceClient, image: image_record.Image
+) -> image_record.Image | None:
     """Return the nearest backing image that exists and that the owner may read."""
-    owner = image_record.text_of(image, "owner")
+    owner = image.owner
     for base_id in lineage.bases_of(image):
         base = images.read_or_none(base_id)
         if base is None or image_record.why_not_served(base):
@@ -37,13 +37,13 @@ def find_backing_image(
         ):
             return base
         LOG.info("image %s: shares nothing with image %s, which its owner may not read",
-                 image["id"], base_id)  # fmt: skip
+                 image.id, base_id)  # fmt: skip
     return None
 
 
 @contextlib.contextmanager
 def chunk_map_of(
-    images: glance_client.GlanceClient, image: image_record.Record | None
+    images: glance_client.GlanceClient, image: image_record.Image | None
 ) -> Iterator[chunk_map.ChunkMap | None]:
     """Yield the chunk map of an image, valid inside the block; None: it has none."""
     artefact = images.artefact_of(image, artefacts.Kind.CHUNK_MAP) if image is not None else None
@@ -51,23 +51,23 @@ def chunk_map_of(
         yield None
         return
     with tempfile.TemporaryFile() as file:
-        with images.open_image_data(artefact["id"]) as pieces:
+        with images.open_image_data(artefact.id) as pieces:
             file.writelines(pieces)
         with mapped_file.map_file(file) as view:
             yield _parsed(images, image, view)
 
 
-def _members(images: glance_client.GlanceClient, image: image_record.Record) -> list[str]:
-    is_shared = image_record.text_of(image, "visibility") == "shared"
-    return images.list_members(image["id"]) if is_shared else []
+def _members(images: glance_client.GlanceClient, image: image_record.Image) -> list[str]:
+    is_shared = image.visibility == "shared"
+    return images.list_members(image.id) if is_shared else []
 
 
 def _parsed(
-    images: glance_client.GlanceClient, image: image_record.Record, view: memoryview
+    images: glance_client.GlanceClient, image: image_record.Image, view: memoryview
 ) -> chunk_map.ChunkMap | None:
     try:
         as_read = stored_bytes.find_stored_bytes(images, image).record
         return artefacts.parse_chunk_map(as_read, view)
     except (errors.ChunkMapFormatError, errors.Unusable) as exc:
-        LOG.warning("image %s: no deduplication with it: %s", image["id"], exc)
+        LOG.warning("image %s: no deduplication with it: %s", image.id, exc)
         return None

@@ -2,7 +2,7 @@
 """Client of Glance, as acstor's service user.
 
 It hides keystoneauth and glanceclient: their errors become acstor's (:func:`translate_errors`),
-images are plain records (:mod:`acstor_common.image.image_record`). Calls block; thread-safe.
+records are parsed (:class:`image_record.Image`). Calls block; thread-safe.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import http
 import itertools
 import json
 import logging
+import operator
 import pathlib
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -106,22 +107,22 @@ class GlanceClient:
             )
         return str(project_id)
 
-    def get_image(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Image:
         """Return an image; raises errors.ImageGone."""
         with translate_errors(f"image {image_id}"):
-            return dict(self._client.images.get(image_id))
+            return _parsed(image_id, self._client.images.get(image_id))
 
-    def read_or_none(self, image_id: str) -> image_record.Record | None:
+    def read_or_none(self, image_id: str) -> image_record.Image | None:
         """Return an image; None if it does not exist."""
         try:
             return self.get_image(image_id)
         except errors.ImageGone:
             return None
 
-    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Image]:
         """Yield all images page by page, with other projects', community and hidden ones.
 
-        :param sorted_by: a base property, ascending; default: newest first, hidden ones last
+        :param sorted_by: ``id`` or ``name``, ascending; default: newest first, hidden ones last
         """
         everybodys = {"visibility": "all", **filters}  # the default leaves community images out
         parts = [
@@ -129,20 +130,21 @@ class GlanceClient:
             for is_hidden in ("false", "true")
         ]
         if sorted_by:
-            yield from heapq.merge(*parts, key=lambda record: str(record.get(sorted_by)))
+            yield from heapq.merge(*parts, key=operator.attrgetter(sorted_by))
         else:
             yield from itertools.chain(*parts)
 
-    def _listed(self, sorted_by: str, query: dict[str, Any]) -> Iterator[image_record.Record]:
+    def _listed(self, sorted_by: str, query: dict[str, Any]) -> Iterator[image_record.Image]:
         order = {"sort_key": sorted_by, "sort_dir": "asc"} if sorted_by else {}
         with translate_errors("list of images"):
             found = self._client.images.list(page_size=PAGE_IMAGES, filters=query, **order)
-            for image in found:
-                yield dict(image)
+            for record in found:
+                with contextlib.suppress(ValueError):  # acstor has no use for other IDs
+                    yield image_record.Image.from_record(record)
 
     def list_artefacts(
         self, of_image: str | None = None, kind: str | None = None, sorted_by: str = ""
-    ) -> Iterator[image_record.Record]:
+    ) -> Iterator[image_record.Image]:
         """Yield artefacts, of one image or kind if given; sorted as :meth:`list_images`."""
         project_id = self.project_id
         filters = {"owner": project_id}
@@ -154,7 +156,7 @@ class GlanceClient:
             if artefacts.is_artefact(record, project_id):
                 yield record
 
-    def artefact_quota_per_project(self, project: str) -> Iterator[image_record.Record]:
+    def artefact_quota_per_project(self, project: str) -> Iterator[image_record.Image]:
         """Yield the artefacts of a project's images."""
         filters = {"owner": self.project_id, artefacts.OF_PROJECT: project}
         for record in self.list_images(**filters):
@@ -162,8 +164,8 @@ class GlanceClient:
                 yield record
 
     def artefact_of(
-        self, image: image_record.Record, kind: artefacts.Kind
-    ) -> image_record.Record | None:
+        self, image: image_record.Image, kind: artefacts.Kind
+    ) -> image_record.Image | None:
         """Return the artefact that ``image`` points to if it belongs to it, else None."""
         pointer = artefacts.pointer_of(image, kind)
         found = self.read_or_none(pointer) if pointer else None
@@ -171,14 +173,14 @@ class GlanceClient:
             return None
         why = artefacts.why_foreign(image, found, kind, self.project_id, FORMAT_VERSIONS[kind])
         if why:
-            LOG.info("%s", errors.ForeignArtefact(image["id"], kind.value, found["id"], why))
+            LOG.info("%s", errors.ForeignArtefact(image.id, kind.value, found.id, why))
             return None
         return found
 
-    def read_converted(self, image: image_record.Record) -> image_record.Record | None:
+    def read_converted(self, image: image_record.Image) -> image_record.Image | None:
         """Return the conversion that an image of another format points to, if any."""
         pointer = artefacts.pointer_of(image, artefacts.Kind.CONVERTED)
-        is_one = pointer is not None and image_record.is_convertible(image)
+        is_one = pointer is not None and image.is_convertible
         return self.read_or_none(pointer) if pointer and is_one else None
 
     def list_locations(self, image_id: str) -> list[tuple[str, str]]:
@@ -205,14 +207,14 @@ class GlanceClient:
             return ""  # Glance is older, or hides locations from this user
         return next((url.removeprefix("file://") for url in urls if url.startswith("file://")), "")
 
-    def local_path(self, image: image_record.Record, folders: Sequence[str]) -> pathlib.Path | None:
+    def local_path(self, image: image_record.Image, folders: Sequence[str]) -> pathlib.Path | None:
         """Return an image's file if it is below one of ``folders`` and has its size."""
-        text = self.file_path(image["id"]) if folders else ""
+        text = self.file_path(image.id) if folders else ""
         path = pathlib.Path(text).resolve() if text else None
         roots = [pathlib.Path(folder).resolve() for folder in folders]
         if path is None or not any(path.is_relative_to(root) for root in roots):
             return None
-        is_whole = path.is_file() and path.stat().st_size == image_record.size_bytes_of(image)
+        is_whole = path.is_file() and path.stat().st_size == image.size_bytes
         return path if is_whole else None
 
     @contextlib.contextmanager
@@ -228,7 +230,7 @@ class GlanceClient:
     def publish_artefact(
         self,
         kind: artefacts.Kind,
-        image: image_record.Record,
+        image: image_record.Image,
         file: IO[bytes],
         revision: int = 1,
         *,
@@ -248,11 +250,11 @@ class GlanceClient:
         )
         artefact_id = self.create_image(made, file)
         try:
-            self.set_properties(image["id"], {kind.pointer: artefact_id, **(said or {})})
+            self.set_properties(image.id, {kind.pointer: artefact_id, **(said or {})})
         except errors.AcstorError:
             self._delete_quietly(artefact_id)
             raise
-        self.delete_others(kind, image["id"], artefact_id)
+        self.delete_others(kind, image.id, artefact_id)
         return artefact_id
 
     def create_image(self, record: dict[str, Any], file: IO[bytes]) -> ids.ImageId:
@@ -276,8 +278,8 @@ class GlanceClient:
         others = [old for old in self.list_artefacts(image_id) if artefacts.kind_of(old) is kind]
         in_force = artefacts.pointer_of(self.get_image(image_id), kind)
         for old in others:
-            if old["id"] not in (artefact_id, in_force):
-                self.delete_artefact(old["id"])
+            if old.id not in (artefact_id, in_force):
+                self.delete_artefact(old.id)
 
     def set_properties(self, image_id: str, properties: dict[str, str]) -> None:
         """Set properties of an image; an empty value removes the property."""
@@ -285,19 +287,19 @@ class GlanceClient:
         changes = [
             {"op": "add", "path": f"/{name}", "value": value}
             for name, value in properties.items()
-            if value and now.get(name) != value
+            if value and now.text(name) != value
         ]
         changes += [
             {"op": "remove", "path": f"/{name}"}
             for name, value in properties.items()
-            if not value and name in now
+            if not value and name in now.properties
         ]
         if changes:
             self._patch(image_id, changes)
 
     def set_protection(
-        self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
-    ) -> image_record.Record:
+        self, image: image_record.Image, tags: Sequence[str], is_protected: bool | None
+    ) -> image_record.Image:
         """Set tags and protection (None: keep) in one request; return the changed image.
 
         :param image: its record, just read
@@ -307,18 +309,18 @@ class GlanceClient:
         if is_protected is not None:
             changes.append({"op": "replace", "path": "/protected", "value": is_protected})
         try:
-            return self._patch(image["id"], changes)
+            return self._patch(image.id, changes)
         except errors.ImageServiceUnreachable as exc:
             if getattr(exc.__cause__, "code", None) == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
                 raise errors.ImageServiceRefused(exc.what, f"{exc.why} (too many tags?)") from exc
             raise
 
-    def _patch(self, image_id: str, changes: Sequence[dict[str, Any]]) -> image_record.Record:
+    def _patch(self, image_id: str, changes: Sequence[dict[str, Any]]) -> image_record.Image:
         with translate_errors(f"properties of image {image_id}"):
             _response, record = self._client.http_client.patch(
                 f"/v2/images/{image_id}", headers=_PATCH, data=json.dumps(changes)
             )
-        return dict(record)
+        return _parsed(image_id, record)
 
     def delete_artefact(self, image_id: str) -> None:
         """Delete an artefact, if it still exists."""
@@ -338,6 +340,13 @@ class GlanceClient:
             self.delete_artefact(artefact_id)
         except errors.ImageServiceError as exc:
             LOG.info("left for the next reconcile: %s", exc)
+
+
+def _parsed(image_id: str, record: Mapping[str, Any]) -> image_record.Image:
+    try:
+        return image_record.Image.from_record(record)
+    except ValueError as exc:
+        raise errors.ImageServiceRefused(f"image {image_id}", str(exc)) from exc
 
 
 def _pieces(response: requests.Response, what: str) -> Iterator[bytes]:

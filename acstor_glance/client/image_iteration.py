@@ -18,8 +18,8 @@ CHUNK_MAP = artefacts.Kind.CHUNK_MAP
 class MappedImage(NamedTuple):
     """An image, and the record its pointer names, which may be another image's."""
 
-    image: image_record.Record
-    chunk_map: image_record.Record | None
+    image: image_record.Image
+    chunk_map: image_record.Image | None
 
 
 def iterate_images(images: glance_client.GlanceClient) -> Iterator[MappedImage]:
@@ -38,20 +38,20 @@ class _Maps:
         self._left = (record for record in found if _is_in_order(record))
         self._next = next(self._left, None)
 
-    def linked_map(self, image: image_record.Record) -> image_record.Record | None:
+    def linked_map(self, image: image_record.Image) -> image_record.Image | None:
         """Return the record that an image points to, from the list if it is there."""
         pointer = artefacts.pointer_of(image, CHUNK_MAP)
         found = None
-        while self._next is not None and _image_of(self._next) <= image["id"]:
-            if self._next["id"] == pointer:
+        while self._next is not None and _image_of(self._next) <= image.id:
+            if self._next.id == pointer:
                 found = self._next
             self._next = next(self._left, None)
         return found or (self._images.read_or_none(pointer) if pointer else None)
 
 
-def _image_of(artefact: image_record.Record) -> str:
-    return image_record.text_of(artefact, artefacts.OF_IMAGE)
+def _image_of(artefact: image_record.Image) -> str:
+    return artefact.text(artefacts.OF_IMAGE)
 
 
-def _is_in_order(artefact: image_record.Record) -> bool:
-    return artefact.get("name") == artefacts.name_of(CHUNK_MAP, _image_of(artefact))
+def _is_in_order(artefact: image_record.Image) -> bool:
+    return artefact.name == artefacts.name_of(CHUNK_MAP, _image_of(artefact))

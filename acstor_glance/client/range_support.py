@@ -57,12 +57,12 @@ class RangeProber:
         self._known: dict[str, ProbeResult] = {}
         self._unclear: dict[str, int] = {}
 
-    def has_ranges(self, image: image_record.Record) -> ProbeResult:
+    def has_ranges(self, image: image_record.Image) -> ProbeResult:
         """Return whether an active image can be read in ranges."""
         stores = stores_of(image)
         if (known := self._known.get(stores)) is not None:
             return known
-        answer = self._ask(str(image["id"]))
+        answer = self._ask(image.id)
         if answer.readable is RangeSupport.NOTHING:
             self._unclear[stores] = self._unclear.get(stores, 0) + 1
             if self._unclear[stores] < MOST_UNCLEAR:
@@ -78,9 +78,9 @@ class RangeProber:
         return found
 
 
-def stores_of(image: image_record.Record) -> str:
+def stores_of(image: image_record.Image) -> str:
     """Return the names of an image's stores; empty where Glance has only one."""
-    return image_record.text_of(image, "stores")
+    return image.text("stores")
 
 
 def _gateway(session: keystone_session.Session, place: dict[str, Any]) -> adapter.Adapter | None:

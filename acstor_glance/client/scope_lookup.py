@@ -36,7 +36,7 @@ class ScopeLookup:
         self._dedup_scope = deduplication.DedupScope(conf.acstor_glance.dedup_scope)
 
     @contextlib.contextmanager
-    def naming_of_image(self, image: image_record.Record) -> Iterator[deduplication.Naming]:
+    def naming_of_image(self, image: image_record.Image) -> Iterator[deduplication.Naming]:
         """Yield the naming of an image's chunks, valid inside the block.
 
         :raises errors.Unusable: the cloud's secret is damaged
@@ -44,7 +44,7 @@ class ScopeLookup:
         if deduplication.scope_of(image, self._dedup_scope) is deduplication.DedupScope.CLOUD:
             yield deduplication.PLAIN
             return
-        owner = image_record.text_of(image, "owner")
+        owner = image.owner
         base = backing_images.find_backing_image(self._images, image)
         with backing_images.chunk_map_of(self._images, base) as base_map:
             yield deduplication.Naming(deduplication.key_of(self._secret(), owner), base_map)
@@ -63,26 +63,26 @@ class ScopeLookup:
             raise errors.ImageServiceUnreachable("the secret of the scopes", "it was just deleted")
         return self._read_secret(found)
 
-    def _oldest_secret(self) -> image_record.Record | None:
+    def _oldest_secret(self) -> image_record.Image | None:
         found = [
             record
             for record in self._images.list_artefacts(kind=artefacts.SCOPE_SECRET)
-            if image_record.text_of(record, "status") == image_record.ACTIVE
+            if record.status == image_record.ACTIVE
         ]
         return min(found, key=_age, default=None)
 
-    def _read_secret(self, record: image_record.Record) -> bytes:
-        with self._images.open_image_data(record["id"]) as pieces:
-            raw = b"".join(pieces) if image_record.size_bytes_of(record) <= 1024 else b""
-        algo, value = image_record.os_hash_of(record)
+    def _read_secret(self, record: image_record.Image) -> bytes:
+        with self._images.open_image_data(record.id) as pieces:
+            raw = b"".join(pieces) if record.size_bytes <= 1024 else b""
+        algo, value = record.os_hash
         is_whole = not algo or hashlib.new(algo, raw).digest() == value
         if len(raw) != deduplication.SECRET_BYTES or not is_whole:
-            what = f"the secret of the scopes (image {record['id']} in Glance)"
+            what = f"the secret of the scopes (image {record.id} in Glance)"
             why = "it is damaged"
             raise errors.Unusable(what, why, "Delete it: another one is made, see the guide")
         return raw
 
 
-def _age(record: image_record.Record) -> tuple[str, str]:
+def _age(record: image_record.Image) -> tuple[str, str]:
     """Return a sort key by creation time that is the same everywhere."""
-    return image_record.text_of(record, "created_at"), image_record.text_of(record, "id")
+    return record.created_at, record.id

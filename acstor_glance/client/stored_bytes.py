@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the bytes that agents read of an image: its own, or its conversion's."""
 
+import dataclasses
 from typing import NamedTuple
 
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance.client import glance_client
 
 CONVERTED = artefacts.Kind.CONVERTED
@@ -19,29 +21,27 @@ class StoredBytes(NamedTuple):
     :param glance_id: the Glance image that holds them
     """
 
-    record: image_record.Record
-    glance_id: str
+    record: image_record.Image
+    glance_id: ids.ImageId
     os_hash: chunk_map.OsHash
 
     @property
-    def own_record(self) -> image_record.Record:
+    def own_record(self) -> image_record.Image:
         """``record`` with the ID of the stored bytes; only ID and size are valid."""
-        return {**self.record, "id": self.glance_id}
+        return dataclasses.replace(self.record, id=self.glance_id)
 
     @property
     def other_hash(self) -> chunk_map.OsHash | None:
         """The hash of the bytes if they are a conversion's, else None."""
-        return None if self.glance_id == self.record["id"] else self.os_hash
+        return None if self.glance_id == self.record.id else self.os_hash
 
 
-def find_stored_bytes(
-    images: glance_client.GlanceClient, image: image_record.Record
-) -> StoredBytes:
+def find_stored_bytes(images: glance_client.GlanceClient, image: image_record.Image) -> StoredBytes:
     """Return the bytes that agents read; Unusable if the conversion is missing."""
-    if not image_record.is_convertible(image):
-        return StoredBytes(image, str(image["id"]), image_record.os_hash_of(image))
+    if not image.is_convertible:
+        return StoredBytes(image, image.id, image.os_hash)
     found = images.artefact_of(image, CONVERTED)
     if found is None:
-        raise errors.Unusable(f"image {image['id']}", "nothing was converted", "Prepare it")
-    os_hash = image_record.os_hash_of(found)
-    return StoredBytes(artefacts.as_read(image, found), str(found["id"]), os_hash)
+        raise errors.Unusable(f"image {image.id}", "nothing was converted", "Prepare it")
+    os_hash = found.os_hash
+    return StoredBytes(artefacts.as_read(image, found), found.id, os_hash)

@@ -148,20 +148,20 @@ class Tool:
         is_forced = self._options.force
         if self._options.images or is_forced:
             return self._prepare(
-                [image["id"] for image in self._selected_images()], is_forced=is_forced
+                [image.id for image in self._selected_images()], is_forced=is_forced
             )
         return self._prepare(self._images_to_prepare())
 
-    def _images_to_prepare(self) -> list[str]:
+    def _images_to_prepare(self) -> list[ids.ImageId]:
         now, project_id = datetime.datetime.now(datetime.UTC), self._images.project_id
         found = []
         with self._steps("looked at", None) as step:
             for image, image_map in image_iteration.iterate_images(self._images):
                 others = self._images.read_converted(image)
-                known = {one["id"]: one for one in (image_map, others) if one}
+                known = {one.id: one for one in (image_map, others) if one}
                 todo = plan.plan_image(image, known, project_id, self._preparer.wanted, now)
                 if todo.step is not plan.Step.NOTHING:
-                    found.append(str(image["id"]))
+                    found.append(image.id)
                 step()
         return found
 
@@ -179,26 +179,24 @@ class Tool:
             state, boot_state = artefacts.state_of(image), artefacts.boot_state_of(image)
             self._print_result(
                 {
-                    "image": image["id"],
-                    "name": image_record.text_of(image, "name"),
+                    "image": image.id,
+                    "name": image.name,
                     "state": state.value if state else "none",
                     **{k.value: artefacts.pointer_of(image, k) for k in artefacts.Kind},
-                    "message": image_record.text_of(image, artefacts.MESSAGE) if state else "",
+                    "message": image.text(artefacts.MESSAGE) if state else "",
                     "boot_state": boot_state.value if boot_state else "",
-                    "boot_message": image_record.text_of(image, artefacts.BOOT_MESSAGE)
-                    if boot_state
-                    else "",
+                    "boot_message": image.text(artefacts.BOOT_MESSAGE) if boot_state else "",
                     **self._scope_facts(image),
                 }
             )
         return 0
 
-    def _scope_facts(self, image: image_record.Record) -> dict[str, str]:
+    def _scope_facts(self, image: image_record.Image) -> dict[str, str]:
         """Return the scope in which an image is named, and the scope due if it differs."""
         image_map = self._images.artefact_of(image, artefacts.Kind.CHUNK_MAP)
         if image_map is None:
             return {"scope": "", "scope_due": ""}
-        named_in = image_record.text_of(image_map, artefacts.SCOPE)
+        named_in = image_map.text(artefacts.SCOPE)
         due = deduplication.scope_of(
             image, deduplication.DedupScope(self._conf.acstor_glance.dedup_scope)
         )
@@ -208,7 +206,7 @@ class Tool:
         """Check the artefacts of the selection; with --repair replace the faulty ones."""
         faulty, bad_boot_images = [], {}
         for image in self._selected_images():
-            with self._bar(image) as progress:
+            with self._bar(image.id, image.size_bytes) as progress:
                 verdict = artefact_verifier.verify_image(
                     self._images, image, is_thorough=self._options.bytes, progress=progress
                 )
@@ -237,14 +235,14 @@ class Tool:
         is_whole = True
         for image in self._selected_images():
             try:
-                with self._bar(image) as progress:
+                with self._bar(image.id, image.size_bytes) as progress:
                     outcome = image_export.export(self._images, image, folder, progress)
                 if outcome is not image_export.ExportOutcome.UNPREPARED:
-                    served.add(image["id"])
-                self._print_result({"image": image["id"], "outcome": outcome.value})
+                    served.add(image.id)
+                self._print_result({"image": image.id, "outcome": outcome.value})
             except (errors.Unusable, errors.FormatError, errors.ImageGone, OSError) as exc:
                 is_whole = False
-                self._print_result({"image": image["id"], "outcome": "failed", "message": str(exc)})
+                self._print_result({"image": image.id, "outcome": "failed", "message": str(exc)})
         if not self._options.images and is_whole:
             for image_id in image_export.remove_unserved(folder, served):
                 self._print_result({"image": image_id, "outcome": "removed"})
@@ -282,18 +280,16 @@ class Tool:
         """Delete artefacts, then acstor's properties and tags, of the selection."""
         named = set(self._options.images)
         for artefact in list(self._images.list_artefacts()):
-            if not named or artefact.get(artefacts.OF_IMAGE) in named:
-                self._purge(
-                    {"artefact": artefact["id"]}, self._images.delete_artefact, artefact["id"]
-                )
+            if not named or artefact.text(artefacts.OF_IMAGE) in named:
+                self._purge({"artefact": artefact.id}, self._images.delete_artefact, artefact.id)
         names = dict.fromkeys(artefacts.IMAGE_PROPERTIES, "")
         project_id = self._images.project_id
         for image in self._selected_images():
-            if deletion_protection.tags_of(image, project_id) != image.get("tags", []):
-                of_image = {"protection": image["id"]}
-                self._purge(of_image, self._remove_protection, image["id"], project_id)
-            if names.keys() & image.keys():
-                self._purge({"image": image["id"]}, self._images.set_properties, image["id"], names)
+            if deletion_protection.tags_of(image, project_id) != list(image.tags):
+                of_image = {"protection": image.id}
+                self._purge(of_image, self._remove_protection, image.id, project_id)
+            if names.keys() & image.properties.keys():
+                self._purge({"image": image.id}, self._images.set_properties, image.id, names)
         if not self._options.yes:
             print(f"{PROG}: nothing was removed; add --yes to remove", file=sys.stderr)
         return 0
@@ -321,7 +317,7 @@ class Tool:
         with self._steps("images", len(image_ids)) as step:
             for image_id in image_ids:
                 known = self._images.read_or_none(image_id) if self._shows_progress else None
-                with self._bar(known or {"id": image_id}) as progress:
+                with self._bar(image_id, known.size_bytes if known else 0) as progress:
                     outcome = self._preparer.prepare_image(
                         ids.parse_image_id(image_id), is_forced=is_forced, progress=progress
                     )
@@ -330,7 +326,7 @@ class Tool:
                 step()
         return EXIT_FAULTY if outcomes & BAD_OUTCOMES else 0
 
-    def _selected_images(self) -> Iterator[image_record.Record]:
+    def _selected_images(self) -> Iterator[image_record.Image]:
         """Yield the images that the command line names, or all but the artefacts."""
         if getattr(self._options, "images", None):
             yield from map(self._images.get_image, self._options.images)
@@ -341,10 +337,10 @@ class Tool:
                 yield image
 
     @contextlib.contextmanager
-    def _bar(self, image: image_record.Record) -> Iterator[Callable[[int], None]]:
+    def _bar(self, image_id: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
         with tqdm.tqdm(
-            desc=image["id"],
-            total=image_record.size_bytes_of(image) or None,
+            desc=image_id,
+            total=size_bytes or None,
             unit="B",
             unit_scale=True,
             disable=not self._shows_progress,

@@ -37,7 +37,7 @@ class Verdict:
 
 def verify_image(
     images: glance_client.GlanceClient,
-    image: image_record.Record,
+    image: image_record.Image,
     *,
     is_thorough: bool = False,
     progress: image_preparer.Progress = lambda done_bytes: None,
@@ -49,15 +49,15 @@ def verify_image(
     state = artefacts.state_of(image)
     why_not = image_record.why_not_served(image)
     fault, bad = ("", "") if why_not else _fault(images, image, is_thorough, progress)
-    if why_not and any(kind.pointer in image for kind in artefacts.Kind):
+    if why_not and any(kind.pointer in image.properties for kind in artefacts.Kind):
         fault = f"it points to artefacts, but {why_not}"
-    refused = state is artefacts.State.REFUSED and CHUNK_MAP.pointer not in image
-    return Verdict(image["id"], state.value if state else "none", "" if refused else fault, bad)
+    refused = state is artefacts.State.REFUSED and CHUNK_MAP.pointer not in image.properties
+    return Verdict(image.id, state.value if state else "none", "" if refused else fault, bad)
 
 
 def _fault(
     images: glance_client.GlanceClient,
-    image: image_record.Record,
+    image: image_record.Image,
     is_thorough: bool,
     progress: image_preparer.Progress,
 ) -> tuple[str, str]:
@@ -65,7 +65,7 @@ def _fault(
         for kind in artefacts.Kind:
             _check_pointer(images, image, kind)
         with tempfile.TemporaryFile() as stored:
-            _fetch(images, image[CHUNK_MAP.pointer], stored)
+            _fetch(images, image.text(CHUNK_MAP.pointer), stored)
             with mapped_file.map_file(stored) as view:
                 read = stored_bytes.find_stored_bytes(images, image)
                 image_map = artefacts.parse_chunk_map(read.record, view)
@@ -76,12 +76,12 @@ def _fault(
         if isinstance(exc, errors.ImageServiceUnreachable):
             raise
         is_boot_image = isinstance(exc, errors.BootImageFormatError)
-        return str(exc), image[BOOT_IMAGE.pointer] if is_boot_image else ""
+        return str(exc), image.text(BOOT_IMAGE.pointer) if is_boot_image else ""
     return "", ""
 
 
 def _check_boot_image(
-    images: glance_client.GlanceClient, image: image_record.Record, image_map: chunk_map.ChunkMap
+    images: glance_client.GlanceClient, image: image_record.Image, image_map: chunk_map.ChunkMap
 ) -> None:
     artefact_id = artefacts.pointer_of(image, BOOT_IMAGE)
     if artefact_id is None:
@@ -94,12 +94,12 @@ def _check_boot_image(
 
 
 def _check_pointer(
-    images: glance_client.GlanceClient, image: image_record.Record, kind: artefacts.Kind
+    images: glance_client.GlanceClient, image: image_record.Image, kind: artefacts.Kind
 ) -> None:
     """Raise if a pointer leads to no artefact of the image, or none is where needed."""
     pointer = artefacts.pointer_of(image, kind)
     if pointer is None:
-        if kind is CHUNK_MAP or kind.pointer in image:
+        if kind is CHUNK_MAP or kind.pointer in image.properties:
             raise errors.Unusable(f"{kind.pointer}", "no artefact is named there")
         return
     version = glance_client.FORMAT_VERSIONS[kind]
@@ -132,5 +132,5 @@ def _compare(
         digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}
         if len(digests) != 1:
             raise errors.Unusable(
-                f"chunk map of image {read.record['id']}", "is not the one that its bytes give"
+                f"chunk map of image {read.record.id}", "is not the one that its bytes give"
             )

@@ -41,7 +41,7 @@ class ExportOutcome(enum.StrEnum):
 
 def export(
     images: glance_client.GlanceClient,
-    image: image_record.Record,
+    image: image_record.Image,
     folder: pathlib.Path,
     progress: image_preparer.Progress = lambda done_bytes: None,
 ) -> ExportOutcome:
@@ -55,20 +55,18 @@ def export(
     found = {kind: images.artefact_of(image, kind) for kind in ENDINGS}
     if found[artefacts.Kind.CHUNK_MAP] is None:
         return ExportOutcome.UNPREPARED
-    stem = folder / image_record.image_id_of(image)
+    stem = folder / image.id
     outcome = ExportOutcome.THERE
     stored = stored_bytes.find_stored_bytes(images, image)
-    disk_format = image_record.text_of(stored.record, "disk_format")
+    disk_format = stored.record.disk_format
     path = stem.with_suffix(IMAGE_ENDINGS[disk_format])
     if not path.exists():
         _write_image(images, stored, path, progress)
         outcome = ExportOutcome.EXPORTED
-    read = {kind: _read(images, artefact["id"]) for kind, artefact in found.items() if artefact}
+    read = {kind: _read(images, artefact.id) for kind, artefact in found.items() if artefact}
     image_map = artefacts.parse_chunk_map(stored.record, read[artefacts.Kind.CHUNK_MAP])
     if raw := read.get(artefacts.Kind.BOOT_IMAGE):
-        boot_frames.check_boot_image(
-            [raw], f"boot image of image {image['id']}", image_map.scope_keys
-        )
+        boot_frames.check_boot_image([raw], f"boot image of image {image.id}", image_map.scope_keys)
     for kind, raw in read.items():
         if _write_artefact(raw, stem.with_suffix(ENDINGS[kind])):
             outcome = ExportOutcome.EXPORTED
@@ -112,7 +110,7 @@ def _write_image(
         file.truncate(file.tell())
         if hasher.digest() != os_hash.value:
             why = f"its data does not have the {os_hash.algo} that Glance says"
-            raise errors.ContentMismatch(f"image {stored.record['id']}", why)
+            raise errors.ContentMismatch(f"image {stored.record.id}", why)
 
 
 def _read(images: glance_client.GlanceClient, artefact_id: str) -> bytes:

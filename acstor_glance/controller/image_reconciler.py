@@ -9,6 +9,8 @@ import collections
 import dataclasses
 import datetime
 import logging
+import sys
+from collections.abc import Mapping
 
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
@@ -70,12 +72,12 @@ class ImageReconciler:
         # Artefacts first: an image created in between then seems to lack one, which costs a look,
         # whereas an artefact would seem to be an orphan.
         left = self._artefacts_by_image(findings)
-        orphans: list[image_record.Record] = []
+        orphans: list[image_record.Image] = []
         for image in self._images.list_images():
             if artefacts.is_artefact(image, project_id):
                 continue
             findings.images += 1
-            own = {one["id"]: one for one in left.pop(image["id"], ())}
+            own = {one.id: one for one in left.pop(image.id, ())}
             orphans += (one for one in own.values() if _is_orphan(one, image, now))
             self._look_at(image, own, now, findings)
         orphans += (one for some in left.values() for one in some if _is_orphan(one, None, now))
@@ -84,20 +86,18 @@ class ImageReconciler:
         LOG.info("reconcile: %s", findings)
         return findings
 
-    def _artefacts_by_image(self, findings: Findings) -> dict[str, list[image_record.Record]]:
+    def _artefacts_by_image(self, findings: Findings) -> dict[str, list[image_record.Image]]:
         """Return all artefacts, reduced to what plans need, by image ID."""
-        by_image: dict[str, list[image_record.Record]] = {}
-        repeated: dict[str, str] = {}
-        for record in self._images.list_artefacts():
+        by_image: dict[str, list[image_record.Image]] = {}
+        for artefact in self._images.list_artefacts():
             findings.artefacts += 1
-            kept = _kept(record, repeated)
-            by_image.setdefault(image_record.text_of(kept, artefacts.OF_IMAGE), []).append(kept)
+            by_image.setdefault(artefact.text(artefacts.OF_IMAGE), []).append(_reduced(artefact))
         return by_image
 
     def _look_at(
         self,
-        image: image_record.Record,
-        found: dict[str, image_record.Record],
+        image: image_record.Image,
+        found: Mapping[ids.ImageId, image_record.Image],
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
@@ -110,12 +110,12 @@ class ImageReconciler:
         else:
             self._look_at_boot_image(image, found, now, findings)
             if plan.is_to_be_compared(image):
-                findings.to_compare.append(image_record.image_id_of(image))
+                findings.to_compare.append(image.id)
 
     def _look_at_boot_image(
         self,
-        image: image_record.Record,
-        found: dict[str, image_record.Record],
+        image: image_record.Image,
+        found: Mapping[ids.ImageId, image_record.Image],
         now: datetime.datetime,
         findings: Findings,
     ) -> None:
@@ -130,33 +130,39 @@ class ImageReconciler:
                 _wait(findings, build.at)
 
     def _delete_orphan(
-        self, artefact: image_record.Record, now: datetime.datetime, findings: Findings
+        self, artefact: image_record.Image, now: datetime.datetime, findings: Findings
     ) -> None:
         """Delete an artefact if it is still an orphan after reading its image again."""
-        of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
+        of_image = artefact.text(artefacts.OF_IMAGE)
         latest = self._images.read_or_none(of_image) if of_image else None
         if why := plan.why_orphan(artefact, latest, now, plan.ORPHAN_GRACE_S):
-            LOG.info("artefact %s: deleted, because %s", artefact["id"], why)
-            self._images.delete_artefact(artefact["id"])
-            findings.deleted.append(artefact["id"])
+            LOG.info("artefact %s: deleted, because %s", artefact.id, why)
+            self._images.delete_artefact(artefact.id)
+            findings.deleted.append(artefact.id)
 
 
 def _is_orphan(
-    artefact: image_record.Record, image: image_record.Record | None, now: datetime.datetime
+    artefact: image_record.Image, image: image_record.Image | None, now: datetime.datetime
 ) -> bool:
     return bool(plan.why_orphan(artefact, image, now, plan.ORPHAN_GRACE_S))
 
 
-def _kept(record: image_record.Record, repeated: dict[str, str]) -> image_record.Record:
-    """Return the part of a record that plans need, with shared values interned."""
-    own = {name: record[name] for name in plan.OWN_OF_ARTEFACT if name in record}
-    shared = {name: image_record.text_of(record, name) for name in plan.SHARED_OF_ARTEFACTS}
-    return own | {name: repeated.setdefault(text, text) for name, text in shared.items() if text}
+def _reduced(artefact: image_record.Image) -> image_record.Image:
+    """Return the part of an artefact that plans need, with shared values interned."""
+    own = {name: artefact.text(name) for name in plan.OWN_OF_ARTEFACT}
+    shared = {name: sys.intern(artefact.text(name)) for name in plan.SHARED_OF_ARTEFACTS}
+    return image_record.Image(
+        id=artefact.id,
+        created_at=artefact.created_at,
+        owner=sys.intern(artefact.owner),
+        status=sys.intern(artefact.status),
+        properties={name: text for name, text in (own | shared).items() if text},
+    )
 
 
-def _noted(image: image_record.Record, findings: Findings) -> ids.ImageId:
-    image_id = image_record.image_id_of(image)
-    findings.owners[image_id] = image_record.text_of(image, "owner")
+def _noted(image: image_record.Image, findings: Findings) -> ids.ImageId:
+    image_id = image.id
+    findings.owners[image_id] = image.owner
     return image_id
 
 

@@ -30,7 +30,7 @@ _DETAIL = re.compile(r"[a-z0-9][a-z0-9_.,-]{0,63}")
 _FORMAT_WORDS = "its format "
 
 
-RangesOf = Callable[[image_record.Record], range_support.ProbeResult]
+RangesOf = Callable[[image_record.Image], range_support.ProbeResult]
 
 
 class Reason(enum.StrEnum):
@@ -107,12 +107,12 @@ class ScanContext(NamedTuple):
 
     project_id: str
     ranges_of: RangesOf
-    converted_of: Callable[[image_record.Record], image_record.Record | None]
+    converted_of: Callable[[image_record.Image], image_record.Image | None]
     convertible: Collection[str] = ()
 
 
 def status_of(
-    image: image_record.Record, found: image_record.Record | None, cloud: ScanContext
+    image: image_record.Image, found: image_record.Image | None, cloud: ScanContext
 ) -> ImageStatus:
     """Return the status of an image; ``found`` is what it names as its chunk map."""
     by_record = _by_record(image, cloud.convertible)
@@ -121,7 +121,7 @@ def status_of(
     if _why_foreign(image, found, image_iteration.CHUNK_MAP, cloud.project_id):
         return _unmapped(image, found, cloud.project_id)
     read = image
-    if image_record.is_convertible(image):
+    if image.is_convertible:
         converted = cloud.converted_of(image)
         why = _why_foreign(image, converted, artefacts.Kind.CONVERTED, cloud.project_id)
         if why or converted is None:
@@ -136,8 +136,8 @@ def status_of(
 
 
 def _why_foreign(
-    image: image_record.Record,
-    found: image_record.Record | None,
+    image: image_record.Image,
+    found: image_record.Image | None,
     kind: artefacts.Kind,
     project_id: str,
 ) -> str:
@@ -147,30 +147,30 @@ def _why_foreign(
     return artefacts.why_foreign(image, found, kind, project_id, version)
 
 
-def _by_record(image: image_record.Record, convertible: Collection[str]) -> ImageStatus | None:
+def _by_record(image: image_record.Image, convertible: Collection[str]) -> ImageStatus | None:
     """Return the status by the image's record; None if that allows serving it."""
-    status = image_record.text_of(image, "status")
+    status = image.status
     if status != image_record.ACTIVE:
         return ImageStatus(Reason.NOT_ACTIVE, status)
     if image_record.why_format_not_served(image, convertible):
-        disk = image_record.text_of(image, "disk_format")
+        disk = image.disk_format
         if disk not in (*image_record.SERVED_DISK_FORMATS, *convertible):
             return ImageStatus(Reason.DISK_FORMAT, disk)
-        container = image_record.text_of(image, "container_format")
+        container = image.container_format
         return ImageStatus(Reason.CONTAINER_FORMAT, container)
-    if image_record.is_encrypted(image):
+    if image.is_encrypted:
         return ImageStatus(Reason.ENCRYPTED)
-    if not image_record.size_bytes_of(image):
+    if not image.size_bytes:
         return ImageStatus(Reason.EMPTY)
     why_not = image_record.why_not_served(image, convertible)
     return ImageStatus(Reason.NO_HASH) if why_not else None
 
 
 def _unmapped(
-    image: image_record.Record, found: image_record.Record | None, project_id: str
+    image: image_record.Image, found: image_record.Image | None, project_id: str
 ) -> ImageStatus:
     """Return why an image that could be served has no valid chunk map."""
-    state, message = artefacts.state_of(image), image_record.text_of(image, artefacts.MESSAGE)
+    state, message = artefacts.state_of(image), image.text(artefacts.MESSAGE)
     if state is artefacts.State.REFUSED:
         return ImageStatus(Reason.REFUSED, refusal_of(message), message)
     if state is artefacts.State.FAILED:
@@ -215,7 +215,7 @@ class ImageScan:
             self._convertible,
         )
         for number, (image, found) in enumerate(image_iteration.iterate_images(self._images), 1):
-            self._add(str(image["id"]), status_of(image, found, cloud))
+            self._add(image.id, status_of(image, found, cloud))
             yield number
 
     def _add(self, image_id: str, standing: ImageStatus) -> None:

@@ -212,8 +212,8 @@ class ProtectionReconciler:
         if self._clock() < self._lists_at_s:
             return
         project_id = self._images.project_id
-        found = {
-            record["id"]: deletion_protection.marked_s(record, project_id) or 0.0
+        found: dict[str, float] = {
+            record.id: deletion_protection.marked_s(record, project_id) or 0.0
             for record in self._images.list_images(protected="true")
             if deletion_protection.protection_of(record, project_id)
             is deletion_protection.ProtectionStatus.OURS
@@ -254,7 +254,7 @@ class ProtectionReconciler:
         if record is not None and is_ours:
             self._change(record, deletion_protection.Change.TAKE_BACK)
 
-    def _change(self, record: image_record.Record, change: deletion_protection.Change) -> None:
+    def _change(self, record: image_record.Image, change: deletion_protection.Change) -> None:
         """Change an image that was read just now, or changes by others would be lost."""
         project_id = self._images.project_id
         tags = deletion_protection.tags_after(change, record, project_id, self._known.service_s())
@@ -263,10 +263,10 @@ class ProtectionReconciler:
         try:
             changed = self._images.set_protection(record, tags, is_protected)
         except errors.ImageGone:
-            self._known.update_image(record["id"], None, project_id)
+            self._known.update_image(record.id, None, project_id)
             return
-        self._known.update_image(record["id"], changed, project_id)
-        self._count(record["id"], change)
+        self._known.update_image(record.id, changed, project_id)
+        self._count(record.id, change)
 
     def _count(self, image_id: str, change: deletion_protection.Change) -> None:
         LOG.info("image %s: protection against being deleted %s", image_id, change.value)

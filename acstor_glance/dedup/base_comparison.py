@@ -113,7 +113,7 @@ class BaseComparer:
             if own_map is None or base_map is None:
                 return True
             own_bytes = common_ranges.own_bytes(own_map, base_map)
-            said = {artefacts.BASE: str(base["id"]), artefacts.OWN_BYTES: str(own_bytes)}
+            said = {artefacts.BASE: base.id, artefacts.OWN_BYTES: str(own_bytes)}
             self._images.set_properties(image_id, said)
             if files is None:
                 self._counters.compared_images.labels("elsewhere").inc()
@@ -124,7 +124,7 @@ class BaseComparer:
                 return False
         return True
 
-    def _files_of(self, image: image_record.Record, base: image_record.Record) -> _Files | None:
+    def _files_of(self, image: image_record.Image, base: image_record.Image) -> _Files | None:
         if not self._conf.block_dedup_rate_mib_s:
             return None
         own_path, base_path = self._path_of(image), self._path_of(base)
@@ -157,11 +157,11 @@ class BaseComparer:
             ranges = common_ranges.find_ranges(*maps, block_bytes)
             return block_dedup.share_blocks(own_file, base_file, ranges, pace)
 
-    def _path_of(self, image: image_record.Record) -> pathlib.Path | None:
+    def _path_of(self, image: image_record.Image) -> pathlib.Path | None:
         stored = stored_bytes.find_stored_bytes(self._images, image)
         return self._images.local_path(stored.own_record, self._conf.file_store_dirs)
 
 
-def _is_told(image: image_record.Record, base: image_record.Record) -> bool:
+def _is_told(image: image_record.Image, base: image_record.Image) -> bool:
     told = artefacts.lineage_of(image)
-    return told.base == base["id"] and told.own_bytes is not None
+    return told.base == base.id and told.own_bytes is not None

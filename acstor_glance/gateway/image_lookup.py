@@ -9,7 +9,11 @@ import hashlib
 import http
 import logging
 import time
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 import requests
 from keystoneauth1 import adapter
@@ -31,6 +35,8 @@ from acstor_glance.gateway import stores
 from acstor_glance.gateway import ttl_cache
 
 LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_REMEMBERED = 16_384
 CALLERS = 16
@@ -117,12 +123,12 @@ class ImageLookup:
 
     def fetch_record(
         self, image_id: ids.ImageId, caller: Caller, timeout_s: float = glance_conf.TIMEOUT_S
-    ) -> image_record.Record:
+    ) -> image_record.Image:
         """Return the current record of an image, as the caller sees it."""
         answer = self._get(f"/v2/images/{image_id}", caller, timeout_s=timeout_s)
         if answer.status_code != http.HTTPStatus.OK:
             raise self._refusal(answer.status_code, "whether there is such an image")
-        return self._decoded(answer)
+        return self._decoded(answer, image_record.Image.from_record)
 
     def quota_left(self, caller: Caller) -> int | None:
         """Return the rest of the quota of the caller's project, in bytes; None: unknown.
@@ -133,7 +139,7 @@ class ImageLookup:
         answer = self._get("/v2/info/usage", caller)
         if answer.status_code != http.HTTPStatus.OK:
             return None
-        return quota_left(self._decoded(answer))
+        return self._decoded(answer, quota_left)
 
     def list_locations(self, image_id: ids.ImageId, is_fresh: bool) -> list[stores.Location]:
         """Return the locations of an image, in Glance's order; ``is_fresh``: uncached."""
@@ -199,12 +205,11 @@ class ImageLookup:
         self._locations_fault.log_warning("")
         return [stores.Location(url, store) for url, store in found]
 
-    def _decoded(self, answer: requests.Response) -> image_record.Record:
+    def _decoded(self, answer: requests.Response, parse: Callable[[dict[str, Any]], T]) -> T:
         try:
-            record: image_record.Record = dict(answer.json())
+            return parse(dict(answer.json()))
         except (ValueError, TypeError) as error:
             raise self._refusal(None, "its answer is no record of an image") from error
-        return record
 
     def _refusal(self, status: int | None, words: str) -> http_errors.HttpError:
         """Return Glance's refusal, or the error that Glance fails."""
@@ -218,7 +223,7 @@ class ImageLookup:
         return http_errors.HttpError(http.HTTPStatus.BAD_GATEWAY, f"Glance cannot be asked: {said}")
 
 
-def quota_left(said: image_record.Record) -> int | None:
+def quota_left(said: Mapping[str, Any]) -> int | None:
     """Return the rest of a project's quota in bytes; None if it has none.
 
     :param said: Glance's answer to ``/v2/info/usage``, in MiB; a limit of -1 is none
@@ -231,25 +236,25 @@ def quota_left(said: image_record.Record) -> int | None:
     return None if limit_mib < 0 else max(0, limit_mib - used_mib) * geometry.MIB
 
 
-def _image_of(image_id: ids.ImageId, record: image_record.Record) -> Image:
-    status = image_record.text_of(record, "status")
+def _image_of(image_id: ids.ImageId, record: image_record.Image) -> Image:
+    status = record.status
     if status not in READABLE:
         raise http_errors.HttpError(
             http.HTTPStatus.CONFLICT, f"the image's status is {status or 'unknown'}, not active"
         )
-    size_bytes = image_record.size_bytes_of(record)
+    size_bytes = record.size_bytes
     if not size_bytes:
         raise http_errors.HttpError(
             http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
             "the image is empty",
             {"Content-Range": "bytes */0"},
         )
-    md5 = image_record.text_of(record, "checksum").lower()
-    os_hash = image_record.os_hash_of(record)
+    md5 = record.text("checksum").lower()
+    os_hash = record.os_hash
     return Image(image_id, size_bytes, md5, disk_format_of(record), os_hash)
 
 
-def disk_format_of(record: image_record.Record) -> str:
+def disk_format_of(record: image_record.Image) -> str:
     """Return an image's disk format; empty unless its container is ``bare``."""
-    is_bare = image_record.text_of(record, "container_format") == _BARE
-    return image_record.text_of(record, "disk_format") if is_bare else ""
+    is_bare = record.container_format == _BARE
+    return record.disk_format if is_bare else ""

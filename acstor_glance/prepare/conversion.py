@@ -61,7 +61,7 @@ _IMAGE, _MADE = "/image", "/made"
 
 @contextlib.contextmanager
 def convert_image(
-    image: image_record.Record, stored: IO[bytes], work: pathlib.Path, held_by: sandbox.Sandbox
+    image: image_record.Image, stored: IO[bytes], work: pathlib.Path, held_by: sandbox.Sandbox
 ) -> Iterator[IO[bytes]]:
     """Yield the converted qcow2 file of an image.
 
@@ -71,7 +71,7 @@ def convert_image(
     :raises errors.LimitExceeded: qemu-img takes too long or writes too much
     :raises errors.Unusable: qemu-img, its sandbox or space is missing
     """
-    name, disk_format = f"image {image['id']}", image_record.text_of(image, "disk_format")
+    name, disk_format = f"image {image.id}", image.disk_format
     with open(stored.name, "rb") as inspected:
         why = format_check.why_not_convertible(inspected, disk_format)
     if why:

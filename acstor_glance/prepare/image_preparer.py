@@ -55,7 +55,7 @@ class NextStep:
     """
 
     kind: artefacts.Kind
-    run: Callable[[image_record.Record], None]
+    run: Callable[[image_record.Image], None]
 
 
 Progress = Callable[[int], None]
@@ -143,7 +143,7 @@ class ImagePreparer:
         if todo.step is plan.Step.REFUSE:
             outcome = self._refuse(image, todo.why)
         elif todo.step is plan.Step.PREPARE or can_be_forced:
-            if not begin(image_record.text_of(image, "owner")):
+            if not begin(image.owner):
                 return PreparationOutcome.QUEUED
             outcome = self._attempt(image, is_forced, progress or _no_progress)
         else:
@@ -162,20 +162,20 @@ class ImagePreparer:
         self._counters.images.labels(outcome.value).inc()
         return outcome
 
-    def _plan(self, image: image_record.Record) -> plan.Plan:
+    def _plan(self, image: image_record.Image) -> plan.Plan:
         pointers = [artefacts.pointer_of(image, kind) for kind in self.wanted.for_image(image)]
         found = [self._images.read_or_none(pointer) for pointer in pointers if pointer]
-        by_id = {record["id"]: record for record in found if record}
+        by_id = {record.id: record for record in found if record}
         return plan.plan_image(image, by_id, self._images.project_id, self.wanted, _now())
 
-    def _can_be_forced(self, image: image_record.Record) -> bool:
+    def _can_be_forced(self, image: image_record.Image) -> bool:
         why_not = image_record.why_not_served(image, self.wanted.convertible)
-        return not why_not and artefacts.KIND not in image
+        return not why_not and artefacts.KIND not in image.properties
 
     def _attempt(
-        self, image: image_record.Record, is_forced: bool, progress: Progress
+        self, image: image_record.Image, is_forced: bool, progress: Progress
     ) -> PreparationOutcome:
-        image_id = image_record.image_id_of(image)
+        image_id = image.id
         try:
             self._prepare(image, is_forced, progress)
         except errors.NotRaw as exc:
@@ -189,11 +189,11 @@ class ImagePreparer:
             return self._fail(now, str(exc))
         return PreparationOutcome.PREPARED
 
-    def _prepare(self, image: image_record.Record, is_forced: bool, progress: Progress) -> None:
-        image_id = image_record.image_id_of(image)
-        LOG.info("image %s: preparing (%d bytes)", image_id, image_record.size_bytes_of(image))
+    def _prepare(self, image: image_record.Image, is_forced: bool, progress: Progress) -> None:
+        image_id = image.id
+        LOG.info("image %s: preparing (%d bytes)", image_id, image.size_bytes)
         started = _now()
-        needed = [CHUNK_MAP, CONVERTED] if image_record.is_convertible(image) else [CHUNK_MAP]
+        needed = [CHUNK_MAP, CONVERTED] if image.is_convertible else [CHUNK_MAP]
         if is_forced or any(self._images.artefact_of(image, kind) is None for kind in needed):
             self._make_chunk_map(image, is_forced, progress)
         image = self._images.get_image(image_id)
@@ -204,7 +204,7 @@ class ImagePreparer:
         foreign = {
             kind.pointer: ""
             for kind in artefacts.Kind
-            if kind.pointer in image and self._images.artefact_of(image, kind) is None
+            if kind.pointer in image.properties and self._images.artefact_of(image, kind) is None
         }
         ready = artefacts.state_properties(image_id, artefacts.State.READY)
         asked = self._boot_image_asked(image)
@@ -214,7 +214,7 @@ class ImagePreparer:
         seconds = (_now() - started).total_seconds()
         LOG.info("image %s: prepared in %.1f s", image_id, seconds)
 
-    def _boot_image_asked(self, image: image_record.Record) -> dict[str, str]:
+    def _boot_image_asked(self, image: image_record.Image) -> dict[str, str]:
         """Return the properties that request a boot image from a listener."""
         if self._conf.boot_images == "none":
             return artefacts.boot_properties(None)
@@ -224,14 +224,14 @@ class ImagePreparer:
         return artefacts.boot_properties(state)
 
     def _make_chunk_map(
-        self, image: image_record.Record, is_forced: bool, progress: Progress
+        self, image: image_record.Image, is_forced: bool, progress: Progress
     ) -> None:
         """Publish the chunk map of the import plugin, or make one from the bytes."""
         self._quota.reserve_bytes(image, 0)
         counted = self._progress_counter(image, progress)
         budget = self._budget(image)
         with self.scopes.naming_of_image(image) as naming:
-            if image_record.is_convertible(image):
+            if image.is_convertible:
                 self._convert(image, counted, naming, budget)
                 return
             with self.spool.finished_map(image, naming.scope_keys) as waiting:
@@ -244,7 +244,7 @@ class ImagePreparer:
                 return
             with (
                 self.spool.temporary_map() as file,
-                self._images.open_image_data(image["id"]) as pieces,
+                self._images.open_image_data(image.id) as pieces,
             ):
                 chunk_bytes = prehash.SERVICE_CHUNK_BYTES
                 stream_prehash.write_map(
@@ -253,13 +253,13 @@ class ImagePreparer:
                 )
                 self._publish(image, file)
 
-    def _budget(self, image: image_record.Record) -> preparation_budget.PreparationBudget:
-        size_bytes, ratio = image_record.size_bytes_of(image), self._conf.max_expansion_ratio
-        return preparation_budget.PreparationBudget(f"image {image['id']}", size_bytes, ratio)
+    def _budget(self, image: image_record.Image) -> preparation_budget.PreparationBudget:
+        size_bytes, ratio = image.size_bytes, self._conf.max_expansion_ratio
+        return preparation_budget.PreparationBudget(f"image {image.id}", size_bytes, ratio)
 
     def _convert(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         progress: Progress,
         naming: deduplication.Naming,
         budget: preparation_budget.PreparationBudget,
@@ -269,19 +269,19 @@ class ImagePreparer:
             if self._reuse_conversion(image, work, progress, naming, budget):
                 return
             with (work / "image").open("w+b") as copied:
-                with self._images.open_image_data(image["id"]) as pieces:
-                    os_hash = image_record.os_hash_of(image)
+                with self._images.open_image_data(image.id) as pieces:
+                    os_hash = image.os_hash
                     stream_prehash.copy_stream(
                         image, budget.enforce_deadline(pieces), copied, os_hash
                     )
-                progress(image_record.size_bytes_of(image))
+                progress(image.size_bytes)
                 held_by = sandbox.Sandbox(self._conf.builder_sandbox)
                 with conversion.convert_image(image, copied, work, held_by) as made:
                     self._publish_converted(image, made, work, naming, budget)
 
     def _reuse_conversion(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         work: pathlib.Path,
         progress: Progress,
         naming: deduplication.Naming,
@@ -302,20 +302,21 @@ class ImagePreparer:
         except (errors.LimitExceeded, errors.QuotaExceeded):
             raise
         except (errors.Unusable, errors.FormatError, errors.ImageGone) as exc:
-            LOG.warning("image %s: its converted image is incomplete: %s", image["id"], exc)
+            LOG.warning("image %s: its converted image is incomplete: %s", image.id, exc)
             return False
         return True
 
     def _publish_converted(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         made: IO[bytes],
         work: pathlib.Path,
         naming: deduplication.Naming,
         budget: preparation_budget.PreparationBudget,
     ) -> None:
         """Store a conversion; point to it and to its chunk map in one request."""
-        as_read = artefacts.as_read(image, {"size": os.fstat(made.fileno()).st_size})
+        size_bytes = os.fstat(made.fileno()).st_size
+        as_read = artefacts.as_read(image, image_record.Image(size_bytes=size_bytes))
         with self.spool.temporary_map() as file:
             stream_prehash.write_map_of_file(
                 *(as_read, made, work, file, prehash.SERVICE_CHUNK_BYTES),
@@ -331,25 +332,25 @@ class ImagePreparer:
             except errors.AcstorError:
                 self._images.delete_artefact(artefact_id)
                 raise
-        self._images.delete_others(CONVERTED, image["id"], artefact_id)
+        self._images.delete_others(CONVERTED, image.id, artefact_id)
 
     def _hash_file(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         path: pathlib.Path,
         naming: deduplication.Naming,
         progress: Progress,
         budget: preparation_budget.PreparationBudget,
     ) -> None:
-        image_id = image_record.image_id_of(image)
+        image_id = image.id
         map_path = self.spool.work_path(image_id)
         prehash.prehash(
             path,
             map_path,
             image_id,
-            disk_format=format_check.format_named(image_record.text_of(image, "disk_format")),
+            disk_format=format_check.format_named(image.disk_format),
             chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
-            os_hash=image_record.os_hash_of(image),
+            os_hash=image.os_hash,
             workers=prehash.SERVICE_THREADS,
             max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
             progress=progress,
@@ -361,9 +362,9 @@ class ImagePreparer:
 
     def _publish(
         self,
-        image: image_record.Record,
+        image: image_record.Image,
         file: IO[bytes],
-        as_read: image_record.Record | None = None,
+        as_read: image_record.Image | None = None,
         said: Mapping[str, str] | None = None,
     ) -> None:
         """Publish a chunk map, after checking that it is of this image.
@@ -382,18 +383,18 @@ class ImagePreparer:
         before = self._images.artefact_of(image, CHUNK_MAP)
         also = {artefacts.SCOPE: named_in}
         self._images.publish_artefact(CHUNK_MAP, image, file, also=also, said=said)
-        if before is not None and before.get(artefacts.SCOPE) != named_in:
+        if before is not None and before.text(artefacts.SCOPE) != named_in:
             self._drop_boot_image(image)
 
-    def _drop_boot_image(self, image: image_record.Record) -> None:
+    def _drop_boot_image(self, image: image_record.Image) -> None:
         """Delete a boot image with CIDs of another scope; the listener makes another."""
         boot_image = self._images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
         if boot_image is not None:
-            self._images.set_properties(image["id"], {artefacts.Kind.BOOT_IMAGE.pointer: ""})
-            self._images.delete_artefact(boot_image["id"])
+            self._images.set_properties(image.id, {artefacts.Kind.BOOT_IMAGE.pointer: ""})
+            self._images.delete_artefact(boot_image.id)
 
-    def _progress_counter(self, image: image_record.Record, progress: Progress) -> Progress:
-        size_bytes = max(1, image_record.size_bytes_of(image))
+    def _progress_counter(self, image: image_record.Image, progress: Progress) -> Progress:
+        size_bytes = max(1, image.size_bytes)
         seen_bytes = 0
 
         def count(done_bytes: int) -> None:
@@ -401,15 +402,15 @@ class ImagePreparer:
             self._counters.hashed_bytes.inc(max(0, done_bytes - seen_bytes))
             tenths = done_bytes * 10 // size_bytes
             if tenths != seen_bytes * 10 // size_bytes:
-                LOG.info("image %s: %d %% hashed", image["id"], 10 * tenths)
+                LOG.info("image %s: %d %% hashed", image.id, 10 * tenths)
             seen_bytes = done_bytes
             progress(done_bytes)
 
         return count
 
-    def _refuse(self, image: image_record.Record, why: str, retry: str = "") -> PreparationOutcome:
+    def _refuse(self, image: image_record.Image, why: str, retry: str = "") -> PreparationOutcome:
         """Record on the image why it is not served, and remove its pointers."""
-        image_id = image_record.image_id_of(image)
+        image_id = image.id
         LOG.info("image %s is not served: %s", image_id, why)
         pointers = {kind.pointer: "" for kind in artefacts.Kind}
         said = artefacts.state_properties(image_id, artefacts.State.REFUSED, why, retry)
@@ -418,21 +419,21 @@ class ImagePreparer:
         return PreparationOutcome.REFUSED
 
     def _fail(
-        self, image: image_record.Record, why: str, retry: plan.Retry | None = None
+        self, image: image_record.Image, why: str, retry: plan.Retry | None = None
     ) -> PreparationOutcome:
         """Record a failure and the next attempt; ``retry`` None: with increasing delays."""
         retry = retry or plan.Retry.after_failure(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
-                    image["id"], retry, why)  # fmt: skip
-        image_id = image_record.image_id_of(image)
+                    image.id, retry, why)  # fmt: skip
+        image_id = image.id
         said = artefacts.state_properties(image_id, artefacts.State.FAILED, why, str(retry))
         self._images.set_properties(image_id, said)
         return PreparationOutcome.FAILED
 
     def _clean_up(self, image_id: ids.ImageId) -> PreparationOutcome:
         for artefact in list(self._images.list_artefacts(image_id)):
-            LOG.info("artefact %s: deleted with its image %s", artefact["id"], image_id)
-            self._images.delete_artefact(artefact["id"])
+            LOG.info("artefact %s: deleted with its image %s", artefact.id, image_id)
+            self._images.delete_artefact(artefact.id)
             self._counters.deleted_artefacts.inc()
         self.spool.remove(image_id)
         return PreparationOutcome.GONE

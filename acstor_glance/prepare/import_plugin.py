@@ -87,10 +87,12 @@ class HashStaged(task.Task):  # type: ignore[misc]  # taskflow has no type hints
         spool.remove(self._image_id)
         with self._wrapper as action:
             disk_format = action.image_disk_format
-            said = {"disk_format": disk_format, "container_format": action.image_container_format}
+            container = action.image_container_format
             if disk_format in self._conf.acstor_glance.convert_formats:
                 return  # the listener converts it after the import
-            why = image_record.why_format_not_served(said)
+            why = image_record.why_format_not_served(
+                image_record.Image(disk_format=disk_format, container_format=container)
+            )
         state, message, retry = artefacts.State.REFUSED, why, ""
         if not why:
             found = format_check.format_named(disk_format)
@@ -191,8 +193,8 @@ class Publishing(threading.Thread):
             image = images.read_or_none(self._image_id)
             if image is None:
                 return False
-            is_active = image_record.text_of(image, "status") == image_record.ACTIVE
-            if is_active and image_record.IMPORT_TASK not in image:
+            is_active = image.status == image_record.ACTIVE
+            if is_active and image_record.IMPORT_TASK not in image.properties:
                 return True
             time.sleep(wait_s)
             wait_s = min(1.5 * wait_s, LOOK_AT_MOST_EVERY_S)

@@ -71,13 +71,13 @@ class MapSpool:
 
     @contextlib.contextmanager
     def finished_map(
-        self, image: image_record.Record, scope_keys: chunk_map.ScopeKeys
+        self, image: image_record.Image, scope_keys: chunk_map.ScopeKeys
     ) -> Iterator[IO[bytes] | None]:
         """Yield the finished map of an active image; None if none valid waits.
 
         Other scope keys mean that the image's project or visibility has changed since.
         """
-        image_id = image_record.image_id_of(image)
+        image_id = image.id
         with self.temporary_map() as file:
             try:
                 with self._waiting(image_id) as buffer:
@@ -85,11 +85,11 @@ class MapSpool:
                         buffer,
                         str(self.map_path(image_id)),
                         expected_image_id=image_id,
-                        expected_stored_bytes=image_record.size_bytes_of(image),
+                        expected_stored_bytes=image.size_bytes,
                     )
                     is_usable = found.scope_keys == scope_keys
                     if is_usable:
-                        os_hash = image_record.os_hash_of(image)
+                        os_hash = image.os_hash
                         file.writelines(chunk_map_writer.with_os_hash(found, buffer, os_hash))
             except (FileNotFoundError, errors.ChunkMapFormatError):
                 is_usable = False

@@ -15,6 +15,7 @@ from acstor_common.formats import boot_image
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.image import lineage
+from acstor_common.model import ids
 
 NEVER = "never"
 RETRY_FIRST_S = 60
@@ -23,16 +24,9 @@ RETRY_LAST_S = 86400
 """Longest delay between attempts."""
 ORPHAN_GRACE_S = 3600
 """Age at which an artefact without pointer is deleted, longer than its upload."""
-OWN_OF_ARTEFACT = ("id", "created_at", artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
+OWN_OF_ARTEFACT = (artefacts.OF_IMAGE, artefacts.OS_HASH_VALUE)
 """Properties of an artefact that plans need, with values of its own."""
-SHARED_OF_ARTEFACTS = (
-    "owner",
-    "status",
-    artefacts.KIND,
-    artefacts.OS_HASH_ALGO,
-    artefacts.FORMAT,
-    artefacts.ORIGIN,
-)
+SHARED_OF_ARTEFACTS = (artefacts.KIND, artefacts.OS_HASH_ALGO, artefacts.FORMAT, artefacts.ORIGIN)
 """Properties that plans need, with values that many artefacts share."""
 _AT_ONCE = datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
@@ -86,9 +80,9 @@ class DesiredArtefacts:
     kinds: Mapping[artefacts.Kind, int]
     convertible: Collection[str] = ()
 
-    def for_image(self, image: image_record.Record) -> Mapping[artefacts.Kind, int]:
+    def for_image(self, image: image_record.Image) -> Mapping[artefacts.Kind, int]:
         """Return the desired artefacts of an image, with their formats' versions."""
-        if not image_record.is_convertible(image):
+        if not image.is_convertible:
             return self.kinds
         return {**self.kinds, artefacts.Kind.CONVERTED: artefacts.CONVERTED_VERSION}
 
@@ -103,8 +97,8 @@ class Plan:
 
 
 def plan_image(
-    image: image_record.Record,
-    found: Mapping[str, image_record.Record],
+    image: image_record.Image,
+    found: Mapping[ids.ImageId, image_record.Image],
     project_id: str,
     wanted: DesiredArtefacts,
     now: datetime.datetime,
@@ -112,7 +106,7 @@ def plan_image(
     """Return what ``image`` needs; ``found`` has at least its artefacts, by ID."""
     if artefacts.is_left_alone(image, project_id):
         return Plan(Step.NOTHING, "it is an artefact itself")
-    if image_record.text_of(image, "status") != image_record.ACTIVE:
+    if image.status != image_record.ACTIVE:
         return Plan(Step.NOTHING, image_record.why_not_served(image))
     why_not = image_record.why_not_served(image, wanted.convertible)
     if why_not:
@@ -123,23 +117,23 @@ def plan_image(
     return _plan_attempt(image, why, now)
 
 
-def _is_refused(image: image_record.Record, why: str) -> bool:
+def _is_refused(image: image_record.Image, why: str) -> bool:
     return (
         artefacts.state_of(image) is artefacts.State.REFUSED
-        and image_record.text_of(image, artefacts.MESSAGE) == artefacts.fit_message(why)
-        and not any(kind.pointer in image for kind in artefacts.Kind)
+        and image.text(artefacts.MESSAGE) == artefacts.fit_message(why)
+        and not any(kind.pointer in image.properties for kind in artefacts.Kind)
     )
 
 
-def retry_of(image: image_record.Record) -> Retry | None:
+def retry_of(image: image_record.Image) -> Retry | None:
     """Return the recorded failures of this image."""
     if artefacts.state_of(image) not in (artefacts.State.FAILED, artefacts.State.REFUSED):
         return None
-    return Retry.parse(image_record.text_of(image, artefacts.RETRY))
+    return Retry.parse(image.text(artefacts.RETRY))
 
 
 def next_build(
-    image: image_record.Record, found: Mapping[str, image_record.Record], project_id: str
+    image: image_record.Image, found: Mapping[ids.ImageId, image_record.Image], project_id: str
 ) -> Retry | None:
     """Return when to build the image's boot image; None: never.
 
@@ -149,31 +143,32 @@ def next_build(
     if artefacts.state_of(image) is not artefacts.State.READY:
         return None
     wanted = {artefacts.Kind.BOOT_IMAGE: boot_image.VERSION}
-    has_one = not _why_incomplete(image, found, project_id, wanted) and not artefacts.is_stopgap(
-        found.get(artefacts.pointer_of(image, artefacts.Kind.BOOT_IMAGE) or "")
-    )
-    written = Retry.parse(image_record.text_of(image, artefacts.BOOT_RETRY))
+    pointer = artefacts.pointer_of(image, artefacts.Kind.BOOT_IMAGE)
+    present = found.get(pointer) if pointer else None
+    is_complete = not _why_incomplete(image, found, project_id, wanted)
+    has_one = is_complete and not artefacts.is_stopgap(present)
+    written = Retry.parse(image.text(artefacts.BOOT_RETRY))
     retry = written or Retry(0, _AT_ONCE)
     return None if has_one or retry.at is None else retry
 
 
-def is_to_be_compared(image: image_record.Record) -> bool:
+def is_to_be_compared(image: image_record.Image) -> bool:
     """Return whether to compare a prepared image with its backing image."""
     is_ready = artefacts.state_of(image) is artefacts.State.READY
     told = artefacts.lineage_of(image)
     return is_ready and told.shared_bytes is None and bool(lineage.bases_of(image))
 
 
-def _plan_attempt(image: image_record.Record, why: str, now: datetime.datetime) -> Plan:
+def _plan_attempt(image: image_record.Image, why: str, now: datetime.datetime) -> Plan:
     retry = retry_of(image)
     if retry is None or (retry.at is not None and retry.at <= now):
         return Plan(Step.PREPARE, why)
-    return Plan(Step.WAIT, image_record.text_of(image, artefacts.MESSAGE), retry.at)
+    return Plan(Step.WAIT, image.text(artefacts.MESSAGE), retry.at)
 
 
 def _why_incomplete(
-    image: image_record.Record,
-    found: Mapping[str, image_record.Record],
+    image: image_record.Image,
+    found: Mapping[ids.ImageId, image_record.Image],
     project_id: str,
     wanted: Mapping[artefacts.Kind, int],
 ) -> str:
@@ -190,8 +185,8 @@ def _why_incomplete(
 
 
 def why_orphan(
-    artefact: image_record.Record,
-    image: image_record.Record | None,
+    artefact: image_record.Image,
+    image: image_record.Image | None,
     now: datetime.datetime,
     grace_s: float,
 ) -> str:
@@ -199,9 +194,9 @@ def why_orphan(
 
     :param image: its image, read after the artefact; None: there is none
     """
-    if image_record.text_of(artefact, artefacts.KIND) == artefacts.SCOPE_SECRET:
+    if artefact.text(artefacts.KIND) == artefacts.SCOPE_SECRET:
         return ""
-    of_image = image_record.text_of(artefact, artefacts.OF_IMAGE)
+    of_image = artefact.text(artefacts.OF_IMAGE)
     if _age_s(artefact, now) < grace_s and image is not None:
         return ""  # uploads precede the pointer
     if image is None:
@@ -209,14 +204,14 @@ def why_orphan(
     kind = artefacts.kind_of(artefact)
     if kind is None:
         return ""  # of a later version, which cleans up itself
-    if artefacts.pointer_of(image, kind) != artefact["id"]:
+    if artefacts.pointer_of(image, kind) != artefact.id:
         return f"image {of_image} does not point to it"
     return ""
 
 
-def _age_s(record: image_record.Record, now: datetime.datetime) -> float:
+def _age_s(record: image_record.Image, now: datetime.datetime) -> float:
     try:
-        made = datetime.datetime.fromisoformat(image_record.text_of(record, "created_at"))
+        made = datetime.datetime.fromisoformat(record.created_at)
     except ValueError:
         return 0.0
     made = made if made.tzinfo else made.replace(tzinfo=datetime.UTC)

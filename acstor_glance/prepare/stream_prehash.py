@@ -39,7 +39,7 @@ WORK_PREFIX = "copy-"
 
 
 def write_map(
-    image: image_record.Record,
+    image: image_record.Image,
     pieces: Iterator[bytes],
     chunk_bytes: int,
     file: IO[bytes],
@@ -71,11 +71,11 @@ def write_map(
                 *(image, copied, work, file, chunk_bytes, progress, naming, is_hashed, budget)
             )
     else:
-        size_bytes = image_record.size_bytes_of(image)
+        size_bytes = image.size_bytes
         subject = chunk_map.Subject(
-            image_record.image_id_of(image),
+            image.id,
             geometry.Geometry(size_bytes, chunk_bytes),
-            image_record.os_hash_of(image),
+            image.os_hash,
             naming.scope_keys,
             layout.raw(size_bytes),
         )
@@ -83,8 +83,8 @@ def write_map(
         file.writelines(chunk_map_writer.write_map(subject, cids, folder=folder))
 
 
-def _format_of(image: image_record.Record) -> layout.DiskFormat:
-    return format_check.format_named(image_record.text_of(image, "disk_format"))
+def _format_of(image: image_record.Image) -> layout.DiskFormat:
+    return format_check.format_named(image.disk_format)
 
 
 @contextlib.contextmanager
@@ -96,7 +96,7 @@ def work_folder(folder: pathlib.Path | None) -> Iterator[pathlib.Path]:
 
 
 def write_map_of_file(
-    image: image_record.Record,
+    image: image_record.Image,
     stored: IO[bytes],
     work: pathlib.Path,
     file: IO[bytes],
@@ -115,10 +115,10 @@ def write_map_of_file(
     prehash.prehash(
         stored,
         map_path,
-        image_record.image_id_of(image),
+        image.id,
         disk_format=_format_of(image),
         chunk_bytes=chunk_bytes,
-        os_hash=chunk_map.UNKNOWN_OS_HASH if is_hashed else image_record.os_hash_of(image),
+        os_hash=chunk_map.UNKNOWN_OS_HASH if is_hashed else image.os_hash,
         workers=prehash.SERVICE_THREADS,
         max_virtual_bytes=image_record.SERVED_VIRTUAL_BYTES,
         progress=progress,
@@ -131,12 +131,12 @@ def write_map_of_file(
             return
         with mapped_file.map_file(made) as view:
             found = chunk_map.ChunkMap.parse(view, str(map_path))
-            os_hash = image_record.os_hash_of(image)
+            os_hash = image.os_hash
             file.writelines(chunk_map_writer.with_os_hash(found, view, os_hash))
 
 
 def copy_stream(
-    image: image_record.Record,
+    image: image_record.Image,
     pieces: Iterator[bytes],
     copied: IO[bytes],
     bytes_hash: chunk_map.OsHash | None = None,
@@ -145,7 +145,7 @@ def copy_stream(
 
     :param bytes_hash: the expected hash; None: not checked here
     """
-    name, size_bytes = f"image {image['id']}", image_record.size_bytes_of(image)
+    name, size_bytes = f"image {image.id}", image.size_bytes
     space = os.statvfs(copied.fileno())
     if size_bytes > space.f_bavail * space.f_frsize:
         raise errors.Unusable(name, f"there is no space for its {size_bytes} bytes",
@@ -167,7 +167,7 @@ def copy_stream(
 
 
 def _cids_on_the_way(
-    image: image_record.Record,
+    image: image_record.Image,
     subject: chunk_map.Subject,
     pieces: Iterator[bytes],
     progress: Callable[[int], None],
@@ -175,7 +175,7 @@ def _cids_on_the_way(
 ) -> Iterator[bytes]:
     """Yield the CIDs of a raw image as it arrives; check its hash at the end."""
     os_hash, cut = subject.os_hash, subject.geometry
-    name = f"image {image['id']}"
+    name = f"image {image.id}"
     hasher = _hasher(name, os_hash.algo)
     done_bytes = 0
     for buffer, length in _buffers(pieces):

@@ -244,7 +244,7 @@ class Snapshot:
         ends_s = time.monotonic() + SETTLE_S
         while True:
             image = self._host.seams.get_image(self._context, self._image_id)
-            status = image["status"] if image else None
+            status = image.status if image else None
             if status != image_record.SAVING or time.monotonic() > ends_s:
                 return status == image_record.ACTIVE
             time.sleep(ASK_AGAIN_S)

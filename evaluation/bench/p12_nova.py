@@ -32,6 +32,7 @@ from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.wire import trace_message
 from evaluation.bench import harness
@@ -234,12 +235,17 @@ def boot(place: Place, host: nova_hosts.Host, image_id: str, downloads: int) -> 
     return booted
 
 
+def image_of(place: Place, image_id: str) -> image_record.Image:
+    record = place.both.images.client.get(f"/images/{image_id}").json()
+    return image_record.Image.from_record(record)
+
+
 def given_of(place: Place, image_id: str) -> list[int]:
     """Return how many bytes were given so far of an image, its chunk map and its boot image."""
-    record = place.both.images.client.get(f"/images/{image_id}").json()
+    image = image_of(place, image_id)
     found = [place.given(image_id, http.HTTPStatus.PARTIAL_CONTENT)]
     for kind in (artefacts.Kind.CHUNK_MAP, artefacts.Kind.BOOT_IMAGE):
-        pointer = artefacts.pointer_of(record, kind)
+        pointer = artefacts.pointer_of(image, kind)
         whole_or_part = (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT)
         found.append(0 if pointer is None else place.given(pointer, *whole_or_part))
     return found
@@ -252,10 +258,10 @@ def bytes_of_boot(place: Place, image_id: str, before: list[int]) -> BootBytes:
     """
     asked = chunks_asked(place.both.hosts[0], image_id)
     given = [now - then for now, then in zip(given_of(place, image_id), before, strict=True)]
-    images = place.both.images.client
-    record = images.get(f"/images/{image_id}").json()
-    map_id = artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP)
-    image_map = artefacts.parse_chunk_map(record, images.get(f"/images/{map_id}/file").content)
+    image = image_of(place, image_id)
+    map_id = artefacts.pointer_of(image, artefacts.Kind.CHUNK_MAP)
+    raw = place.both.images.client.get(f"/images/{map_id}/file").content
+    image_map = artefacts.parse_chunk_map(image, raw)
     chunk_nos = [number for number in sorted(asked) if not image_map.is_zero(number)]
     return BootBytes(
         sum(map(image_map.geometry.chunk_length, chunk_nos)),

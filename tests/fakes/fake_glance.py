@@ -15,6 +15,7 @@ from keystoneauth1 import session as keystone_session
 
 from acstor_agent.sources import base
 from acstor_agent.sources import glance
+from acstor_common.image import image_record
 from tests.fakes import glance_records
 
 
@@ -65,7 +66,7 @@ def fill(files: dict[str, bytes], blobs: Mapping[str, bytes], made: str = "") ->
         path = pathlib.PurePath(name)
         if kinds[path.suffix] not in glance.ARTEFACTS:
             os_hash = hashlib.sha512(data).hexdigest()
-            images[path.stem] = glance_records.image(
+            images[path.stem] = glance_records.record(
                 id=path.stem,
                 size=len(data),
                 os_hash_value=os_hash,
@@ -78,8 +79,8 @@ def fill(files: dict[str, bytes], blobs: Mapping[str, bytes], made: str = "") ->
             kind, _version = glance.ARTEFACTS[kinds[path.suffix]]
             image = images[path.stem]
             artefact_id = str(uuid.uuid5(uuid.NAMESPACE_URL, name + made))
-            record = glance_records.artefact(
-                image,
+            record = glance_records.artefact_record(
+                image_record.Image.from_record(image),
                 kind,
                 id=artefact_id,
                 size=len(data),

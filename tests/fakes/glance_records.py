@@ -16,7 +16,7 @@ TENANT = "aa5b1c3d2f4e4d6f8a9b0c1d2e3f4a5b"
 BYTES = b"what the image holds" * 1000
 
 
-def image(**changed: Any) -> dict[str, Any]:
+def record(**changed: Any) -> dict[str, Any]:
     """Return the record of a raw image that acstor can serve."""
     return {
         "id": IMAGE_ID,
@@ -34,6 +34,11 @@ def image(**changed: Any) -> dict[str, Any]:
     }
 
 
+def image(**changed: Any) -> image_record.Image:
+    """Return a raw image that acstor can serve."""
+    return image_record.Image.from_record(record(**changed))
+
+
 VERSIONS = {
     artefacts.Kind.CHUNK_MAP: chunk_map.VERSION,
     artefacts.Kind.BOOT_IMAGE: boot_image.VERSION,
@@ -41,9 +46,16 @@ VERSIONS = {
 }
 
 
-def artefact(
-    of: image_record.Record, kind: artefacts.Kind = artefacts.Kind.CHUNK_MAP, **changed: Any
+def artefact_record(
+    of: image_record.Image, kind: artefacts.Kind = artefacts.Kind.CHUNK_MAP, **changed: Any
 ) -> dict[str, Any]:
     """Return the record of the artefact that ``of`` would point to."""
     made = artefacts.new_artefact(of, kind, SERVICE_PROJECT, VERSIONS[kind])
     return {"id": ARTEFACT_ID, "status": "active", "size": 4711, **made, **changed}
+
+
+def artefact(
+    of: image_record.Image, kind: artefacts.Kind = artefacts.Kind.CHUNK_MAP, **changed: Any
+) -> image_record.Image:
+    """Return the artefact that ``of`` would point to."""
+    return image_record.Image.from_record(artefact_record(of, kind, **changed))

@@ -84,7 +84,7 @@ def main(folder: str, told: str) -> None:
                         "retry": image.get("acstor_retry", ""),
                         "s": ended[image["name"]],
                         "artefact_bytes": sum(
-                            one["size"] for one in images.list_artefacts(image["id"])
+                            one.size_bytes for one in images.list_artefacts(image["id"])
                         ),
                     }
                     for image in tenants

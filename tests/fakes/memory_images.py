@@ -32,7 +32,7 @@ class MemoryImages(glance_client.GlanceClient):
     def add(self, data: bytes, **record: Any) -> dict[str, Any]:
         """Put an active image here and return its record."""
         image_id = record.pop("id", str(uuid.uuid4()))
-        self.records[image_id] = glance_records.image(
+        self.records[image_id] = glance_records.record(
             id=image_id,
             size=len(data),
             os_hash_value=hashlib.sha512(data).hexdigest(),
@@ -41,12 +41,12 @@ class MemoryImages(glance_client.GlanceClient):
         self.data[image_id] = data
         return self.records[image_id]
 
-    def get_image(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Image:
         if image_id not in self.records:
             raise errors.ImageGone(f"image {image_id}", "there is none")
-        return dict(self.records[image_id])
+        return image_record.Image.from_record(self.records[image_id])
 
-    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Image]:
         found = list(self.records.values())
         if sorted_by:
             found.sort(key=lambda record: str(record[sorted_by]))
@@ -55,7 +55,7 @@ class MemoryImages(glance_client.GlanceClient):
             found.sort(key=lambda record: record.get("os_hidden", False))
         for record in found:
             if all(record.get(name) == value for name, value in filters.items()):
-                yield dict(record)
+                yield image_record.Image.from_record(record)
 
     @contextlib.contextmanager
     def open_image_data(self, image_id: str) -> Iterator[Iterator[bytes]]:
@@ -81,5 +81,5 @@ class MemoryImages(glance_client.GlanceClient):
     def delete_artefact(self, image_id: str) -> None:
         self.records.pop(image_id, None)
 
-    def local_path(self, image: image_record.Record, folders: Any) -> None:
+    def local_path(self, image: image_record.Image, folders: Any) -> None:
         return None

@@ -92,8 +92,10 @@ class Nova:
         seams = imagebackend.NovaFunctions(
             conf=self.conf,
             base_name=base_name,
-            get_image=lambda context, image_id: self.image,
-            inspect=lambda image, _, path: self.inspected.append((image["disk_format"], path)),
+            get_image=lambda context, image_id: (
+                self.image and imagebackend.parse_image({"id": IMAGE, **self.image})
+            ),
+            inspect=lambda image_id, path: self.inspected.append((image_id, path)),
             cannot_start=CannotStartError,
         )
         self.host = imagebackend.HostContext(seams)

@@ -140,7 +140,7 @@ def booted(data: bytes) -> bytes:
 
 
 def is_prepared(glance: uploads.Images, image_id: str) -> bool:
-    return artefacts.state_of(glance.record(image_id)) is artefacts.State.READY
+    return artefacts.state_of(glance.image(image_id)) is artefacts.State.READY
 
 
 def boot_image_of(glance: uploads.Images, image_id: str) -> str:

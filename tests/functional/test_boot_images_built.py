@@ -69,8 +69,8 @@ def test_image_that_boots_is_built_and_says_so(images, conf, made):
     assert made.make_boot_image(image_id)
     assert image["acstor_boot_state"] == "ready"
     assert "acstor_boot_retry" not in image and "acstor_boot_message" not in image
-    found = images.artefact_of(image, artefacts.Kind.BOOT_IMAGE)
-    assert (found["acstor_origin"], found["acstor_revision"]) == ("built", "1")
+    found = images.artefact_of(images.get_image(image_id), artefacts.Kind.BOOT_IMAGE)
+    assert (found.text("acstor_origin"), found.text("acstor_revision")) == ("built", "1")
     assert not made.make_boot_image(image_id)  # there is nothing left to do
 
 

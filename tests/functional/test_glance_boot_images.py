@@ -52,8 +52,8 @@ def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
     images = glance_client.connect(conf)
     given: list[str] = []
 
-    def build(image: image_record.Record) -> None:
-        given.append(image["id"])
+    def build(image: image_record.Image) -> None:
+        given.append(image.id)
         file = io.BytesIO(b"a boot image" * len(given))
         images.publish_artefact(BOOT_IMAGE, image, file, revision=len(given))
 
@@ -73,9 +73,9 @@ def test_step_after_the_chunk_map_publishes_an_artefact_of_its_own(
     second = images.artefact_of(images.get_image(image_id), BOOT_IMAGE)
     assert second is not None
     assert (artefacts.revision_of(first), artefacts.revision_of(second)) == (1, 2)
-    assert not glance.exists(first["id"])
+    assert not glance.exists(first.id)
     assert len(glance.artefacts_of(image_id)) == 2
-    with images.open_image_data(second["id"]) as pieces:
+    with images.open_image_data(second.id) as pieces:
         assert b"".join(pieces) == b"a boot image" * 2
 
 

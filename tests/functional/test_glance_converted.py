@@ -37,21 +37,21 @@ def image_of(folder: pathlib.Path, disk_format: str, seed: int = 1) -> tuple[byt
 
 def check(glance: uploads.Images, image_id: str, disk: bytes) -> tuple[str, str]:
     """Check all that was made of an image; return the ids of its chunk map and its conversion."""
-    image = glance.record(image_id)
-    found = {kind: glance.record(image[kind.pointer]) for kind in (CHUNK_MAP, CONVERTED)}
+    image = glance.image(image_id)
+    found = {kind: glance.image(image.text(kind.pointer)) for kind in (CHUNK_MAP, CONVERTED)}
     for kind, version in (
         (CHUNK_MAP, chunk_map.VERSION),
         (CONVERTED, artefacts.CONVERTED_VERSION),
     ):
         artefacts.check_belongs(image, found[kind], kind, glance.project_id, version)
-        assert (found[kind]["os_hidden"], found[kind]["visibility"]) == (True, "private")
-    assert found[CONVERTED]["disk_format"] == "qcow2"
-    stored = glance.admin.get(f"/images/{found[CHUNK_MAP]['id']}/file").content
+        assert (found[kind].is_hidden, found[kind].visibility) == (True, "private")
+    assert found[CONVERTED].disk_format == "qcow2"
+    stored = glance.admin.get(f"/images/{found[CHUNK_MAP].id}/file").content
     as_read = artefacts.as_read(image, found[CONVERTED])
     uploads.check_names(artefacts.parse_chunk_map(as_read, stored), disk, is_keyed=True)
     made = {record["id"] for record in glance.artefacts_of(image_id)}
-    assert made == {record["id"] for record in found.values()}
-    return found[CHUNK_MAP]["id"], found[CONVERTED]["id"]
+    assert made == {artefact.id for artefact in found.values()}
+    return found[CHUNK_MAP].id, found[CONVERTED].id
 
 
 def read_whole(glance: uploads.Images, folder: pathlib.Path, image_id: str, size: int) -> bytes:

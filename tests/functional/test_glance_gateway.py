@@ -17,6 +17,7 @@ from acstor_agent.sources import gateway
 from acstor_agent.sources import glance
 from acstor_agent.sources import source_client
 from acstor_common import errors
+from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.client import range_support
 from acstor_glance.cmd import manage
@@ -92,7 +93,7 @@ def test_check_sees_which_stores_give_parts_and_by_whom(place, tmp_path):
         listener = acstor_glance.Listener("unused", place.lab, tmp_path, **changed)
         listener.configure()
         return range_support.RangeProber(manage.load_conf(str(listener.conf_file))).has_ranges(
-            image
+            image_record.Image.from_record(image)
         )
 
     found = {

@@ -55,14 +55,14 @@ class Counted(glance_client.GlanceClient):
 
     asked: list[str]
 
-    def get_image(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Image:
         self.asked.append(f"read {image_id}")
         return super().get_image(image_id)
 
     def set_protection(
-        self, image: image_record.Record, tags: Sequence[str], is_protected: bool | None
-    ) -> image_record.Record:
-        self.asked.append(f"protect {image['id']}")
+        self, image: image_record.Image, tags: Sequence[str], is_protected: bool | None
+    ) -> image_record.Image:
+        self.asked.append(f"protect {image.id}")
         return super().set_protection(image, tags, is_protected)
 
 
@@ -113,8 +113,8 @@ class World:
             for_s -= 30.0
 
     def standing(self, image_id: str) -> str:
-        record = self.glance.record(image_id)
-        return deletion_protection.protection_of(record, self.images.project_id).value
+        image = self.glance.image(image_id)
+        return deletion_protection.protection_of(image, self.images.project_id).value
 
 
 def not_guaranteed(world: World) -> dict[str, str]:
@@ -320,7 +320,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
         glance.patch(image_id, tags=[f"tag {n}" for n in range(128)])
     copied, own = (glance.create().id for _ in range(2))
     other = deletion_protection.tags_after(
-        deletion_protection.Change.SET, {"id": own}, project_id, 0.0
+        deletion_protection.Change.SET, glance.image(own), project_id, 0.0
     )
     glance.patch(copied, protected=True, tags=other)
     wanted = {image_id: FILLING for image_id in (artefact, *full, copied)}
@@ -328,7 +328,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     world.make_pass()
     world.tell(wanted, {own: FILLING})
 
-    def fail(**_: str) -> Iterator[image_record.Record]:
+    def fail(**_: str) -> Iterator[image_record.Image]:
         raise errors.ImageServiceUnreachable("list of images", "it takes too long")
 
     world.now_s += deletion_protection.LOOK_AGAIN_S

@@ -9,6 +9,7 @@ import pytest
 
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import ids
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import uploads
@@ -30,7 +31,7 @@ def map_of(glance: uploads.Images, image_id: str) -> chunk_map.ChunkMap:
     record = glance.wait_state(image_id)
     artefact_id = record[artefacts.Kind.CHUNK_MAP.pointer]
     raw = glance.admin.get(f"/images/{artefact_id}/file").content
-    return artefacts.parse_chunk_map(record, raw)
+    return artefacts.parse_chunk_map(image_record.Image.from_record(record), raw)
 
 
 def names(found: chunk_map.ChunkMap) -> set[ids.Cid]:

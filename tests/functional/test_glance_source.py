@@ -172,10 +172,10 @@ async def test_user_without_the_role_is_told_what_is_missing(keystone_glance, im
 async def test_chunk_map_of_the_service_project_is_used_and_a_tenants_is_not(images, source):
     kind = artefacts.Kind.CHUNK_MAP
     image_id = images.put("tenant", DATA)
-    record = images.record(image_id)
-    assert image_record.os_hash_of(record).algo
+    uploaded = image_record.Image.from_record(images.record(image_id))
+    assert uploaded.os_hash.algo
     project_id = images.session("acstor").get_project_id()
-    properties = artefacts.new_artefact(record, kind, project_id, chunk_map.VERSION)
+    properties = artefacts.new_artefact(uploaded, kind, project_id, chunk_map.VERSION)
     artefact_id = images.put("acstor", b"the map", **properties)
     images.point("acstor", image_id, kind, artefact_id)
     blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
@@ -192,12 +192,12 @@ def published(images, folder):
     """Upload an image and its chunk map; return the ids of both."""
     kind = artefacts.Kind.CHUNK_MAP
     image_id = images.put("tenant", DATA)
-    record = images.record(image_id)
+    uploaded = image_record.Image.from_record(images.record(image_id))
     (folder / "bytes").write_bytes(DATA)
-    os_hash = image_record.os_hash_of(record)
+    os_hash = uploaded.os_hash
     prehash.prehash(folder / "bytes", folder / "map", image_id, os_hash=os_hash)
     project_id = images.session("acstor").get_project_id()
-    properties = artefacts.new_artefact(record, kind, project_id, chunk_map.VERSION)
+    properties = artefacts.new_artefact(uploaded, kind, project_id, chunk_map.VERSION)
     artefact_id = images.put("acstor", (folder / "map").read_bytes(), **properties)
     images.point("acstor", image_id, kind, artefact_id)
     return image_id, artefact_id
@@ -224,8 +224,8 @@ def test_who_writes_to_the_store_cannot_change_an_image_with_its_map(
     keystone_glance, images, tmp_path
 ):
     image_id, artefact_id = published(images, tmp_path)
-    os_hash, forged = image_record.os_hash_of(images.record(image_id)), DATA[::-1]
-    forged_map = one_host.map_of(forged, image_id, geometry.DEFAULT_CHUNK_BYTES, os_hash)
+    uploaded, forged = image_record.Image.from_record(images.record(image_id)), DATA[::-1]
+    forged_map = one_host.map_of(forged, image_id, geometry.DEFAULT_CHUNK_BYTES, uploaded.os_hash)
     for name, data in ((image_id, forged), (artefact_id, forged_map)):
         stored = keystone_glance.glance.images / name
         assert stored.stat().st_size == len(data)

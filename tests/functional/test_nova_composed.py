@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from acstor_common.image import image_record
 from acstor_common.image import lineage
 from acstor_common.model import geometry
 from acstor_nova import agent_client
@@ -187,7 +188,9 @@ def test_tree_of_three_snapshots(cluster, gateway, tmp_path):
             base, image_id = image_id, server.snapshot()
             record = cluster.images.client.get(f"/images/{image_id}").json()
             assert record["base_image_ref"] == first, "Nova names the first of a line"
-            assert lineage.bases_of(record) == list(dict.fromkeys((base, first)))
+            assert lineage.bases_of(image_record.Image.from_record(record)) == list(
+                dict.fromkeys((base, first))
+            )
             assert is_made_of_changes(gateway, image_id)
             check(cluster, server, image_id)
             cluster.images.map(image_id)

@@ -73,7 +73,7 @@ def image_id(
     )
 
     def is_ready() -> bool:
-        return artefacts.boot_state_of(glance.record(made)) is artefacts.BootState.READY
+        return artefacts.boot_state_of(glance.image(made)) is artefacts.BootState.READY
 
     try:
         runs.wait_for(is_ready, PREPARED_S, "the boot image", listener.log)

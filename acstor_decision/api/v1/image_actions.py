@@ -203,11 +203,11 @@ def unpin(call: operation.Call) -> AcceptedTask:
     return _ask_keepers(call, decision_messages.TaskKind.UNPIN)
 
 
-def _why_not_prepared(record: image_record.Record) -> str:
+def _why_not_prepared(record: image_record.Image) -> str:
     """Return why an image cannot be prepared; empty if it can or if it is unknown."""
     why = image_record.why_not_served(record)
-    is_decided = image_record.text_of(record, artefacts.MESSAGE) == artefacts.fit_message(why)
-    return why if is_decided or not image_record.is_convertible(record) else ""
+    is_decided = record.text(artefacts.MESSAGE) == artefacts.fit_message(why)
+    return why if is_decided or not record.is_convertible else ""
 
 
 def _ask_keepers(
@@ -245,7 +245,7 @@ def _give(
     return AcceptedTask(task.image_id, task.request, chosen)
 
 
-def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Record | None:
+def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Image | None:
     """Return Glance's record of an image; None without a client's token."""
     if call.auth is None:
         return None

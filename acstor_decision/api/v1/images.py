@@ -186,9 +186,9 @@ def one(call: operation.Call) -> ImageDetail:
     return ImageDetail(**told, parents=parents, depth=len(parents))
 
 
-def _parents(call: operation.Call, shown: image_record.Record | None) -> list[str]:
+def _parents(call: operation.Call, shown: image_record.Image | None) -> list[str]:
     found: list[str] = []
-    own_id = shown and shown.get("id")
+    own_id = shown and shown.id
     while shown and len(found) < lineage.MOST_GENERATIONS:
         base = artefacts.lineage_of(shown).base
         if base is None or base in (own_id, *found):
@@ -198,7 +198,7 @@ def _parents(call: operation.Call, shown: image_record.Record | None) -> list[st
     return found
 
 
-def unknown(image_id: ids.ImageId, record: image_record.Record | None = None) -> Image:
+def unknown(image_id: ids.ImageId, record: image_record.Image | None = None) -> Image:
     """Return an image that no host has."""
     nothing = decision_messages.ReadBytes(), decision_messages.FetchedBytes()
     return _image(image_queries.ImageTotals(image_id, 0, 0, 0, 0, 0, 0, 0, *nothing), record)
@@ -227,22 +227,22 @@ def records(call: operation.Call, wanted: list[str]) -> glance_client.Records:
         return {}
 
 
-def _image(held: image_queries.ImageTotals, record: image_record.Record | None) -> Image:
-    known = record or {}
+def _image(held: image_queries.ImageTotals, record: image_record.Image | None) -> Image:
+    known = record or image_record.Image()
     told = artefacts.lineage_of(known)
     state, boot_state = artefacts.state_of(known), artefacts.boot_state_of(known)
     return Image(
         image_id=held.image_id,
-        name=image_record.text_of(known, "name") if known else None,
-        status=image_record.text_of(known, "status") if known else None,
-        size_bytes=held.size_bytes or image_record.size_bytes_of(known),
+        name=known.name if record else None,
+        status=known.status if record else None,
+        size_bytes=held.size_bytes or known.size_bytes,
         state=state.value if state else None,
-        message=image_record.text_of(known, artefacts.MESSAGE) if state else "",
-        updated_at=image_record.text_of(known, "updated_at") or None,
+        message=known.text(artefacts.MESSAGE) if state else "",
+        updated_at=known.text("updated_at") or None,
         chunk_map=artefacts.pointer_of(known, artefacts.Kind.CHUNK_MAP),
         boot_image=artefacts.pointer_of(known, artefacts.Kind.BOOT_IMAGE),
         boot_state=boot_state.value if boot_state else None,
-        boot_message=image_record.text_of(known, artefacts.BOOT_MESSAGE) if boot_state else "",
+        boot_message=known.text(artefacts.BOOT_MESSAGE) if boot_state else "",
         own_bytes=told.own_bytes,
         shared_bytes=told.shared_bytes,
         boot_revision=held.boot_revision,

@@ -233,18 +233,18 @@ def _listed(call: operation.Call) -> tuple[glance_client.ImageListing | None, st
         return None, e.detail
 
 
-def _image(record: image_record.Record, now_s: float) -> health_checks.Image:
+def _image(record: image_record.Image, now_s: float) -> health_checks.Image:
     state, why = _state(record, now_s)
     return health_checks.Image(
-        image_id=image_record.text_of(record, "id"),
-        name=image_record.text_of(record, "name"),
+        image_id=record.id,
+        name=record.name,
         state=state,
         why=why,
     )
 
 
-def _state(record: image_record.Record, now_s: float) -> tuple[health_checks.ImageState, str]:
-    state, message = artefacts.state_of(record), image_record.text_of(record, artefacts.MESSAGE)
+def _state(record: image_record.Image, now_s: float) -> tuple[health_checks.ImageState, str]:
+    state, message = artefacts.state_of(record), record.text(artefacts.MESSAGE)
     if state is artefacts.State.READY:
         return health_checks.ImageState.READY, ""
     if state is artefacts.State.REFUSED:
@@ -260,10 +260,10 @@ def _state(record: image_record.Record, now_s: float) -> tuple[health_checks.Ima
     )
 
 
-def _changed_s(record: image_record.Record, now_s: float) -> float:
+def _changed_s(record: image_record.Image, now_s: float) -> float:
     """Return when an image last changed; now if Glance does not say."""
     try:
-        moment = datetime.datetime.fromisoformat(image_record.text_of(record, "updated_at"))
+        moment = datetime.datetime.fromisoformat(record.text("updated_at"))
     except ValueError:
         return now_s
     return moment.timestamp() if moment.tzinfo else now_s

@@ -75,7 +75,7 @@ class ImageUploader:
     ) -> None:
         """Raise HttpError unless an image is queued and has this format."""
         record = self._known.fetch_record(image_id, caller)
-        if (status := image_record.text_of(record, "status")) != image_record.QUEUED:
+        if (status := record.status) != image_record.QUEUED:
             words = f"the image's status is {status or 'unknown'}, not {image_record.QUEUED}"
             raise http_errors.HttpError(http.HTTPStatus.CONFLICT, words)
         if (wanted := image_lookup.disk_format_of(record)) != disk_format:
@@ -130,7 +130,7 @@ class ImageUploader:
 
     def _verify(self, image_id: ids.ImageId, caller: image_lookup.Caller, data: UploadBody) -> None:
         record = self._known.fetch_record(image_id, caller)
-        status, size = image_record.text_of(record, "status"), image_record.size_bytes_of(record)
+        status, size = record.status, record.size_bytes
         if status != image_record.ACTIVE or size != data.length:
             words = f"of {data.length} bytes Glance has {size}, and the image is {status}"
             LOG.error("image %s: %s", image_id, words)
@@ -144,6 +144,6 @@ class ImageUploader:
                 record = self._known.fetch_record(image_id, caller, SETTLE_S)
             except http_errors.HttpError:  # the image, or Glance, is gone
                 return
-            if image_record.text_of(record, "status") != image_record.SAVING:
+            if record.status != image_record.SAVING:
                 return
             time.sleep(SETTLE_STEP_S)

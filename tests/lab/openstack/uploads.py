@@ -17,6 +17,7 @@ from typing import Any
 
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from tests.lab import runs
@@ -123,6 +124,9 @@ class Images:
         record: dict[str, Any] = answer.json()
         return record
 
+    def image(self, image_id: str) -> image_record.Image:
+        return image_record.Image.from_record(self.record(image_id))
+
     def exists(self, image_id: str) -> bool:
         return bool(self.admin.get(f"/images/{image_id}").status_code == 200)
 
@@ -141,11 +145,11 @@ class Images:
         return "\n".join([line for line in lines if "generated" not in line][-15:])
 
     def wait_state(self, image_id: str, state: str = "ready") -> dict[str, Any]:
-        return self.wait(
-            image_id,
-            lambda record: (artefacts.state_of(record) or "none") == state,
-            f"acstor_state {state}",
-        )
+        def has_state(record: dict[str, Any]) -> bool:
+            found = artefacts.state_of(image_record.Image.from_record(record))
+            return (found or "none") == state
+
+        return self.wait(image_id, has_state, f"acstor_state {state}")
 
     def patch(
         self, image_id: str, user: str = "admin", **properties: str | bool | list[str]
@@ -167,15 +171,16 @@ class Images:
 
     def check_chunk_map(self, image_id: str, data: bytes) -> dict[str, Any]:
         """Check everything about an image's chunk map; return its artefact."""
-        image = self.record(image_id)
-        artefact = self.record(image[artefacts.Kind.CHUNK_MAP.pointer])
+        image = self.image(image_id)
+        artefact = self.record(image.text(artefacts.Kind.CHUNK_MAP.pointer))
+        parsed = image_record.Image.from_record(artefact)
         artefacts.check_belongs(
-            image, artefact, artefacts.Kind.CHUNK_MAP, self.project_id, chunk_map.VERSION
+            image, parsed, artefacts.Kind.CHUNK_MAP, self.project_id, chunk_map.VERSION
         )
         assert (artefact["os_hidden"], artefact["visibility"]) == (True, "private")
         stored = self.admin.get(f"/images/{artefact['id']}/file").content
         found = artefacts.parse_chunk_map(image, stored)
-        check_names(found, data, is_keyed=image["visibility"] in ("private", "shared"))
+        check_names(found, data, is_keyed=image.visibility in ("private", "shared"))
         assert [record["id"] for record in self.artefacts_of(image_id)] == [artefact["id"]]
         return artefact
 

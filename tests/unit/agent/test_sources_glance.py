@@ -15,6 +15,7 @@ from acstor_agent.sources import glance
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.service import bounded_responses
 from tests.fakes import fake_glance
@@ -270,8 +271,8 @@ CONVERTED = b"what the image was converted to"
 def convert(server, **changed):
     """Let Glance have the image as vmdk, with what it was converted to."""
     change(server, disk_format="vmdk", acstor_converted=CONVERTED_ID)
-    record = glance_records.artefact(
-        json.loads(server.files[RECORD]),
+    record = glance_records.artefact_record(
+        image_record.Image.from_record(json.loads(server.files[RECORD])),
         artefacts.Kind.CONVERTED,
         **{"id": CONVERTED_ID, "size": len(CONVERTED), **changed},
     )

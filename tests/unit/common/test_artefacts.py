@@ -19,7 +19,10 @@ VERSION = chunk_map.VERSION
 
 
 def why(
-    image: dict, artefact: dict, kind: artefacts.Kind = CHUNK_MAP, version: int = chunk_map.VERSION
+    image: image_record.Image,
+    artefact: image_record.Image,
+    kind: artefacts.Kind = CHUNK_MAP,
+    version: int = chunk_map.VERSION,
 ) -> str:
     return artefacts.why_foreign(image, artefact, kind, records.SERVICE_PROJECT, version)
 
@@ -63,8 +66,9 @@ def test_artefact_that_was_altered_is_foreign(changed: dict, said: str) -> None:
 
 def test_thing_without_a_kind_is_no_artefact() -> None:
     image = records.image()
-    plain = {k: v for k, v in records.artefact(image).items() if k != "acstor_kind"}
-    assert "did not make it" in why(image, plain)
+    plain = records.artefact_record(image)
+    del plain["acstor_kind"]
+    assert "did not make it" in why(image, image_record.Image.from_record(plain))
 
 
 def test_pointer_copied_onto_a_snapshot_has_no_effect() -> None:
@@ -95,11 +99,8 @@ def test_image_without_a_hash_has_no_artefacts() -> None:
     image = records.image(os_hash_algo=None, os_hash_value=None)
     with pytest.raises(ValueError, match="no hash in Glance"):
         artefacts.new_artefact(image, CHUNK_MAP, records.SERVICE_PROJECT, VERSION)
-    bound_to_nothing = {
-        **records.artefact(records.image()),
-        artefacts.OS_HASH_ALGO: "",
-        artefacts.OS_HASH_VALUE: "",
-    }
+    no_hash = {artefacts.OS_HASH_ALGO: "", artefacts.OS_HASH_VALUE: ""}
+    bound_to_nothing = records.artefact(records.image(), **no_hash)
     assert "of other bytes" in why(image, bound_to_nothing)
 
 
@@ -122,17 +123,19 @@ def test_state_copied_onto_a_snapshot_is_not_the_snapshots() -> None:
     [("1", 1), ("12", 12), ("-1", 0), ("", 0), ("x", 0), ("9" * 30, 0), ("\u0663", 0)],
 )
 def test_revision_is_a_number_or_nothing(text: str, revision: int) -> None:
-    assert artefacts.revision_of({"acstor_revision": text}) == revision
+    artefact = image_record.Image(properties={"acstor_revision": text})
+    assert artefacts.revision_of(artefact) == revision
 
 
 def test_kind_of_a_later_version_is_not_known() -> None:
-    assert artefacts.kind_of({"acstor_kind": "chunk_map"}) is CHUNK_MAP
-    assert artefacts.kind_of({"acstor_kind": "dream"}) is None
+    image = records.image()
+    assert artefacts.kind_of(records.artefact(image)) is CHUNK_MAP
+    assert artefacts.kind_of(records.artefact(image, acstor_kind="dream")) is None
 
 
-def map_of(image: dict, chunk_bytes: int = 65536) -> bytes:
+def map_of(image: image_record.Image, chunk_bytes: int = 65536) -> bytes:
     cut = geometry.Geometry(len(records.BYTES), chunk_bytes)
-    image_id, os_hash = image_record.image_id_of(image), image_record.os_hash_of(image)
+    image_id, os_hash = image.id, image.os_hash
     return chunk_maps.made(image_id, cut, [ids.cid_of(records.BYTES)], os_hash)
 
 

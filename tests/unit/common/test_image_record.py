@@ -47,7 +47,7 @@ def test_empty_image_is_refused(size: object) -> None:
 )
 def test_image_without_a_hash_is_refused(algo: str | None, value: str | None) -> None:
     image = records.image(os_hash_algo=algo, os_hash_value=value)
-    assert image_record.os_hash_of(image) == chunk_map.UNKNOWN_OS_HASH
+    assert image.os_hash == chunk_map.UNKNOWN_OS_HASH
     assert "os_hash_value" in image_record.why_not_served(image)
 
 

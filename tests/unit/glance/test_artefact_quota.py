@@ -8,12 +8,12 @@ from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.client import artefact_quota
 from acstor_glance.prepare import image_preparer
 from acstor_glance.prepare import preparation_budget
 from tests.fakes import glance_options
-from tests.fakes import glance_records
 from tests.fakes import memory_images
 
 GIB = 1 << 30
@@ -40,6 +40,10 @@ def conf(tmp_path: pathlib.Path) -> cfg.ConfigOpts:
     )
 
 
+def add(images, data: bytes, **record: str) -> image_record.Image:
+    return images.get_image(images.add(data, **record)["id"])
+
+
 def store(images, image, size: int, kind: artefacts.Kind = CHUNK_MAP) -> str:
     """Let Glance have an artefact of a length."""
     made = images.add(b"", **artefacts.new_artefact(image, kind, images.project_id, 1))
@@ -48,7 +52,7 @@ def store(images, image, size: int, kind: artefacts.Kind = CHUNK_MAP) -> str:
 
 
 def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) -> None:
-    mine, other = images.add(b"1"), images.add(b"2", owner="other")
+    mine, other = add(images, b"1"), add(images, b"2", owner="other")
     store(images, mine, GIB - 1000)
     store(images, mine, 5 * GIB, CONVERTED)
     quota = artefact_quota.ArtefactQuota(images, conf)
@@ -62,7 +66,7 @@ def test_quota_counts_chunk_maps_and_boot_images_of_the_project(images, conf) ->
 
 
 def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
-    clock, mine = Clock(), images.add(b"1")
+    clock, mine = Clock(), add(images, b"1")
     artefact_id = store(images, mine, GIB)
     quota = artefact_quota.ArtefactQuota(images, conf, clock)
     for _ in range(2):
@@ -75,8 +79,7 @@ def test_what_was_deleted_is_free_again_soon(images, conf) -> None:
 
 @pytest.mark.expect_log("could not be prepared")
 def test_image_beyond_the_quota_fails_and_is_tried_again(images, conf) -> None:
-    images.add(b"1", id=glance_records.IMAGE_ID)
-    artefact_id = store(images, images.records[glance_records.IMAGE_ID], GIB)
+    artefact_id = store(images, add(images, b"1"), GIB)
     image = images.add(b"some bytes" * 100)
     image_id = ids.parse_image_id(image["id"])
     assert image_preparer.ImagePreparer(images, conf).prepare_image(image_id) is Outcome.FAILED

@@ -37,7 +37,7 @@ class StoredImages(memory_images.MemoryImages):
     folder: pathlib.Path | None = None
 
     def local_path(self, image, folders):
-        return self.folder / image["id"] if self.folder and folders else None
+        return self.folder / image.id if self.folder and folders else None
 
 
 class World:
@@ -64,8 +64,8 @@ class World:
         return image_id
 
     def told(self, image_id):
-        record = self.images.get_image(image_id)
-        return [record.get(name) for name in NAMES]
+        properties = self.images.get_image(image_id).properties
+        return [properties.get(name) for name in NAMES]
 
     def counted(self, room: str) -> float:
         return self.counters.compared_images.labels(room)._value.get()

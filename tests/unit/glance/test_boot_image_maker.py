@@ -12,6 +12,7 @@ from acstor_common.formats import boot_frames
 from acstor_common.formats import chunk_map
 from acstor_common.formats import layout
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import trace_message
@@ -20,6 +21,7 @@ from acstor_glance.boot import build_modes
 from acstor_glance.prepare import prehash
 from acstor_glance.prepare import preparation_budget
 from tests.fakes import glance_options
+from tests.fakes import glance_records
 from tests.fakes import qcow2_bombs
 
 CHUNK = 64 * geometry.KIB
@@ -27,6 +29,8 @@ DATA = random.Random(1).randbytes(20 * CHUNK) + bytes(4 * CHUNK)
 OS_HASH = chunk_map.OsHash("sha512", hashlib.sha512(DATA).digest())
 RECORDED = build_modes.BuildModes(builds=False, records=True)
 IMAGE_ID = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
+MAP_ID = "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d22"
+BOOT_IMAGE_ID = "2b1d7c7e-9d0c-4f5e-8a56-0f4f1f5b7d33"
 
 
 class MemoryGlance:
@@ -44,20 +48,26 @@ class MemoryGlance:
             "os_hash_algo": OS_HASH.algo,
             "os_hash_value": OS_HASH.value.hex(),
         }
-        self.bytes = {IMAGE_ID: DATA, "the map": map_bytes}
-        self.artefacts = {artefacts.Kind.CHUNK_MAP: {"id": "the map"}}
+        self.bytes = {IMAGE_ID: DATA, MAP_ID: map_bytes}
+        self.artefacts = {artefacts.Kind.CHUNK_MAP: {"id": MAP_ID}}
         self.published: list[tuple[int, list[int]]] = []
 
     def artefact_quota_per_project(self, project):
         return [
-            {"acstor_kind": kind.value, **artefact} for kind, artefact in self.artefacts.items()
+            image_record.Image.from_record({"acstor_kind": kind.value, **artefact})
+            for kind, artefact in self.artefacts.items()
         ]
 
     def read_or_none(self, image_id):
-        return self.image if image_id == IMAGE_ID else None
+        is_known = image_id == IMAGE_ID
+        return image_record.Image.from_record(self.image) if is_known else None
+
+    def get_image(self, image_id):
+        return self.read_or_none(image_id)
 
     def artefact_of(self, image, kind):
-        return self.artefacts.get(kind)
+        found = self.artefacts.get(kind)
+        return image_record.Image.from_record(found) if found else None
 
     def local_path(self, image, folders):
         return None
@@ -76,9 +86,9 @@ class MemoryGlance:
         assert head.header.revision == revision
         assert head.header.binding.os_hash == OS_HASH
         self.published.append((revision, list(head.trace)))
-        self.artefacts[kind] = {"id": "the boot image", **also}
+        self.artefacts[kind] = {"id": BOOT_IMAGE_ID, **also}
         self.image.update(said)
-        self.bytes["the boot image"] = raw
+        self.bytes[BOOT_IMAGE_ID] = raw
 
 
 @pytest.fixture
@@ -180,7 +190,7 @@ def test_image_without_a_chunk_map_or_not_served_has_no_boot_image(glance, made)
     [("uefi", "uefi"), ("bios", "bios"), ("", "bios"), ("UEFI?", "bios"), (7, "bios")],
 )
 def test_firmware_is_what_the_property_says_and_else_novas_default(said, firmware):
-    assert boot_image_maker.firmware_of({"hw_firmware_type": said}) == firmware
+    assert boot_image_maker.firmware_of(glance_records.image(hw_firmware_type=said)) == firmware
 
 
 @pytest.mark.expect_log("no boot image of recorded boots: chunk 3")
@@ -195,8 +205,8 @@ def test_bytes_that_are_not_the_images_make_no_boot_image(glance, made):
 
 
 def test_damaged_boot_image_in_glance_is_replaced(glance, made):
-    glance.artefacts[artefacts.Kind.BOOT_IMAGE] = {"id": "the boot image"}
-    glance.bytes["the boot image"] = b"damaged" * 1000
+    glance.artefacts[artefacts.Kind.BOOT_IMAGE] = {"id": BOOT_IMAGE_ID}
+    glance.bytes[BOOT_IMAGE_ID] = b"damaged" * 1000
     for host in ("h1", "h2"):
         made.add_trace(boot(5, 3, host=host))
     assert made.make_boot_image(IMAGE_ID)
@@ -227,7 +237,7 @@ def slow(tmp_path, glance, monkeypatch):
     prehash.prehash(
         *(image, tmp_path / "map", IMAGE_ID), disk_format=layout.DiskFormat.QCOW2, os_hash=os_hash
     )
-    glance.bytes = {IMAGE_ID: data, "the map": (tmp_path / "map").read_bytes()}
+    glance.bytes = {IMAGE_ID: data, MAP_ID: (tmp_path / "map").read_bytes()}
     glance.image |= {
         "disk_format": "qcow2",
         "size": len(data),
@@ -283,7 +293,7 @@ def test_boot_image_is_no_longer_than_its_image(made, monkeypatch, tmp_path):
     monkeypatch.setattr(preparation_budget, "SPARE_ARTEFACT_BYTES", 0)
     output = tmp_path / "boot image"
     output.write_bytes(bytes(101))
-    made._reserve({"id": IMAGE_ID, "size": 101, "owner": "p"}, output)
+    made._reserve(glance_records.image(size=101), output)
     with pytest.raises(errors.LimitExceeded, match="its boot_image would have 101 bytes"):
-        made._reserve({"id": IMAGE_ID, "size": 100, "owner": "p"}, output)
+        made._reserve(glance_records.image(size=100), output)
     assert not output.exists()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which images are protected and for how long, over every way in which news can be missing."""
 
+import dataclasses
+
 import msgspec
 import pytest
 from hypothesis import settings
@@ -8,6 +10,7 @@ from hypothesis import stateful
 from hypothesis import strategies as st
 
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_glance import deletion_protection
 from tests.fakes import glance_records
 
@@ -21,7 +24,7 @@ Standing = deletion_protection.ProtectionStatus
 
 def record(image_id=IMAGE, *, protected=False, mark="", **changed):
     tags = ["mine", mark] if mark else ["mine"]
-    return glance_records.image(id=image_id, protected=protected, tags=tags, **changed)
+    return glance_records.image(**{"id": image_id, "protected": protected, "tags": tags, **changed})
 
 
 def needed(*images, now_s=0.0, last_sample_s=0.0, first_sample_s=-DAY_S, is_complete=True):
@@ -37,7 +40,9 @@ def needed(*images, now_s=0.0, last_sample_s=0.0, first_sample_s=-DAY_S, is_comp
 
 
 def mark(at_s=0.0, image_id=IMAGE, project_id=BY, change=deletion_protection.Change.SET):
-    [tag] = deletion_protection.tags_after(change, {"id": image_id}, project_id, WALL_S + at_s)
+    [tag] = deletion_protection.tags_after(
+        change, image_record.Image(id=image_id), project_id, WALL_S + at_s
+    )
     return tag
 
 
@@ -67,8 +72,8 @@ GARBAGE = f"{artefacts.PROTECTED}{IMAGE},{BY},"
         (glance_records.artefact(record()), Standing.ARTEFACT),
         (record(protected=True, mark=mark(), acstor_kind="x", owner=BY), Standing.ARTEFACT),
         (record(mark="acstor_protected"), Standing.FREE),
-        ({**record(protected=True), "tags": None}, Standing.OTHERS),
-        ({**record(), "tags": [7, None]}, Standing.FREE),
+        (record(protected=True, tags=None), Standing.OTHERS),
+        (record(tags=[7, None]), Standing.FREE),
         (record(protected="True"), Standing.FREE),
     ],
 )
@@ -83,7 +88,7 @@ def test_mark_whose_time_makes_no_sense_is_still_one(when):
 
 def test_mark_goes_and_other_tags_stay():
     anothers = mark(project_id="another")
-    image = {**record(), "tags": [NOTED, "mine", anothers, mark()]}
+    image = record(tags=[NOTED, "mine", anothers, mark()])
     assert deletion_protection.tags_of(image, BY) == ["mine", anothers]
     assert WALL_S + 7 <= deletion_protection.marked_s(record(mark=mark(7.2)), BY) <= WALL_S + 8.2
 
@@ -235,14 +240,11 @@ def test_what_somebody_took_back_is_noted_and_his_own_protection_stays():
         [IMAGE],
         deletion_protection.Change.NOTE,
     )
-    image["tags"] = deletion_protection.tags_after(
-        deletion_protection.Change.NOTE, image, BY, WALL_S
-    )
-    assert image["tags"] == ["mine", NOTED]
-    made.update_image(IMAGE, image, BY)
+    tags = deletion_protection.tags_after(deletion_protection.Change.NOTE, image, BY, WALL_S)
+    assert tags == ["mine", NOTED]
+    made.update_image(IMAGE, record(tags=tags), BY)
     assert (made.images_to_check(0.0), made.list_states()) == ([], {IMAGE: Standing.DECLINED})
-    image["protected"] = True
-    made.update_image(IMAGE, image, BY)
+    made.update_image(IMAGE, record(tags=tags, protected=True), BY)
     assert made.list_states() == {IMAGE: Standing.OTHERS}
     assert tell_until(made, 1.0, 500.0) == []
 
@@ -340,8 +342,11 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
 
     @stateful.rule(image_id=one, protected=st.booleans())
     def owner_changes(self, image_id, protected):
-        self.glance[image_id]["protected"] = protected
+        self.set_image(image_id, is_protected=protected)
         self.guard.mark_changed(image_id)
+
+    def set_image(self, image_id, **changed):
+        self.glance[image_id] = dataclasses.replace(self.glance[image_id], **changed)
 
     @stateful.rule(later_s=st.sampled_from([1.0, 130.0]))
     def make_pass(self, later_s):
@@ -360,17 +365,18 @@ class OwnersAndHosts(stateful.RuleBasedStateMachine):
             change = self.guard.plan_change(image_id, self.now_s)
             if change is deletion_protection.Change.SET:
                 assert before is Standing.FREE and image_id in self.needed
-                image["protected"] = True
+                self.set_image(image_id, is_protected=True)
             elif change is deletion_protection.Change.TAKE_BACK:
                 assert before is Standing.OURS and image_id not in self.needed
                 assert self.now_s - self.unneeded_s[image_id] >= deletion_protection.UNNEEDED_S
-                image["protected"] = False
+                self.set_image(image_id, is_protected=False)
             elif change is deletion_protection.Change.NOTE:
                 assert before is Standing.DECLINED
             if change is not None:
                 now_s = WALL_S + self.now_s
-                image["tags"] = deletion_protection.tags_after(change, image, BY, now_s)
-            self.guard.update_image(image_id, image, BY)
+                tags = deletion_protection.tags_after(change, image, BY, now_s)
+                self.set_image(image_id, tags=tuple(tags))
+            self.guard.update_image(image_id, self.glance[image_id], BY)
         for image_id in self.needed:
             assert deletion_protection.protection_of(self.glance[image_id], BY) is not Standing.FREE
 

@@ -8,7 +8,6 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.image import artefacts
-from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.controller import image_export
 from acstor_glance.prepare import prehash
@@ -26,7 +25,7 @@ class MemoryGlance:
 
     def artefact_of(self, image, kind):
         has_one = self.has_map and kind is artefacts.Kind.CHUNK_MAP
-        return {"id": records.ARTEFACT_ID} if has_one else None
+        return records.artefact(image, kind) if has_one else None
 
     @contextlib.contextmanager
     def open_image_data(self, image_id):
@@ -38,7 +37,7 @@ class MemoryGlance:
 def glance(tmp_path):
     (tmp_path / "bytes").write_bytes(records.BYTES)
     image_id = ids.parse_image_id(records.IMAGE_ID)
-    os_hash = image_record.os_hash_of(records.image())
+    os_hash = records.image().os_hash
     prehash.prehash(tmp_path / "bytes", tmp_path / "map", image_id, os_hash=os_hash)
     return MemoryGlance((tmp_path / "map").read_bytes())
 

@@ -37,7 +37,11 @@ def add_artefact(
 ) -> dict[str, Any]:
     """Let an image have an artefact, and point to it."""
     record = artefacts.new_artefact(
-        image, kind, records.SERVICE_PROJECT, records.VERSIONS[kind], also=also
+        images.get_image(image["id"]),
+        kind,
+        records.SERVICE_PROJECT,
+        records.VERSIONS[kind],
+        also=also,
     )
     made = images.add(b"artefact", **record)
     image[kind.pointer] = made["id"]
@@ -125,10 +129,8 @@ class Unlisted(memory_images.MemoryImages):
 
     unlisted = ""
 
-    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
-        return (
-            one for one in super().list_images(sorted_by, **filters) if one["id"] != self.unlisted
-        )
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Image]:
+        return (one for one in super().list_images(sorted_by, **filters) if one.id != self.unlisted)
 
 
 def test_artefacts_are_deleted_only_after_one_more_look_at_their_image() -> None:
@@ -140,9 +142,10 @@ def test_artefacts_are_deleted_only_after_one_more_look_at_their_image() -> None
 class Decoded(memory_images.MemoryImages):
     """Gives records that share nothing with each other, as those are that came over a network."""
 
-    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Record]:
-        for record in super().list_images(sorted_by, **filters):
-            yield json.loads(json.dumps(record))
+    def list_images(self, sorted_by: str = "", **filters: Any) -> Iterator[image_record.Image]:
+        for image in super().list_images(sorted_by, **filters):
+            record = json.loads(json.dumps(self.records[image.id]))
+            yield image_record.Image.from_record(record)
 
 
 def peak_bytes_with(count: int) -> int:

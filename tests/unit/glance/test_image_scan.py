@@ -18,11 +18,13 @@ Reason = image_scan.Reason
 REFUSED = {"acstor_state": "refused", "acstor_state_of": records.IMAGE_ID}
 
 
-def ranges_of(_image: image_record.Record) -> range_support.ProbeResult:
+def ranges_of(_image: image_record.Image) -> range_support.ProbeResult:
     return range_support.ProbeResult(range_support.RangeSupport.RANGES)
 
 
-def standing(image: dict[str, Any], found: dict[str, Any] | None = None) -> image_scan.ImageStatus:
+def standing(
+    image: image_record.Image, found: image_record.Image | None = None
+) -> image_scan.ImageStatus:
     return image_scan.status_of(image, found, cloud())
 
 
@@ -76,7 +78,7 @@ def test_chunk_map_that_is_not_its_own_does_not_count(
     changed: dict[str, Any], reason: image_scan.Reason
 ) -> None:
     image = records.image()
-    other = {"acstor_os_hash_value": changed.pop("os_hash_value", image["os_hash_value"])}
+    other = {"acstor_os_hash_value": changed.pop("os_hash_value", image.os_hash.value.hex())}
     found = standing(image, records.artefact(image, **other, **changed))
     assert found.reason is reason
     assert found.why
@@ -113,7 +115,7 @@ class Listed(memory_images.MemoryImages):
         super().__init__()
         self.records, self.looked_up = {record["id"]: record for record in found}, 0
 
-    def get_image(self, image_id: str) -> image_record.Record:
+    def get_image(self, image_id: str) -> image_record.Image:
         self.looked_up += 1
         return super().get_image(image_id)
 
@@ -123,10 +125,11 @@ def image_id(number: int, of: str = "a") -> str:
 
 
 def mapped(number: int, **changed: Any) -> list[dict[str, Any]]:
-    """Return an image and its chunk map; their ids are sorted the other way round."""
+    """Return records of an image and its chunk map, whose ids are sorted the other way round."""
     pointer = image_id(1000 - number, "b")
-    image = records.image(id=image_id(number), acstor_chunk_map=pointer)
-    return [image, records.artefact(image, id=pointer, **changed)]
+    image = {"id": image_id(number), "acstor_chunk_map": pointer}
+    artefact = records.artefact_record(records.image(**image), id=pointer, **changed)
+    return [records.record(**image), artefact]
 
 
 def count(listed: Listed) -> dict[str, int]:
@@ -162,14 +165,14 @@ def test_older_chunk_map_of_the_same_image_and_one_of_no_image_are_passed_over()
 
 
 def test_pointer_to_nothing_and_to_another_images_map_count_as_not_mapped() -> None:
-    copied = records.image(id=image_id(5), acstor_chunk_map=mapped(1)[1]["id"])
-    lost = records.image(id=image_id(6), acstor_chunk_map=image_id(6, "d"))
+    copied = records.record(id=image_id(5), acstor_chunk_map=mapped(1)[1]["id"])
+    lost = records.record(id=image_id(6), acstor_chunk_map=image_id(6, "d"))
     assert count(Listed(*mapped(1), copied, lost)) == {"served": 1, "not-mapped": 2}
 
 
 def test_words_of_tenants_make_no_table_long_and_examples_are_few() -> None:
-    odd = [records.image(id=image_id(n), disk_format=f"x{n}") for n in range(500)]
-    rude = [records.image(id=image_id(900), disk_format="\x1b[31m")]
+    odd = [records.record(id=image_id(n), disk_format=f"x{n}") for n in range(500)]
+    rude = [records.record(id=image_id(900), disk_format="\x1b[31m")]
     counting = image_scan.ImageScan(Listed(*odd, *rude), ranges_of)
     list(counting.run())
     assert len(counting.counts) == image_scan.MOST_LABELS + 1
@@ -188,18 +191,20 @@ def test_what_somebody_must_look_after_is_not_well() -> None:
     assert "of the first: it is of other bytes" in only.message
 
 
-def converted_image() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def converted_image(
+    **changed: Any,
+) -> tuple[image_record.Image, image_record.Image, image_record.Image]:
     """Return an image of another format, its chunk map, and what it was converted to."""
     image = records.image(disk_format="vmdk", stores="s3")
     kind = artefacts.Kind.CONVERTED
-    return image, records.artefact(image), records.artefact(image, kind, stores="file")
+    return image, records.artefact(image), records.artefact(image, kind, stores="file", **changed)
 
 
 def test_image_of_another_format_is_served_by_what_it_was_converted_to() -> None:
     image, own, made = converted_image()
-    asked: list[image_record.Record] = []
+    asked: list[image_record.Image] = []
 
-    def ask(record: image_record.Record) -> range_support.ProbeResult:
+    def ask(record: image_record.Image) -> range_support.ProbeResult:
         asked.append(record)
         return range_support.ProbeResult(range_support.RangeSupport.RANGES)
 
@@ -221,7 +226,7 @@ def test_image_of_another_format_is_served_by_what_it_was_converted_to() -> None
 def test_image_of_another_format_is_not_served_without_its_own_conversion(
     convertible: list[str], changed: dict[str, Any] | None, reason: image_scan.Reason
 ) -> None:
-    image, own, made = converted_image()
-    found = None if changed is None else {**made, **changed}
+    image, own, made = converted_image(**(changed or {}))
+    found = None if changed is None else made
     asked = cloud(converted_of=lambda _image: found, convertible=convertible)
     assert image_scan.status_of(image, own, asked).reason is reason

@@ -22,7 +22,7 @@ class Wrapper:
     """What Glance gives to plugins, for the image of :mod:`tests.fakes.glance_records`."""
 
     def __init__(self, **record: Any) -> None:
-        self._record = records.image(status="importing", **record)
+        self._record = records.record(status="importing", **record)
         self.properties: dict[str, str] = {}
         self.is_broken = False
 

@@ -8,12 +8,11 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.image import artefacts
-from acstor_common.image import image_record
 from acstor_glance.prepare import map_spool
 from acstor_glance.prepare import prehash
 from tests.fakes import glance_records as records
 
-IMAGE_ID = image_record.image_id_of(records.image())
+IMAGE_ID = records.image().id
 
 
 @pytest.fixture

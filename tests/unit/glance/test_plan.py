@@ -2,11 +2,12 @@
 """What an image needs follows from its record, and is nothing once it was done."""
 
 import datetime
-from typing import Any
 
 import pytest
 
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
+from acstor_common.model import ids
 from acstor_glance.prepare import plan
 from tests.fakes import glance_records as records
 
@@ -18,8 +19,8 @@ READY = {"acstor_state": "ready", "acstor_state_of": records.IMAGE_ID}
 POINTER = {"acstor_chunk_map": records.ARTEFACT_ID}
 
 
-def step(image: dict[str, Any], *found: dict[str, Any]) -> plan.Step:
-    by_id = {record["id"]: record for record in found}
+def step(image: image_record.Image, *found: image_record.Image) -> plan.Step:
+    by_id = {one.id: one for one in found}
     return plan.plan_image(image, by_id, records.SERVICE_PROJECT, WANTED, NOW).step
 
 
@@ -44,11 +45,11 @@ def test_chunk_map_without_the_state_is_finished() -> None:
 def test_every_wanted_artefact_must_be_there() -> None:
     both = plan.DesiredArtefacts({kind: records.VERSIONS[kind] for kind in (CHUNK_MAP, BOOT_IMAGE)})
     image = records.image(**POINTER, **READY)
-    found = {records.ARTEFACT_ID: records.artefact(image)}
+    found = {ids.ImageId(records.ARTEFACT_ID): records.artefact(image)}
     missing = plan.plan_image(image, found, records.SERVICE_PROJECT, both, NOW)
     assert missing == plan.Plan(plan.Step.PREPARE, "it has no boot_image")
-    image["acstor_boot_image"] = OTHER_ID
-    found[OTHER_ID] = records.artefact(image, artefacts.Kind.BOOT_IMAGE, id=OTHER_ID)
+    image = records.image(**POINTER, **READY, acstor_boot_image=OTHER_ID)
+    found[ids.ImageId(OTHER_ID)] = records.artefact(image, artefacts.Kind.BOOT_IMAGE, id=OTHER_ID)
     complete = plan.plan_image(image, found, records.SERVICE_PROJECT, both, NOW)
     assert complete.step is plan.Step.NOTHING
 
@@ -86,20 +87,21 @@ def test_artefact_is_left_alone_and_a_tenants_lookalike_is_not() -> None:
 
 def test_artefact_of_another_service_project_is_left_alone() -> None:
     image = records.image()
-    for made in (records.artefact(image), artefacts.new_secret(records.SERVICE_PROJECT)):
+    secret = artefacts.new_secret(records.SERVICE_PROJECT)
+    for made in (records.artefact_record(image), secret):
         anothers = {**made, "id": records.ARTEFACT_ID, "status": "active", "owner": "another"}
-        assert step(anothers) is plan.Step.NOTHING
+        assert step(image_record.Image.from_record(anothers)) is plan.Step.NOTHING
 
 
 def test_image_that_is_not_served_is_refused_once() -> None:
     image = records.image(disk_format="vmdk")
     refusal = plan.plan_image(image, {}, records.SERVICE_PROJECT, WANTED, NOW)
     assert refusal.step is plan.Step.REFUSE
-    said = artefacts.state_properties(image["id"], artefacts.State.REFUSED, refusal.why)
-    assert step({**image, **said}) is plan.Step.NOTHING
-    assert step({**image, **said, **POINTER}) is plan.Step.REFUSE
+    said = artefacts.state_properties(image.id, artefacts.State.REFUSED, refusal.why)
+    assert step(records.image(disk_format="vmdk", **said)) is plan.Step.NOTHING
+    assert step(records.image(disk_format="vmdk", **said, **POINTER)) is plan.Step.REFUSE
     for disk_format in ("raw", "qcow2"):
-        assert step({**image, **said, "disk_format": disk_format}) is plan.Step.PREPARE
+        assert step(records.image(disk_format=disk_format, **said)) is plan.Step.PREPARE
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_each_failure_doubles_the_time_up_to_a_limit() -> None:
     assert plan.Retry.after_failure(plan.Retry(99999, None), NOW).attempts == 100000
 
 
-def orphan(artefact: dict[str, Any], image: dict[str, Any] | None = None) -> str:
+def orphan(artefact: image_record.Image, image: image_record.Image | None = None) -> str:
     return plan.why_orphan(artefact, image, NOW, 3600)
 
 
@@ -171,8 +173,8 @@ def test_artefact_of_a_kind_of_tomorrow_is_kept() -> None:
 
 
 def test_ready_image_without_a_boot_image_is_built_when_it_is_due() -> None:
-    def due(image: dict[str, Any], *found: dict[str, Any]) -> plan.Retry | None:
-        by_id = {record["id"]: record for record in found}
+    def due(image: image_record.Image, *found: image_record.Image) -> plan.Retry | None:
+        by_id = {one.id: one for one in found}
         return plan.next_build(image, by_id, records.SERVICE_PROJECT)
 
     later = NOW + datetime.timedelta(hours=1)

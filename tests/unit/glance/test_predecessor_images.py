@@ -122,15 +122,14 @@ def test_new_version_has_the_boot_image_of_the_one_before_as_far_as_contents_agr
     assert trace_of(images, second) == [n + 5 for n in BOOTED if n != 20]
     assert origin(images, second) == "inherited"
     assert second["acstor_boot_state"] == "waiting"  # for its own
-    assert plan.next_build(
-        second, {second[BOOT_IMAGE.pointer]: images.records[second[BOOT_IMAGE.pointer]]},
-        images.project_id,
-    ) is not None  # fmt: skip
+    image = images.get_image(second["id"])
+    boot_image = images.artefact_of(image, BOOT_IMAGE)
+    assert plan.next_build(image, {boot_image.id: boot_image}, images.project_id) is not None
     assert not made.make_boot_image(ids.parse_image_id(second["id"]))  # once is enough
     assert boot(made, second, *(n + 5 for n in BOOTED))
     assert (origin(images, second), second["acstor_boot_state"]) == ("recorded", "ready")
     assert trace_of(images, second) == [n + 5 for n in BOOTED]
-    found = images.artefact_of(second, BOOT_IMAGE)
+    found = images.artefact_of(images.get_image(second["id"]), BOOT_IMAGE)
     assert artefacts.revision_of(found) == 2  # so agents take it
 
 

@@ -60,7 +60,12 @@ def handle(
 
 
 def made_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> set[str]:
-    return {one["id"] for one in images.list_artefacts(image["id"])}
+    return {one.id for one in images.list_artefacts(image["id"])}
+
+
+def fault_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> str:
+    found = images.get_image(image["id"])
+    return artefact_verifier.verify_image(images, found, is_thorough=True).fault
 
 
 def test_conversion_and_its_map_appear_together_and_are_whole(images, conf, data):
@@ -68,7 +73,7 @@ def test_conversion_and_its_map_appear_together_and_are_whole(images, conf, data
     assert handle(images, conf, image) is Outcome.PREPARED
     pointers = {image[kind.pointer] for kind in (CHUNK_MAP, CONVERTED)}
     assert made_of(images, image) == pointers
-    assert artefact_verifier.verify_image(images, image, is_thorough=True).fault == ""
+    assert fault_of(images, image) == ""
     assert handle(images, conf, image) is Outcome.NOTHING
 
 
@@ -78,7 +83,7 @@ def test_forced_it_keeps_the_conversion_that_guests_read(images, conf, data):
     before = image[CHUNK_MAP.pointer], image[CONVERTED.pointer]
     assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
     assert image[CHUNK_MAP.pointer] != before[0] and image[CONVERTED.pointer] == before[1]
-    assert artefact_verifier.verify_image(images, image, is_thorough=True).fault == ""
+    assert fault_of(images, image) == ""
 
 
 @pytest.mark.expect_log("its converted image is incomplete")
@@ -87,13 +92,10 @@ def test_conversion_that_is_damaged_is_found_and_made_anew(images, conf, data):
     handle(images, conf, image)
     old = image[CONVERTED.pointer]
     images.data[old] = images.data[old][:-1] + b"?"
-    assert (
-        "does not have the sha512"
-        in artefact_verifier.verify_image(images, image, is_thorough=True).fault
-    )
+    assert "does not have the sha512" in fault_of(images, image)
     assert handle(images, conf, image, is_forced=True) is Outcome.PREPARED
     assert image[CONVERTED.pointer] != old and old not in images.records
-    assert artefact_verifier.verify_image(images, image, is_thorough=True).fault == ""
+    assert fault_of(images, image) == ""
 
 
 def test_conversion_of_other_bytes_or_of_another_owner_is_replaced(images, conf, data):

@@ -11,6 +11,7 @@ from oslo_config import cfg
 from acstor_common import errors
 from acstor_common.formats import chunk_map
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_glance.client import scope_lookup
@@ -68,6 +69,11 @@ def again(
     pointer = artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP)
     assert pointer is not None
     return artefacts.parse_chunk_map(record, images.data[pointer])
+
+
+def fault_of(images: memory_images.MemoryImages, image: dict[str, Any]) -> str:
+    found = images.get_image(image["id"])
+    return artefact_verifier.verify_image(images, found, is_thorough=True).fault
 
 
 def names(found: chunk_map.ChunkMap) -> list[ids.Cid]:
@@ -149,7 +155,7 @@ def test_base_without_a_usable_chunk_map_shares_nothing(
     base = images.add(data(1), owner=A, visibility="public")
     assert ids.is_keyed(prepared(preparer, data(1), owner=A, base_image_ref=base["id"]).cid_of(0))
     again(preparer, base)
-    pointer = images.get_image(base["id"])["acstor_chunk_map"]
+    pointer = images.get_image(base["id"]).text("acstor_chunk_map")
     images.data[pointer] = images.data[pointer][:-1] + b"x"
     assert ids.is_keyed(prepared(preparer, data(1), owner=A, base_image_ref=base["id"]).cid_of(0))
 
@@ -162,8 +168,9 @@ def test_image_that_becomes_public_is_named_for_all_when_that_is_asked_for(
     image["visibility"] = "public"
     outcome = preparer.prepare_image(ids.parse_image_id(image["id"]))
     assert outcome is image_preparer.PreparationOutcome.NOTHING  # its names stay until then
+    public = images.get_image(image["id"])
     boot = images.add(b"frames", **artefacts.new_artefact(
-        image, artefacts.Kind.BOOT_IMAGE, images.project_id, 2))  # fmt: skip
+        public, artefacts.Kind.BOOT_IMAGE, images.project_id, 2))  # fmt: skip
     image[artefacts.Kind.BOOT_IMAGE.pointer] = boot["id"]
     assert names(again(preparer, image)) == [ids.cid_of(data(1))]
     assert boot["id"] not in images.records  # its frames were named in the project's scope
@@ -179,16 +186,17 @@ def test_stored_map_is_verified_in_the_scope_it_was_made_in(
     again(preparer, image)
     images.records.pop(base["id"])
     image["visibility"] = "public"
-    assert artefact_verifier.verify_image(images, image, is_thorough=True).fault == ""
+    assert fault_of(images, image) == ""
     images.data[image["id"]] = data(1, 8)
-    assert "sha512" in artefact_verifier.verify_image(images, image, is_thorough=True).fault
+    assert "sha512" in fault_of(images, image)
 
 
 # The secret
 
 
 def secrets_of(images: memory_images.MemoryImages) -> list[dict[str, Any]]:
-    return [dict(r) for r in images.list_artefacts(kind=artefacts.SCOPE_SECRET)]
+    found = images.list_artefacts(kind=artefacts.SCOPE_SECRET)
+    return [images.records[secret.id] for secret in found]
 
 
 def test_secret_is_made_once_and_hidden(
@@ -220,12 +228,7 @@ def test_lost_secret_costs_sharing_with_older_images_only(
     images.delete_artefact(secrets_of(images)[0]["id"])
     second = prepared(preparer, data(1), owner=A)
     assert second.scope_keys != first.scope_keys
-    assert (
-        artefact_verifier.verify_image(
-            images, images.get_image(image["id"]), is_thorough=True
-        ).fault
-        == ""
-    )
+    assert fault_of(images, image) == ""
 
 
 def test_damaged_secret_is_named_and_nothing_is_published(
@@ -235,9 +238,8 @@ def test_damaged_secret_is_named_and_nothing_is_published(
     for damaged in (b"t" * 32, b"", b"s" * 31):
         images.data[record["id"]] = damaged
         with pytest.raises(errors.Unusable, match=f"{record['id']}.* damaged.* Delete it"):
-            with scope_lookup.ScopeLookup(images, conf).naming_of_image(
-                images.add(data(1), owner=A)
-            ):
+            image = images.get_image(images.add(data(1), owner=A)["id"])
+            with scope_lookup.ScopeLookup(images, conf).naming_of_image(image):
                 pass
 
 
@@ -251,5 +253,6 @@ def test_secret_of_a_tenant_is_none(
 
 
 def test_secret_is_no_orphan() -> None:
-    secret = {"id": glance_records.ARTEFACT_ID, **artefacts.new_secret("p")}
+    record = {"id": glance_records.ARTEFACT_ID, **artefacts.new_secret("p")}
+    secret = image_record.Image.from_record(record)
     assert plan.why_orphan(secret, None, plan._AT_ONCE, 0) == ""

@@ -11,6 +11,7 @@ import pytest
 
 from acstor_common import errors
 from acstor_common.image import artefacts
+from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_glance.prepare import stream_prehash
 from tests.fakes import glance_records as records
@@ -19,7 +20,7 @@ from tests.fakes import qcow2_files
 CHUNK = 16384
 
 
-def image_of(data: bytes, **changed: object) -> dict:
+def image_of(data: bytes, **changed: object) -> image_record.Image:
     digest = hashlib.sha512(data).hexdigest()
     return records.image(**{"size": len(data), "os_hash_value": digest, **changed})
 
@@ -32,7 +33,7 @@ def pieces_of(data: bytes, lengths: list[int]) -> Iterator[bytes]:
             at += length
 
 
-def make(image: dict, pieces: Iterator[bytes]) -> bytes:
+def make(image: image_record.Image, pieces: Iterator[bytes]) -> bytes:
     file = io.BytesIO()
     stream_prehash.write_map(image, pieces, CHUNK, file)
     return file.getvalue()

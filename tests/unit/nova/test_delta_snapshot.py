@@ -12,6 +12,7 @@ import pytest
 from oslo_config import cfg
 
 from acstor_common.formats import disk_delta
+from acstor_common.image import image_record
 from acstor_common.model import geometry
 from acstor_common.wire import control_wire
 from acstor_nova import conf as nova_conf
@@ -95,7 +96,7 @@ class Nova:
     def get_image(self, context, image_id):
         assert (context, image_id) == ("token", SNAPSHOT)
         self.said("asked", self.status)
-        return {"status": self.status} if self.status else None
+        return image_record.Image(status=self.status) if self.status else None
 
     def make_disk(self, name, base):
         link, disk = self.folder / f"{name}-base", self.folder / name

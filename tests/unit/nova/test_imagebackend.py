@@ -38,7 +38,7 @@ def agent(nova):
 def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
     made = nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
-    assert nova.inspected == [("raw", str(nova.mirror))]
+    assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
     assert agent.asked == [control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)]
     assert made.libvirt_info("none").driver_cache == "writeback"
     assert not nova.host.fallbacks.total
@@ -91,7 +91,7 @@ def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
         nova.image = None
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
-    assert nova.inspected == [("raw", str(nova.mirror))]
+    assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
     assert not nova.host.fallbacks.total
 
 
@@ -107,7 +107,7 @@ def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
     nova.image |= {"disk_format": "vmdk", "size": SIZE // 3}
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
-    assert nova.inspected == [("raw", str(nova.mirror))]
+    assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
     assert not nova.host.fallbacks.total
 
 
@@ -261,7 +261,7 @@ def test_linked_mirror_is_used_while_the_agent_starts(nova):
 
 
 def test_nova_s_own_refusal_is_passed_on(nova, agent):
-    def refuse(image, image_id, path):
+    def refuse(image_id, path):
         raise nova_backend.CannotStartError("not what it says")
 
     nova.host.seams = imagebackend.dataclasses.replace(nova.host.seams, inspect=refuse)

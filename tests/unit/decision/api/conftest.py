@@ -12,6 +12,7 @@ import pytest
 from flask import testing
 from oslo_config import cfg
 
+from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_common.ring import location_policies
@@ -42,12 +43,12 @@ class Glance:
     """Says of images what a test wants; ``failure`` is raised instead."""
 
     def __init__(self) -> None:
-        self.shown: dict[str, dict[str, Any]] = {}
+        self.shown: glance_client.Records = {}
         self.failure: Exception | None = None
 
     def add(self, image_id: str, **properties: Any) -> None:
         """Show an image that is prepared, but for ``properties``."""
-        self.shown[image_id] = {
+        record = {
             "id": image_id,
             "name": "debian",
             "status": "active",
@@ -62,8 +63,9 @@ class Glance:
             "acstor_chunk_map": "7d2c1f9e-5d6b-4a5c-9c61-000000000001",
             **properties,
         }
+        self.shown[image_id] = image_record.Image.from_record(record)
 
-    def get_images(self, wanted: Sequence[str], auth: object) -> dict[str, dict[str, Any]]:
+    def get_images(self, wanted: Sequence[str], auth: object) -> glance_client.Records:
         if self.failure:
             raise self.failure
         return {one: self.shown[one] for one in wanted if one in self.shown}

@@ -290,7 +290,7 @@ def test_an_image_that_a_listener_may_convert_is_prepared_unless_it_said_that_it
 ):
     glance.add(IMAGES[0], disk_format="vmdk")
     assert client.post(f"/v1/images/{IMAGES[0]}/prepare").status_code == 202
-    why = image_record.why_not_served({"status": "active", "disk_format": "vmdk"})
+    why = image_record.why_not_served(image_record.Image(status="active", disk_format="vmdk"))
     glance.add(IMAGES[1], disk_format="vmdk", acstor_message=artefacts.fit_message(why))
     answer = client.post(f"/v1/images/{IMAGES[1]}/prepare")
     assert answer.status_code == 409 and "convert_formats" in answer.json["error"]["message"]
