@@ -28,6 +28,7 @@ from acstor_agent.sources import base
 from acstor_agent.sources import blocking_threads
 from acstor_agent.sources import driver
 from acstor_common import errors
+from acstor_common.util import lru_table
 
 T = TypeVar("T")
 
@@ -75,9 +76,8 @@ class _OpenFiles:
     """The files used last, by path; thread-safe."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
         self._lock = threading.Lock()
-        self._files: collections.OrderedDict[str, _OpenFile] = collections.OrderedDict()
+        self._files = lru_table.LruTable[str, _OpenFile](limit)
         self._to_close: collections.deque[int] = collections.deque()
 
     def get(self, path: str) -> _OpenFile:
@@ -85,16 +85,12 @@ class _OpenFiles:
         self.close_some()
         now = os.lstat(path)
         with self._lock:
-            file = self._files.get(path)
+            file = self._files.use(path)
             if file is not None and file.identity == (now.st_dev, now.st_ino):
-                self._files.move_to_end(path)
                 return file
         file = _OpenFile(path, self._to_close.append)
         with self._lock:
             self._files[path] = file
-            self._files.move_to_end(path)
-            while len(self._files) > self._limit:
-                self._files.popitem(last=False)
         self.close_some()
         return file
 
@@ -147,9 +143,7 @@ class _Order:
     """
 
     def __init__(self) -> None:
-        self._latest: collections.OrderedDict[tuple[base.Blob, int], _Turn] = (
-            collections.OrderedDict()
-        )  # by their ends
+        self._latest = lru_table.LruTable[tuple[base.Blob, int], _Turn](REMEMBERED)  # by their ends
         self._under_way: collections.Counter[base.Blob] = collections.Counter()
 
     @contextlib.contextmanager
@@ -159,9 +153,6 @@ class _Order:
         before = self._latest.get((blob, run.offset)) if self._under_way[blob] else None
         turn = _Turn(before.ended if before else None)
         self._latest[end] = turn
-        self._latest.move_to_end(end)
-        if len(self._latest) > REMEMBERED:
-            self._latest.popitem(last=False)
         self._under_way[blob] += 1
         try:
             yield turn

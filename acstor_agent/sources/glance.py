@@ -7,7 +7,6 @@ guests continue with an image that was deactivated. keystoneauth blocks, so it r
 bytes come over the connections of http_pool.py.
 """
 
-import collections
 import dataclasses
 import functools
 import logging
@@ -38,6 +37,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.service import bounded_responses
+from acstor_common.util import lru_table
 
 LOG = logging.getLogger(__name__)
 GROUP = "source_glance"
@@ -129,8 +129,8 @@ class GlanceSource(driver.Driver):
         self._threads = blocking_threads.Threads(
             lambda: f"Keystone, for {self._where}", SIGN_IN_THREADS
         )
-        self._places: collections.OrderedDict[base.Blob, Place] = collections.OrderedDict()
-        self._no_ranges: collections.OrderedDict[base.Blob, NoRanges] = collections.OrderedDict()
+        self._places = lru_table.LruTable[base.Blob, Place](PLACES_LIMIT)
+        self._no_ranges = lru_table.LruTable[base.Blob, NoRanges](PLACES_LIMIT)
         self._where = endpoint or "Glance"
 
     @classmethod
@@ -208,9 +208,7 @@ class GlanceSource(driver.Driver):
         known = self._no_ranges.get(blob)
         if known is not None and trio.current_time() < known.until_s:
             raise errors.ChunkRefused(what, self._where, known.why)
-        place = self._places.get(blob) or await self._find(blob, what, _IN_USE)
-        if blob in self._places:  # do not forget blobs in use
-            self._places.move_to_end(blob)
+        place = self._places.use(blob) or await self._find(blob, what, _IN_USE)
         if place.size_bytes == 0:
             raise errors.ChunkMissing(what, self._where, "the image is empty")
         try:
@@ -309,8 +307,6 @@ class GlanceSource(driver.Driver):
             return ""
         why = NO_RANGES.format(status=error.status)
         self._no_ranges[blob] = NoRanges(trio.current_time() + NO_RANGES_S, why)
-        while len(self._no_ranges) > PLACES_LIMIT:
-            self._no_ranges.popitem(last=False)
         return why
 
     async def _find(self, blob: base.Blob, what: str, statuses: frozenset[str]) -> Place:
@@ -324,8 +320,6 @@ class GlanceSource(driver.Driver):
         elif image.is_convertible:
             place = await self._find_artefact(image, *CONVERTED, what)
         self._places[blob] = place
-        while len(self._places) > PLACES_LIMIT:
-            self._places.popitem(last=False)
         return place
 
     async def _find_artefact(

@@ -4,7 +4,6 @@
 Reads pay for this only while a window is open; a lost trace does no harm.
 """
 
-import collections
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from acstor_agent.images.read import mirror
 from acstor_common import errors
 from acstor_common.image import boot_trace
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 from acstor_common.wire import trace_message
 
 LOG = logging.getLogger(__name__)
@@ -58,11 +58,12 @@ class BootRecording:
         limits: Limits,
         send: Send,
         clock: Callable[[], float] = time.monotonic,
+        asked_limit: int = MOST_ASKED,
     ) -> None:
         self._here, self._limits, self._send, self._clock = here, limits, send, clock
         self._open: dict[ids.ImageId, mirror.Mirror] = {}
         self._sent: dict[ids.ImageId, int] = {}
-        self._asked: collections.OrderedDict[ids.ImageId, int] = collections.OrderedDict()
+        self._asked = lru_table.LruTable[ids.ImageId, int](asked_limit)
 
     def record_more(self, image_id: ids.ImageId, boots: int) -> None:
         """Record so many more boots of an image.
@@ -73,7 +74,7 @@ class BootRecording:
             raise errors.Unusable(
                 "boot_memory_limit_bytes", "is 0, so nothing is recorded here", "Set it to more"
             )
-        self._ask(image_id, self._sent.get(image_id, 0) + boots)
+        self._asked[image_id] = self._sent.get(image_id, 0) + boots
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Forget a detached image, except for an operator's pending request."""
@@ -82,13 +83,7 @@ class BootRecording:
         self._sent.pop(image_id, None)
         self._asked.pop(image_id, None)
         if left:
-            self._ask(image_id, left)
-
-    def _ask(self, image_id: ids.ImageId, boots: int) -> None:
-        self._asked[image_id] = boots
-        self._asked.move_to_end(image_id)
-        if len(self._asked) > MOST_ASKED:
-            self._asked.popitem(last=False)
+            self._asked[image_id] = left
 
     def boots_left(self, image_id: ids.ImageId) -> int:
         """Return how many boots of an image are still to be recorded."""

@@ -22,6 +22,7 @@ from acstor_agent.images.read import read_timing
 from acstor_common.model import boot_timeline
 from acstor_common.model import geometry
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 
 AT_ONCE = 64
 KEPT = 64
@@ -79,17 +80,15 @@ class Timelines:
         self._boots: dict[requests.Stream, _Boot] = {}
         self._over: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
         self._untold: collections.deque[boot_timeline.Timeline] = collections.deque(maxlen=KEPT)
-        self._ensured: collections.OrderedDict[
-            ids.ImageId, collections.deque[tuple[float, float]]
-        ] = collections.OrderedDict()
+        self._ensured = lru_table.LruTable[ids.ImageId, collections.deque[tuple[float, float]]](
+            IMAGES
+        )
 
     def image_ensured(self, image_id: ids.ImageId, from_s: float) -> None:
         """Record that an image was prepared for a guest, from ``from_s`` until now."""
-        known = self._ensured.setdefault(image_id, collections.deque(maxlen=ENSURES))
+        known = self._ensured.get(image_id) or collections.deque(maxlen=ENSURES)
         known.append((from_s, self._clock()))
-        self._ensured.move_to_end(image_id)
-        if len(self._ensured) > IMAGES:
-            self._ensured.popitem(last=False)
+        self._ensured[image_id] = known
 
     def image_opened(self, image: mirror.Mirror, guest: requests.Stream, thread: int) -> None:
         """Record an open."""

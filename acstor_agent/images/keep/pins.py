@@ -30,6 +30,7 @@ from acstor_agent.images.read import mirror
 from acstor_common.formats import chunk_map
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from acstor_common.util import lru_table
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ImagePins:
         """Pinned part of each image, with its map, independent of later maps."""
         self._former: dict[ids.ImageId, list[tuple[float, replica_placement.Part]]] = {}
         """Parts pinned by former tables, with the end of each."""
-        self._found: dict[ids.ImageId, replica_placement.Part] = {}
+        self._found = lru_table.LruTable[ids.ImageId, replica_placement.Part](FOUND)
         self._changing = trio.Lock()
 
     def load(self) -> None:
@@ -216,8 +217,8 @@ class ImagePins:
         """
         async with self._changing:
             now, part = self._kept.get(image_id), self._pinned.get(image_id)
-            if now is None or part is None:
-                return 0
+            if now is None or part is None or (now.is_for_others and not self.has_share):
+                return 0  # without a table, the part by the former one stays
             return await self._pin(now, part.map)
 
     async def _pin(self, promised: ImagePin, image_map: chunk_map.ChunkMap) -> int:
@@ -240,8 +241,6 @@ class ImagePins:
             must_fit = not self.may_grow or promised.is_for_others
         if lacking_bytes and must_fit:
             self._found[image_id] = part
-            if len(self._found) > FOUND:
-                del self._found[next(iter(self._found))]
             return lacking_bytes
         contents = await trio.to_thread.run_sync(part.list_contents)
         if self.may_grow:  # before the first pinned chunk needs it

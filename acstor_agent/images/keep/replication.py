@@ -26,6 +26,7 @@ from acstor_common import errors
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
 from acstor_common.wire import replica_messages
@@ -96,7 +97,7 @@ class Replication:
         self._used: list[ids.ImageId] = []
         self._owed: dict[ids.HostId, dict[ids.ImageId, None]] = {}
         self._last: dict[ids.ImageId, tuple[Share | State, float]] = {}
-        self._failed: collections.OrderedDict[ids.ImageId, _Failed] = collections.OrderedDict()
+        self._failed = lru_table.LruTable[ids.ImageId, _Failed](REMEMBERED)
         self._new = token_buckets.TokenBuckets[ids.HostId](NEW_OF_HOST, HOSTS)
 
     # Leases of other hosts
@@ -296,8 +297,6 @@ class Replication:
                 LOG.info("image %s: cannot be kept for other hosts now: %s", image_id, e)
             backoff.record_failure(str(e), self._clock())
             self._failed[image_id] = _Failed(_state_after(e), backoff)
-            if len(self._failed) > REMEMBERED:
-                self._failed.popitem(last=False)
         else:
             LOG.info("image %s: attached, because other hosts use it", image_id)
 

@@ -15,12 +15,12 @@ its rate, and are soon refused without a source access.
 
 import collections
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Mapping
-from typing import TypeVar
 
 import trio
 
@@ -33,6 +33,7 @@ from acstor_common.formats import chunk_map
 from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.util import log_limit
+from acstor_common.util import lru_table
 from acstor_common.util import token_buckets
 
 LOOK_AGAIN_S = 60.0
@@ -55,9 +56,6 @@ HOSTS = 4096
 SAY_AGAIN_S = 10.0
 
 LOG = logging.getLogger(__name__)
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 Extent = tuple[int, int]
 _WRONG_BYTES = (errors.ChunkMapFormatError, errors.BootImageFormatError)
@@ -89,19 +87,20 @@ class DetachedMaps:
         source: base.Source,
         nursery: trio.Nursery,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        images_limit: int = IMAGES,
+        pages_bytes: int = PAGES_BYTES,
     ) -> None:
         self._source, self._clock = source, clock
-        self._images: collections.OrderedDict[ids.ImageId, _Image] = collections.OrderedDict()
+        self._images = lru_table.LruTable[ids.ImageId, _Image](images_limit)
         self._pages: collections.OrderedDict[tuple[ids.ImageId, int], map_page.Page] = (
             collections.OrderedDict()
         )
-        self._pages_bytes = 0
-        self._boots: collections.OrderedDict[ids.ImageId, Mapping[Extent, ids.Cid]] = (
-            collections.OrderedDict()
+        self._pages_bytes, self._pages_limit_bytes = 0, pages_bytes
+        self._boots = lru_table.LruTable[ids.ImageId, Mapping[Extent, ids.Cid]](BOOT_HEADS)
+        self._missing = lru_table.LruTable[ids.ImageId, tuple[float, type[errors.ChunkMissing]]](
+            images_limit
         )
-        self._missing: collections.OrderedDict[
-            ids.ImageId, tuple[float, type[errors.ChunkMissing]]
-        ] = collections.OrderedDict()
         self._loads = single_flight.SingleFlight(nursery)
         self._limiter = trio.CapacityLimiter(AT_A_TIME)
         self._limiters: dict[ids.HostId, trio.CapacityLimiter] = {}
@@ -257,38 +256,45 @@ class DetachedMaps:
         A requester waits for its host's turn itself, so cancelling it leaves nothing behind. A
         started load counts for its host until it ends.
         """
-
-        async def work() -> None:
-            try:
-                async with self._limiter:
-                    await load()
-            except errors.ChunkMissing:
-                self._charge(host, MISS_COST)
-                raise
-            except _WRONG_BYTES as e:
-                self._charge(host, MISS_COST)
-                raise errors.ChunkMissing(f"image {image_id}", self._source.where, str(e)) from e
-
         what = image_id, page
         if what not in self._loads:
             self._check_looks(host, image_id)
-            limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
-            turn = object()
-
-            def ended() -> None:
-                limiter.release_on_behalf_of(turn)
-                self._forget_idle(host)
-
-            try:
-                await limiter.acquire_on_behalf_of(turn)
-            finally:  # a cancelled requester may have been the only one
-                self._forget_idle(host)
+            end_turn = await self._wait_for_turn(host)
             if what in self._loads:
-                ended()
+                end_turn()
             else:
                 self._charge(host, 1)
-                self._loads.begin_flight(what, work, ended)
+                load_it = functools.partial(self._run_load, host, image_id, load)
+                self._loads.begin_flight(what, load_it, end_turn)
         await self._loads.wait(what)
+
+    async def _wait_for_turn(self, host: ids.HostId) -> Callable[[], None]:
+        """Take one of the host's AT_A_TIME_A_HOST turns; return what gives it back."""
+        limiter = self._limiters.setdefault(host, trio.CapacityLimiter(AT_A_TIME_A_HOST))
+        turn = object()
+
+        def end_turn() -> None:
+            limiter.release_on_behalf_of(turn)
+            self._forget_idle(host)
+
+        try:
+            await limiter.acquire_on_behalf_of(turn)
+        finally:  # a cancelled requester may have been the only one
+            self._forget_idle(host)
+        return end_turn
+
+    async def _run_load(
+        self, host: ids.HostId, image_id: ids.ImageId, load: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            async with self._limiter:
+                await load()
+        except errors.ChunkMissing:
+            self._charge(host, MISS_COST)
+            raise
+        except _WRONG_BYTES as e:
+            self._charge(host, MISS_COST)
+            raise errors.ChunkMissing(f"image {image_id}", self._source.where, str(e)) from e
 
     def _forget_idle(self, host: ids.HostId) -> None:
         limiter = self._limiters.get(host)
@@ -301,38 +307,39 @@ class DetachedMaps:
         image = self._images.get(image_id)
         self._check_missing(image_id)
         try:
-            # Read the stamp first: a later change is noticed at the next check.
-            stamp = (
-                await self._source.find_blob(base.Blob(image_id, base.BlobKind.CHUNK_MAP))
-            ).stamp
-            is_same = image is not None and image.stamp == stamp
-            if image is not None and is_same:
-                subject, tables = image.subject, image.tables
-            else:
-                subject, tables = await self._read_head(image_id)
-            blob = base.stored_blob(image_id, subject.stored.disk_format)
-            size_bytes = (await self._source.find_blob(blob)).size_bytes
-            if size_bytes != subject.stored.size_bytes:
-                what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
-                raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
+            now = await self._read_image(image_id, image)
         except (errors.ChunkMissing, *_WRONG_BYTES) as e:
             self._forget(image_id)
-            kind: type[errors.ChunkMissing] = errors.ChunkMissing
-            if isinstance(e, errors.ChunkRefused):
-                kind = errors.ChunkRefused
-            _put(self._missing, image_id, (self._clock() + LOOK_SOON_S, kind), IMAGES)
+            is_refused = isinstance(e, errors.ChunkRefused)
+            kind = errors.ChunkRefused if is_refused else errors.ChunkMissing
+            self._missing[image_id] = self._clock() + LOOK_SOON_S, kind
             raise
         except errors.SourceUnreachable:
             if image is None:
                 raise
             image.look_again_s = self._clock() + LOOK_SOON_S  # known pages are still served
             return
-        if not is_same:
+        if image is None or image.stamp != now.stamp:
             self._forget(image_id)  # pages of the former map
         self._boots.pop(image_id, None)
-        known = _Image(subject, tables, stamp, self._clock() + LOOK_AGAIN_S)
-        for other in _put(self._images, image_id, known, IMAGES):
-            self._forget(other)
+        if (evicted := self._images.put(image_id, now)) is not None:
+            self._forget(evicted[0])
+
+    async def _read_image(self, image_id: ids.ImageId, former: _Image | None) -> _Image:
+        """Return an image as the source has it now; the map's head is read only if it changed."""
+        # Read the stamp first: a later change is noticed at the next check.
+        chunk_map_blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
+        stamp = (await self._source.find_blob(chunk_map_blob)).stamp
+        if former is not None and former.stamp == stamp:
+            subject, tables = former.subject, former.tables
+        else:
+            subject, tables = await self._read_head(image_id)
+        blob = base.stored_blob(image_id, subject.stored.disk_format)
+        size_bytes = (await self._source.find_blob(blob)).size_bytes
+        if size_bytes != subject.stored.size_bytes:
+            what = f"{size_bytes} bytes, its chunk map is of {subject.stored.size_bytes}"
+            raise errors.ChunkMissing(f"image {image_id}", self._source.where, what)
+        return _Image(subject, tables, stamp, self._clock() + LOOK_AGAIN_S)
 
     async def _read_head(self, image_id: ids.ImageId) -> tuple[chunk_map.Subject, chunk_map.Tables]:
         blob = base.Blob(image_id, base.BlobKind.CHUNK_MAP)
@@ -354,7 +361,7 @@ class DetachedMaps:
             return
         self._pages[subject.image_id, page] = data
         self._pages_bytes += data.size_bytes
-        while self._pages_bytes > PAGES_BYTES:
+        while self._pages_bytes > self._pages_limit_bytes:
             self._pages_bytes -= self._pages.popitem(last=False)[1].size_bytes
 
     async def _load_boot(self, subject: chunk_map.Subject) -> None:
@@ -363,7 +370,7 @@ class DetachedMaps:
             extents = boot_extents(await self._read_boot_head(subject))
         except (errors.ChunkMissing, errors.BootImageFormatError):
             extents = {}
-        _put(self._boots, subject.image_id, extents, BOOT_HEADS)
+        self._boots[subject.image_id] = extents
 
     async def _read_boot_head(self, subject: chunk_map.Subject) -> boot_image.Head:
         blob = base.Blob(subject.image_id, base.BlobKind.BOOT_IMAGE)
@@ -382,9 +389,3 @@ class DetachedMaps:
         self._boots.pop(image_id, None)
         for key in [key for key in self._pages if key[0] == image_id]:
             self._pages_bytes -= self._pages.pop(key).size_bytes
-
-
-def _put(table: collections.OrderedDict[_K, _V], key: _K, value: _V, limit: int) -> list[_K]:
-    table[key] = value
-    table.move_to_end(key)
-    return [table.popitem(last=False)[0] for _ in range(max(0, len(table) - limit))]

@@ -28,6 +28,7 @@ REPORT_INTERVAL_S = 0.5
 Report = Callable[[int, int], Awaitable[None]]
 _T = TypeVar("_T")
 _Thing = tuple[_T, chunk_ref.ChunkRef]
+Keep = Callable[[_T, background_fetch.FetchedChunk | None], Awaitable[None]]
 _Became = background_fetch.Outcome | OSError | None
 
 
@@ -63,42 +64,46 @@ async def fetch_all(
     report: Report,
     *,
     total_bytes: int,
-    keep: Callable[[_T, background_fetch.FetchedChunk | None], Awaitable[None]] | None = None,
+    keep: Keep[_T] | None = None,
 ) -> BulkResult[_T]:
     """Fetch the chunks of things and return the result.
 
     :param keep: stores a chunk, or None if it was local; may raise AcstorError or OSError
     """
     came = BulkResult[_T]()
-
-    async def tell() -> None:
-        while True:
-            await report(came.done_bytes, total_bytes)
-            await trio.sleep(REPORT_INTERVAL_S)
-
-    async def take(one: _Thing[_T], became: background_fetch.Outcome | None) -> None:
-        thing, want = one
-        failure: errors.AcstorError | OSError | None = None
-        if keep is not None and not isinstance(became, errors.AcstorError):
-            try:
-                await keep(thing, became)
-            except (errors.AcstorError, OSError) as e:
-                failure = e
-        came.record_result(thing, want.length, failure or became)
-
     async with trio.open_nursery() as reporting:
-        reporting.start_soon(tell)
+        reporting.start_soon(_report_for_ever, came, report, total_bytes)
         with ahead:
             async for some in _some_of(things, ahead, is_here):
-                if keep is None:
-                    for (thing, want), became in some:
-                        came.record_result(thing, want.length, became)
-                    continue
                 async with trio.open_nursery() as nursery:
-                    for one, became in some:
-                        nursery.start_soon(take, one, became)
+                    for (thing, want), became in some:
+                        if keep is None or isinstance(became, errors.AcstorError):
+                            came.record_result(thing, want.length, became)
+                        else:
+                            nursery.start_soon(_keep_one, came, thing, want.length, became, keep)
         reporting.cancel_scope.cancel()
     return came
+
+
+async def _report_for_ever(came: BulkResult[_T], report: Report, total_bytes: int) -> None:
+    while True:
+        await report(came.done_bytes, total_bytes)
+        await trio.sleep(REPORT_INTERVAL_S)
+
+
+async def _keep_one(
+    came: BulkResult[_T],
+    thing: _T,
+    length: int,
+    became: background_fetch.FetchedChunk | None,
+    keep: Keep[_T],
+) -> None:
+    try:
+        await keep(thing, became)
+    except (errors.AcstorError, OSError) as e:
+        came.record_result(thing, length, e)
+    else:
+        came.record_result(thing, length, became)
 
 
 async def _some_of(

@@ -278,11 +278,8 @@ async def test_hosts_that_give_up_before_their_turn_leave_nothing(host, images):
     assert not host.others._limiters
 
 
-async def test_pages_and_images_that_are_remembered_are_bounded(
-    host, images, monkeypatch, autojump_clock
-):
-    monkeypatch.setattr(detached_maps, "IMAGES", 3)
-    monkeypatch.setattr(detached_maps, "PAGES_BYTES", 5 * 10 * 32)
+async def test_pages_and_images_that_are_remembered_are_bounded(images, nursery, autojump_clock):
+    host = Host(images, nursery, images_limit=3, pages_bytes=5 * 10 * 32)
     many = [images.add(DATA) for _ in range(8)]
     for image_id in many:
         await host.ask(image_id)

@@ -18,6 +18,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.service import bounded_responses
+from acstor_common.util import lru_table
 from tests.fakes import fake_glance
 from tests.fakes import glance_records
 from tests.fakes import http_server
@@ -252,10 +253,8 @@ async def test_artefact_that_was_replaced_and_deleted_is_found_anew(server, sour
     assert len(server.asked) == 1  # where it is is known now
 
 
-async def test_place_that_guests_read_from_is_not_the_one_that_is_forgotten(
-    server, source, monkeypatch
-):
-    monkeypatch.setattr(glance, "PLACES_LIMIT", 2)
+async def test_place_that_guests_read_from_is_not_the_one_that_is_forgotten(server, source):
+    source._places = lru_table.LruTable(2)
     for blob in (CHUNK_MAP, BOOT_IMAGE, CHUNK_MAP, BOOT_IMAGE):
         assert await source.read(IMAGE, 0, 4) == glance_records.BYTES[:4]
         await source.size_bytes(blob)
