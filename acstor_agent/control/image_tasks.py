@@ -62,7 +62,7 @@ class ImageTasks:
         images: image_requests.ImageRequests,
         disks: disk_requests.DiskRequests,
         recording: boot_recording.BootRecording,
-        boot_prefetch: boot_image_prefetch.BootAhead,
+        boot_prefetch: boot_image_prefetch.BootImagePrefetch,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._images, self._recording, self._boot_prefetch = images, recording, boot_prefetch

@@ -69,11 +69,9 @@ class ImageService:
             chunks.mirrors,
             boots.sessions,
             self.usage,
-            own.detach_unused_after_s,
-            source=chunks.source,
-            chunks=chunks.exchange,
-            cache=stored.cache,
-            is_kept=self._is_kept,
+            stored.pins,
+            self.replication,
+            unused_s=own.detach_unused_after_s,
             others=[boots.recording.forget_image, known.image_detached],
         )
         self.boot_prefetch = self._make_boot_prefetch()
@@ -110,25 +108,21 @@ class ImageService:
             tell=self._chunks.exchange.send_announcement,
         )
 
-    def _make_boot_prefetch(self) -> boot_image_prefetch.BootAhead:
+    def _make_boot_prefetch(self) -> boot_image_prefetch.BootImagePrefetch:
         rings = self._cloud.rings
-        return boot_image_prefetch.BootAhead(
-            self._cloud.host,
+        return boot_image_prefetch.BootImagePrefetch(
             boot_image_prefetch.Mode(self._own.prefetch_boot_images),
             self._boots.sessions,
             self._chunks.mirrors,
             self.usage,
             self._chunks.chunk_lookup,
-            quiet_s=self._guests.read_admission.quiet_s,
-            hosts=lambda: len(rings.ring.hosts),
+            self._guests.read_admission,
+            host_count=lambda: len(rings.ring.hosts),
             limit_bytes_s=settings.fill_rate_bytes_s(self._own),
         )
 
     def _is_leased(self, image_id: ids.ImageId) -> bool:
         return self.replication is not None and self.replication.is_leased(image_id)
-
-    def _is_kept(self, image_id: ids.ImageId) -> bool:
-        return self._stored.pins.get(image_id) is not None or self._is_leased(image_id)
 
     def _is_for_others(self, image_id: ids.ImageId) -> bool:
         return self._is_leased(image_id) and not self.usage.is_seen(image_id)

@@ -160,6 +160,11 @@ class Exchange(engine_driver.EngineDriver):
         oid = self._names.oid_of(image_id, offset, cid)
         return chunk_ref.ChunkRef(cid, oid, image_id, offset, length, keys)
 
+    @property
+    def here(self) -> ids.HostId:
+        """The name of this host."""
+        return self.core.context.ring.here
+
     def is_home_of(self, want: chunk_ref.ChunkRef) -> bool:
         """Return whether this host is the home of a chunk."""
         return self.core.context.ring.is_home(want.place)

@@ -22,12 +22,11 @@ from collections.abc import Iterable
 
 import trio
 
-from acstor_agent.cache import cache_files
-from acstor_agent.engine_io import exchange
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import usage
+from acstor_agent.images.keep import pins
+from acstor_agent.images.keep import replication
 from acstor_agent.images.read import boot_session
-from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import log_once
@@ -55,7 +54,7 @@ class ImageEviction:
 
     :param unused_s: unused time before eviction; 0 disables it. An image attached only for other
         hosts is evicted as soon as it need not be kept.
-    :param is_kept: returns whether an image stays although it is unused
+    :param others: called with each image that was detached
     """
 
     def __init__(
@@ -63,20 +62,17 @@ class ImageEviction:
         images: mirrors.Mirrors,
         boots: boot_session.BootSessions,
         uses: usage.ImageUsage,
-        unused_s: float,
+        image_pins: pins.ImagePins,
+        replicas: replication.Replication | None = None,
         *,
-        source: base.Source,
-        chunks: exchange.Exchange,
-        cache: cache_files.CacheFiles,
-        is_kept: Callable[[ids.ImageId], bool] = lambda image_id: False,
+        unused_s: float,
         others: Iterable[Detached] = (),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.detached = self.purged_chunks = 0
         self._images, self._boots, self._uses = images, boots, uses
-        self._unused_s, self._is_kept = unused_s, is_kept
-        self._source, self._cache = source, cache
-        self._counted = chunks.counters
+        self._pins, self._replicas, self._unused_s = image_pins, replicas, unused_s
+        self._source, self._counters = boots.source, boots.chunks.counters
         self._others, self._wall_clock = tuple(others), wall_clock
         self._stay_until_s: dict[ids.ImageId, float] = {}
         self._asks_from_s = -math.inf
@@ -104,9 +100,9 @@ class ImageEviction:
         self._fault.log_warning(fault)
         for image_id in self._stay_until_s.keys() - set(attached):
             del self._stay_until_s[image_id]
-        for image_id in list(self._counted.fetched):
+        for image_id in list(self._counters.fetched):
             if not self._images.is_attached(image_id):
-                self._counted.forget_image(image_id)
+                self._counters.forget_image(image_id)
 
     def detach_image(self, image_id: ids.ImageId) -> None:
         """Detach an image, used or not; its chunks stay in the cache.
@@ -116,7 +112,7 @@ class ImageEviction:
         """
         self._images.detach_image(image_id)
         self._boots.forget_image(image_id)
-        self._counted.forget_image(image_id)
+        self._counters.forget_image(image_id)
         self._uses.image_detached(image_id)
         for other in self._others:
             other(image_id)
@@ -129,6 +125,11 @@ class ImageEviction:
         if self._uses.is_only_for_others(image_id):
             return not use.is_open  # at once: its map counts against the limit for other hosts
         return not use.is_used(self._unused_s)
+
+    def _is_kept(self, image_id: ids.ImageId) -> bool:
+        """Return whether an image stays although it is unused."""
+        is_leased = self._replicas is not None and self._replicas.is_leased(image_id)
+        return is_leased or self._pins.get(image_id) is not None
 
     def _stays(self, image_id: ids.ImageId) -> bool:
         return trio.current_time() < self._stay_until_s.get(image_id, -math.inf)
@@ -173,7 +174,7 @@ class ImageEviction:
     def _only_of(self, image_id: ids.ImageId) -> set[ids.Cid]:
         """Return the cached chunks of this image alone; blocks, call it in a thread."""
         every = itertools.chain(self._images.cids_of(image_id), self._boots.frame_cids(image_id))
-        found = {cid for cid in every if cid in self._cache}
+        found = {cid for cid in every if cid in self._pins.cache}
         for other in self._images.list_attached():
             if found and other != image_id:
                 found.difference_update(self._images.cids_of(other))
@@ -181,7 +182,7 @@ class ImageEviction:
 
     async def _purge(self, image_id: ids.ImageId, garbage: Collection[ids.Cid]) -> None:
         for number, cid in enumerate(garbage, 1):
-            self.purged_chunks += self._cache.drop_chunk(cid)
+            self.purged_chunks += self._pins.cache.drop_chunk(cid)
             if number % DROPS_IN_A_ROW == 0:
                 await trio.lowlevel.checkpoint()
         if garbage:

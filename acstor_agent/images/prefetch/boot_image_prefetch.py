@@ -12,7 +12,6 @@ import collections
 import logging
 import math
 import random
-import time
 from collections.abc import Callable
 from collections.abc import Sequence
 
@@ -29,6 +28,7 @@ from acstor_agent.images.image import usage
 from acstor_agent.images.prefetch import bulk_fetch
 from acstor_agent.images.prefetch import pre_seed
 from acstor_agent.images.read import boot_session
+from acstor_agent.images.read import read_admission
 from acstor_agent.sources import base
 from acstor_common import errors
 from acstor_common.formats import boot_image
@@ -52,30 +52,30 @@ KeepClass = public_cache.KeepClass
 Mode = prefetch_policy.Mode
 
 
-class BootAhead:
-    """Prefetches boot images, one at a time."""
+class BootImagePrefetch:
+    """Prefetches boot images, one at a time.
+
+    :param reads: the waiting reads of guests, which go before
+    :param host_count: returns the number of hosts that a notification reaches
+    """
 
     def __init__(
         self,
-        here: ids.HostId,
         mode: Mode,
         boots: boot_session.BootSessions,
         images: mirrors.Mirrors,
         uses: usage.ImageUsage,
-        names: chunk_lookup.ChunkLookup,
+        lookup: chunk_lookup.ChunkLookup,
+        reads: read_admission.ReadAdmission,
         *,
-        quiet_s: Callable[[], float],
-        hosts: Callable[[], int],
+        host_count: Callable[[], int],
         limit_bytes_s: float = math.inf,
-        rng: random.Random | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._here, self._mode = here, mode if boots.memory.limit_bytes else Mode.NONE
-        self._images, self._uses, self._names = images, uses, names
-        self._chunks, self._cache = boots.chunks, boots.cache
-        self._quiet_s, self._hosts = quiet_s, hosts
-        self._counted, self._clock = boots.counters, clock
-        self._place = (rng or random.Random()).random()  # position among the notified hosts
+        self._mode = mode if boots.memory.limit_bytes else Mode.NONE
+        self._images, self._uses, self._lookup, self._reads = images, uses, lookup, reads
+        self._chunks, self._cache, self._counters = boots.chunks, boots.cache, boots.counters
+        self._here, self._host_count = boots.chunks.here, host_count
+        self._position = random.random()  # among the notified hosts
         self._pacer = fill_rate.Pacer()
         self._pacer.bytes_s = min(BYTES_S, limit_bytes_s)
         kept_bytes = boots.cache.statistics.limit_bytes // public_cache.BOOT_SHARES[KeepClass.AHEAD]
@@ -100,7 +100,7 @@ class BootAhead:
 
         With varying delays, the last of several boot images would be late on all hosts.
         """
-        return self._place * prefetch_policy.spread_s(self._hosts())
+        return self._position * prefetch_policy.spread_s(self._host_count())
 
     async def prefetch_boot_image(
         self, task: decision_messages.ImageTask, report: bulk_fetch.Report
@@ -113,7 +113,7 @@ class BootAhead:
         image_id = ids.parse_image_id(task.image_id)
         if self._is_mirrored(image_id):  # its guests load it themselves
             return {"done_bytes": 0}
-        begun_s = self._clock()
+        begun_s = trio.current_time()
         wants = self._in_order(await self._look_up(image_id, task))
         total_bytes = sum(want.length for want in wants)
         missing = [want for want in wants if not self._chunks.has_chunk(want.cid)]
@@ -121,17 +121,17 @@ class BootAhead:
         for want in wants:
             self._cache.keep_ahead(want.cid)
         came_bytes = await self._fetch(missing, report, total_bytes)
-        self._counted.ahead += 1
+        self._counters.ahead += 1
         LOG.info(
             "image %s: its boot image is here before it is needed: %d bytes, %d came in %.1f s",
-            *(image_id, total_bytes, came_bytes, self._clock() - begun_s),
+            *(image_id, total_bytes, came_bytes, trio.current_time() - begun_s),
         )
         return {"done_bytes": total_bytes}
 
     async def _look_up(
         self, image_id: ids.ImageId, task: decision_messages.ImageTask
     ) -> list[chunk_ref.ChunkRef]:
-        subject, head = await self._names.others.boot_head(self._here, image_id)
+        subject, head = await self._lookup.others.boot_head(self._here, image_id)
         keys, want_at = subject.scope_keys, self._chunks.want_at
         formers = self._formers(task)
         if not prefetch_policy.is_served(keys, map(self._images.scope_keys, formers)):
@@ -148,7 +148,7 @@ class BootAhead:
         cut = subject.geometry
         for chunk_no in frame.chunk_nos:
             place = cut.chunk_offset(chunk_no), cut.chunk_length(chunk_no)
-            found = await self._names.read_map_for_peer(self._here, subject.image_id, *place)
+            found = await self._lookup.read_map_for_peer(self._here, subject.image_id, *place)
             if not self._chunks.has_chunk(found.cid):
                 return False
         return True
@@ -164,7 +164,7 @@ class BootAhead:
         if total_bytes > (limit_bytes := self._cache.ahead_limit_bytes):
             why = f"has {total_bytes} bytes, and {limit_bytes} are kept before they are needed"
             raise errors.Unusable(what, why)
-        if not self._daily.try_take(None, missing_bytes, self._clock()):
+        if not self._daily.try_take(None, missing_bytes, trio.current_time()):
             raise errors.Unusable(what, "exceeds the daily limit of prefetches")
 
     async def _fetch(
@@ -192,13 +192,13 @@ class BootAhead:
     def _keep(self, want: chunk_ref.ChunkRef) -> int:
         if not self._cache.keep_ahead(want.cid):
             raise errors.Unusable("a part of a boot image", "arrived, and the cache has no space")
-        self._counted.ahead_bytes += want.length
+        self._counters.ahead_bytes += want.length
         return want.length
 
     async def _wait_for_turn(self, length: int) -> None:
         """Wait for the rate limit, then until no guest waits."""
-        while wait_s := self._pacer.wait_s(length, self._clock()):  # noqa: ASYNC110 - it says when
+        while wait_s := self._pacer.wait_s(length, trio.current_time()):  # noqa: ASYNC110 - it says when
             await trio.sleep(wait_s)
         with trio.move_on_after(YIELD_S):
-            while not self._quiet_s():  # noqa: ASYNC110 - nothing says when it is
+            while not self._reads.quiet_s():  # noqa: ASYNC110 - nothing says when it is
                 await trio.sleep(YIELD_TICK_S)

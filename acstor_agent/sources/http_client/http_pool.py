@@ -211,10 +211,7 @@ class HttpPool:
                 stream = self._idle_to(server) or await self._connect(server)
                 if followed:
                     http_range.check_redirected(asked, url, stream.peer, first_peer)
-                answer = HttpResponse(asked, stream)
-                await answer.send_request(request)
-                if pause_s := http_range.pause_s(answer.headers):
-                    self._not_before = trio.current_time() + pause_s
+                answer = await self._receive_head(asked, stream, request)
                 if not self._follows_redirects or answer.status not in http_range.REDIRECTS:
                     break
                 url = http_range.redirected(asked, url, answer.headers, followed)
@@ -232,6 +229,16 @@ class HttpPool:
             if stream is not None:
                 self._put_back(server, stream, is_clean)
             self._turns.release()
+
+    async def _receive_head(
+        self, asked: http_range.RangeRequest, stream: http_stream.Stream, request: h11.Request
+    ) -> "HttpResponse":
+        """Send a request; return its response, and note a pause that the server asks for."""
+        answer = HttpResponse(asked, stream)
+        await answer.send_request(request)
+        if pause_s := http_range.pause_s(answer.headers):
+            self._not_before = trio.current_time() + pause_s
+        return answer
 
     async def _take_turn(self) -> None:
         """Wait for a free connection, without a checkpoint if there is one."""

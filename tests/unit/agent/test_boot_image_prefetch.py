@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Boot images come before they are needed: whose, how many bytes, and what a boot finds then."""
 
-import random
+import types
 
 import pytest
 import trio
@@ -60,16 +60,15 @@ class Parts:
         host.add_boot_image(DATA, TRACE)
         self.stored = host.blobs[BOOT_BLOB]
 
-    def ahead(self, mode=Mode.BOOTED, **options):
-        options = {"quiet_s": lambda: self.quiet_s, **options}
-        return boot_image_prefetch.BootAhead(
-            ids.HostId("h1"),
+    def ahead(self, mode=Mode.BOOTED, quiet_s=None, host_count=0):
+        return boot_image_prefetch.BootImagePrefetch(
             mode,
             self.host.boots,
             self.host.mirrors,
             self.uses,
             self.host.naming,
-            **{"hosts": lambda: 0, "rng": random.Random(1), **options},
+            types.SimpleNamespace(quiet_s=quiet_s or (lambda: self.quiet_s)),
+            host_count=lambda: host_count,
         )
 
     async def report(self, done, total):
@@ -245,7 +244,9 @@ async def test_newer_boot_image_is_brought_though_the_one_before_was_looked_at_j
         assert frame.cid in parts.host.cache
 
 
-async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(parts, monkeypatch):
+async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(
+    parts, monkeypatch, mock_clock
+):
     await parts.host.mirrors.attach_image(FORMER)
     limit = parts.frames_bytes - 1
     monkeypatch.setattr(cache_files.CacheFiles, "ahead_limit_bytes", property(lambda cache: limit))
@@ -253,17 +254,16 @@ async def test_no_more_comes_than_is_kept_of_such_nor_more_than_that_in_a_day(pa
     with pytest.raises(errors.Unusable, match="are kept before they are needed"):
         await ahead.prefetch_boot_image(task(FORMER), report)
     limit += 1
-    now_s = 0.0
     monkeypatch.setattr(
         core, "daily", lambda kept: core.token_buckets.Rate(1.0, parts.frames_bytes)
     )
-    ahead = parts.ahead(clock=lambda: now_s)
-    now_s = 1000.0
+    ahead = parts.ahead()
+    mock_clock.jump(1000)
     await ahead.prefetch_boot_image(task(FORMER), report)
     parts.host.add_boot_image(DATA, [15], revision=2)
     with pytest.raises(errors.Unusable, match="daily limit"):
         await ahead.prefetch_boot_image(task(FORMER), report)
-    now_s += parts.frames_bytes
+    mock_clock.jump(parts.frames_bytes)
     await ahead.prefetch_boot_image(task(FORMER), report)
 
 
@@ -322,7 +322,7 @@ async def test_frames_wait_while_a_guest_waits_but_not_for_ever(parts, monkeypat
 
 async def test_hosts_begin_one_after_the_other_and_each_as_late_for_every_boot_image(parts):
     spread_s = core.spread_s(1000)
-    ahead = [parts.ahead(hosts=lambda: 1000, rng=random.Random(seed)) for seed in range(1000)]
+    ahead = [parts.ahead(host_count=1000) for _ in range(1000)]
     delays_s = sorted(one.delay_s() for one in ahead)
     assert 0 <= delays_s[0] and delays_s[-1] < spread_s
     for share in (0.25, 0.5, 0.75):

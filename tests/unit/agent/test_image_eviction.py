@@ -36,10 +36,8 @@ class Host:
             host.mirrors,
             host.boots,
             self.uses,
-            HOUR_S,
-            source=host.source,
-            chunks=host.chunks,
-            cache=host.cache,
+            host.promises,
+            unused_s=HOUR_S,
             others=[self.told.append],
             wall_clock=lambda: self.wall_s,
         )
@@ -340,10 +338,11 @@ async def test_recordings_of_it_are_forgotten_but_not_what_operators_ask_for(use
     assert (recording.boots_left(IMAGE), recording.boots_left(OTHER)) == (2, 2)
 
 
-def test_images_that_operators_want_recorded_are_so_many_at_most(monkeypatch):
-    monkeypatch.setattr(boot_recording, "MOST_ASKED", 4)
+def test_images_that_operators_want_recorded_are_so_many_at_most():
     limits = boot_recording.Limits(longest_s=60.0, idle_s=10.0, boots=1)
-    recording = boot_recording.BootRecording(ids.HostId("h1"), limits, lambda trace: None)
+    recording = boot_recording.BootRecording(
+        ids.HostId("h1"), limits, lambda trace: None, asked_limit=4
+    )
     asked = [ids.ImageId(f"7d2c1f9e-5d6b-4a5c-9c61-{number:012}") for number in range(6)]
     for image_id in asked:
         recording.record_more(image_id, 5)
