@@ -268,7 +268,7 @@ def test_promises_that_are_lost_are_made_again_before_anything_is_pushed_out(ima
     agent.ctl("ensure", image_id)
     wait_for(agent, image_id, "fully_cached")
     agent.stop()
-    file = agent.state_dir / "promises.json"
+    file = agent.state_dir / "pins.json"
     assert json.loads(file.read_bytes())["images"][0]["image_id"] == image_id
     if damage == "lost":
         file.unlink()
@@ -301,7 +301,7 @@ def test_dropped_image_is_not_kept(images, start):
     wait_for(agent, image_id, "fully_cached")
     agent.ctl("drop", image_id)
     assert agent.status()["cache"]["reserved_bytes"] == 0
-    assert json.loads((agent.state_dir / "promises.json").read_bytes())["images"] == []
+    assert json.loads((agent.state_dir / "pins.json").read_bytes())["images"] == []
 
 
 def test_none_fetches_and_pins_nothing_by_itself(images, start):
@@ -334,15 +334,15 @@ def test_other_hosts_are_asked_before_the_source(images, tmp_path):
 def test_promises_that_cannot_be_written_are_a_trouble_and_cost_nothing(images, start):
     first, second = images.add(DATA), images.add(local.random_bytes(MIB, 5))
     agent = start(**KEEPING)
-    file = agent.state_dir / "promises.json"
+    file = agent.state_dir / "pins.json"
     agent.ctl("ensure", first)
     wait_for(agent, first, "fully_cached")
     file.unlink()
     file.mkdir()  # nothing can take its place
     agent.ctl("ensure", second)
     wait_for(agent, second, "fully_cached")
-    assert "cannot be written" in agent.status()["faults"]["promises.json"]["why"]
+    assert "cannot be written" in agent.status()["faults"]["pins.json"]["why"]
     file.rmdir()
     agent.ctl("pause", second)
-    assert "promises.json" not in agent.status()["faults"]
+    assert "pins.json" not in agent.status()["faults"]
     assert file.is_file()

@@ -18,7 +18,7 @@ from acstor_common.util import atomic_file
 
 LOG = logging.getLogger(__name__)
 
-FILE = "promises.json"
+FILE = "pins.json"
 
 Promises = dict[ids.ImageId, pin_record.ImagePin]
 

@@ -52,11 +52,11 @@ async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
     assert len(part.tries_s) == 3 and parts.troubles.now == {}
 
 
-@pytest.mark.expect_log("promises.json: the disk is full; guests read without it")
+@pytest.mark.expect_log("pins.json: the disk is full; guests read without it")
 async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
     parts = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0)
     for _ in range(2):
-        parts.set_state("promises.json", "the disk is full")
-    assert parts.troubles.now["promises.json"].why == "the disk is full"
-    parts.set_state("promises.json", "")
+        parts.set_state("pins.json", "the disk is full")
+    assert parts.troubles.now["pins.json"].why == "the disk is full"
+    parts.set_state("pins.json", "")
     assert parts.troubles.now == {}
