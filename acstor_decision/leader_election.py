@@ -42,13 +42,14 @@ def check_driver(url: str) -> None:
 class LeaderElection:
     """One instance's candidacy.
 
+    :param instance: name of the instance, unique in the cloud
     :param lease_s: lifetime of a dead instance's lock, where the lock service does not notice its
         end
     """
 
     def __init__(self, url: str, instance: str, lease_s: float = 5.0) -> None:
         self._url = _with_lease(url, lease_s)
-        self._instance = instance
+        self.instance = instance
         self._coordinator: coordination.CoordinationDriver | None = None
         self._lock: Any = None  # a locking.Lock; its subclasses have ``acquired``
         self._leads = False
@@ -95,13 +96,13 @@ class LeaderElection:
 
     def _hold(self) -> bool:
         if self._coordinator is None or self._lock is None:
-            self._coordinator = coordination.get_coordinator(self._url, self._instance.encode())
+            self._coordinator = coordination.get_coordinator(self._url, self.instance.encode())
             self._coordinator.start(start_heart=True)
             self._lock = self._coordinator.get_lock(LOCK)
         if self._lock.acquired:
             return self._is_still_owner(self._lock)
         if self._lock.acquire(blocking=False):
-            LOG.info("%s leads", self._instance)
+            LOG.info("%s leads", self.instance)
             return True
         return False
 
@@ -111,7 +112,7 @@ class LeaderElection:
         except tooz.NotImplemented:
             return True  # the driver cannot tell
         if not owns:
-            LOG.warning("%s has lost the leadership", self._instance)
+            LOG.warning("%s has lost the leadership", self.instance)
             self._let_go()
         return owns
 

@@ -91,45 +91,45 @@ class InstanceMetrics:
 class Collector(registry.Collector):
     """Converts InstanceMetrics into Prometheus metrics.
 
-    :param picture: returns the current metrics; called from the endpoint's thread
+    :param current: returns the current metrics; called from the endpoint's thread
     """
 
-    def __init__(self, picture: Callable[[], InstanceMetrics], by_server: bool = False) -> None:
-        self._picture, self._by_server = picture, by_server
+    def __init__(self, current: Callable[[], InstanceMetrics], by_server: bool = False) -> None:
+        self._current, self._by_server = current, by_server
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield all metrics."""
-        picture = self._picture()
-        yield from _of_instance(picture)
-        yield from _of_hosts(picture.hosts)
+        current = self._current()
+        yield from _of_instance(current)
+        yield from _of_hosts(current.hosts)
         silent = core.GaugeMetricFamily(
             "acstor_decision_host_silent",
             "1: the host enrolled and sends no samples; of many hosts, the first by name",
             labels=["host"],
         )
-        for host in picture.silent:
+        for host in current.silent:
             silent.add_metric([host], 1)
         yield silent
-        yield from _of_checkpoints(picture.checkpoints, self._by_server)
+        yield from _of_checkpoints(current.checkpoints, self._by_server)
         for name, text, label, counts in (
-            ("refused_samples", "Samples refused, by reason", "reason", picture.refused),
+            ("refused_samples", "Samples refused, by reason", "reason", current.refused),
             (
                 "refused_enrolments",
                 "Requests for a certificate refused by all instances of the API, by reason",
                 "reason",
-                picture.refused_enrolments,
+                current.refused_enrolments,
             ),
             (
                 "refused_checkpoints",
                 "Registrations of checkpoints refused, by reason",
                 "reason",
-                picture.checkpoints_refused,
+                current.checkpoints_refused,
             ),
             (
                 "published_rings",
                 "V-node tables that this instance published, by reason",
                 "reason",
-                picture.published,
+                current.published,
             ),
         ):
             family = core.CounterMetricFamily(f"acstor_decision_{name}", text, labels=[label])
@@ -139,53 +139,53 @@ class Collector(registry.Collector):
 
 
 def serve(
-    address: str, picture: Callable[[], InstanceMetrics], by_server: bool = False
+    address: str, current: Callable[[], InstanceMetrics], by_server: bool = False
 ) -> Callable[[], None]:
     """Start the endpoint in a thread; return a function that stops it.
 
     :raises errors.Unusable: the address cannot be used
     """
     own = prometheus_client.CollectorRegistry()
-    own.register(Collector(picture, by_server))
+    own.register(Collector(current, by_server))
     return metrics_endpoint.serve(address, own, "[acstor_decision] metrics_listen")
 
 
-def _of_instance(picture: InstanceMetrics) -> Iterator[core.Metric]:
+def _of_instance(current: InstanceMetrics) -> Iterator[core.Metric]:
     for name, text, value in (
-        ("is_leader", "Whether this instance leads: 1, or 0", picture.leads),
-        ("last_round_timestamp_seconds", "End of the last round", picture.round_s),
-        ("database_up", "Whether the database answers: 1, or 0", picture.has_database),
-        ("switch_loads_up", "Whether the switches' loads are known: 1, or 0", picture.has_loads),
-        ("ring_epoch", "Epoch of the current v-node table", picture.epoch),
-        ("ring_threshold", "Threshold of the table; 0: none", picture.thresholds.near or 0),
+        ("is_leader", "Whether this instance leads: 1, or 0", current.leads),
+        ("last_round_timestamp_seconds", "End of the last round", current.round_s),
+        ("database_up", "Whether the database answers: 1, or 0", current.has_database),
+        ("switch_loads_up", "Whether the switches' loads are known: 1, or 0", current.has_loads),
+        ("ring_epoch", "Epoch of the current v-node table", current.epoch),
+        ("ring_threshold", "Threshold of the table; 0: none", current.thresholds.near or 0),
         (
             "ring_outer_threshold",
             "Outer threshold of the table; 0: none",
-            picture.thresholds.outer or 0,
+            current.thresholds.outer or 0,
         ),
-        ("ring_places", "Locations with settings of their own in the table", picture.places),
+        ("ring_places", "Locations with settings of their own in the table", current.places),
         (
             "ring_segment_chunks",
             "Consecutive chunks of an image that have the same home",
-            picture.segment_chunks,
+            current.segment_chunks,
         ),
-        ("hosts", "Hosts that send samples", len(picture.hosts)),
-        ("silent_hosts", "Hosts that enrolled and send no samples", picture.silent_total),
+        ("hosts", "Hosts that send samples", len(current.hosts)),
+        ("silent_hosts", "Hosts that enrolled and send no samples", current.silent_total),
         (
             "traffic_cv",
             "Coefficient of variation of hosts' traffic, with chunks",
-            picture.traffic_cv,
+            current.traffic_cv,
         ),
     ):
         yield core.GaugeMetricFamily(f"acstor_decision_{name}", text, value)
     for name, text, value in (
-        ("accepted_samples", "Samples accepted", picture.heard),
+        ("accepted_samples", "Samples accepted", current.heard),
         (
             "registered_checkpoints",
             "Checkpoints that this instance registered",
-            picture.checkpoints_registered,
+            current.checkpoints_registered,
         ),
-        ("moved_vnodes", "V-nodes that this instance's tables moved", picture.moved),
+        ("moved_vnodes", "V-nodes that this instance's tables moved", current.moved),
     ):
         yield core.CounterMetricFamily(f"acstor_decision_{name}", text, value)
 

@@ -34,11 +34,11 @@ CALLERS = 3
 HEARD_S = 10
 """Timeout of a call; a daemon waits for libvirt at most."""
 
-Heard = Callable[[decision_messages.Signed], None]
+AcceptSample = Callable[[decision_messages.Signed], None]
 Seal = Callable[[msgspec.Struct, str], decision_messages.Signed]
 MAX_NAMED = 4096
 CurrentRing = Callable[[], decision_messages.RingTable]
-Answers = Mapping[str, Callable[[object], dict[str, Any]]]
+Methods = Mapping[str, Callable[[object], dict[str, Any]]]
 
 
 class _Endpoint(message_bus.Endpoint):
@@ -46,34 +46,34 @@ class _Endpoint(message_bus.Endpoint):
 
     def __init__(
         self,
-        heard: Heard,
+        accept_sample: AcceptSample,
         current_ring: CurrentRing,
-        refused: Callable[[str], None],
-        answers: Answers,
+        refused: dict[str, int],
+        methods: Methods,
     ) -> None:
         super().__init__({decision_messages.SAMPLE_COLLECTED: self._take_sample}, time.monotonic)
-        self._heard = heard
+        self._accept_sample = accept_sample
         self._current_ring = current_ring
         self._refused = refused
         self._unsigned: set[str] = set()
-        for method, answer in answers.items():
-            setattr(self, method, _called(answer))
+        for name, answer in methods.items():
+            setattr(self, name, _called(answer))
 
     def _take_sample(self, payload: object) -> None:
         if isinstance(payload, dict) and "host" in payload and "payload" not in payload:
-            self._refused("unsigned")
-            self._tell_of_unsigned(payload["host"])
+            self._refused["unsigned"] += 1
+            self._log_unsigned(payload["host"])
             return
         try:
-            self._heard(decision_messages.decode(payload, decision_messages.Signed))
+            self._accept_sample(decision_messages.decode(payload, decision_messages.Signed))
         except errors.RemoteProtocolError:
-            self._refused("malformed")
+            self._refused["malformed"] += 1
             raise
         except errors.NotAuthenticated:
-            self._refused("not_authentic")
+            self._refused["not_authentic"] += 1
             raise
 
-    def _tell_of_unsigned(self, host: object) -> None:
+    def _log_unsigned(self, host: object) -> None:
         """Log each host once whose agent does not sign its samples."""
         name = ascii(host)[:64]
         if name not in self._unsigned and len(self._unsigned) < MAX_NAMED:
@@ -102,27 +102,24 @@ class AgentBus:
     """Receives samples and sends tables and tasks.
 
     :param conf: the global configuration, the only one that oslo.messaging uses
-    :param answers: handlers of further RPC methods, by method name
     """
 
-    def __init__(
-        self,
-        conf: cfg.ConfigOpts,
-        instance: str,
-        heard: Heard,
-        current_ring: CurrentRing,
-        answers: Answers,
-    ) -> None:
+    def __init__(self, conf: cfg.ConfigOpts, instance: str) -> None:
         self.refused = dict.fromkeys(("malformed", "not_authentic", "unsigned"), 0)
         self._transport = message_bus.open_transport(conf)
         self._target = oslo_messaging.Target(topic=decision_messages.TOPIC, server=instance)
-        self._endpoint = _Endpoint(heard, current_ring, self._count_refused, answers)
         self._server: message_bus.BusServer | None = None
         self._stopping = threading.Event()
 
-    def start_server(self) -> None:
-        """Start to receive, as soon as the broker is reachable."""
-        supervision.start("rpc-listener", self._serve, self._stopping)
+    def start_server(
+        self, accept_sample: AcceptSample, current_ring: CurrentRing, methods: Methods
+    ) -> None:
+        """Start to receive, as soon as the broker is reachable.
+
+        :param methods: handlers of further RPC methods, by name
+        """
+        endpoint = _Endpoint(accept_sample, current_ring, self.refused, methods)
+        supervision.start("rpc-listener", lambda: self._serve(endpoint), self._stopping)
 
     def stop_server(self) -> None:
         """Close the connection to the broker; waits a few seconds at most."""
@@ -155,18 +152,13 @@ class AgentBus:
             return False
         return True
 
-    def _serve(self) -> None:
-        self._server = message_bus.serve(
-            self._transport, self._target, self._endpoint, self._stopping
-        )
+    def _serve(self, endpoint: _Endpoint) -> None:
+        self._server = message_bus.serve(self._transport, self._target, endpoint, self._stopping)
 
     def _close(self) -> None:
         if self._server is not None:
             self._server.close()
         self._transport.cleanup()
-
-    def _count_refused(self, why: str) -> None:
-        self.refused[why] += 1
 
 
 class BusUnreachable(errors.AcstorError):

@@ -66,15 +66,26 @@ _CLAIMS = (
     members.Refusal.CROWDED,
 )
 
-Publish = Callable[[decision_messages.RingTable], bool]
-SendTo = Callable[[str, decision_messages.RingTable], bool]
-GiveTo = Callable[[str, decision_messages.Signed], bool]
+
+class AgentSender(Protocol):
+    """Sends to agents; methods return whether the broker accepted the message."""
+
+    def publish_table(self, table: decision_messages.RingTable) -> bool:
+        """Send a table to all agents."""
+
+    def send_table(self, host: str, table: decision_messages.RingTable) -> bool:
+        """Send a table to one agent."""
+
+    def send_task(self, host: str, task: decision_messages.Signed) -> bool:
+        """Send a signed task to one agent."""
 
 
 class AddressVerifier(Protocol):
     """Verifies addresses by connecting to them; no method waits."""
 
-    def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
+    def submit_addresses(
+        self, addresses: Iterable[address_book.Address], trust: trust_state.TrustState
+    ) -> None:
         """Queue addresses to be verified."""
 
     def take_results(self) -> Sequence[address_verifier.VerifyResult]:
@@ -84,11 +95,7 @@ class AddressVerifier(Protocol):
 class DecisionService:
     """One instance of the decision service.
 
-    :param name: of the instance, unique in the cloud
-    :param publish: sends a table to all agents
-    :param send_to: sends a table to one agent
-    :param give_to: gives one agent a task about an image
-    :param prover: connects to agents, where addresses are to be proven
+    :param verifier: None: addresses are not verified
     """
 
     def __init__(
@@ -97,19 +104,15 @@ class DecisionService:
         store: database.Database,
         lead: leader_election.LeaderElection,
         loads: base.SwitchLoads,
+        bus: AgentSender,
+        verifier: AddressVerifier | None = None,
         *,
-        name: str,
-        publish: Publish,
-        send_to: SendTo,
-        give_to: GiveTo,
-        prover: AddressVerifier | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.own = conf.acstor_decision
-        self.name = name
         limits = decision_conf.limits(self.own)
-        limits = dataclasses.replace(limits, verify_addresses=prover is not None)
+        limits = dataclasses.replace(limits, verify_addresses=verifier is not None)
         self.members = members.Members(limits)
         self.decider = decider.Decider(
             decision_conf.policy(self.own), self.members, decider.Table({})
@@ -118,10 +121,9 @@ class DecisionService:
             0, hash_ring.encode(hash_ring.Ring(0, ())).decode()
         )
         self.leads = False
-        self.picture = metrics.InstanceMetrics()
+        self.metrics = metrics.InstanceMetrics()
         self._store, self._lead, self._loads = store, lead, loads
-        self._publish, self._send_to, self._give_to = publish, send_to, give_to
-        self._prover = prover
+        self._bus, self._verifier = bus, verifier
         self._clock, self._wall = clock, wall
         self._keeper = certificate_authority.CertificateAuthority(self.own, store, wall)
         self._trust = trust_state.TrustState()
@@ -216,7 +218,7 @@ class DecisionService:
             self._has_database = True
         self.leads = self.leads and self._has_database
         self.members.forget_dead(self._clock())
-        self.picture = self._new_metrics()
+        self.metrics = self._new_metrics()
 
     def _reload_trust(self) -> None:
         self._trust = self._keeper.load_trust_state()
@@ -267,7 +269,7 @@ class DecisionService:
         if self._store.latest_epoch() == self.current.epoch:
             return
         [newest] = self._store.list_rings(limit=1, with_tables=True)
-        if self.leads and newest.instance != self.name:
+        if self.leads and newest.instance != self._lead.instance:
             LOG.warning("epoch %d is %s's; stepping down", newest.epoch, newest.instance)
             self._lead.step_down()
         known = hash_ring.decode(
@@ -306,14 +308,15 @@ class DecisionService:
 
     def _prove_addresses(self) -> None:
         """Record verified addresses, and submit those that are due."""
-        if self._prover is None:
+        if self._verifier is None:
             return
-        for proof in self._prover.take_results():
+        for proof in self._verifier.take_results():
             self.members.note_proof(proof.address, proof.host, self._clock())
             if not proof.host:
                 told = (*proof.address, proof.why)
                 self._complaints.log_line("no agent proves who it is at %s port %d: %s", *told)
-        self._prover.submit_addresses(self.members.to_prove(self._clock()))
+        due = self.members.to_prove(self._clock())
+        self._verifier.submit_addresses(due, self._trust)
 
     def _busy_levels(self) -> tuple[int, ...] | None:
         hosts = {
@@ -358,7 +361,7 @@ class DecisionService:
             moved=decision.moved,
             vnodes=sum(len(place.names) for place in places),
             hosts=len(places),
-            instance=self.name,
+            instance=self._lead.instance,
             table=text,
         )
         self._store.store_ring(new, TABLES_KEPT)
@@ -375,11 +378,12 @@ class DecisionService:
             new.vnodes,
             new.hosts,
         )
-        self._publish(self.current)
+        self._bus.publish_table(self.current)
 
     def _help_stragglers(self) -> None:
         for host, sample in sorted(self._fresh.items()):
-            if sample.ring_epoch < self.current.epoch and not self._send_to(host, self.current):
+            is_late = sample.ring_epoch < self.current.epoch
+            if is_late and not self._bus.send_table(host, self.current):
                 return
 
     def _resend_tasks(self) -> None:
@@ -393,7 +397,7 @@ class DecisionService:
             again = decision_messages.TaskForHosts(
                 task=given.task, hosts=(given.host,), given_s=self._wall()
             )
-            if not self._give_to(given.host, self._keeper.sign_payload(again, signing.TASK)):
+            if not self._bus.send_task(given.host, self._keeper.sign_payload(again, signing.TASK)):
                 return
 
     def _new_metrics(self) -> metrics.InstanceMetrics:

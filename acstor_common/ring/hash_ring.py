@@ -157,13 +157,7 @@ class Ring:
         self.hosts = tuple(sorted(hosts, key=lambda host: host.host))
         self._ids = tuple(ids.HostId(host.host) for host in self.hosts)
         self._addresses = {ids.HostId(host.host): host.address for host in self.hosts}
-        points = sorted(
-            (vnode.point_of(name), number)
-            for number, host in enumerate(self.hosts)
-            for name in location_policies.counted_vnodes(
-                outward, host.iter_vnodes(), location.parse(host.location), within
-            )
-        )
+        points = _sorted_points(self.hosts, outward, within)
         self._vnodes = {ids.HostId(host.host): host.vnodes for host in self.hosts}
         self._homes = sum(count > 0 for count in self._vnodes.values())
         owned = sum(self._vnodes.values())
@@ -285,6 +279,19 @@ class Ring:
             while at < end:
                 yield self._owner_of_point[at]
                 at = self._ends[at]
+
+
+def _sorted_points(
+    hosts: Iterable[RingHost], outward: location_policies.LocationPolicies, within: location.Levels
+) -> list[tuple[int, int]]:
+    """Return the point of each v-node with the number of its host."""
+    return sorted(
+        (vnode.point_of(name), number)
+        for number, host in enumerate(hosts)
+        for name in location_policies.counted_vnodes(
+            outward, host.iter_vnodes(), location.parse(host.location), within
+        )
+    )
 
 
 def _ends_of_runs(owners: Iterable[int]) -> Sequence[int]:

@@ -58,59 +58,23 @@ def run(conf: cfg.ConfigOpts) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     own, name = conf.acstor_decision, f"{socket.gethostname()}.{os.getpid()}"
-    loads = base.load(own.switch_loads, conf)
-    store = database.Database(conf)
     leader_election.check_driver(own.coordination_url)
     lead = leader_election.LeaderElection(
         own.coordination_url, name, decision_messages.COLLECTION_S
     )
-    bus: rpc.AgentBus
-    prover = (
-        address_verifier.AddressVerifier(lambda: made.trust_state())
-        if own.verify_addresses
-        else None
-    )
-    made = service.DecisionService(
-        conf,
-        store,
-        lead,
-        loads,
-        name=name,
-        publish=lambda table: bus.publish_table(table),
-        send_to=lambda host, table: bus.send_table(host, table),
-        give_to=lambda host, task: bus.send_task(host, task),
-        prover=prover,
-    )
-    asked = nova_client.NovaClient(conf)
-    kept = checkpoint_registry.CheckpointRegistry(
-        store,
-        asked,
-        made.trust_state,
-        interval_lookup.IntervalLookup(asked, own.checkpoint_metadata_min_interval_s),
-        kept=own.checkpoints_per_server,
-        kept_after_s=float(own.checkpoint_retention_after_delete_s),
-    )
+    store, loads = database.Database(conf), base.load(own.switch_loads, conf)
+    bus = rpc.AgentBus(conf, name)
+    verifier = address_verifier.AddressVerifier() if own.verify_addresses else None
+    made = service.DecisionService(conf, store, lead, loads, bus, verifier)
+    checkpoints = _checkpoint_registry(conf, store, made)
     if not _wait_for_database(store, made.load_trust, stopping):
         return 0
-    bus = rpc.AgentBus(conf, name, made.accept_sample, made.current_ring, kept.rpc_methods())
-
-    def picture() -> metrics.InstanceMetrics:
-        return dataclasses.replace(
-            made.picture,
-            refused={**made.picture.refused, **bus.refused},
-            checkpoints=kept.newest,
-            checkpoints_registered=kept.registered,
-            checkpoints_refused=dict(kept.refused),
-        )
-
-    address = own.metrics_listen
-    by_server = own.metrics_by_server
-    stop_metrics = metrics.serve(address, picture, by_server) if address else lambda: None
-    if prover is not None:
-        prover.start(stopping)
-    bus.start_server()
+    stop_metrics = _serve_metrics(own, made, bus, checkpoints)
+    if verifier is not None:
+        verifier.start(stopping)
+    bus.start_server(made.accept_sample, made.current_ring, checkpoints.rpc_methods())
     supervision.start(
-        "checkpoints", lambda: kept.run_cleanup(lambda: made.leads, stopping), stopping
+        "checkpoints", lambda: checkpoints.run_cleanup(lambda: made.leads, stopping), stopping
     )
     LOG.info("%s serves", name)
     try:
@@ -123,6 +87,42 @@ def run(conf: cfg.ConfigOpts) -> int:
         stop_metrics()
         store.close()
     return 0
+
+
+def _checkpoint_registry(
+    conf: cfg.ConfigOpts, store: database.Database, made: service.DecisionService
+) -> checkpoint_registry.CheckpointRegistry:
+    own, nova = conf.acstor_decision, nova_client.NovaClient(conf)
+    return checkpoint_registry.CheckpointRegistry(
+        store,
+        nova,
+        made.trust_state,
+        interval_lookup.IntervalLookup(nova, own.checkpoint_metadata_min_interval_s),
+        kept=own.checkpoints_per_server,
+        kept_after_s=float(own.checkpoint_retention_after_delete_s),
+    )
+
+
+def _serve_metrics(
+    own: cfg.ConfigOpts.GroupAttr,
+    made: service.DecisionService,
+    bus: rpc.AgentBus,
+    checkpoints: checkpoint_registry.CheckpointRegistry,
+) -> Callable[[], None]:
+    """Serve the metrics, if an address is configured; return what ends that."""
+
+    def current() -> metrics.InstanceMetrics:
+        return dataclasses.replace(
+            made.metrics,
+            refused={**made.metrics.refused, **bus.refused},
+            checkpoints=checkpoints.newest,
+            checkpoints_registered=checkpoints.registered,
+            checkpoints_refused=dict(checkpoints.refused),
+        )
+
+    if not own.metrics_listen:
+        return lambda: None
+    return metrics.serve(own.metrics_listen, current, own.metrics_by_server)
 
 
 def _wait_for_database(

@@ -124,6 +124,12 @@ def _add_authority(parser: argparse.ArgumentParser) -> None:
             "cut off until they enrol again",
         )
         renew.set_defaults(do=_renew, kind=kind)
+    _add_enrolment(commands)
+
+
+def _add_enrolment(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+) -> None:
     allow, _, _, issue = (
         _with_host(commands.add_parser(name, help=text), do)
         for name, text, do in (

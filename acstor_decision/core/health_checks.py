@@ -175,13 +175,7 @@ def worst_severity(found: Iterable[Finding]) -> Severity:
     return max((one.severity for one in found), key=list(Severity).index, default=Severity.OK)
 
 
-def _hosts(seen: CloudState) -> Iterator[Finding]:
-    heard = [host for host in seen.hosts if host.is_heard]
-    silent = [
-        host.name
-        for host in seen.hosts
-        if not host.is_heard and not host.waits and host.unheard_s is None
-    ]
+def _enrolled(seen: CloudState) -> Iterator[Finding]:
     if not seen.hosts:
         yield _finding(
             "no-hosts",
@@ -205,7 +199,15 @@ def _hosts(seen: CloudState) -> Iterator[Finding]:
             "status there names the broker and the user under Faults, and the log of "
             "acstor-decision names the samples that it refuses",
         )
-    if silent and not heard:
+
+
+def _silent(seen: CloudState) -> Iterator[Finding]:
+    silent = [
+        host.name
+        for host in seen.hosts
+        if not host.is_heard and not host.waits and host.unheard_s is None
+    ]
+    if silent and not any(host.is_heard for host in seen.hosts):
         yield _finding(
             "no-samples",
             Severity.ERROR,
@@ -223,6 +225,9 @@ def _hosts(seen: CloudState) -> Iterator[Finding]:
             "check acstor-agent there (systemctl status acstor-agent); delete the record of a host "
             "that is gone for good: openstack acstor host forget <host>",
         )
+
+
+def _waiting(seen: CloudState) -> Iterator[Finding]:
     if waiting := [host.name for host in seen.hosts if host.waits]:
         yield _finding(
             "host-waiting",
@@ -274,9 +279,8 @@ def _tables(seen: CloudState) -> Iterator[Finding]:
         )
 
 
-def _guests(seen: CloudState) -> Iterator[Finding]:
-    told = list(_told(seen))
-    if late := [(host, told_) for host, told_ in told if told_.longest_wait_s > WAIT_S]:
+def _late_reads(seen: CloudState) -> Iterator[Finding]:
+    if late := [(host, one) for host, one in _reported(seen) if one.longest_wait_s > WAIT_S]:
         yield _finding(
             "reads-wait",
             Severity.ERROR,
@@ -289,7 +293,11 @@ def _guests(seen: CloudState) -> Iterator[Finding]:
             "a read blocks until its data arrives: check the image store and the network between "
             "hosts; acstor-agent-ctl status there has details",
         )
-    if lost := [f"{host.name}: {guest}" for host, one in told for guest in one.on_dead_mounts]:
+
+
+def _io_errors(seen: CloudState) -> Iterator[Finding]:
+    reported = list(_reported(seen))
+    if lost := [f"{host.name}: {guest}" for host, one in reported for guest in one.on_dead_mounts]:
         yield _finding(
             "mount-dead",
             Severity.ERROR,
@@ -298,7 +306,7 @@ def _guests(seen: CloudState) -> Iterator[Finding]:
             "restart these servers (openstack server reboot --hard); they then read through the "
             "current mount",
         )
-    if failed := [(host, one) for host, one in told if one.failed_reads]:
+    if failed := [(host, one) for host, one in reported if one.failed_reads]:
         yield _finding(
             "reads-failed",
             Severity.ERROR,
@@ -310,7 +318,10 @@ def _guests(seen: CloudState) -> Iterator[Finding]:
             "the data was lost, or no source returned it in time: check whether an image in use "
             "was deleted; the log of acstor-agent there names it",
         )
-    if back := [(host, one) for host, one in told if one.fallbacks]:
+
+
+def _fallbacks(seen: CloudState) -> Iterator[Finding]:
+    if back := [(host, one) for host, one in _reported(seen) if one.fallbacks]:
         yield _finding(
             "nova-fallback",
             Severity.WARNING,
@@ -327,7 +338,7 @@ def _guests(seen: CloudState) -> Iterator[Finding]:
 def _parts(seen: CloudState) -> Iterator[Finding]:
     broken = [
         f"{host.name}: {what}: {trouble.why}"
-        for host, told in _told(seen)
+        for host, told in _reported(seen)
         for what, trouble in sorted(told.faults.items())
         if seen.now_s - trouble.since_s > TROUBLE_S
     ]
@@ -339,13 +350,13 @@ def _parts(seen: CloudState) -> Iterator[Finding]:
             broken,
             "acstor-agent-ctl status there lists them under Faults, with their beginning",
         )
-    versions = {told.version for _, told in _told(seen) if told.version}
+    versions = {told.version for _, told in _reported(seen) if told.version}
     if len(versions) > 1:
         yield _finding(
             "versions-differ",
             Severity.WARNING,
             "hosts run different versions of acstor",
-            sorted(f"{host.name}: {told.version}" for host, told in _told(seen)),
+            sorted(f"{host.name}: {told.version}" for host, told in _reported(seen)),
             "expected during an upgrade; otherwise upgrade the other hosts",
         )
 
@@ -450,10 +461,14 @@ def _checkpoint_failures(seen: CloudState) -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Callable[[CloudState], Iterator[Finding]], ...]] = (
-    _hosts,
+    _enrolled,
+    _silent,
+    _waiting,
     _certificates,
     _tables,
-    _guests,
+    _late_reads,
+    _io_errors,
+    _fallbacks,
     _parts,
     _images,
     _listeners,
@@ -463,7 +478,7 @@ CHECKS: Final[tuple[Callable[[CloudState], Iterator[Finding]], ...]] = (
 )
 
 
-def _told(seen: CloudState) -> Iterator[tuple[Host, decision_messages.HostHealth]]:
+def _reported(seen: CloudState) -> Iterator[tuple[Host, decision_messages.HostHealth]]:
     for host in seen.hosts:
         if host.is_heard and host.health is not None:
             yield host, host.health

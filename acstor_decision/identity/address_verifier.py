@@ -34,16 +34,12 @@ class VerifyResult(NamedTuple):
 
 
 class AddressVerifier:
-    """Threads that verify addresses.
+    """Threads that verify addresses."""
 
-    :param believed: returns the trust state
-    """
-
-    def __init__(
-        self, believed: Callable[[], trust_state.TrustState], wall: Callable[[], float] = time.time
-    ) -> None:
-        self._believed, self._wall = believed, wall
-        self._wanted: queue.Queue[address_book.Address] = queue.Queue()
+    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+        self._wall = wall
+        self._wanted: queue.Queue[tuple[address_book.Address, trust_state.TrustState]]
+        self._wanted = queue.Queue()
         self._found: queue.SimpleQueue[VerifyResult] = queue.SimpleQueue()
         self._under_way: set[address_book.Address] = set()
 
@@ -52,12 +48,14 @@ class AddressVerifier:
         for number in range(WORKERS):
             supervision.start(f"address proofs {number}", self._work, stopping)
 
-    def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
+    def submit_addresses(
+        self, addresses: Iterable[address_book.Address], trust: trust_state.TrustState
+    ) -> None:
         """Queue addresses, unless they are in progress; never waits."""
         for address in addresses:
             if address not in self._under_way:
                 self._under_way.add(address)
-                self._wanted.put(address)
+                self._wanted.put((address, trust))
 
     def take_results(self) -> list[VerifyResult]:
         """Return the results since the last call; called by the thread that submits."""
@@ -71,11 +69,9 @@ class AddressVerifier:
 
     def _work(self) -> None:
         while True:
-            address = self._wanted.get()
+            address, trust = self._wanted.get()
             try:
-                proof = VerifyResult(
-                    address, verify_address(address, self._believed(), self._wall())
-                )
+                proof = VerifyResult(address, verify_address(address, trust, self._wall()))
             except (OSError, ValueError, errors.NotAuthenticated) as e:
                 proof = VerifyResult(address, "", str(e) or type(e).__name__)
             except BaseException:
@@ -85,7 +81,7 @@ class AddressVerifier:
 
 
 def verify_address(
-    address: address_book.Address, believed: trust_state.TrustState, now_s: float
+    address: address_book.Address, trust: trust_state.TrustState, now_s: float
 ) -> str:
     """Return the host that authenticates by TLS at an address.
 
@@ -97,13 +93,13 @@ def verify_address(
     context.check_hostname = False  # the name is a host ID, checked below
     context.verify_flags |= credentials.NO_CHECK_TIME
     context.set_alpn_protocols([credentials.PROOF_PROTOCOL])
-    context.load_verify_locations(cadata=believed.ca.decode("ascii"))
+    context.load_verify_locations(cadata=trust.ca.decode("ascii"))
     with socket.create_connection(address, ATTEMPT_S) as link:
         with context.wrap_socket(link, do_handshake_on_connect=False) as tls:
             tls.settimeout(ATTEMPT_S)  # for the whole handshake
             tls.do_handshake()
             shown = tls.getpeercert(binary_form=True) or b""
-    certificate = certificates.read_host_certificate(shown, believed.ca)
-    if fault := believed.why_untrusted(certificate, now_s):
+    certificate = certificates.read_host_certificate(shown, trust.ca)
+    if fault := trust.why_untrusted(certificate, now_s):
         raise errors.NotAuthenticated(f"the certificate of {certificate.host}", fault)
     return certificate.host

@@ -165,35 +165,33 @@ class CertificateAuthority:
         authority, now_s = self.issuing_authority(), self._wall()
         if enrolment_records.is_free(self._store.get_enrolment(host)):
             self._check_room(host, user_id)
-        issued: list[bytes] = []
-        refused: list[enrolment_rules.Verdict] = []
+        certificate = b""
 
         def work(row: models.Enrolment | None) -> models.Enrolment:
-            issued.clear()
-            refused.clear()
-            is_automatic = self.enrolment == "automatic"
+            nonlocal certificate
+            certificate = b""
             verdict = enrolment_rules.decide_request(
-                enrolment_records.known_enrolment(row), asked, is_automatic=is_automatic
+                enrolment_records.known_enrolment(row),
+                asked,
+                is_automatic=self.enrolment == "automatic",
             )
             if verdict is enrolment_rules.Verdict.WAIT:
-                refused.append(verdict)
                 return enrolment_records.record_request(row, host, asked, address, now_s)
             if verdict is not enrolment_rules.Verdict.ISSUE:
                 raise enrolment_records.refusal(verdict, host, row)
             row = row or enrolment_records.new_row(host)
             enrolment_records.check_rate(row, now_s)
             at_s = max(int(now_s), row.revoked_before_s + certificates.BACKDATE_S)
-            issued.append(authority.issue_certificate(csr, host, at_s, self.certificate_lifetime_s))
-            enrolment_records.bind_key(
-                row, asked, address, max(now_s, at_s), at_s + self.certificate_lifetime_s
-            )
+            lifetime_s = self.certificate_lifetime_s
+            certificate = authority.issue_certificate(csr, host, at_s, lifetime_s)
+            enrolment_records.bind_key(row, asked, address, max(now_s, at_s), at_s + lifetime_s)
             return row
 
         row = self._store.change_enrolment(host, work)
-        if refused:
-            raise enrolment_records.refusal(refused[0], host)
+        if not certificate:
+            raise enrolment_records.refusal(enrolment_rules.Verdict.WAIT, host)
         return IssuedCertificate(
-            issued[0], self.authority_chain(), self.signer_keys(), row.not_after_s or 0.0, now_s
+            certificate, self.authority_chain(), self.signer_keys(), row.not_after_s or 0.0, now_s
         )
 
     def _check_room(self, host: str, user_id: str) -> None:

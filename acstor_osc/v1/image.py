@@ -312,48 +312,66 @@ def ask(
 
     :raises exceptions.CommandError: a host failed, did not receive the task, or is too slow
     """
-    api = client.client_of(asking)
-    asked = api.post(f"/v1/images/{image_id}/{what}", body)
-    taken_by_s = time.monotonic() + TAKEN_S
+    given = _GivenTask(client.client_of(asking), image_id, what, body)
+    known: Mapping[str, dict[str, Any]] = {}
+    if parsed_args.wait:
+        if given.hosts:
+            client.wait_until_done(
+                f"{what} {image_id}",
+                given.progress,
+                parsed_args.timeout,
+                f"openstack acstor image host list {image_id}",
+            )
+        known = given.reports()
+        given.check_failures(known)
+    return ["Host", "Task"], [[host, _task(known.get(host))] for host in given.hosts]
 
-    def tasks() -> dict[str, dict[str, Any]]:
-        found = api.get(f"/v1/images/{image_id}/hosts")["hosts"]
+
+class _GivenTask:
+    """A task for an image that was given to hosts, and their reports of it."""
+
+    def __init__(
+        self, api: client.Client, image_id: str, what: str, body: Mapping[str, object]
+    ) -> None:
+        self._api, self._image_id, self._what = api, image_id, what
+        answer = api.post(f"/v1/images/{image_id}/{what}", body)
+        self.hosts: list[str] = answer["hosts"]
+        self._request = answer["request"]
+        self._taken_by_s = time.monotonic() + TAKEN_S
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return the reports of the hosts that received the task."""
+        found = self._api.get(f"/v1/images/{self._image_id}/hosts")["hosts"]
         return {
             host["host"]: host["task"]
             for host in found
-            if host["task"] and host["task"]["request"] == asked["request"]
+            if host["task"] and host["task"]["request"] == self._request
         }
 
-    def look() -> tuple[int, int]:
-        known = tasks()
-        silent = [host for host in asked["hosts"] if host not in known]
-        if silent and time.monotonic() > taken_by_s:
+    def progress(self) -> tuple[int, int]:
+        """Return how much is done, of how much; CommandError if hosts did not receive it."""
+        known = self.reports()
+        silent = [host for host in self.hosts if host not in known]
+        if silent and time.monotonic() > self._taken_by_s:
             raise exceptions.CommandError(
-                f"{what} {image_id}: {len(silent)} of {len(asked['hosts'])} hosts did not receive "
-                f"it ({', '.join(silent[:5])}): they were cut off from the message bus, or got "
-                "another task meanwhile. Repeat the command"
+                f"{self._what} {self._image_id}: {len(silent)} of {len(self.hosts)} hosts did not "
+                f"receive it ({', '.join(silent[:5])}): they were cut off from the message bus, or "
+                "got another task meanwhile. Repeat the command"
             )
-        return sum(map(_percent, known.values())), 100 * len(asked["hosts"])
+        return sum(map(_percent, known.values())), 100 * len(self.hosts)
 
-    if parsed_args.wait and asked["hosts"]:
-        client.wait_until_done(
-            f"{what} {image_id}",
-            look,
-            parsed_args.timeout,
-            f"openstack acstor image host list {image_id}",
-        )
-    known = tasks() if parsed_args.wait else {}
-    failed = {
-        host: output_columns.text(task["why"])
-        for host, task in known.items()
-        if task["state"] == "failed"
-    }
-    if failed:
-        told = "; ".join(f"{host}: {why}" for host, why in sorted(failed.items())[:5])
-        raise exceptions.CommandError(
-            f"{what} failed on {len(failed)} of {len(asked['hosts'])} hosts: {told}"
-        )
-    return ["Host", "Task"], [[host, _task(known.get(host))] for host in asked["hosts"]]
+    def check_failures(self, known: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise CommandError if the task failed on a host."""
+        failed = {
+            host: output_columns.text(task["why"])
+            for host, task in known.items()
+            if task["state"] == "failed"
+        }
+        if failed:
+            shown = "; ".join(f"{host}: {why}" for host, why in sorted(failed.items())[:5])
+            raise exceptions.CommandError(
+                f"{self._what} failed on {len(failed)} of {len(self.hosts)} hosts: {shown}"
+            )
 
 
 def fields(image: dict[str, Any]) -> tuple[list[str], list[Any]]:

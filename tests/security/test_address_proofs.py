@@ -110,12 +110,12 @@ def test_addresses_where_nobody_answers_take_their_time_and_no_more(
 ) -> None:
     monkeypatch.setattr(address_verifier, "ATTEMPT_S", 0.5)
     files = identities.issue("h1")
-    prover = address_verifier.AddressVerifier(lambda: believed(files.certificate))
+    prover = address_verifier.AddressVerifier()
 
     with contextlib.ExitStack() as stack:
         mute = [stack.enter_context(listening()) for _ in range(MUTE)]
         at_h1 = stack.enter_context(showing(files))
-        prover.submit_addresses([*mute, at_h1, *mute])
+        prover.submit_addresses([*mute, at_h1, *mute], believed(files.certificate))
         began = time.monotonic()
         prover.start(threading.Event())
         found: list[address_verifier.VerifyResult] = []

@@ -143,29 +143,22 @@ def show(call: operation.Call) -> Status:
     images = None if listed is None else [_image(one, now_s) for one in listed.images]
     published = next(iter(call.store.list_rings(limit=1)), None)
     uses = call.store.count_uses(operation.since_s(call), MAX_UNFINISHED)
-    newest = call.store.newest_checkpoints()
-    seen = health_checks.CloudState(
-        now_s=now_s,
-        epoch=published.epoch if published else 0,
-        published_ago_s=now_s - published.published_s if published else None,
-        hosts=seen_hosts,
-        images=images,
-        why_no_images=why_unlisted,
-        instance=published.instance if published else "",
-        listeners=[
-            health_checks.Listener(name=one.listener, reported_ago_s=now_s - one.reported_s)
-            for one in call.store.list_listeners()
-        ],
-        unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
-        checkpoints=[
-            health_checks.Checkpoint(
-                server=one.instance_id, age_s=now_s - one.taken_s, interval_s=one.interval_s
-            )
-            for one in newest
-        ],
-        checkpoint_failures=call.store.checkpoint_failures(now_s),
+    checkpoints = _checkpoints(call, now_s)
+    findings = health_checks.find_problems(
+        health_checks.CloudState(
+            now_s=now_s,
+            epoch=published.epoch if published else 0,
+            published_ago_s=now_s - published.published_s if published else None,
+            hosts=seen_hosts,
+            images=images,
+            why_no_images=why_unlisted,
+            instance=published.instance if published else "",
+            listeners=_listeners(call, now_s),
+            unfinished=[found for row in uses.unfinished if (found := _stuck(row))],
+            checkpoints=checkpoints,
+            checkpoint_failures=call.store.checkpoint_failures(now_s),
+        )
     )
-    findings = health_checks.find_problems(seen)
     return Status(
         health=health_checks.worst_severity(findings),
         findings=findings,
@@ -175,11 +168,27 @@ def show(call: operation.Call) -> Status:
         images_in_use=ImageUseCounts(used=uses.uses, fully_cached=uses.whole),
         guests=_guest_counts(seen_hosts),
         checkpoints=CheckpointCounts(
-            servers=len(newest),
-            oldest_age_s=max((one.age_s for one in seen.checkpoints), default=None),
+            servers=len(checkpoints),
+            oldest_age_s=max((one.age_s for one in checkpoints), default=None),
         ),
         now=datetime.datetime.fromtimestamp(now_s, datetime.UTC),
     )
+
+
+def _listeners(call: operation.Call, now_s: float) -> list[health_checks.Listener]:
+    return [
+        health_checks.Listener(name=one.listener, reported_ago_s=now_s - one.reported_s)
+        for one in call.store.list_listeners()
+    ]
+
+
+def _checkpoints(call: operation.Call, now_s: float) -> list[health_checks.Checkpoint]:
+    return [
+        health_checks.Checkpoint(
+            server=one.instance_id, age_s=now_s - one.taken_s, interval_s=one.interval_s
+        )
+        for one in call.store.newest_checkpoints()
+    ]
 
 
 def _known(call: operation.Call) -> list[tuple[models.Host, models.Enrolment | None]]:

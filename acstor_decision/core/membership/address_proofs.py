@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from acstor_common.model import ids
+from acstor_common.util import backoff
 from acstor_decision.core.membership import address_book
 
 AT_A_TIME = 64
@@ -59,8 +60,8 @@ class AddressProofs:
         last = self._attempts.get(address)
         if last is None:
             return True
-        pause_s = FIRST_PAUSE_S * 2.0 ** min(max(0, last.failures - 1), 10)
-        return now_s - last.at_s >= min(LONGEST_PAUSE_S, pause_s)
+        pause_s = backoff.pause_s(max(0, last.failures - 1), FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        return now_s - last.at_s >= pause_s
 
     def note_attempt(
         self, address: address_book.Address, found: str, now_s: float, *, has_failed: bool

@@ -7,6 +7,7 @@ is enrolled.  ``ACSTOR_FUZZ_CASES`` is another number of payloads for each metho
 """
 
 import base64
+import collections
 import contextlib
 import functools
 import itertools
@@ -103,8 +104,23 @@ def changed(example: msgspec.Struct, sign: Sign, rng: random.Random) -> Any:
     return message
 
 
+class Bus:
+    """Takes all that is sent to agents."""
+
+    def publish_table(self, table: decision_messages.RingTable) -> bool:
+        return True
+
+    def send_table(self, host: str, table: decision_messages.RingTable) -> bool:
+        return True
+
+    def send_task(self, host: str, task: decision_messages.Signed) -> bool:
+        return True
+
+
 class Leader:
     """Leads always."""
+
+    instance = "one"
 
     def is_leader(self) -> bool:
         return True
@@ -134,10 +150,7 @@ class Decision:
             self.store,
             Leader(),  # type: ignore[arg-type]
             none.NoLoads(),
-            name="one",
-            publish=lambda _table: True,
-            send_to=lambda _host, _table: True,
-            give_to=lambda _host, _task: True,
+            Bus(),
             wall=lambda: NOW_S,
         )
         self.service.load_trust()
@@ -151,11 +164,11 @@ class Decision:
             wall=lambda: NOW_S,
             clock=clock,
         )
-        self.refused: list[str] = []
+        self.refused = collections.Counter[str]()
         self.endpoint = rpc._Endpoint(
             self.service.accept_sample,
             self.service.current_ring,
-            self.refused.append,
+            self.refused,
             self.kept.rpc_methods(),
         )
 

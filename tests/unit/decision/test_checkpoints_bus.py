@@ -79,8 +79,8 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
         messages.SERVICE_KEY: kept.service_key,
     }
     table = decision_messages.RingTable(0, "{}")
-    service = rpc.AgentBus(cfg.CONF, "one", lambda signed: None, lambda: table, answers)
-    service.start_server()
+    service = rpc.AgentBus(cfg.CONF, "one")
+    service.start_server(lambda signed: None, lambda: table, answers)
     assert listens.wait(WAIT_S)
     made.keeper = hosts.keeper
     yield made

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rounds of the service on SQLite; what is sent goes into lists, time passes by collections."""
 
+import collections
 import contextlib
 import json
 import shutil
@@ -31,6 +32,7 @@ from acstor_decision.db import database
 from acstor_decision.db import image_queries
 from acstor_decision.identity import address_verifier
 from acstor_decision.identity import certificate_authority
+from acstor_decision.identity import trust_state
 from acstor_decision.switch_loads import base
 from acstor_decision.switch_loads import none
 from tests.fakes import enrolled_hosts
@@ -43,8 +45,8 @@ IMAGE = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
 class Lead:
     """A lock that the test gives and takes."""
 
-    def __init__(self, leads: bool) -> None:
-        self.leads = leads
+    def __init__(self, leads: bool, instance: str) -> None:
+        self.leads, self.instance = leads, instance
         self.stepped_down = 0
 
     def is_leader(self) -> bool:
@@ -73,10 +75,10 @@ class Instance:
         conf: cfg.ConfigOpts,
         store: database.Database,
         leads: bool = True,
-        prover: service.AddressVerifier | None = None,
+        verifier: service.AddressVerifier | None = None,
         name: str = "one",
     ) -> None:
-        self.lead, self.loads, self.store = Lead(leads), Loads(), store
+        self.lead, self.loads, self.store = Lead(leads, name), Loads(), store
         self.published: list[decision_messages.RingTable] = []
         self.sent: list[tuple[str, int]] = []
         self.given: list[tuple[str, int]] = []
@@ -89,11 +91,8 @@ class Instance:
             store,
             self.lead,
             self.loads,
-            name=name,
-            publish=self.publish,
-            send_to=lambda host, table: bool(self.sent.append((host, table.epoch)) or True),
-            give_to=self.give_to,
-            prover=prover,
+            self,
+            verifier,
             clock=lambda: self.now_s,
             wall=self.wall,
         )
@@ -105,11 +104,15 @@ class Instance:
     def hear(self, sample: decision_messages.Sample) -> None:
         self.service.accept_sample(self.enrolled.sealed(sample))
 
-    def publish(self, table: decision_messages.RingTable) -> bool:
+    def publish_table(self, table: decision_messages.RingTable) -> bool:
         self.published.append(table)
         return True
 
-    def give_to(self, host: str, message: decision_messages.Signed) -> bool:
+    def send_table(self, host: str, table: decision_messages.RingTable) -> bool:
+        self.sent.append((host, table.epoch))
+        return True
+
+    def send_task(self, host: str, message: decision_messages.Signed) -> bool:
         signers = signing.read_public_keys(self.enrolled.keeper.load_trust_state().signers)
         given = signed_messages.verify_from_service(
             message, signing.TASK, signers, decision_messages.TaskForHosts
@@ -194,10 +197,10 @@ def test_overload_moves_v_nodes_and_says_who_it_was(lone, store):
 
 def test_each_round_leaves_a_picture_of_what_is_known(lone):
     cloud = Cloud(lone)
-    assert lone.service.picture.round_s == 0
+    assert lone.service.metrics.round_s == 0
     cloud.collect(3)
     cloud.collect(2, busy="h1")
-    picture = lone.service.picture
+    picture = lone.service.metrics
     assert picture.leads and picture.has_database and picture.has_loads
     assert picture.round_s == WALL_S + lone.now_s
     assert (picture.epoch, picture.published) == (2, {"members": 1, "overload": 1})
@@ -209,7 +212,7 @@ def test_each_round_leaves_a_picture_of_what_is_known(lone):
     assert (picture.heard, sum(picture.refused.values())) == (15, 0)
     lone.hear(sample("h1", 1, 0, 0))
     cloud.collect()
-    assert (lone.service.picture.heard, lone.service.picture.refused["out_of_order"]) == (18, 1)
+    assert (lone.service.metrics.heard, lone.service.metrics.refused["out_of_order"]) == (18, 1)
 
 
 def test_a_drained_host_is_home_of_nothing(lone, store):
@@ -308,9 +311,9 @@ def test_while_another_one_locks_the_database_nothing_is_published(
         other.execute("BEGIN EXCLUSIVE")
         cloud.collect(2, busy="h1")
         assert lone.epochs() == [1] and not lone.service.leads
-        assert not lone.service.picture.has_database
+        assert not lone.service.metrics.has_database
     cloud.collect(1, busy="h1")
-    assert lone.epochs() == [1, 2] and lone.service.picture.has_database
+    assert lone.epochs() == [1, 2] and lone.service.metrics.has_database
     made.close()
 
 
@@ -360,8 +363,8 @@ def _killed_in_a_remap(conf, store, dies_at) -> bool:
     two = Instance(conf, store, leads=False)
     cloud = Cloud(one, two)
     cloud.collect(2)
-    send = one.publish
-    one.service._publish = lambda table: mortal.call(send, table)
+    publish = one.publish_table
+    one.publish_table = lambda table: mortal.call(publish, table)  # type: ignore[method-assign]
     mortal.calls, mortal.dies_at = 0, dies_at
     try:
         cloud.collect(2, busy="h1")
@@ -427,11 +430,11 @@ def test_the_thresholds_follow_the_switches_and_stay_when_they_are_unknown(lone)
 @pytest.mark.expect_log("samples in the name of 'h1' are refused.*upgrade the agent")
 def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
     heard: list[decision_messages.Signed] = []
-    refused: list[str] = []
-    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused.append, {})
+    refused = collections.Counter[str]()
+    endpoint = rpc._Endpoint(heard.append, lone.service.current_ring, refused, {})
     for payload in (None, {"payload": 5}, {"host": "h1"}, {"host": "h1", "total": 5}):
         endpoint.sample_collected({}, payload)
-    assert (heard, refused) == ([], ["malformed", "malformed", "unsigned", "unsigned"])
+    assert (heard, refused) == ([], {"malformed": 2, "unsigned": 2})
     signed = lone.enrolled.sealed(sample("h1", 1, 0, 0))
     endpoint.sample_collected({}, decision_messages.encode(signed))
     assert heard == [signed]
@@ -440,7 +443,7 @@ def test_a_sample_that_makes_no_sense_is_counted_and_goes_no_further(lone):
 
 @pytest.mark.expect_log("message sample_collected is of no use: .*broke the protocol")
 def test_nonsense_by_the_thousand_does_not_fill_the_log(lone, watched_log):
-    endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, lambda why: None, {})
+    endpoint = rpc._Endpoint(lambda sent: None, lone.service.current_ring, {"malformed": 0}, {})
     for _ in range(1000):
         endpoint.sample_collected({}, None)
     assert len(watched_log.messages) == message_bus.WARNINGS
@@ -502,7 +505,7 @@ def test_a_revoked_host_leaves_the_table_in_the_next_round_and_is_heard_no_more(
     assert [host.host for host in table.hosts] == ["h2", "h3"]
     assert table.revoked == {"h1": certificates.refused_before(lone.wall() - COLLECTION_S)}
     assert store.list_rings(limit=1)[0].reason == "revoked"
-    assert lone.service.picture.refused["disbelieved"] == 1
+    assert lone.service.metrics.refused["disbelieved"] == 1
     cloud.instances = []
     lone.enrolled.keeper.allow_host(ids.HostId("h1"))
     lone.enrolled.enrol("h1")
@@ -547,7 +550,9 @@ class Network:
         self.hosts = {address_book.parse(f"{ip}:7201"): host for host, ip in hosts.items()}
         self.asked: list[address_book.Address] = []
 
-    def submit_addresses(self, addresses: Iterable[address_book.Address]) -> None:
+    def submit_addresses(
+        self, addresses: Iterable[address_book.Address], _trust: trust_state.TrustState
+    ) -> None:
         self.asked += addresses
 
     def take_results(self) -> list[address_verifier.VerifyResult]:
@@ -560,7 +565,7 @@ class Network:
 @pytest.mark.expect_log("no agent proves who it is at 10.0.0.3 port 7201: timed out")
 def test_an_address_is_published_once_its_host_was_found_there(configure, store):
     network = Network(h1="10.0.0.1", h2="10.0.0.2")
-    lone = Instance(configure(), store, prover=network)
+    lone = Instance(configure(), store, verifier=network)
     cloud = Cloud(lone)
     cloud.collect(3)
     assert [host.host for host in open_table(lone, lone.published[-1]).hosts] == ["h1", "h2"]
@@ -568,7 +573,7 @@ def test_an_address_is_published_once_its_host_was_found_there(configure, store)
     cloud.collect(3)
     names = [host.host for host in open_table(lone, lone.published[-1]).hosts]
     assert names == ["h1", "h2", "h3"]
-    after = Instance(configure(), store, prover=Network())
+    after = Instance(configure(), store, verifier=Network())
     after.now_s = lone.now_s
     after.service.run_round()
     assert after.service.members.list_live(after.now_s) == ["h1", "h2", "h3"]  # as the table says
@@ -616,7 +621,7 @@ def test_a_table_that_nobody_would_take_is_not_published(lone, store, monkeypatc
 @pytest.mark.expect_log("message sample_collected is of no use")
 def test_forged_samples_fill_no_log(lone, watched_log):
     endpoint = rpc._Endpoint(
-        lone.service.accept_sample, lone.service.current_ring, lambda _: None, {}
+        lone.service.accept_sample, lone.service.current_ring, {"malformed": 0}, {}
     )
     for _ in range(1000):
         endpoint.sample_collected({}, {"payload": 5})
@@ -652,7 +657,7 @@ def test_samples_that_are_sent_again_keep_no_host_from_being_heard(lone):
         lone.service.run_round()
         assert lone.service.members[ids.HostId("h1")].last.number == number
     assert lone.epochs() == [1]
-    refused = lone.service.picture.refused
+    refused = lone.service.metrics.refused
     assert refused["doubled"] + refused["out_of_order"] + refused["late"] > 10 * 33
 
 
