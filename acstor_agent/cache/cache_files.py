@@ -366,7 +366,7 @@ class CacheFiles:
         self._core.pins.beyond_bytes = beyond_bytes
         self._behind.add_slab_actions(self._core.shrink_to_limit())
 
-    def on_gone(self, tell: Callable[[ids.Cid], object]) -> None:
+    def on_evicted(self, tell: Callable[[ids.Cid], object]) -> None:
         """Set a callback for each chunk that leaves the cache, called in the event loop."""
         self._core.gone = tell
 

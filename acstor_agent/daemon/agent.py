@@ -96,7 +96,7 @@ class Agent:
             self._known,
             self._images.usage,
             self._guests.reattach,
-            self._boots.recording.open,
+            self._boots.recording,
             settings.mirror_gid(own),
             self._boots.timelines,
         )

@@ -143,11 +143,10 @@ class ImageService:
             image_map,
             cache=self._stored.cache,
             chunks=chunks.exchange,
-            deadline_s=settings.read_deadline_s(self._own),
             ahead=settings.read_ahead(self._own),
             prefetch=ahead,
             boots=boots,
-            waiting=self._guests.read_admission,
+            reads=self._guests.read_admission,
             total=chunks.mirrors.reads,
         )
 

@@ -113,7 +113,7 @@ class CheckpointRestore:
         folder = self._disks.folder
         await trio.to_thread.run_sync(_remove_left, folder, recovery.checkpoint_id)
         await trio.to_thread.run_sync(restore_files.write, folder, recovery, sealed)
-        await self._disks.make_of(header, plan.iter_tables())
+        await self._disks.create_disk(header, plan.iter_tables())
         LOG.info(
             "disk %s: made of the checkpoint of instance %s, which has %d chunks",
             recovery.checkpoint_id,
@@ -149,7 +149,7 @@ class CheckpointRestore:
     async def run(self) -> None:
         """Fetch missing chunks, for ever; first remove leftovers of former workers."""
         folder = self._disks.folder
-        for disk_id in restore_files.of_no_disk(folder, disk_files.STATE_ENDING):
+        for disk_id in restore_files.leftover_disk_ids(folder, disk_files.STATE_ENDING):
             async with self._alone(disk_id):
                 if not self._disks.has_disk(disk_id):  # else it was just created
                     _remove_left(folder, disk_id)

@@ -156,11 +156,11 @@ class Disks:
             )
         except ValueError as e:
             raise errors.Unusable(f"disk {disk_id}", str(e)) from e
-        await self.make_of(header)
+        await self.create_disk(header)
         LOG.info("disk %s: made from image %s", disk_id, header.image_id)
         return await self.open(disk_id)
 
-    async def make_of(
+    async def create_disk(
         self, header: disk_header.DiskHeader, beginning: Iterable[bytes] = ()
     ) -> None:
         """Create a disk.

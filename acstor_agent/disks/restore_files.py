@@ -83,7 +83,7 @@ def remove(folder: pathlib.Path, disk_id: disk_header.DiskId) -> None:
     _manifest_path(folder, disk_id).unlink(missing_ok=True)
 
 
-def of_no_disk(folder: pathlib.Path, state_ending: str) -> list[disk_header.DiskId]:
+def leftover_disk_ids(folder: pathlib.Path, state_ending: str) -> list[disk_header.DiskId]:
     """Return the IDs of leftover files without a disk."""
     found = set()
     for ending in (RECOVERY_ENDING, MANIFEST_ENDING):

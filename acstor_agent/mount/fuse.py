@@ -35,6 +35,7 @@ from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disk
 from acstor_agent.disks import disks
 from acstor_agent.engine_io import read_request
+from acstor_agent.images.boot import boot_recording
 from acstor_agent.images.boot import boot_timelines
 from acstor_agent.images.image import mirrors
 from acstor_agent.images.image import reattach
@@ -116,14 +117,14 @@ class MirrorOperations(pyfuse3.Operations):
         known: inodes.Inodes,
         uses: usage.ImageUsage,
         opened: reattach.Reattach,
-        open_recording: Callable[[mirror.Mirror], int] = lambda _: 0,
+        recording: boot_recording.BootRecording | None = None,
         gid: int = 0,
         timelines: boot_timelines.Timelines | None = None,
     ) -> None:
         super().__init__()
         self._images, self._disks, self._cache = images, writable, cache
         self._attach_deadline_s = attach_deadline_s
-        self._open_recording = open_recording
+        self._recording = recording
         self._inodes = known
         self._uses = uses
         self._opened, self._gid = opened, gid
@@ -228,10 +229,11 @@ class MirrorOperations(pyfuse3.Operations):
         image = await self._mirror(inode)
         image.boots.begin_boot()
         tag = killed_guests.tag_of_opener(ctx.pid, self._inodes.process_tag)
-        handle = self._inodes.open(inode, self._open_recording(image), tag)
+        opener = 0 if self._recording is None else self._recording.open(image)
+        handle = self._inodes.open(inode, opener, tag)
         self._uses.image_opened(image.map.image_id)
         self._timelines.image_opened(image, self._inodes.guest_of(handle), ctx.pid)
-        keep = self._images.may_keep_pages(image.map.image_id)
+        keep = self._images.note_open(image.map.image_id)
         return pyfuse3.FileInfo(fh=pyfuse3.FileHandleT(handle), keep_cache=keep)
 
     @_answers_errors

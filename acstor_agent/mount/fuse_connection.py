@@ -76,7 +76,7 @@ class Connection(NamedTuple):
         self.record.close()
 
 
-class NotUnderstoodError(errors.Unusable):
+class UnsupportedMountError(errors.Unusable):
     """This version cannot serve the mount that was kept.
 
     ``fuse_fd`` is its connection; the catcher closes it.
@@ -90,8 +90,8 @@ class NotUnderstoodError(errors.Unusable):
 def kept(descriptors: Sequence[int]) -> Connection | None:
     """Return the connection with these kept descriptors, in any order, if any.
 
-    :raises NotUnderstoodError: the record is missing or of another version; other descriptors are
-        closed
+    :raises UnsupportedMountError: the record is missing or of another version; other descriptors
+        are closed
     """
     kinds = {mount_record.is_record(fd): fd for fd in descriptors}
     try:
@@ -105,7 +105,7 @@ def kept(descriptors: Sequence[int]) -> Connection | None:
             os.close(fd)
     if False not in kinds:
         return None
-    raise NotUnderstoodError(why, kinds[False])
+    raise UnsupportedMountError(why, kinds[False])
 
 
 def mounted_type(mount_point: str) -> str | None:
@@ -244,7 +244,7 @@ def is_connected(fuse_fd: int) -> bool:
     return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def check_seen(mount_point: str) -> None:
+def check_visible(mount_point: str) -> None:
     """Check that a mount in use is visible in this mount namespace.
 
     :raises errors.Unusable: it is not

@@ -86,7 +86,7 @@ class KilledGuests:
             raise errors.Unusable("this agent", f"{TOLD_LIMIT} processes are being shut down")
         self._switched_off = known
 
-    def stays_on(self, instance_id: str) -> int:
+    def cancel_power_off(self, instance_id: str) -> int:
         """Treat the processes of an instance as alive again; return their number."""
         before = self._switched_off
         self._switched_off = {

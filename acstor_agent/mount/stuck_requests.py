@@ -64,7 +64,7 @@ class StuckRequests:
         """
         async with self._telling:
             if is_taken_back:
-                return self._dying.stays_on(instance_id)
+                return self._dying.cancel_power_off(instance_id)
             guests = await trio.to_thread.run_sync(
                 killed_guests.guests_of, instance_id, abandon_on_cancel=True, limiter=self._asked
             )

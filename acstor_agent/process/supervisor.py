@@ -139,7 +139,7 @@ class Supervisor:
         connection = self._take(point)
         if connection and fuse_connection.is_connected(connection.fuse_fd):
             try:
-                fuse_connection.check_seen(point)
+                fuse_connection.check_visible(point)
             except errors.Unusable:
                 connection.close()
                 raise
@@ -159,7 +159,7 @@ class Supervisor:
         """Return the kept connection; drop one of another version if it is unused."""
         try:
             return self._store.take_connection()
-        except fuse_connection.NotUnderstoodError as e:
+        except fuse_connection.UnsupportedMountError as e:
             try:
                 if not fuse_connection.unmount_unused(point, e.fuse_fd):
                     raise

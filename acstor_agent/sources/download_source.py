@@ -86,14 +86,14 @@ class DownloadSource(base.Source):
         """The place that streams come from."""
         return f"{self._source.where} (whole)"
 
-    def can_give(self, blob: base.Blob) -> bool:
+    def can_serve(self, blob: base.Blob) -> bool:
         """Return whether a blob would be copied: Glance has it, but serves no ranges."""
         return any(map(self._source.lacks_ranges, base.stored_blobs(blob)))
 
     def has_copy(self, blob: base.Blob) -> bool:
         """Return whether a copy of the whole blob is here or under way."""
         copies = map(self._copies.get, base.stored_blobs(blob))
-        return any(copy is not None and copy.is_of_use for copy in copies)
+        return any(copy is not None and copy.is_complete_or_running for copy in copies)
 
     def begin_download(self, image_id: ids.ImageId) -> None:
         """Start the copy of an image, unless another host copies it."""

@@ -97,7 +97,7 @@ class FullDownload:
         return self.is_over and not self._readers
 
     @property
-    def is_of_use(self) -> bool:
+    def is_complete_or_running(self) -> bool:
         """Whether the whole blob is here or arrives."""
         return self.failure is None and self.until_bytes == self.place.size_bytes
 

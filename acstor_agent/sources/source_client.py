@@ -165,7 +165,7 @@ class SourceClient(base.Source):
         ignores_refusals: bool = False,
     ) -> None:
         def may_copy() -> bool:
-            return self._copies is not None and self._copies.can_give(blob)
+            return self._copies is not None and self._copies.can_serve(blob)
 
         asked = self.failover, _key(blob), blob.image_id, count, what, may_copy, ignores_refusals
         now, until_s = trio.current_time(), trio.current_effective_deadline()

@@ -313,11 +313,10 @@ class Host:
             image_map,
             cache=self.cache,
             chunks=self.chunks,
-            deadline_s=float("inf"),
             ahead=readahead.ReadAhead(self._settings.read_ahead_bytes),
             prefetch=ahead,
             boots=boots,
-            waiting=self.waiting,
+            reads=self.waiting,
             total=self.images.reads,
         )
 

@@ -336,7 +336,7 @@ class Cloud:
             maps=self,
             meter=Meter(self, here),
         )
-        self.caches[here].on_gone(made.chunk_evicted)
+        self.caches[here].on_evicted(made.chunk_evicted)
         self.nursery.start_soon(made.run)
         return made
 

@@ -173,13 +173,12 @@ class OneHost:
             image_map,
             cache=self.cache,
             chunks=self.chunks,
-            deadline_s=DEADLINE_S,
             ahead=self.ahead,
             prefetch=advertised_prefetch.AdvertisedPrefetch(
                 image_map, index, self.chunks, self._nursery, boots.covers_chunk
             ),
             boots=boots,
-            waiting=self.waiting,
+            reads=self.waiting,
             total=self.mirrors.reads,
         )
 

@@ -108,7 +108,7 @@ class Mirrors:
             self._subjects[image_id] = found
         return self._subjects[image_id]
 
-    async def look_again(self) -> None:
+    async def attach_new_maps(self) -> None:
         """Attach images whose maps appeared since the start."""
         found = await trio.to_thread.run_sync(_images_in, self._folder, logging.DEBUG)
         for image_id in found.keys() - self._attached.keys():
@@ -118,11 +118,11 @@ class Mirrors:
                 LOG.info("image %s: attached by the map that is here", image_id)
 
     def was_found(self, image_id: ids.ImageId) -> bool:
-        """Return whether :meth:`look_again` attached an image."""
+        """Return whether :meth:`attach_new_maps` attached an image."""
         return image_id in self._found
 
-    def may_keep_pages(self, image_id: ids.ImageId) -> bool:
-        """Return whether the kernel may keep cached pages at an open; once False.
+    def note_open(self, image_id: ids.ImageId) -> bool:
+        """Record an open; return whether the kernel may keep cached pages, not at the first.
 
         Pages from before the map was downloaded may be of other bytes with the image's ID.
         """

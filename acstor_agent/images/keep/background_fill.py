@@ -147,9 +147,9 @@ class BackgroundFill:
         progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
         progress.to_do = collections.deque(missing)
-        self.look_at_unwritten(progress)
+        self.update_unwritten(progress)
 
-    def look_at_unwritten(self, progress: Progress) -> None:
+    def update_unwritten(self, progress: Progress) -> None:
         """Update the bytes that are in memory only."""
         if (part := progress.part) is None:
             return
@@ -291,7 +291,7 @@ class BackgroundFill:
         image = self._images.get_nowait(image_id)
         if image is None or image.boots.state is boot_session.State.LOADING:
             return False
-        if not image.boots.may_bring(cid) or await image.boots.load_chunk(cid) is None:
+        if not image.boots.may_load_chunk(cid) or await image.boots.load_chunk(cid) is None:
             return False
         return cid in self._pins.cache
 
@@ -322,7 +322,7 @@ class BackgroundFill:
                 )
             except errors.Unusable:  # the decision service reports it
                 spare_bytes_s = fill_rate.UNKNOWN_BYTES_S
-            if self.boots.is_any_on() or not self._is_calm():
+            if self.boots.is_any_booting() or not self._is_calm():
                 spare_bytes_s *= fill_rate.BESIDE_GUESTS
             usual_bytes_s = min(spare_bytes_s, self._limit_bytes_s)
             self._pacer.bytes_s = max(usual_bytes_s, self._needed_bytes_s(progress, also_due))

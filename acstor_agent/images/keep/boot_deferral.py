@@ -45,7 +45,7 @@ class BootDeferral:
         is_waited_for = bool(image.counters.in_flight)
         boot.note_fetches(fetched, is_waited_for=is_waited_for, now_s=self._sessions.clock())
 
-    def is_on(self, image_id: ids.ImageId) -> bool:
+    def is_booting(self, image_id: ids.ImageId) -> bool:
         """Return whether a guest boots from an image; any thread may call it."""
         image, boot = self._images.get_nowait(image_id), self._boots.get(image_id)
         if image is None or boot is None:
@@ -54,9 +54,9 @@ class BootDeferral:
         is_expected = image.boots.state in (boot_session.State.LOADING, boot_session.State.READY)
         return boot.is_on(self._sessions.clock(), is_expected=is_expected)
 
-    def is_any_on(self) -> bool:
+    def is_any_booting(self) -> bool:
         """Return whether a guest boots from any image."""
-        return any(map(self.is_on, list(self._boots)))
+        return any(map(self.is_booting, list(self._boots)))
 
     def forget_others(self, kept: Collection[ids.ImageId]) -> None:
         """Forget images that are not kept."""

@@ -98,7 +98,7 @@ class FillStatus:
             return State.FAILING, failure.why
         if image_id == self._filler.current or known.left_bytes == 0:
             return State.FILLING, ""
-        return (State.BOOTING if self._filler.boots.is_on(image_id) else State.QUEUED), ""
+        return (State.BOOTING if self._filler.boots.is_booting(image_id) else State.QUEUED), ""
 
     def _in_cloud(self, known: background_fill.Progress) -> replica_holders.CloudProgress | None:
         """Return the state of an image in the cloud; None if it is kept whole here."""
@@ -111,7 +111,7 @@ class FillStatus:
             report, copies, part.image_bytes, known.total_bytes, known.to_come_bytes
         )
 
-    def look_at_cloud(self, known: background_fill.Progress) -> bool:
+    def update_cloud_rate(self, known: background_fill.Progress) -> bool:
         """Update the fill rate in the cloud; return whether it is known."""
         known.cloud_looked_s = self._clock()
         if (cloud := self._in_cloud(known)) is None or cloud.left_bytes is None:

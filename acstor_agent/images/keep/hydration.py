@@ -70,7 +70,7 @@ class Hydration:
         if self._replicas is not None and not self._has_begun:
             for promised_id, one in self._pins.list_pins().items():
                 if one.is_for_others or one.leased_until_s:
-                    self._replicas.was_leased(promised_id, one.leased_until_s)
+                    self._replicas.restore_lease(promised_id, one.leased_until_s)
         self._has_begun = True
         while True:
             await self._settle()
@@ -104,11 +104,12 @@ class Hydration:
                 self._known.pop(image_id, None)
         for image_id in self._known.keys() - every:
             del self._known[image_id]
-        self._pins.forget_found(self._known)
+        self._pins.forget_unpinned_parts(self._known)
         self._boots.forget_others(self._known.keys())
         for known in list(self._known.values()):
-            if trio.current_time() >= known.cloud_looked_s + CLOUD_S and self.status.look_at_cloud(
-                known
+            if (
+                trio.current_time() >= known.cloud_looked_s + CLOUD_S
+                and self.status.update_cloud_rate(known)
             ):
                 await trio.lowlevel.checkpoint()  # it takes 1 ms for 1,000 hosts
 
@@ -123,7 +124,7 @@ class Hydration:
     async def _keep(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
         known = self._known.setdefault(image_id, background_fill.Progress())
         self._boots.note_reads(image_id)
-        self._filler.look_at_unwritten(known)
+        self._filler.update_unwritten(known)
         await self._look_at_deadline(image_id, known)
         is_due = trio.current_time() - known.counted_s >= RECOUNT_S
         lost = self._pins.cache.pinned_lost
@@ -142,7 +143,7 @@ class Hydration:
             return
         if is_due or not known.is_behind:
             # An image that an operator pinned lacks nothing.
-            known.lacking_bytes = await self._pins.follow_table(image_id)
+            known.lacking_bytes = await self._pins.apply_ring(image_id)
             known.is_behind = bool(known.lacking_bytes)
             known.counted_s = trio.current_time() if known.is_behind else known.counted_s
         part = self._pins.pinned_of(image_id)
@@ -239,7 +240,7 @@ class Hydration:
                 continue
             if known.part is not self._pins.pinned_of(image_id):
                 continue  # the missing chunks are counted first
-            if promised[image_id].mode is FillMode.URGENT or not self._boots.is_on(image_id):
+            if promised[image_id].mode is FillMode.URGENT or not self._boots.is_booting(image_id):
                 return image_id
         return None
 
@@ -321,5 +322,5 @@ class Hydration:
 
     async def forget_image(self, image_id: ids.ImageId) -> None:
         """Unpin an image that is not used any more, or not mirrored."""
-        await self._pins.take_back(image_id)
+        await self._pins.unpin_image(image_id)
         self._known.pop(image_id, None)

@@ -83,7 +83,7 @@ class ImageEviction:
         self._boots.forget_others(self._images.list_attached())
         while True:
             await trio.sleep(min(LOOK_EVERY_S, self._unused_s / 4 or LOOK_EVERY_S))
-            await self._images.look_again()
+            await self._images.attach_new_maps()
             if self._unused_s:
                 await self.evict_unused()
 

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 
 FILE = "pins.json"
 
-Promises = dict[ids.ImageId, pin_record.ImagePin]
+Pins = dict[ids.ImageId, pin_record.ImagePin]
 
 
 class PinFile:
@@ -29,7 +29,7 @@ class PinFile:
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._path, self._maps_dir = state_dir / FILE, state_dir / "maps"
 
-    def read(self) -> Promises | None:
+    def read(self) -> Pins | None:
         """Return the pins in the file; None if it is lost."""
         atomic_file.remove_leftovers(self._path.parent, self._path.name)
         try:
@@ -47,7 +47,7 @@ class PinFile:
         """
         _write(self._path, pin_record.encode(promised.values()))
 
-    def derive_pins(self) -> Promises:
+    def derive_pins(self) -> Pins:
         """Return pins of all attached images, most recently touched first."""
         stamps = {}
         for path in self._maps_dir.glob(f"*{base.BlobKind.CHUNK_MAP.value}"):

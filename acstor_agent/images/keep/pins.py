@@ -210,7 +210,7 @@ class ImagePins:
             await self._set(now)
             return 0
 
-    async def follow_table(self, image_id: ids.ImageId) -> int:
+    async def apply_ring(self, image_id: ids.ImageId) -> int:
         """Adapt the pinned part of an image to the v-node table in force.
 
         :return: bytes that the cache lacks; if not 0, the pinned part is unchanged
@@ -276,7 +276,7 @@ class ImagePins:
                     one,
                     image_id,
                 )
-                await self._take_back(one)
+                await self._unpin_image(one)
             slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
         return self.cache.lacking_bytes(slots)
 
@@ -346,12 +346,12 @@ class ImagePins:
                 )
             self.changes += 1
 
-    async def take_back(self, image_id: ids.ImageId) -> None:
+    async def unpin_image(self, image_id: ids.ImageId) -> None:
         """Unpin an image, if it is pinned."""
         async with self._changing:
-            await self._take_back(image_id)
+            await self._unpin_image(image_id)
 
-    async def _take_back(self, image_id: ids.ImageId) -> None:
+    async def _unpin_image(self, image_id: ids.ImageId) -> None:
         if self._kept.pop(image_id, None) is not None:
             await self._save()
         await self._release(image_id)
@@ -364,7 +364,7 @@ class ImagePins:
             self.changes += 1
             self.cache.may_grow(self.cache.lacking_bytes({}) if self.may_grow else 0)
 
-    def forget_found(self, kept: Container[ids.ImageId]) -> None:
+    def forget_unpinned_parts(self, kept: Container[ids.ImageId]) -> None:
         """Forget the parts of images that are not kept, with their maps."""
         for image_id in [one for one in self._found if one not in kept]:
             del self._found[image_id]

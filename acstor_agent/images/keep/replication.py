@@ -112,7 +112,7 @@ class Replication:
             return 0.0
         return self._wall_clock() + self._leases.until_s(image_id) - self._clock()
 
-    def was_leased(self, image_id: ids.ImageId, until_s: float) -> None:
+    def restore_lease(self, image_id: ids.ImageId, until_s: float) -> None:
         """Restore a lease from before a restart."""
         left_s = max(GRACE_S, until_s - self._wall_clock())
         self._leases.grant_lease(replica_leases.FORMER, image_id, left_s, self._clock())
@@ -180,10 +180,10 @@ class Replication:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._attach_for_ever)
             while True:
-                self.report_due()
+                self.send_due_messages()
                 await trio.sleep(TICK_S)
 
-    def report_due(self) -> None:
+    def send_due_messages(self) -> None:
         """Send the messages that are due."""
         now_s, table = self._clock(), self._current_ring()
         used, is_moved = self._images_in_use(), table is not self._table
@@ -230,7 +230,7 @@ class Replication:
             return None
         if image_id == self._filler.current and not progress.left_bytes:
             return None  # it is recounted soon
-        self._filler.look_at_unwritten(progress)
+        self._filler.update_unwritten(progress)
         left_bytes = min(progress.left_bytes + progress.unwritten_bytes, progress.total_bytes)
         is_failing = progress.left_bytes and progress.backoff.failure
         state = State.FAILING if is_failing else State.KEPT

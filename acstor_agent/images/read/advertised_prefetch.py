@@ -107,7 +107,7 @@ class AdvertisedPrefetch:
             if chunk_no is not None:
                 self.states.apply_event(chunk_no, _E.EVICTED)
 
-    def waited_for(self, numbers: Iterable[int]) -> None:
+    def guest_requested(self, numbers: Iterable[int]) -> None:
         """Record that a guest waits for chunks."""
         if self._is_on and self.prefetcher.has_candidates:
             for chunk_no in numbers:

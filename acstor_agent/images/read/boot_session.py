@@ -149,7 +149,7 @@ class BootSessions:
             await trio.sleep(TICK_S)
             now_s = self.clock()
             for image_id, image in self._images.items():
-                if image.was_read():
+                if image.note_reads():
                     self.memory.note_use(image_id, now_s)
             for image_id in self.memory.take_due(now_s):
                 self._images[image_id].drop()
@@ -218,7 +218,7 @@ class BootSession:
         """Return whether :meth:`covers_chunk` is False for every chunk."""
         return not self.in_memory and self.state is not State.LOADING
 
-    def may_bring(self, cid: ids.Cid) -> bool:
+    def may_load_chunk(self, cid: ids.Cid) -> bool:
         """Return whether :meth:`load_chunk` may find a chunk."""
         if self.state is State.LOADING and not self._is_head_known.is_set():
             return True
@@ -244,8 +244,8 @@ class BootSession:
             LOG.debug("%s: %s", self._what, e)
         return None
 
-    def was_read(self) -> bool:
-        """Return whether guests read the boot image since the last call."""
+    def note_reads(self) -> bool:
+        """Record the reads of the boot image; return whether there were any since the last call."""
         requests = self._tally.requests[counters.Origin.BOOT]
         was_read, self._requests_seen = requests != self._requests_seen, requests
         return was_read

@@ -78,14 +78,13 @@ class Mirror:
         *,
         cache: cache_files.CacheFiles,
         chunks: exchange.Exchange,
-        deadline_s: float,
         ahead: readahead.Predictor,
         prefetch: advertised_prefetch.AdvertisedPrefetch,
         boots: boot_session.BootSession,
-        waiting: read_admission.ReadAdmission,
+        reads: read_admission.ReadAdmission,
         total: counters.ReadCounters | None = None,
     ) -> None:
-        self._waiting = waiting
+        self._reads = reads
         self.map = image_map
         self.prefetch = prefetch
         self.boots = boots
@@ -97,7 +96,6 @@ class Mirror:
         boots.watch_reads(self.counters.read)
         self._cache = cache
         self._chunks = chunks
-        self._deadline_s = deadline_s
         self._ahead = ahead
         self.size_bytes = image_map.geometry.size_bytes
         self._chunk_bytes = image_map.geometry.chunk_bytes
@@ -244,7 +242,7 @@ class Mirror:
             if guest is None:
                 return await self._filled(offset, length, steps)
             is_here = not _is_missing(steps)
-            return await self._waiting.run_admitted(
+            return await self._reads.run_admitted(
                 guest, self._filled, offset, length, steps, is_here=is_here
             )
         except errors.ReaderKilled:
@@ -278,7 +276,7 @@ class Mirror:
         missing: list[int] = []
         are_others = False
         for step in steps:
-            some = [no for no, cid in step.fetches() if not self.boots.may_bring(cid)]
+            some = [no for no, cid in step.fetches() if not self.boots.may_load_chunk(cid)]
             are_others = are_others or step.cids is None or len(some) < len(step.cids)
             missing += some
         if not missing:
@@ -297,10 +295,10 @@ class Mirror:
         )
 
     def _wish(self, numbers: list[int]) -> read_request.ReadRequest:
-        self.prefetch.waited_for(numbers)
+        self.prefetch.guest_requested(numbers)
         wants, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.request_chunks(
-            wants, guest, self._deadline_s, read_admission.wait_noter()
+            wants, guest, self._reads.deadline_s, read_admission.wait_noter()
         )
 
     def _put_all(
@@ -377,11 +375,11 @@ class Mirror:
         if start == stop:
             return
         size = self._chunk_bytes
-        waited_for = range(offset // size, (offset + length - 1) // size + 1)
+        guest_requested = range(offset // size, (offset + length - 1) // size + 1)
         numbers = [
             chunk_no
             for chunk_no in range(start // size, -(-min(stop, self.size_bytes) // size))
-            if chunk_no not in waited_for
+            if chunk_no not in guest_requested
         ]
         wants = [w for w in self._chunks.chunk_refs_of(self.map, numbers) if w.cid != ids.ZERO_CID]
         if not self.boots.covers_nothing:

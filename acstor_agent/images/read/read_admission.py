@@ -77,7 +77,7 @@ class ReadAdmission:
     ) -> None:
         self.refused = 0
         self.table = blocked_requests.BlockedRequests() if table is None else table
-        self._deadline_s, self._at_once = deadline_s, at_once
+        self.deadline_s, self._at_once = deadline_s, at_once
         self._queue: longest_queue_drop.LongestQueueDrop[requests.Stream, _TrackedRequest] = (
             longest_queue_drop.LongestQueueDrop(limit_bytes)
         )
@@ -134,10 +134,10 @@ class ReadAdmission:
                 self._elsewhere_s = trio.current_time()
 
     async def _wait_for_turn(self, line: "_Line", guest: requests.Stream) -> None:
-        with trio.move_on_after(self._deadline_s):
+        with trio.move_on_after(self.deadline_s):
             await line.others.park()
             return
-        raise errors.DeadlineExceeded(f"the turn of {guest}", self._deadline_s)
+        raise errors.DeadlineExceeded(f"the turn of {guest}", self.deadline_s)
 
     def track_request(self, guest: requests.Stream, more_bytes: int = 0) -> "_TrackedRequest":
         """Return a context that lists a request as waiting; nested ones have no effect.

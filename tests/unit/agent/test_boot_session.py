@@ -241,7 +241,7 @@ async def test_what_no_boot_image_brings_is_read_once_and_together(host):
     host.add(8 * DATA[:CHUNK])
     image = await attached(host)
     image.boots.begin_boot()
-    assert image.boots.may_bring(image.map.cid_of(0))  # nobody knows yet that there is none
+    assert image.boots.may_load_chunk(image.map.cid_of(0))  # nobody knows yet that there is none
     assert bytes(await image.read(0, 8 * CHUNK)) == 8 * DATA[:CHUNK]
     assert [length for _, length in host.source.reads].count(CHUNK) == 1
 

@@ -684,7 +684,7 @@ async def test_chunks_of_a_folder_that_was_unreadable_at_the_start_come_back(
         patch.setattr(pathlib.Path, "iterdir", unreadable)
         cache = open_cache(tmp_path)
     gone = []
-    cache.on_gone(gone.append)
+    cache.on_evicted(gone.append)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         await until(lambda: cache.trouble is None)

@@ -305,10 +305,10 @@ async def test_other_disks_are_opened_while_tables_are_written(host, worker, kep
     header = disk_header.DiskHeader(other, one_host.IMAGE, CUT, 0)
     with trio.fail_after(5):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(worker.disks.make_of, header, tables())
+            nursery.start_soon(worker.disks.create_disk, header, tables())
             await trio.testing.wait_all_tasks_blocked()
             assert await worker.disks.open(DISK) is one
-            for change in (worker.disks.make_of(header), worker.disks.drop(other)):
+            for change in (worker.disks.create_disk(header), worker.disks.drop(other)):
                 with pytest.raises(errors.Unusable, match="is being made"):
                     await change
             may_end.set()

@@ -658,7 +658,7 @@ async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_w
         image = await keeper.use(OTHER)
         await keeper.wait("no_space", OTHER)
         monkeypatch.setattr(hydration, "RECOUNT_S", math.inf)
-        await keeper.host.promises.take_back(IMAGE)
+        await keeper.host.promises.unpin_image(IMAGE)
         await keeper.whole.request_hydration(image)
         assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
 
@@ -803,7 +803,7 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
         async def look():
             while True:
                 if IMAGE in keeper.filler.progress:
-                    keeper.filler.look_at_unwritten(keeper.filler.progress[IMAGE])
+                    keeper.filler.update_unwritten(keeper.filler.progress[IMAGE])
                 await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:

@@ -185,9 +185,9 @@ def test_instance_that_stays_on_after_all_waits_again_and_others_do_not(image, h
     for instance, pid in (("staying", staying), ("ending", ending)):
         judge.switched_off(instance, [(pid, first.started) for first in first_of(pid)], 0.0)
     assert judge.killed_of(asked, 1.0) == [GUEST, OTHER]
-    assert judge.stays_on("staying") == 1
+    assert judge.cancel_power_off("staying") == 1
     assert judge.killed_of(asked, 3.0) == [OTHER]
-    assert judge.stays_on("staying") == 0
+    assert judge.cancel_power_off("staying") == 0
 
 
 def test_opening_that_a_living_process_has_as_well_is_not_ended(image, hold, monkeypatch):

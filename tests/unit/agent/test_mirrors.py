@@ -152,14 +152,14 @@ async def test_images_are_attached_again_when_the_folder_can_be_read(tmp_path, m
 
     monkeypatch.setattr(os, "listdir", fail)
     async with one_host.one_host(tmp_path) as host:
-        await host.mirrors.look_again()
+        await host.mirrors.attach_new_maps()
         assert host.mirrors.list_attached() == []
         monkeypatch.setattr(os, "listdir", listdir)
-        await host.mirrors.look_again()
+        await host.mirrors.attach_new_maps()
         assert host.mirrors.list_attached() == [IMAGE]
         monkeypatch.setattr(os, "listdir", lambda folder: [f"{IMAGE}.acmap"])
         host.mirrors.detach_image(IMAGE)
-        await host.mirrors.look_again()  # it was listed just before that
+        await host.mirrors.attach_new_maps()  # it was listed just before that
         assert host.mirrors.list_attached() == []
 
 

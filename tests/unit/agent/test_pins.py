@@ -49,10 +49,10 @@ async def test_images_share_what_they_have_in_common(host):
     assert promised_bytes(host) == 2 * MIB  # zeros need nothing
     assert await make(host, OTHER) == 0
     assert promised_bytes(host) == 3 * MIB
-    await host.promises.take_back(IMAGE)
+    await host.promises.unpin_image(IMAGE)
     assert promised_bytes(host) == 2 * MIB
-    await host.promises.take_back(OTHER)
-    await host.promises.take_back(OTHER)
+    await host.promises.unpin_image(OTHER)
+    await host.promises.unpin_image(OTHER)
     assert promised_bytes(host) == 0 and not host.promises.list_pins()
 
 
@@ -62,7 +62,7 @@ async def test_promise_that_is_made_twice_counts_once(host):
     await make(host, IMAGE, is_asked=True)
     await make(host, IMAGE)
     assert host.promises.get(IMAGE) == pin_record.ImagePin(IMAGE, since_s, is_asked=True)
-    await host.promises.take_back(IMAGE)
+    await host.promises.unpin_image(IMAGE)
     assert promised_bytes(host) == 0
 
 
@@ -150,7 +150,7 @@ async def test_cache_that_may_grow_has_room_for_all(tmp_path):
             assert promised_bytes(host) == 3 * MIB
     async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
         for image_id in (IMAGE, OTHER):
-            await host.promises.take_back(image_id)
+            await host.promises.unpin_image(image_id)
         assert host.promises.pins.beyond_bytes == 0
 
 
@@ -175,7 +175,7 @@ async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
     host.mirrors.detach_image(IMAGE)
     host.add(SHARED)
     await host.mirrors.attach_image(IMAGE)
-    await host.promises.take_back(IMAGE)
+    await host.promises.unpin_image(IMAGE)
     assert promised_bytes(host) == 0
 
 
@@ -212,7 +212,7 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(
             mock_clock.jump(100)
             names.append(f"h{number}")
             place.be(*names)
-            assert await host.promises.follow_table(IMAGE) == 0
+            assert await host.promises.apply_ring(IMAGE) == 0
             parts.append(host.promises.pinned_of(IMAGE))
             await host.promises.release_former()
             assert promised_bytes(host) == 2 * MIB
@@ -224,7 +224,7 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(
         mock_clock.jump(200)
         await host.promises.release_former()
         assert promised_bytes(host) == parts[-1].total_bytes
-        await host.promises.take_back(IMAGE)
+        await host.promises.unpin_image(IMAGE)
         assert promised_bytes(host) == 0
 
 
@@ -271,8 +271,8 @@ async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_for_others=True)
         place.be("h1", "h2")
-        assert await host.promises.follow_table(OTHER) > 0
-        assert await host.promises.follow_table(IMAGE) == 0
+        assert await host.promises.apply_ring(OTHER) > 0
+        assert await host.promises.apply_ring(IMAGE) == 0
         assert list(host.promises.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
 
 
@@ -344,7 +344,7 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
         host.add(DATA)
         await make(host, IMAGE)
         place.be("h1", "h2", "h3", "h4")
-        await host.promises.follow_table(IMAGE)
+        await host.promises.apply_ring(IMAGE)
         place.be("h1", "h2", "h3", "h4", "h5")
         with trio.CancelScope() as scope:
 
@@ -353,11 +353,11 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
                 return both(*parts)
 
             monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
-            await host.promises.follow_table(IMAGE)
+            await host.promises.apply_ring(IMAGE)
         mock_clock.jump(10 * pins.FORMER_S)
         await host.promises.release_former()
         assert promised_bytes(host) == host.promises.pinned_of(IMAGE).total_bytes
-        await host.promises.take_back(IMAGE)
+        await host.promises.unpin_image(IMAGE)
         assert promised_bytes(host) == 0
 
 
@@ -372,12 +372,12 @@ async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room
         host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
         host.promises._limit_bytes = CHUNK
         place.be("h1", "h2", "h3", "h4")
-        assert await host.promises.follow_table(IMAGE) == 0
+        assert await host.promises.apply_ring(IMAGE) == 0
         assert host.promises.pinned_of(IMAGE).table is place.table
         assert host.promises.pinned_of(IMAGE).total_bytes < 2 * MIB
         place.be("h1", "h2")
         await host.promises._release(IMAGE)
-        assert await host.promises.follow_table(IMAGE) > 0  # it grows
+        assert await host.promises.apply_ring(IMAGE) > 0  # it grows
 
 
 async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_has_room(tmp_path):
@@ -391,7 +391,7 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
         assert promised_bytes(host) == 2 * MIB and not host.promises.pinned_of(OTHER)
         assert list(host.promises.list_pins()) == [IMAGE, OTHER]
         place.be("h1", "h2", "h3", "h4", "h5", "h6")
-        assert await host.promises.follow_table(IMAGE) == 0
+        assert await host.promises.apply_ring(IMAGE) == 0
         await host.promises._release(IMAGE)
         assert await make(host, OTHER) == 0 and host.promises.pinned_of(OTHER)
 

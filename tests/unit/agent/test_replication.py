@@ -482,7 +482,7 @@ async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
         most = 0
         while not all(keeper.answers(name) for name in names[1:]):
             before = len(keeper.told)
-            keeper.sharing.report_due()
+            keeper.sharing.send_due_messages()
             most = max(most, len(keeper.told) - before)
             await trio.sleep(0.01)
         assert 0 < most <= replication.AT_A_TIME

@@ -270,7 +270,7 @@ async def test_image_that_is_found_by_its_map_later_counts_as_at_the_start(signs
     uses = signs.uses()
     await uses.scan_processes()
     path.write_bytes(raw)  # it could not be listed until now
-    await signs.host.mirrors.look_again()
+    await signs.host.mirrors.attach_new_maps()
     await uses.scan_processes()
     assert uses.is_used(IMAGE) and not uses.is_seen(IMAGE)
     await signs.host.mirrors.attach_image(IMAGE)
