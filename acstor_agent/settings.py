@@ -127,10 +127,10 @@ def group_id(group: str) -> int:
     return int(group)
 
 
-def control_gid(own: Options) -> int | None:
+def control_gid(own: Options, default: str = CONTROL_GROUP) -> int | None:
     """Return the group that may use the control socket; None: the agent's user alone."""
     try:
-        return group_id(own.control_group or CONTROL_GROUP)
+        return group_id(own.control_group or default)
     except KeyError:
         return None
 

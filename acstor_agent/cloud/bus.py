@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 QUEUE_LIMIT = 64
 """Messages that wait for the broker; 5 minutes of samples."""
 SEND_RETRIES = 1
-AGAIN_AFTER_S = 1.0
+RETRY_S = 1.0
 
 
 class _Message(NamedTuple):
@@ -50,17 +50,19 @@ def open_bus(
     files: Sequence[str],
     folders: Sequence[str] = (),
     tell: Tell = lambda _: None,
+    retry_s: float = RETRY_S,
 ) -> "Bus":
     """Return the bus of the configuration.
 
     :param host: address of this agent on the bus
+    :param retry_s: pause after a failure to send
     :raises errors.Unusable: oslo.messaging does not support the broker's URL
     """
     args = [part for file in files for part in ("--config-file", file)]
     args += [part for folder in folders for part in ("--config-dir", folder)]
     cfg.CONF(args, project="acstor", default_config_files=[], default_config_dirs=[])
     transport = message_bus.open_transport(cfg.CONF)
-    return Bus(host, transport, tell)
+    return Bus(host, transport, tell, retry_s)
 
 
 class Bus:
@@ -76,10 +78,11 @@ class Bus:
         host: str,
         transport: oslo_messaging.transport.Transport,
         tell: Tell = lambda _: None,
+        retry_s: float = RETRY_S,
     ) -> None:
         self.sent = 0
         self.dropped = 0
-        self._host, self._tell = host, tell
+        self._host, self._tell, self._retry_s = host, tell, retry_s
         self._transport = transport
         self._queue: collections.deque[_Message] = collections.deque()
         self._changed = threading.Condition()
@@ -150,7 +153,7 @@ class Bus:
                     self._tell(why)
                 told = why
                 self._put_back(message)
-                self._stopping.wait(AGAIN_AFTER_S)
+                self._stopping.wait(self._retry_s)
             else:
                 if told:
                     LOG.info("the message bus is back")

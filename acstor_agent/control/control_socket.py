@@ -28,7 +28,7 @@ from acstor_common.wire import control_wire
 LOG = logging.getLogger(__name__)
 
 BACKLOG = 16
-CLIENTS = 64
+MAX_CLIENTS = 64
 """Limit of connections; each may have a task and MAX_LINE_BYTES in memory."""
 READ_BYTES = 64 * 1024
 WARN_EVERY_S = 10.0
@@ -91,11 +91,12 @@ async def listen(
 async def serve(
     listener: trio.SocketListener,
     handle: Handler,
+    max_clients: int = MAX_CLIENTS,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve requests until cancelled."""
-    clients = _Clients()
+    clients = _Clients(max_clients)
 
     async def converse(stream: trio.SocketStream) -> None:
         async with stream:
@@ -118,7 +119,8 @@ async def serve(
 
 
 class _Clients:
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._idle: dict[trio.CancelScope, None] = {}  # longest idle first
         self._busy: set[trio.CancelScope] = set()
         self._said = log_limit.LogLimit(WARN_EVERY_S)
@@ -129,7 +131,7 @@ class _Clients:
 
         :raises errors.QueueFull: no client is idle
         """
-        if len(self._idle) + len(self._busy) >= CLIENTS:
+        if len(self._idle) + len(self._busy) >= self._limit:
             self._make_room()
         with trio.CancelScope() as client:
             self._idle[client] = None
@@ -152,9 +154,9 @@ class _Clients:
     def _make_room(self) -> None:
         untold = self._said.take_line(None, trio.current_time())
         if untold is not None:
-            LOG.warning("control socket: more than %d clients (%d times more)", CLIENTS, untold)
+            LOG.warning("control socket: more than %d clients (%d times more)", self._limit, untold)
         if not self._idle:
-            raise errors.QueueFull(f"control socket ({CLIENTS} requests under way)")
+            raise errors.QueueFull(f"control socket ({self._limit} requests under way)")
         idlest = next(iter(self._idle))
         del self._idle[idlest]
         idlest.cancel()

@@ -4,7 +4,6 @@
 Samples report the progress and the failures of tasks.
 """
 
-import collections
 import functools
 import logging
 import time
@@ -26,24 +25,25 @@ from acstor_agent.images.prefetch import boot_image_prefetch
 from acstor_agent.images.read import mirror
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
 
 LOG = logging.getLogger(__name__)
 
-MOST_WAITING = 64
+MAX_WAITING = 64
 """Limit of waiting tasks, for long and for short ones each."""
-MOST_TO_COME = 128
+MAX_BOOT_IMAGES = 128
 """Limit of waiting boot images; each waits half an hour at most."""
-MOST_REMEMBERED = 128
+MAX_REPORTED_TASKS = 128
 """Limit of images whose last task is reported."""
-MOST_IMAGES = 256
+MAX_IMAGES = 256
 """Limit of images in a sample.
 
 Images in use that are not fully cached come first, as they must stay in the source; then others in
 use; then the most recently used.
 """
-LOOK_AGAIN_S = 15.0
+DESCRIBE_EVERY_S = 15.0
 """Interval at which images without tasks are examined; 10,000 chunks take 1 ms."""
 
 
@@ -64,24 +64,25 @@ class ImageTasks:
         recording: boot_recording.BootRecording,
         boot_prefetch: boot_image_prefetch.BootImagePrefetch,
         clock: Callable[[], float] = time.monotonic,
+        max_images: int = MAX_IMAGES,
     ) -> None:
         self._images, self._recording, self._boot_prefetch = images, recording, boot_prefetch
         self._kinds = {
             decision_messages.TaskKind.PRE_SEED: images.pre_seed,
             decision_messages.TaskKind.FLATTEN: disks.flatten_disks,
         }
-        self._clock = clock
-        self._progress = collections.OrderedDict[str, decision_messages.TaskProgress]()
+        self._clock, self._max_images = clock, max_images
+        self._progress = lru_table.LruTable[str, decision_messages.TaskProgress](MAX_REPORTED_TASKS)
         self._held: dict[str, decision_messages.HeldImage] = {}
         self._changed: set[str] = set()
-        self._described_s = -LOOK_AGAIN_S
+        self._described_s = -DESCRIBE_EVERY_S
         self._asked, self._to_do = trio.open_memory_channel[decision_messages.ImageTask](
-            MOST_WAITING
+            MAX_WAITING
         )
         self._fill_queue, self._fill_tasks = trio.open_memory_channel[decision_messages.ImageTask](
-            MOST_WAITING
+            MAX_WAITING
         )
-        self._coming, self._to_come = trio.open_memory_channel[_BootImageTask](MOST_TO_COME)
+        self._coming, self._to_come = trio.open_memory_channel[_BootImageTask](MAX_BOOT_IMAGES)
 
     def queue_task(self, task: decision_messages.ImageTask) -> None:
         """Queue a task; its progress replaces that of the image's previous task.
@@ -109,7 +110,7 @@ class ImageTasks:
             else:
                 line.send_nowait(task)
         except trio.WouldBlock:
-            count = MOST_TO_COME if is_ahead else MOST_WAITING
+            count = MAX_BOOT_IMAGES if is_ahead else MAX_WAITING
             self._fail(task, f"{count} other tasks wait here already")
 
     async def run(self) -> None:
@@ -142,7 +143,7 @@ class ImageTasks:
         for image_id, told in list(self._progress.items()):
             self._update_recording(image_id, told)
         changed, self._changed = self._changed, set()
-        if now_s - self._described_s >= LOOK_AGAIN_S:
+        if now_s - self._described_s >= DESCRIBE_EVERY_S:
             self._described_s = now_s
             self._held = await trio.to_thread.run_sync(lambda: self._describe(self._reported()))
             return self._held
@@ -218,18 +219,15 @@ class ImageTasks:
         self._progress[task.image_id] = decision_messages.TaskProgress(
             request=task.request, kind=task.kind, state=state, done=done, total=total, why=why
         )
-        self._progress.move_to_end(task.image_id)
-        if len(self._progress) > MOST_REMEMBERED:
-            self._progress.popitem(last=False)
         self._changed.add(task.image_id)
 
     # In a thread
 
     def _reported(self) -> set[str]:
-        """Return the images to report: MOST_IMAGES here, and those with tasks."""
+        """Return the images to report: ``max_images`` here, and those with tasks."""
         here = self._images.list_local()
-        if len(here) > MOST_IMAGES:
-            here = set(sorted(here, key=self._rank_of, reverse=True)[:MOST_IMAGES])
+        if len(here) > self._max_images:
+            here = set(sorted(here, key=self._rank_of, reverse=True)[: self._max_images])
         return {*here, *list(self._progress)}
 
     def _rank_of(self, image_id: ids.ImageId) -> tuple[bool, bool, int, str]:

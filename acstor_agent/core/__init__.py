@@ -10,17 +10,7 @@
 * ``cloud``: v-node table rules, certificate renewal, interface traffic;
 * ``disk_scheduling``: the order of the host's disk requests.
 
-* ``images``: what of an image to read, to fetch ahead, and to keep whole;
-* ``cache``: which chunks lie where on the host's disk;
-* ``disks``: disks that guests write;
-* ``boot``: boots, recorded and served from memory;
-* ``mount``: what the kernel knows of this host's files, and who waits in it;
-* ``sources``: how long a source is waited for, and when it is left alone;
-* ``cloud``: what ties this host to its cloud: v-node tables, certificates, links;
-* ``disk_scheduling``: who reads and writes the host's disk next.
-
-What lies here itself serves several of them: ``counters`` (what an agent counts), ``health_issues``
-(what does not work now), ``budget`` (memory for answers), ``send_queue`` (what leaves first on a
-connection), ``link_compression`` (what is compressed for a peer), ``longest_queue_drop`` (who must
-go when too many wait).
+Here itself: ``counters``, ``health_issues`` (parts that fail now), ``budget`` (memory for
+responses), ``send_queue`` (order on a connection to a peer), ``link_compression`` (which chunks to
+compress for a peer), ``longest_queue_drop`` (which waiters to drop).
 """

@@ -177,19 +177,19 @@ class Agent:
     async def _start_optional(self) -> None:
         """Start the parts that guests do not need; failed ones are restarted."""
         images, boots, guests, cloud = self._images, self._boots, self._guests, self._cloud
-        runs = {"boot images": boots.sessions.run, "uses of images": images.usage.run}
+        runs = {"boot images": boots.sessions.run, "image usage": images.usage.run}
         if images.hydration is not None:
-            runs["whole images"] = images.hydration.run
+            runs["hydration"] = images.hydration.run
         if images.replication is not None:
-            runs["shares of images"] = images.replication.run
+            runs["replication"] = images.replication.run
         runs |= {
-            "detaching of images": images.eviction.run,
+            "image eviction": images.eviction.run,
             "checkpoints": guests.checkpoint_restore.run,
-            "waiting reads": guests.stuck_requests.run,
+            "stuck requests": guests.stuck_requests.run,
             "guests on dead mounts": guests.dead_mounts.run,
             "boot recording": boots.recording.run,
             "boot traces": boots.trace_spool.run,
-            "timelines of boots": boots.timelines.run,
+            "boot timelines": boots.timelines.run,
             "v-node table": cloud.rings.watch_file,
         }
         keep = self._supervised.run_supervised

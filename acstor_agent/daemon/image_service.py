@@ -75,15 +75,20 @@ class ImageService:
             others=[boots.recording.forget_image, known.image_detached],
         )
         self.boot_prefetch = self._make_boot_prefetch()
+        self._subscribe()
+        chunks.mirrors.make_with(self._make_mirror)
+
+    def _subscribe(self) -> None:
+        """Pass events of peers and of the cache to images."""
+        chunks, cache = self._chunks, self._stored.cache
         fanout = event_fanout.EventFanout(
-            chunks.exchange, chunks.mirrors, stored.cache, self.replication, self._is_for_others
+            chunks.exchange, chunks.mirrors, cache, self.replication, self._is_for_others
         )
         chunks.peers.subscribe(
             heard=fanout.announcement_received,
             broke_rules=chunks.exchange.broke_rules,
             unheard=chunks.exchange.announcement_lost,
         )
-        chunks.mirrors.make_with(self._make_mirror)
 
     def _make_filler(self) -> background_fill.BackgroundFill:
         meter = traffic_meter.TrafficMeter(self._own.traffic_interfaces, self._own.link_mbit)

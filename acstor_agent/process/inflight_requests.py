@@ -39,7 +39,7 @@ ANSWER_BYTES = 184
 """Space for any answer except those of reads and directory lists."""
 HOT_PLACES = 64
 """Slots that keep their memory (9 MB in all): freeing it costs as much as a write."""
-LOCK_WAIT_S = 10.0
+LOCK_TIMEOUT_S = 10.0
 WITHOUT_ANSWER = frozenset({2, 36, 41, 42})  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET
 HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an answer: length, error
 _REQUEST_HEADER_BYTES = 40
@@ -63,8 +63,10 @@ class InflightRequests:
     :raises ValueError: it is of another version
     """
 
-    def __init__(self, record: mount_record.MountRecord) -> None:
-        _lock(record.fd)
+    def __init__(
+        self, record: mount_record.MountRecord, lock_timeout_s: float = LOCK_TIMEOUT_S
+    ) -> None:
+        _lock(record.fd, lock_timeout_s)
         at = mount_record.FACTS_BYTES
         os.ftruncate(record.fd, max(os.fstat(record.fd).st_size, at + _BYTES))
         # Never closed, because that would release the lock.
@@ -186,9 +188,9 @@ def _at(place: int) -> int:
     return _PLACES_AT + place * _PLACE_BYTES
 
 
-def _lock(fd: int) -> None:
+def _lock(fd: int, timeout_s: float) -> None:
     """Lock the table for this process; wait for a former relay's exit."""
-    ends_s = time.monotonic() + LOCK_WAIT_S
+    ends_s = time.monotonic() + timeout_s
     while True:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

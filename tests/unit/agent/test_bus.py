@@ -32,7 +32,8 @@ def configure(folder: pathlib.Path, url: str) -> list[str]:
 
 @pytest.fixture
 def link(tmp_path: pathlib.Path) -> Iterator[bus.Bus]:
-    made = bus.open_bus("h1", configure(tmp_path, "transport_url = kombu+memory:////"))
+    url = "transport_url = kombu+memory:////"
+    made = bus.open_bus("h1", configure(tmp_path, url), retry_s=0.01)
     yield made
     made.stop()
 
@@ -120,7 +121,6 @@ def test_a_full_queue_drops_the_oldest(link, monkeypatch):
 def test_a_message_that_could_not_be_sent_is_sent_when_the_broker_is_back(
     link, monkeypatch, refusal
 ):
-    monkeypatch.setattr(bus, "AGAIN_AFTER_S", 0.01)
     gate = Gate(link, monkeypatch)
     gate.refusal = refusal
     gate.is_open.set()

@@ -45,9 +45,9 @@ class Served:
 
 
 @pytest.fixture
-async def served(path, nursery):
-    made = Served(path)
-    await nursery.start(control_socket.serve, control_socket.bind(path, None), made)
+async def served(path, nursery, request):
+    made, limit = Served(path), getattr(request, "param", control_socket.MAX_CLIENTS)
+    await nursery.start(control_socket.serve, control_socket.bind(path, None), made, limit)
     return made
 
 
@@ -170,8 +170,8 @@ async def hung_up(stream):
 
 
 @pytest.mark.expect_log("control socket: more than 4 clients")
-async def test_client_that_asked_nothing_for_longest_makes_room(served, monkeypatch):
-    monkeypatch.setattr(control_socket, "CLIENTS", 4)
+@pytest.mark.parametrize("served", [4], indirect=True)
+async def test_client_that_asked_nothing_for_longest_makes_room(served):
     streams = await connected(served, 4)
     await trio.testing.wait_all_tasks_blocked()
     await streams[0].send_all(STATUS)
@@ -185,8 +185,8 @@ async def test_client_that_asked_nothing_for_longest_makes_room(served, monkeypa
 
 
 @pytest.mark.expect_log("control socket: more than 4 clients")
-async def test_client_whose_request_is_carried_out_keeps_its_place(served, monkeypatch):
-    monkeypatch.setattr(control_socket, "CLIENTS", 4)
+@pytest.mark.parametrize("served", [4], indirect=True)
+async def test_client_whose_request_is_carried_out_keeps_its_place(served):
     may_end = trio.Event()
 
     async def work(request, report):
@@ -209,9 +209,8 @@ async def test_client_whose_request_is_carried_out_keeps_its_place(served, monke
 
 
 @pytest.mark.expect_log("control socket: more than 1 clients")
-async def test_client_whose_line_came_when_its_place_was_given_away_is_just_let_go(monkeypatch):
-    monkeypatch.setattr(control_socket, "CLIENTS", 1)
-    clients = control_socket._Clients()
+async def test_client_whose_line_came_when_its_place_was_given_away_is_just_let_go():
+    clients = control_socket._Clients(limit=1)
     with clients.one_more() as late:
         with clients.one_more():  # before the first one's task goes on with its line
             with clients.busy(late):

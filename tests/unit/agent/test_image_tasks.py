@@ -34,7 +34,7 @@ def task(request, kind=Kind.PRE_SEED, image_id=one_host.IMAGE, boots=1):
 class Host:
     """The tasks of a host whose images come when the test says so."""
 
-    def __init__(self, made, limits=LIMITS):
+    def __init__(self, made, limits=LIMITS, max_images=image_tasks.MAX_IMAGES):
         self.parts = made
         self.now_s = 0.0
         self.may_go_on = trio.Event()
@@ -44,7 +44,7 @@ class Host:
         self.recording = boot_recording.BootRecording("h1", limits, lambda message: None)
         self.mirrors = made.mirrors
         self.tasks = image_tasks.ImageTasks(
-            self, self, self.recording, self, clock=lambda: self.now_s
+            self, self, self.recording, self, lambda: self.now_s, max_images
         )
 
     def list_local(self):
@@ -94,7 +94,7 @@ class Host:
         return (await self.tasks.changed_images())[image_id].task
 
     async def all(self):
-        self.now_s += image_tasks.LOOK_AGAIN_S
+        self.now_s += image_tasks.DESCRIBE_EVERY_S
         return await self.tasks.changed_images()
 
     async def wait(self, is_so):
@@ -119,7 +119,7 @@ async def host(tmp_path, nursery):
 async def test_nothing_is_told_twice_in_a_while(host):
     assert await host.tasks.changed_images() == {}
     assert await host.tasks.changed_images() is None
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     assert await host.tasks.changed_images() == {}
 
 
@@ -156,7 +156,7 @@ async def test_what_a_disk_began_as_is_told_though_it_is_not_attached(host):
     host.bases.add(one_host.OTHER)
     host.whole[one_host.OTHER] = FILLING
     assert (await host.tasks.changed_images())[one_host.OTHER].fill.is_used
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
@@ -169,12 +169,12 @@ async def test_how_far_a_filled_image_is_can_wait(host):
     )
     host.whole[one_host.IMAGE] = further
     assert await host.tasks.changed_images() is None
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     assert (await host.tasks.changed_images())[one_host.IMAGE].fill == further
 
 
-async def test_where_more_are_here_than_are_told_those_in_use_are(host, monkeypatch):
-    monkeypatch.setattr(image_tasks, "MOST_IMAGES", 1)
+async def test_where_more_are_here_than_are_told_those_in_use_are(host):
+    host = Host(host.parts, max_images=1)
     host.parts.add(DATA, one_host.OTHER)
     for image_id, touched_ns in ((one_host.IMAGE, 1_000), (one_host.OTHER, 2_000)):
         await host.parts.mirrors.attach_image(image_id)
@@ -182,13 +182,13 @@ async def test_where_more_are_here_than_are_told_those_in_use_are(host, monkeypa
     host.whole[one_host.IMAGE] = FILLING
     assert list(await host.tasks.changed_images()) == [one_host.IMAGE]
     host.whole.clear()
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     assert list(await host.tasks.changed_images()) == [one_host.OTHER]
 
 
-async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(host, monkeypatch):
+async def test_where_more_are_used_than_are_told_those_that_are_not_whole_are(host):
     """Else they count as needed no longer, and may be deleted."""
-    monkeypatch.setattr(image_tasks, "MOST_IMAGES", 1)
+    host = Host(host.parts, max_images=1)
     host.bases = {one_host.IMAGE, one_host.OTHER}
     whole = msgspec.structs.replace(
         FILLING, state=fill_progress.FillState.FULLY_CACHED, remaining_bytes=0
@@ -203,15 +203,15 @@ async def test_more_used_images_than_a_sample_may_name_are_never_told(host):
         f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(decision_messages.MAX_IMAGES + 76)
     }
     host.whole = dict.fromkeys(host.bases, FILLING)
-    assert len(await host.tasks.changed_images()) == image_tasks.MOST_IMAGES
+    assert len(await host.tasks.changed_images()) == image_tasks.MAX_IMAGES
     assert (
         await host.tasks.changed_images() is None
     )  # those that are not told do not count as changed
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     unused = max(await host.tasks.changed_images())
     host.whole[unused] = NOT_USED
     told = await host.tasks.changed_images()
-    assert len(told) == image_tasks.MOST_IMAGES and unused not in told
+    assert len(told) == image_tasks.MAX_IMAGES and unused not in told
 
 
 def test_peers_and_homes_are_others_hosts():
@@ -230,7 +230,7 @@ async def test_a_pre_seed_tells_how_far_it_is(host):
     assert (told.request, told.state, told.done, told.total) == (5, State.RUNNING, CHUNK, len(DATA))
     await host.tasks.changed_images()  # what changed while the last look was made
     assert (await host.tasks.changed_images()) is None
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     assert (await host.told(one_host.OTHER)).state is State.WAITING
     host.parts.add(DATA, one_host.OTHER)
     host.may_go_on.set()
@@ -263,7 +263,7 @@ async def test_wishes_do_not_wait_for_images_that_are_brought(host):
     host.may_go_on.set()
     await trio.testing.wait_all_tasks_blocked()
     assert host.parts.mirrors.get_nowait(one_host.IMAGE).count_cached().missing_bytes == 0
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     told = await host.told()
     assert told.kind is Kind.UNPIN  # not what became of an earlier task
 
@@ -297,7 +297,7 @@ async def test_floods_are_refused_and_what_is_told_is_bounded(host):
     for number, image_id in enumerate(ids):
         host.tasks.queue_task(task(number, image_id=image_id))
     told = await host.tasks.changed_images()
-    assert len(told) == image_tasks.MOST_REMEMBERED
+    assert len(told) == image_tasks.MAX_REPORTED_TASKS
     assert told[ids[-1]].task.state is State.FAILED
     assert told[ids[-1]].task.why == "64 other tasks wait here already"
 
@@ -330,7 +330,7 @@ async def test_boot_images_that_come_keep_nothing_else_waiting(host):
     other = str(one_host.OTHER)
     host.tasks.queue_task(task(2, Kind.FLATTEN, other))
     while (await host.told(other)).state is not State.DONE:
-        host.now_s += image_tasks.LOOK_AGAIN_S
+        host.now_s += image_tasks.DESCRIBE_EVERY_S
         await trio.sleep(0.01)
     assert (await host.told()).state is State.RUNNING
     host.may_come.set()
@@ -383,5 +383,5 @@ async def test_why_a_boot_image_does_not_come_is_told(host):
 async def test_host_that_does_not_want_a_boot_image_says_nothing(host):
     host.is_ahead_wanted = False
     host.tasks.queue_task(task(1, Kind.PREFETCH_BOOT_IMAGE))
-    host.now_s += image_tasks.LOOK_AGAIN_S
+    host.now_s += image_tasks.DESCRIBE_EVERY_S
     assert await host.tasks.changed_images() == {}

@@ -154,8 +154,7 @@ def test_table_of_another_version_is_left_alone(record, monkeypatch):
     assert list(inflight_requests.InflightRequests(record).requests) == [2]
 
 
-def test_two_at_a_time_are_refused(record, monkeypatch):
-    monkeypatch.setattr(inflight_requests, "LOCK_WAIT_S", 0.2)
+def test_two_at_a_time_are_refused(record):
     reading, writing = os.pipe()
     leave, stay = os.pipe()
     if not (pid := os.fork()):
@@ -167,7 +166,7 @@ def test_two_at_a_time_are_refused(record, monkeypatch):
     os.read(reading, 1)
     try:
         with pytest.raises(TimeoutError, match="another relay"):
-            inflight_requests.InflightRequests(record)
+            inflight_requests.InflightRequests(record, lock_timeout_s=0.2)
     finally:
         for fd in (stay, leave, reading, writing):
             os.close(fd)

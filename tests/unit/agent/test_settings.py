@@ -40,16 +40,14 @@ def test_look_ups_end_before_nova_gives_the_agent_up(deadline_s, patience_s, pla
     assert settings.place_timeout_s(options) == pytest.approx(place_s)
 
 
-def test_socket_is_for_the_group_that_is_named_or_for_the_one_of_the_package(monkeypatch):
-    def gid(group):
-        return settings.control_gid(types.SimpleNamespace(control_group=group))
+def test_socket_is_for_the_group_that_is_named_or_for_the_one_of_the_package():
+    def gid(group, default=settings.CONTROL_GROUP):
+        return settings.control_gid(types.SimpleNamespace(control_group=group), default)
 
     daemons = grp.getgrnam("daemon").gr_gid
     assert gid("daemon") == gid(str(daemons)) == daemons
-    monkeypatch.setattr(settings, "CONTROL_GROUP", "nogroup")
-    assert gid(None) == grp.getgrnam("nogroup").gr_gid
-    monkeypatch.setattr(settings, "CONTROL_GROUP", "no-such-group")
-    assert gid(None) is None
+    assert gid(None, "nogroup") == grp.getgrnam("nogroup").gr_gid
+    assert gid(None, "no-such-group") is None
 
 
 def test_group_may_be_a_number_that_no_group_here_has():
