@@ -38,8 +38,8 @@ async def _work(conf: cfg.ConfigOpts, inheritance: supervisor.Inheritance, secre
     stored = storage.Storage.open(own, here, rings)
     try:
         async with trio.open_nursery() as nursery:
-            known = inodes.Inodes(inodes.keyed(secret))
-            agent = agent_.Agent(conf, nursery, stored, known, identity, rings)
+            inode_numbers = inodes.Inodes(inodes.keyed(secret))
+            agent = agent_.Agent(conf, nursery, stored, inode_numbers, identity, rings)
             await agent.start(inheritance)
             gc.freeze()  # garbage collection of long-lived objects would delay guests
             with trio.open_signal_receiver(signal.SIGTERM) as stops:

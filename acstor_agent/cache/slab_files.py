@@ -293,5 +293,5 @@ def _is_ours(fd: int) -> bool:
 
 def _is_held_by_the_dead(fd: int) -> bool:
     """Return whether a lock belongs only to processes that run no code any more."""
-    pids = process_cleanup.lockers(os.fstat(fd).st_ino)
+    pids = process_cleanup.lock_holders(os.fstat(fd).st_ino)
     return bool(pids) and all(map(process_cleanup.has_ended, pids))

@@ -33,9 +33,9 @@ from acstor_common.wire import decision_messages
 
 LOG = logging.getLogger(__name__)
 
-SKETCH_AGAIN_S = 30.0
+SKETCH_EVERY_S = 30.0
 """Interval between sketches; one of a full cache takes some tenths of a second."""
-MOST_PEERS = 256
+MAX_PEERS = 256
 """Limit of the peers in a sample, those with the most bytes."""
 
 CLOCK_SET_S = 1.0
@@ -60,7 +60,7 @@ def exchange_totals(chunks: exchange.Exchange, cache: cache_files.CacheFiles) ->
     """Return the totals of a host's exchange and cache."""
     counted, statistics = chunks.counters, cache.statistics
     given = (counters.Origin.PEER, counters.Origin.HOME)
-    came = counted.given_by(given) + counted.source_bytes
+    came = counted.bytes_from(given) + counted.source_bytes
     moved = interface_traffic.TrafficBytes(came, counted.served_bytes)
     source = decision_messages.TimedTraffic(counted.source_timed_bytes, counted.source_s)
     return ExchangeTotals(moved, statistics.stored_bytes, statistics.limit_bytes, source)
@@ -104,7 +104,7 @@ class _Peer:
     timed: int = 0
     took_s: float = 0.0
 
-    def told(self) -> decision_messages.PeerTraffic:
+    def as_message(self) -> decision_messages.PeerTraffic:
         timed = decision_messages.TimedTraffic(self.timed, self.took_s)
         return decision_messages.PeerTraffic(self.received, self.sent, timed)
 
@@ -133,7 +133,7 @@ class DecisionLink:
         self._number = 0
         self._peers: collections.defaultdict[ids.HostId, _Peer] = collections.defaultdict(_Peer)
         self._sketch: tuple[int, ...] = ()
-        self._sketched_s = -SKETCH_AGAIN_S
+        self._sketched_s = -SKETCH_EVERY_S
         self._can_read_meter = True
 
     def count_received(self, peer: ids.HostId, count: int, took_s: float | None = None) -> None:
@@ -187,7 +187,7 @@ class DecisionLink:
 
     async def _make_sketch(self) -> None:
         now_s = trio.current_time()
-        if now_s - self._sketched_s >= SKETCH_AGAIN_S:
+        if now_s - self._sketched_s >= SKETCH_EVERY_S:
             self._sketch = await trio.to_thread.run_sync(
                 lambda: minhash.make_sketch(self._report.iter_cids())
             )
@@ -196,9 +196,9 @@ class DecisionLink:
     def _take_peers(self) -> dict[str, decision_messages.PeerTraffic]:
         counted, self._peers = self._peers, collections.defaultdict(_Peer)
         busiest = heapq.nlargest(
-            MOST_PEERS, counted.items(), key=lambda item: item[1].received + item[1].sent
+            MAX_PEERS, counted.items(), key=lambda item: item[1].received + item[1].sent
         )
-        return {peer: bytes_of.told() for peer, bytes_of in busiest}
+        return {peer: bytes_of.as_message() for peer, bytes_of in busiest}
 
     def _start_time(self) -> float:
         """Return the start time by the current wall clock, which may have been set since."""
@@ -236,7 +236,7 @@ class DecisionLink:
             chunks=decision_messages.Traffic(chunks.received, chunks.sent),
             cache_bytes=held.cache_bytes,
             cache_limit_bytes=held.cache_limit_bytes,
-            ring_epoch=self._rings.told_epoch(),
+            ring_epoch=self._rings.reported_epoch(),
             sketch=self._sketch,
             peers=peers,
             source=decision_messages.TimedTraffic(

@@ -127,13 +127,13 @@ class Enrolment:
         files: identity_files.IdentityFiles,
         api: keystone_adapter.Adapter,
         clock: Callable[[], float] = time.time,
-        dice: Callable[[], float] = random.random,
+        rng: Callable[[], float] = random.random,
         revoked: Callable[[], dict[str, int]] = dict,
         configured: str = "",
     ) -> None:
         self.state = State()
         self._here, self._files, self._api = here, files, api
-        self._clock, self._dice, self._revoked = clock, dice, revoked
+        self._clock, self._dice, self._revoked = clock, rng, revoked
         self._configured = f" ({configured})" if configured else ""
         self._asked_for = ""
         self._answered = (0.0, 0.0)

@@ -45,7 +45,7 @@ def ring_keeper_of(
     )
 
 
-def prepare(conf: cfg.ConfigOpts) -> None:
+def import_optional(conf: cfg.ConfigOpts) -> None:
     """Import optional modules that this host needs, before a worker is forked.
 
     The imports take two fifths of an agent's start, while guests of a restarted worker wait.

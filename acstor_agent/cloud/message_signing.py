@@ -44,27 +44,27 @@ def verify_table(
 class Sender:
     """Signs messages of this host.
 
-    ``sealed`` counts messages, ``unproven`` those that could not be signed.
+    ``signed_count`` counts messages, ``unsigned_count`` those that could not be signed.
     """
 
     def __init__(self, files: identity_files.IdentityFiles) -> None:
         self._files = files
         self._fault = log_once.LogOnce(LOG)
-        self.sealed = 0
-        self.unproven = 0
+        self.signed_count = 0
+        self.unsigned_count = 0
 
     def sign_message(self, payload: msgspec.Struct, purpose: str) -> dict[str, Any] | None:
         """Return the signed message; None if this host has no certificate."""
         identity = self._files.current_credentials()
         if identity.certificate is None:
-            self.unproven += 1
+            self.unsigned_count += 1
             self._fault.log_warning(
                 "no samples and boot traces are sent: this host has no certificate "
                 f"({self._files.files.certificate})"
             )
             return None
         self._fault.log_warning("")
-        self.sealed += 1
+        self.signed_count += 1
         signed = signed_messages.sign_payload(
             payload, purpose, identity.key, identity.certificate.pem
         )

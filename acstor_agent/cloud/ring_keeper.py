@@ -81,7 +81,7 @@ class RingKeeper:
             self._former = None
         return self._former
 
-    def told_epoch(self) -> int:
+    def reported_epoch(self) -> int:
         """Return the epoch to report to the decision service; 0 for an operator's table."""
         return self.ring.epoch if self.is_signed else 0
 

@@ -3,7 +3,7 @@
 
 Functions block for some milliseconds. All interfaces come from one dump of the kernel's table, so
 they are consistent. pyroute2 is imported at first use, or by
-:func:`acstor_agent.cloud.membership.prepare`: the import takes a fifth of an agent's start.
+:func:`acstor_agent.cloud.membership.import_optional`: the import takes a fifth of an agent's start.
 """
 
 import time

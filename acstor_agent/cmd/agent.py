@@ -56,30 +56,30 @@ def run(conf: cfg.ConfigOpts) -> int:
     os.umask(0o077)  # only the agent may read its files
     own = conf.acstor_agent
     settings.check(own)
-    membership.prepare(conf)
+    membership.import_optional(conf)
     state_dir = pathlib.Path(own.state_dir).resolve()
     keep_mirror_open(conf, state_dir)
     with folders.lock_folders([state_dir]):
-        secret = host_secret.of(state_dir)
+        secret = host_secret.load(state_dir)
         return supervisor.Supervisor(
             pathlib.Path(conf.acstor.mount_point),
             lambda inheritance: worker.run_worker(conf, inheritance, secret),
             service_manager.notify_ready,
-            store_of(state_dir),
+            find_fd_store(state_dir),
             supervisor.WithGuests(own.stop_with_guests),
             reload=lambda: signals.reload(conf.mutate_config_files),
         ).run()
 
 
-def store_of(state_dir: pathlib.Path) -> fd_store.FdStore:
+def find_fd_store(state_dir: pathlib.Path) -> fd_store.FdStore:
     """Return the store that keeps the mount between supervisors: a holder, if present.
 
     A holder's stale socket does not replace the service manager.
     """
     manager = service_manager.DescriptorStore()
-    if not fd_holder.is_there(state_dir):
+    if not fd_holder.has_socket(state_dir):
         return manager
-    if service_manager.is_there() and not fd_holder.answers(state_dir):
+    if service_manager.is_available() and not fd_holder.is_answering(state_dir):
         LOG.error(
             "%s: no holder answers; the service manager keeps the mount. Remove this socket, and"
             " change to a holder only while no guest uses the mirror",

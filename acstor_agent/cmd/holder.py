@@ -41,7 +41,7 @@ def main() -> int:
 
 def check(state_dir: pathlib.Path) -> int:
     """Return exit status 0 if a holder responds, else 1."""
-    if fd_holder.answers(state_dir):
+    if fd_holder.is_answering(state_dir):
         return 0
     print(f"acstor-agent-holder: {state_dir}: no holder answers", file=sys.stderr)
     return 1

@@ -17,7 +17,7 @@ from prometheus_client import registry
 from acstor_agent.core import counters
 from acstor_common.service import metrics_endpoint
 
-Picture = Callable[[], dict[str, Any]]
+ReadStatus = Callable[[], dict[str, Any]]
 Rows = dict[str | None, dict[str, Any]]
 """Numbers by image, or of all images under None."""
 
@@ -27,15 +27,15 @@ class Collector(registry.Collector):
 
     Its cost is independent of the number of images unless ``by_image`` is set.
 
-    :param picture: returns the numbers; called from the endpoint's thread
+    :param read_status: returns the numbers; called from the endpoint's thread
     """
 
-    def __init__(self, picture: Picture) -> None:
-        self._picture = picture
+    def __init__(self, read_status: ReadStatus) -> None:
+        self._read_status = read_status
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield all metrics."""
-        status = self._picture()
+        status = self._read_status()
         by_image = status["by_image"]
         yield from _of_reads(status["reads"], by_image)
         yield from _of_detached(status["detached"])
@@ -58,19 +58,19 @@ class Collector(registry.Collector):
         yield from _of_identity(status["identity"])
 
 
-def serve(address: str, picture: Picture) -> Callable[[], None]:
+def serve(address: str, read_status: ReadStatus) -> Callable[[], None]:
     """Start the endpoint in a thread; return a function that stops it.
 
     :raises errors.Unusable: the address cannot be used
     """
     own = prometheus_client.CollectorRegistry()
-    own.register(Collector(picture))
+    own.register(Collector(read_status))
     return metrics_endpoint.serve(address, own, "[acstor_agent] metrics_listen")
 
 
-async def show(
+async def run_endpoint(
     address: str,
-    picture: Picture,
+    read_status: ReadStatus,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -78,7 +78,7 @@ async def show(
 
     :raises errors.Unusable: the address cannot be used
     """
-    stop = serve(address, picture)
+    stop = serve(address, read_status)
     try:
         task_status.started()
         await trio.sleep_forever()

@@ -84,7 +84,7 @@ def of_identity(
 def of_images(
     images: mirrors.Mirrors,
     uses: usage.ImageUsage,
-    whole: hydration.Hydration | None,
+    filling: hydration.Hydration | None,
     counted: counters.ExchangeCounters,
     late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def of_images(
             fetched.get(image_id),
             images.touched_ns(image_id),
             uses.usage_of(image_id),
-            whole.status.status_of(image_id) if whole else None,
+            filling.status.status_of(image_id) if filling else None,
             late.get(image_id),
             images.size_bytes(image_id),
         )
@@ -109,9 +109,9 @@ def of_images(
     }
 
 
-def of_images_together(
+def of_all_images(
     images: mirrors.Mirrors,
-    whole: hydration.Hydration | None,
+    filling: hydration.Hydration | None,
     counted: counters.ExchangeCounters,
     late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def of_images_together(
     """
     return {
         "reads": {None: of_reads(images.reads, counted.fetched_total)},
-        "fill": of_whole_together(whole.status.list_status().values() if whole else ()),
+        "fill": of_fill_totals(filling.status.list_status().values() if filling else ()),
         "late": {
             None: {
                 "requests": sum(one.count for one in late.values()),
@@ -131,9 +131,9 @@ def of_images_together(
     }
 
 
-def of_images_apart(
+def of_each_image(
     images: mirrors.Mirrors,
-    whole: hydration.Hydration | None,
+    filling: hydration.Hydration | None,
     counted: counters.ExchangeCounters,
     late: Mapping[str, blocked_requests.LateWaits],
 ) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def of_images_apart(
         },
         "fill": {
             image_id: {**shown, "states": {shown["state"]: 1}}
-            for image_id, shown in (whole.status.list_status() if whole else {}).items()
+            for image_id, shown in (filling.status.list_status() if filling else {}).items()
         },
         "late": {
             file_id: {"requests": one.count, "longest_s": one.longest_s}
@@ -156,7 +156,7 @@ def of_images_apart(
     }
 
 
-def of_whole_together(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:
+def of_fill_totals(shown: Collection[Mapping[str, Any]]) -> dict[None, dict[str, Any]]:
     """Return the total fill status of all images, under None; {} if there is none."""
     if not shown:
         return {}
@@ -200,7 +200,7 @@ def of_image(
     fetched: counters.Tally | None,
     touched_ns: int,
     use: image_usage.UsageEvidence,
-    whole: dict[str, Any] | None,
+    filling: dict[str, Any] | None,
     late: blocked_requests.LateWaits | None = None,
     size_bytes: int | None = None,
 ) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def of_image(
         "touched_s": touched_ns / 1e9,
         "is_used": use.is_used(),
         "is_open": use.is_open,
-        "fill": whole,
+        "fill": filling,
         **of_reads(image.counters if image else None, fetched or counters.Tally()),
         "waiting": of_blocked_requests(late),
         "boot_image": of_boot_image(image.boots) if image else None,
@@ -341,7 +341,7 @@ def of_disk_io(io: disk_io.DiskIo) -> dict[str, Any]:
     }
 
 
-def of_troubles(
+def of_faults(
     known: health_issues.HealthIssues, sources: Iterable[source_client.PlaceState] = ()
 ) -> dict[str, Any]:
     """Return the faults of the agent's parts and sources, with reason and beginning."""
@@ -417,8 +417,8 @@ def of_exchange(chunks: exchange.Exchange, net: peer_network.PeerNetwork) -> dic
         "advertised_chunks": counted.advertised,
         "ignored_advertisements": core.ignored,
         "false_advertisements": core.denied,
-        "withdrawn_advertisements": counted.taken_back,
-        "demotion_requests_sent": counted.copies_told,
+        "withdrawn_advertisements": counted.withdrawn,
+        "demotion_requests_sent": counted.copy_hints_sent,
         "demoted_chunks": counted.demoted,
         "peer_listener_restarts": net.endpoint.reopened,
         "peer_internal_errors": net.faults.count + chunks.faults.count,

@@ -24,7 +24,7 @@ class SupervisedTasks:
     """Supervised parts; their failures do not end the nursery."""
 
     def __init__(self, nursery: trio.Nursery, clock: Callable[[], float] = time.time) -> None:
-        self.troubles = health_issues.HealthIssues()
+        self.issues = health_issues.HealthIssues()
         self._nursery = nursery
         self._clock = clock
 
@@ -62,7 +62,7 @@ class SupervisedTasks:
 
         :param fault: a bug in the part, logged with its traceback
         """
-        if self.troubles.record_failure(what, why, self._clock()):
+        if self.issues.record_failure(what, why, self._clock()):
             LOG.error("%s: %s; guests read without it", what, why, exc_info=fault)
 
     def _failed(self, what: str, cause: BaseException) -> None:
@@ -80,9 +80,9 @@ class SupervisedTasks:
     def set_logged_state(self, what: str, why: str) -> None:
         """Record the same for a part that logs it itself."""
         if why:
-            self.troubles.record_failure(what, why, self._clock())
+            self.issues.record_failure(what, why, self._clock())
         else:
-            self.troubles.clear_failure(what)
+            self.issues.clear_failure(what)
 
     def make_folder(self, path: pathlib.Path) -> pathlib.Path:
         """Create a folder; without it the agent remembers less after a restart."""
@@ -94,7 +94,7 @@ class SupervisedTasks:
 
     def clear_failure(self, what: str) -> None:
         """Record that a part works."""
-        if self.troubles.clear_failure(what):
+        if self.issues.clear_failure(what):
             LOG.info("%s: works again", what)
 
 

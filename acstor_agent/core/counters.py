@@ -163,13 +163,13 @@ class ExchangeCounters:
     from the source, for this host and for peers; guests waited for ``source_timed_bytes`` of them,
     in ``source_s`` (the sum of each chunk's time). ``relayed_bytes`` came from another home
     instead; ``prefetched_bytes`` arrived before a guest waited. ``referrals`` are responses that
-    named other hosts. ``advertised`` and ``taken_back`` count announcements and withdrawals.
-    ``copies_told`` are copy hints sent, ``demoted`` chunks that hints from homes demoted here.
+    named other hosts. ``advertised`` and ``withdrawn`` count announcements and withdrawals.
+    ``copy_hints_sent`` are copy hints sent, ``demoted`` chunks that hints from homes demoted here.
     """
 
     __slots__ = (
         "advertised",
-        "copies_told",
+        "copy_hints_sent",
         "demoted",
         "fetched",
         "fetched_total",
@@ -181,7 +181,7 @@ class ExchangeCounters:
         "source_bytes",
         "source_s",
         "source_timed_bytes",
-        "taken_back",
+        "withdrawn",
     )
 
     def __init__(self) -> None:
@@ -196,13 +196,13 @@ class ExchangeCounters:
         self.source_s = 0.0
         self.relayed_bytes = self.prefetched_bytes = 0
         self.referrals = 0
-        self.advertised = self.taken_back = 0
-        self.copies_told = self.demoted = 0
+        self.advertised = self.withdrawn = 0
+        self.copy_hints_sent = self.demoted = 0
 
     def forget_image(self, image_id: ids.ImageId) -> None:
         """Stop counting by image; the total remains."""
         self.fetched.pop(image_id, None)
 
-    def given_by(self, origins: Iterable[Origin]) -> int:
+    def bytes_from(self, origins: Iterable[Origin]) -> int:
         """Return the bytes that came from these origins, of all images."""
         return sum(self.fetched_total.bytes[origin] for origin in origins)

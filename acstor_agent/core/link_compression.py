@@ -10,9 +10,9 @@ SPEED_BYTES_S = 200e6
 """Compression speed before the first measurement; zstd level 1 on one processor is faster."""
 SHARE = 0.5
 WEIGHT = 0.1
-WORTH = 0.9
+MAX_SHARE = 0.9
 """A chunk with a greater share counts as incompressible."""
-MOST_SKIPPED = 64
+MAX_SKIPPED = 64
 """Most responses sent plain before the next trial."""
 
 
@@ -20,13 +20,13 @@ class LinkCompression:
     """Compression decisions of one connection.
 
     >>> of_link = LinkCompression()
-    >>> of_link.is_worth(12.5e6), of_link.is_worth(125e6)
+    >>> of_link.is_worthwhile(12.5e6), of_link.is_worthwhile(125e6)
     (True, False)
-    >>> [of_link.try_next() for _ in range(3)]
+    >>> [of_link.begin_response() for _ in range(3)]
     [True, True, True]
     >>> of_link.record_trial(65536, 65550, took_s=0.0002)
     False
-    >>> [of_link.try_next() for _ in range(3)]
+    >>> [of_link.begin_response() for _ in range(3)]
     [False, True, True]
     """
 
@@ -36,11 +36,11 @@ class LinkCompression:
         self._speed_bytes_s, self._share = SPEED_BYTES_S, SHARE
         self._skip = self._skipped = 0
 
-    def is_worth(self, link_bytes_s: float) -> bool:
+    def is_worthwhile(self, link_bytes_s: float) -> bool:
         """Return whether compressible chunks arrive sooner when compressed."""
         return link_bytes_s < self._speed_bytes_s * (1 - self._share)
 
-    def try_next(self) -> bool:
+    def begin_response(self) -> bool:
         """Return whether to compress the next response; if not, count it as skipped."""
         if self._skip:
             self._skip -= 1
@@ -52,8 +52,8 @@ class LinkCompression:
         speed_bytes_s = length / max(took_s, 1e-6)
         self._speed_bytes_s += WEIGHT * (speed_bytes_s - self._speed_bytes_s)
         share = compressed / length
-        if share > WORTH:
-            self._skipped = min(MOST_SKIPPED, max(1, 2 * self._skipped))
+        if share > MAX_SHARE:
+            self._skipped = min(MAX_SKIPPED, max(1, 2 * self._skipped))
             self._skip = self._skipped
             return False
         self._share += WEIGHT * (share - self._share)

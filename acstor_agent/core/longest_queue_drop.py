@@ -9,11 +9,11 @@ import collections
 from typing import Generic
 from typing import TypeVar
 
-Who = TypeVar("Who")
+Owner = TypeVar("Owner")
 Token = TypeVar("Token")
 
 
-class LongestQueueDrop(Generic[Who, Token]):
+class LongestQueueDrop(Generic[Owner, Token]):
     """Weighted waiters, by owner.
 
     :param limit: of all weights together
@@ -28,16 +28,16 @@ class LongestQueueDrop(Generic[Who, Token]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.total = 0
-        self._weights: collections.Counter[Who] = collections.Counter()
-        self._tokens: dict[Who, dict[Token, int]] = {}
+        self._weights: collections.Counter[Owner] = collections.Counter()
+        self._tokens: dict[Owner, dict[Token, int]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._tokens.values()))
 
-    def add_waiter(self, who: Who, token: Token, weight: int) -> list[Token]:
+    def add_waiter(self, owner: Owner, token: Token, weight: int) -> list[Token]:
         """Add a waiter; return the waiters dropped for it, possibly several."""
-        self._tokens.setdefault(who, {})[token] = weight
-        self._add(who, weight)
+        self._tokens.setdefault(owner, {})[token] = weight
+        self._add(owner, weight)
         dropped = []
         while self.total > self.limit:
             most = max(self._weights, key=self._weights.__getitem__)
@@ -46,25 +46,25 @@ class LongestQueueDrop(Generic[Who, Token]):
             dropped.append(newest)
         return dropped
 
-    def remove_waiter(self, who: Who, token: Token) -> None:
+    def remove_waiter(self, owner: Owner, token: Token) -> None:
         """Remove a waiter, if it is there."""
-        tokens = self._tokens.get(who, {})
+        tokens = self._tokens.get(owner, {})
         weight = tokens.pop(token, None)
         if weight is not None:
-            self._add(who, -weight)
+            self._add(owner, -weight)
         if not tokens:
-            self._tokens.pop(who, None)
-            self._weights.pop(who, None)
+            self._tokens.pop(owner, None)
+            self._weights.pop(owner, None)
 
-    def reduce_waiter(self, who: Who, token: Token, weight: int) -> None:
+    def reduce_waiter(self, owner: Owner, token: Token, weight: int) -> None:
         """Reduce the weight of a waiter; remove it at 0."""
-        tokens = self._tokens[who]
+        tokens = self._tokens[owner]
         if tokens[token] == weight:
-            self.remove_waiter(who, token)
+            self.remove_waiter(owner, token)
         else:
             tokens[token] -= weight
-            self._add(who, -weight)
+            self._add(owner, -weight)
 
-    def _add(self, who: Who, weight: int) -> None:
-        self._weights[who] += weight
+    def _add(self, owner: Owner, weight: int) -> None:
+        self._weights[owner] += weight
         self.total += weight

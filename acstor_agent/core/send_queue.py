@@ -19,9 +19,9 @@ LOWER_EVERY = 4
 class Kind(enum.IntEnum):
     """Kinds of entries, most urgent first."""
 
-    WANTED = 0
-    NEWS = 1
-    LATER = 2
+    URGENT = 0
+    ANNOUNCEMENT = 1
+    BACKGROUND = 2
 
 
 _KINDS = tuple(Kind)
@@ -39,43 +39,50 @@ class SendQueue:
     True
     """
 
-    __slots__ = ("_first_in_a_row", "_last_lower", "_later", "_left", "_news", "_wanted")
+    __slots__ = (
+        "_announcements",
+        "_background",
+        "_first_in_a_row",
+        "_last_lower",
+        "_left",
+        "_urgent",
+    )
 
     def __init__(self) -> None:
-        self._wanted: dict[int, peer_wire.Request] = {}
-        self._later: dict[int, peer_wire.Request] = {}
+        self._urgent: dict[int, peer_wire.Request] = {}
+        self._background: dict[int, peer_wire.Request] = {}
         self._left: dict[int, peer_wire.Request] = {}  # by the chunks that are still wanted
-        self._news: collections.deque[peer_wire.News] = collections.deque()
+        self._announcements: collections.deque[peer_wire.News] = collections.deque()
         self._first_in_a_row = 0
-        self._last_lower = Kind.LATER
+        self._last_lower = Kind.BACKGROUND
 
     def __bool__(self) -> bool:
-        return bool(self._wanted or self._news or self._later)
+        return bool(self._urgent or self._announcements or self._background)
 
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._left
 
     @property
-    def news(self) -> int:
+    def announcement_count(self) -> int:
         """Number of queued announcements."""
-        return len(self._news)
+        return len(self._announcements)
 
     def queue_requests(self, requests: Iterable[peer_wire.Request]) -> None:
         """Queue requests."""
         for request in requests:
-            is_later = request.priority is peer_wire.Priority.LATER
-            (self._later if is_later else self._wanted)[request.request_id] = request
+            is_background = request.priority is peer_wire.Priority.LATER
+            (self._background if is_background else self._urgent)[request.request_id] = request
             self._left.update(dict.fromkeys(request.numbers, request))
 
     def queue_announcements(self, news: peer_wire.News) -> None:
         """Queue an announcement."""
-        self._news.append(news)
+        self._announcements.append(news)
 
     def raise_priority(self, request_id: int) -> None:
         """Move a request, if it is still queued, to those that guests wait for."""
         request = self._left.get(request_id)
-        if request is not None and self._later.pop(request.request_id, None) is not None:
-            self._wanted[request.request_id] = request
+        if request is not None and self._background.pop(request.request_id, None) is not None:
+            self._urgent[request.request_id] = request
 
     def drop_request(self, request_id: int) -> bool:
         """Drop a chunk; return whether its whole request is dropped.
@@ -85,19 +92,19 @@ class SendQueue:
         request = self._left.pop(request_id, None)
         if request is None or any([number in self._left for number in request.numbers]):
             return False
-        some = self._later if request.request_id in self._later else self._wanted
+        some = self._background if request.request_id in self._background else self._urgent
         return some.pop(request.request_id, None) is not None
 
     def clear(self) -> None:
         """Drop all entries."""
-        self._wanted.clear()
-        self._news.clear()
-        self._later.clear()
+        self._urgent.clear()
+        self._announcements.clear()
+        self._background.clear()
         self._left.clear()
 
     def pop_next(self) -> Turn | None:
         """Remove and return the next turn: requests or one announcement; None if empty."""
-        waiting = self._wanted, self._news, self._later
+        waiting = self._urgent, self._announcements, self._background
         kinds = [kind for kind in _KINDS if waiting[kind]]
         if not kinds:
             return None
@@ -111,9 +118,9 @@ class SendQueue:
             self._first_in_a_row = 0
         else:
             self._first_in_a_row += 1
-        if kind is Kind.NEWS:
-            return self._news.popleft()
-        some = self._wanted if kind is Kind.WANTED else self._later
+        if kind is Kind.ANNOUNCEMENT:
+            return self._announcements.popleft()
+        some = self._urgent if kind is Kind.URGENT else self._background
         return self._take_requests(some)
 
     def _take_requests(self, some: dict[int, peer_wire.Request]) -> list[peer_wire.Request]:

@@ -41,7 +41,7 @@ from acstor_common.identity import identity_files
 class Agent:
     """The parts of a worker.
 
-    :param known: inode numbers of images and disks
+    :param inode_numbers: of images and disks
     :param identity: this host's certificate and keys
     :param rings: the current v-node table
     """
@@ -51,12 +51,12 @@ class Agent:
         conf: cfg.ConfigOpts,
         nursery: trio.Nursery,
         stored: storage.Storage,
-        known: inodes.Inodes,
+        inode_numbers: inodes.Inodes,
         identity: identity_files.IdentityFiles,
         rings: ring_keeper.RingKeeper,
     ) -> None:
         own = conf.acstor_agent
-        self._conf, self._nursery, self._stored, self._known = conf, nursery, stored, known
+        self._conf, self._nursery, self._stored, self._known = conf, nursery, stored, inode_numbers
         self._started_s, self._loop_lag = time.monotonic(), loop_lag.LoopLag()
         self._supervised = tasks = supervised_tasks.SupervisedTasks(nursery)
         stored.pins.tell = functools.partial(tasks.set_state, pin_file.FILE)
@@ -71,12 +71,12 @@ class Agent:
             tasks.set_logged_state,
         )
         self._chunks = chunks = chunk_service.ChunkService(
-            conf, nursery, stored, known, cloud, maps, self._loop_lag
+            conf, nursery, stored, inode_numbers, cloud, maps, self._loop_lag
         )
-        self._guests = guest_io.GuestIo(conf, stored.io, known, chunks.mirrors, cloud)
+        self._guests = guest_io.GuestIo(conf, stored.io, inode_numbers, chunks.mirrors, cloud)
         self._boots = boot_service.BootService(conf, nursery, stored.cache, chunks, cloud, heads)
         self._images = image_service.ImageService(
-            conf, nursery, stored, known, cloud, chunks, self._guests, self._boots
+            conf, nursery, stored, inode_numbers, cloud, chunks, self._guests, self._boots
         )
         self._operations = self._make_operations()
         images, disks_ = self._make_requests()
@@ -203,7 +203,9 @@ class Agent:
             await keep("decision service", supervised_tasks.start_at_once(cloud.decision.run))
             await keep("tasks", supervised_tasks.start_at_once(self._tasks.run))
         if address := self._conf.acstor_agent.metrics_listen:
-            await keep("metrics_listen", functools.partial(metrics.show, address, self._metrics))
+            await keep(
+                "metrics_listen", functools.partial(metrics.run_endpoint, address, self._metrics)
+            )
 
     async def _listen_to_control(self, task_status: trio.TaskStatus[Any]) -> None:
         await control_socket.listen(
@@ -237,7 +239,7 @@ class Agent:
     def _metrics(self) -> dict[str, Any]:
         """Return the numbers for the metrics; thread-safe."""
         by_image = self._conf.acstor_agent.metrics_by_image
-        of_images = status.of_images_apart if by_image else status.of_images_together
+        of_images = status.of_each_image if by_image else status.of_all_images
         chunks, late = self._chunks, self._guests.stuck_requests.list_late()
         return {
             "by_image": by_image,
@@ -262,4 +264,4 @@ class Agent:
         }
 
     def _faults(self) -> dict[str, Any]:
-        return status.of_troubles(self._supervised.troubles, self._chunks.source.place_health())
+        return status.of_faults(self._supervised.issues, self._chunks.source.place_health())

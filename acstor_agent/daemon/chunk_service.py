@@ -30,7 +30,7 @@ class ChunkService:
     """Fetches chunks from peers and sources, and serves peers.
 
     :param maps: folder of the chunk maps
-    :param turns: of the event loop
+    :param lag: of the event loop
     """
 
     def __init__(
@@ -38,16 +38,16 @@ class ChunkService:
         conf: cfg.ConfigOpts,
         nursery: trio.Nursery,
         stored: storage.Storage,
-        known: inodes.Inodes,
+        inode_numbers: inodes.Inodes,
         cloud: membership.Membership,
         maps: pathlib.Path,
-        turns: loop_lag.LoopLag,
+        lag: loop_lag.LoopLag,
     ) -> None:
         own, rings = conf.acstor_agent, cloud.rings
         self._own, self._nursery, self._cloud = own, nursery, cloud
         self.identity_scheme = settings.policies(own).identity()
         self.identity_scheme.restore_names(stored.cache.iter_cids())
-        self.peers = self._make_network(turns)
+        self.peers = self._make_network(lag)
         self.source = source_client.SourceClient(
             *source_factory.build(
                 own.sources,
@@ -58,7 +58,7 @@ class ChunkService:
                 cloud.delegated_host,
             )
         )
-        self.mirrors = mirrors.Mirrors(maps, self.source, known.know_image)
+        self.mirrors = mirrors.Mirrors(maps, self.source, inode_numbers.know_image)
         self.chunk_lookup = chunk_lookup.ChunkLookup(
             self.mirrors,
             detached_maps.DetachedMaps(self.source, nursery),
@@ -67,7 +67,7 @@ class ChunkService:
         )
         self.exchange = self._make_exchange(stored)
 
-    def _make_network(self, turns: loop_lag.LoopLag) -> peer_network.PeerNetwork:
+    def _make_network(self, lag: loop_lag.LoopLag) -> peer_network.PeerNetwork:
         rings = self._cloud.rings
         return peer_network.PeerNetwork(
             self._cloud.host,
@@ -76,7 +76,7 @@ class ChunkService:
             ring_epoch=lambda: rings.ring.epoch,
             hosts_at=rings.hosts_at,
             limits=settings.peer_limits(),
-            turn_s=lambda: turns.lasts_s,
+            turn_s=lambda: lag.lasts_s,
             traffic=settings.peer_traffic(self._own),
         )
 

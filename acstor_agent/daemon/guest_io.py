@@ -28,7 +28,7 @@ class GuestIo:
         self,
         conf: cfg.ConfigOpts,
         io: disk_io.DiskIo,
-        known: inodes.Inodes,
+        inode_numbers: inodes.Inodes,
         images: mirrors.Mirrors,
         cloud: membership.Membership,
     ) -> None:
@@ -36,14 +36,14 @@ class GuestIo:
         deadline_s = settings.read_deadline_s(own)
         self.read_admission = read_admission.ReadAdmission(deadline_s=deadline_s)
         self.reattach = reattach.Reattach(images, self.read_admission, deadline_s, own.lost_after_s)
-        self.stuck_requests = stuck_requests.StuckRequests(self.read_admission.table, known)
+        self.stuck_requests = stuck_requests.StuckRequests(self.read_admission.table, inode_numbers)
         self.dead_mounts = dead_mounts.DeadMounts(conf.acstor.mount_point)
         self.disks = disks.Disks(
             pathlib.Path(own.state_dir) / "disks",
             self.reattach,
             io=io,
-            claim=known.know_disk,
-            forget=known.forget_disk,
+            claim=inode_numbers.know_disk,
+            forget=inode_numbers.forget_disk,
             reads=self.read_admission,
             link=checkpoint_client.Link(cloud.vault_tls_context, deadline_s),
         )

@@ -43,7 +43,7 @@ class ImageService:
         conf: cfg.ConfigOpts,
         nursery: trio.Nursery,
         stored: storage.Storage,
-        known: inodes.Inodes,
+        inode_numbers: inodes.Inodes,
         cloud: membership.Membership,
         chunks: chunk_service.ChunkService,
         guests: guest_io.GuestIo,
@@ -72,7 +72,7 @@ class ImageService:
             stored.pins,
             self.replication,
             unused_s=own.detach_unused_after_s,
-            others=[boots.recording.forget_image, known.image_detached],
+            others=[boots.recording.forget_image, inode_numbers.image_detached],
         )
         self.boot_prefetch = self._make_boot_prefetch()
         self._subscribe()

@@ -212,8 +212,8 @@ class PeerClient:
         for one in news:
             self._net.send_announcement(tell.host, address, one)
         self._driver.counters.advertised += segments.count(tell.here)
-        self._driver.counters.taken_back += segments.count(tell.gone)
-        self._driver.counters.copies_told += segments.count(tell.evictable)
+        self._driver.counters.withdrawn += segments.count(tell.gone)
+        self._driver.counters.copy_hints_sent += segments.count(tell.evictable)
 
     def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
         """Send a message to a host, if it is on the table and not in backoff."""

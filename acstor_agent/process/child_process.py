@@ -17,7 +17,7 @@ from acstor_common.service import signals
 
 LOG = logging.getLogger(__name__)
 
-NOW_KEPT = signal.SIGRTMIN
+MOUNT_KEPT = signal.SIGRTMIN
 """Signals a worker that the mount is kept, so that it exits with its supervisor."""
 EXIT_UNUSABLE = 78
 """Exit status when a restart cannot help (EX_CONFIG of sysexits.h)."""
@@ -55,8 +55,8 @@ def await_kept_mount(supervisor: int) -> None:
 
     The signal must not interrupt calls: libfuse does not repeat a failed write to a relay.
     """
-    signal.signal(NOW_KEPT, lambda number, frame: die_with_supervisor(supervisor))
-    signal.siginterrupt(NOW_KEPT, False)
+    signal.signal(MOUNT_KEPT, lambda number, frame: die_with_supervisor(supervisor))
+    signal.siginterrupt(MOUNT_KEPT, False)
 
 
 def die_with_supervisor(supervisor: int) -> None:

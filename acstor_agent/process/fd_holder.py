@@ -158,7 +158,7 @@ class HolderStore:
         """Do nothing: no manager waits."""
 
 
-def is_there(state_dir: pathlib.Path) -> bool:
+def has_socket(state_dir: pathlib.Path) -> bool:
     """Return whether an agent has a holder, running or not."""
     try:
         return stat.S_ISSOCK((state_dir / SOCKET).lstat().st_mode)
@@ -166,7 +166,7 @@ def is_there(state_dir: pathlib.Path) -> bool:
         return False
 
 
-def answers(state_dir: pathlib.Path) -> bool:
+def is_answering(state_dir: pathlib.Path) -> bool:
     """Return whether an agent's holder answers now."""
     found = _ask(state_dir / SOCKET, TAKE, ())
     for fd in found[1] if found else ():

@@ -49,17 +49,17 @@ def make_private(folder: pathlib.Path) -> None:
     make_folder(folder.parent)
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        if narrow(folder):
+        if restrict(folder):
             LOG.info("%s was open to others; now only its owner may enter", folder)
         for path in folder.iterdir():
             with contextlib.suppress(FileNotFoundError):  # a temporary file that was removed
-                narrow(path)
+                restrict(path)
     except OSError as e:
         remedy = "" if os.geteuid() == 0 else "Run this as root"
         raise errors.Unusable(str(folder), f"cannot be made private: {e.strerror}", remedy) from e
 
 
-def narrow(path: pathlib.Path) -> bool:
+def restrict(path: pathlib.Path) -> bool:
     """Remove all rights of group and others; return whether there were any.
 
     :raises OSError: that failed

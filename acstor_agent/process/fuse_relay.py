@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 
 _WORKER, _END = b"w", b"e"
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
-_BUFFER_BYTES = inflight_requests.ROOM_BYTES + inflight_requests.PAGE
+_BUFFER_BYTES = inflight_requests.BUFFER_BYTES + inflight_requests.PAGE
 """For one message with the kernel's overhead."""
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
@@ -84,7 +84,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
                 one.close()
             raise errors.Unusable(
                 "net.core.wmem_max",
-                f"a message of {inflight_requests.ROOM_BYTES} bytes needs a larger buffer",
+                f"a message of {inflight_requests.BUFFER_BYTES} bytes needs a larger buffer",
                 f"Set it to {_BUFFER_BYTES} or more",
             )
     return ends
@@ -113,12 +113,12 @@ class _Moving:
         self._is_asked = False
         """The worker asked for requests; before that it cannot take any."""
         self._to_send: collections.deque[bytes] = collections.deque()
-        self._room = memoryview(bytearray(inflight_requests.ROOM_BYTES))
-        self._under_way = inflight_requests.InflightRequests(connection.record)
+        self._buffer = memoryview(bytearray(inflight_requests.BUFFER_BYTES))
+        self._inflight = inflight_requests.InflightRequests(connection.record)
 
     def run(self) -> None:
         """Forward messages until neither supervisor nor worker is left."""
-        for answer in self._under_way.answers:
+        for answer in self._inflight.unsent_replies:
             self._answer(memoryview(answer))
         while self._supervisor or self._worker:
             for fd, events in self._poll():
@@ -139,7 +139,7 @@ class _Moving:
         if self._worker:
             events = select.POLLIN | (select.POLLOUT if self._to_send else 0)
             poll.register(self._worker, events)
-            if self._is_asked and not self._to_send and not self._under_way.is_full:
+            if self._is_asked and not self._to_send and not self._inflight.is_full:
                 poll.register(self._fuse_fd, select.POLLIN)
         return poll.poll()
 
@@ -167,12 +167,12 @@ class _Moving:
     def _read_kernel(self) -> bool:
         """Read a request and forward it; return False if the mount ended."""
         try:
-            length = os.readv(self._fuse_fd, [self._under_way.room])
+            length = os.readv(self._fuse_fd, [self._inflight.buffer])
         except OSError as e:  # no request, or it was withdrawn
             if e.errno == errno.EINVAL:  # the buffer is too short
                 raise
             return e.errno not in _ENDED
-        self._to_send.append(self._under_way.save_request(length))
+        self._to_send.append(self._inflight.save_request(length))
         self._send()
         return True
 
@@ -197,7 +197,7 @@ class _Moving:
         if not self._worker:
             return
         try:
-            length = self._worker.recv_into(self._room)
+            length = self._worker.recv_into(self._buffer)
         except BlockingIOError:
             return
         except OSError:
@@ -205,18 +205,18 @@ class _Moving:
         if length < inflight_requests.HEADER.size:
             self._leave_worker()
             return
-        _, code, unique = inflight_requests.HEADER.unpack_from(self._room)
+        _, code, unique = inflight_requests.HEADER.unpack_from(self._buffer)
         if not unique and code == fuse_connection.NOTIFY_RESEND:
             self._is_asked = True
-            waiting = self._under_way.requests
+            waiting = self._inflight.requests
             self._to_send.extend(waiting[number] for number in sorted(waiting))
             self._send()
             return
-        self._answer(self._room[:length])
+        self._answer(self._buffer[:length])
 
     def _answer(self, answer: memoryview) -> None:
         _, _, unique = inflight_requests.HEADER.unpack_from(answer)
-        self._under_way.note_answer(unique, answer)
+        self._inflight.save_reply(unique, answer)
         with contextlib.suppress(OSError):  # it was interrupted
             os.write(self._fuse_fd, answer)
-        self._under_way.forget_request(unique)
+        self._inflight.forget_request(unique)

@@ -18,7 +18,7 @@ LOG = logging.getLogger(__name__)
 NAME = "host.secret"
 
 
-def of(state_dir: pathlib.Path) -> bytes:
+def load(state_dir: pathlib.Path) -> bytes:
     """Return the secret; create it if needed.
 
     :raises errors.Unusable: it can be neither read nor created

@@ -33,14 +33,14 @@ from acstor_agent.mount import mount_record
 LOG = logging.getLogger(__name__)
 
 PAGE = 4096
-ROOM_BYTES = fuse_connection.RELAYED_BYTES + PAGE
+BUFFER_BYTES = fuse_connection.RELAYED_BYTES + PAGE
 """Space for any message; the kernel rejects reads with a shorter buffer."""
-ANSWER_BYTES = 184
+MAX_REPLY_BYTES = 184
 """Space for any answer except those of reads and directory lists."""
-HOT_PLACES = 64
+RESIDENT_SLOTS = 64
 """Slots that keep their memory (9 MB in all): freeing it costs as much as a write."""
 LOCK_TIMEOUT_S = 10.0
-WITHOUT_ANSWER = frozenset({2, 36, 41, 42})  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET
+UNANSWERED_OPCODES = frozenset({2, 36, 41, 42})  # FORGET, INTERRUPT, NOTIFY_REPLY, BATCH_FORGET
 HEADER = struct.Struct("<IiQ")  # of a request: length, opcode, unique; of an answer: length, error
 _REQUEST_HEADER_BYTES = 40
 _LOOK_S = 0.05
@@ -49,11 +49,11 @@ _LAYOUT_AT = 4
 _LAYOUT = 1
 _MARK_BYTES = 8
 _MARK_AT = 8
-_LANDING_AT = PAGE
-_PLACES_AT = _LANDING_AT + ROOM_BYTES
-_REQUEST_AT = 8 + ANSWER_BYTES
-_PLACE_BYTES = -(-(_REQUEST_AT + ROOM_BYTES) // PAGE) * PAGE
-_BYTES = _PLACES_AT + fuse_connection.MAX_REQUESTS * _PLACE_BYTES  # sparse
+_BUFFER_AT = PAGE
+_SLOTS_AT = _BUFFER_AT + BUFFER_BYTES
+_REQUEST_AT = 8 + MAX_REPLY_BYTES
+_SLOT_BYTES = -(-(_REQUEST_AT + BUFFER_BYTES) // PAGE) * PAGE
+_BYTES = _SLOTS_AT + fuse_connection.MAX_REQUESTS * _SLOT_BYTES  # sparse
 
 
 class InflightRequests:
@@ -71,13 +71,13 @@ class InflightRequests:
         os.ftruncate(record.fd, max(os.fstat(record.fd).st_size, at + _BYTES))
         # Never closed, because that would release the lock.
         self._map = mmap.mmap(record.fd, _BYTES, offset=at)
-        self.room = memoryview(self._map)[_LANDING_AT:_PLACES_AT]
+        self.buffer = memoryview(self._map)[_BUFFER_AT:_SLOTS_AT]
         """Buffer for the kernel's next request."""
         self.requests: dict[int, bytes] = {}
         """Unanswered requests, by their unique number."""
-        self.answers: list[bytes] = []
+        self.unsent_replies: list[bytes] = []
         """Answers that a former relay may not have sent."""
-        self._places: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
         self._free: list[int] = []
         (self._used,) = _COUNT.unpack_from(self._map, 0)
         (layout,) = _COUNT.unpack_from(self._map, _LAYOUT_AT)
@@ -86,72 +86,72 @@ class InflightRequests:
                 f"another version keeps requests here (layout {layout}): go back to it"
             )
         _COUNT.pack_into(self._map, _LAYOUT_AT, _LAYOUT)
-        for place in range(self._used):
-            self._find(place)
+        for slot in range(self._used):
+            self._find(slot)
         self._find_landed()
 
     @property
     def is_full(self) -> bool:
         """Whether no further request can be taken."""
-        return len(self._places) >= fuse_connection.MAX_REQUESTS
+        return len(self._slots) >= fuse_connection.MAX_REQUESTS
 
     def save_request(self, length: int) -> bytes:
-        """Save the request of this length from the room, and clear the room."""
-        request = bytes(self.room[:length])
+        """Save the request of this length from the buffer, and clear the buffer."""
+        request = bytes(self.buffer[:length])
         _, opcode, unique = HEADER.unpack_from(request)
-        if opcode not in WITHOUT_ANSWER:
+        if opcode not in UNANSWERED_OPCODES:
             self._keep(unique, request)
-        self._empty_room(length)
+        self._clear_buffer(length)
         return request
 
-    def note_answer(self, unique: int, answer: memoryview) -> None:
+    def save_reply(self, unique: int, answer: memoryview) -> None:
         """Record an answer before it is sent."""
-        place = self._places.get(unique)
-        if place is not None and len(answer) <= ANSWER_BYTES:
-            at = _at(place)
+        slot = self._slots.get(unique)
+        if slot is not None and len(answer) <= MAX_REPLY_BYTES:
+            at = _at(slot)
             self._map[at + 8 : at + 8 + len(answer)] = answer
             _COUNT.pack_into(self._map, at, len(answer))
 
     def forget_request(self, unique: int) -> None:
         """Remove an answered request."""
         request = self.requests.pop(unique, b"")
-        place = self._places.pop(unique, None)
-        if place is not None:
-            self._clear(place, len(request))
+        slot = self._slots.pop(unique, None)
+        if slot is not None:
+            self._clear(slot, len(request))
 
     def _keep(self, unique: int, request: bytes) -> None:
-        place = self._free.pop() if self._free else self._used
-        if place == self._used:
+        slot = self._free.pop() if self._free else self._used
+        if slot == self._used:
             self._used += 1
             _COUNT.pack_into(self._map, 0, self._used)
-        at = _at(place)
+        at = _at(slot)
         _COUNT.pack_into(self._map, at, 0)
         begin, end = at + _REQUEST_AT, at + _REQUEST_AT + len(request)
         self._map[begin + 4 : end] = request[4:]
         self._map[begin : begin + 4] = request[:4]  # its length last: now it is valid
-        self._places[unique] = place
+        self._slots[unique] = slot
         self.requests[unique] = request
 
-    def _clear(self, place: int, length: int) -> None:
-        at = _at(place)
+    def _clear(self, slot: int, length: int) -> None:
+        at = _at(slot)
         _COUNT.pack_into(self._map, at + _REQUEST_AT, 0)
-        if length > PAGE and place >= HOT_PLACES:
-            self._map.madvise(mmap.MADV_REMOVE, at, _PLACE_BYTES)
-        self._free.append(place)
+        if length > PAGE and slot >= RESIDENT_SLOTS:
+            self._map.madvise(mmap.MADV_REMOVE, at, _SLOT_BYTES)
+        self._free.append(slot)
 
-    def _find(self, place: int) -> None:
-        at = _at(place)
+    def _find(self, slot: int) -> None:
+        at = _at(slot)
         (length,) = _COUNT.unpack_from(self._map, at + _REQUEST_AT)
         (answer_length,) = _COUNT.unpack_from(self._map, at)
         if not length:
-            self._free.append(place)
+            self._free.append(slot)
             return
         begin = at + _REQUEST_AT
         request = self._map[begin : begin + length]
         _, _, unique = HEADER.unpack_from(request)
-        self._places[unique] = place
+        self._slots[unique] = slot
         if answer_length:
-            self.answers.append(self._map[at + 8 : at + 8 + answer_length])
+            self.unsent_replies.append(self._map[at + 8 : at + 8 + answer_length])
         else:
             self.requests[unique] = request
 
@@ -160,32 +160,32 @@ class InflightRequests:
         self._mark = self._map[_MARK_AT : _MARK_AT + _MARK_BYTES]
         if not any(self._mark):
             self._mark = os.urandom(_MARK_BYTES)
-        elif self.room[:_MARK_BYTES] != self._mark:
-            length, opcode, unique = HEADER.unpack_from(self.room)
-            if opcode in WITHOUT_ANSWER or unique in self._places:
+        elif self.buffer[:_MARK_BYTES] != self._mark:
+            length, opcode, unique = HEADER.unpack_from(self.buffer)
+            if opcode in UNANSWERED_OPCODES or unique in self._slots:
                 pass
             elif self._is_whole(length):
-                self._keep(unique, bytes(self.room[:length]))
+                self._keep(unique, bytes(self.buffer[:length]))
             else:
                 LOG.error("request %d arrived incomplete; it fails with an error", unique)
-                self.answers.append(HEADER.pack(HEADER.size, -errno.EIO, unique))
-        self._empty_room(ROOM_BYTES)
+                self.unsent_replies.append(HEADER.pack(HEADER.size, -errno.EIO, unique))
+        self._clear_buffer(BUFFER_BYTES)
         self._map[_MARK_AT : _MARK_AT + _MARK_BYTES] = self._mark
 
     def _is_whole(self, length: int) -> bool:
-        if not _REQUEST_HEADER_BYTES <= length <= ROOM_BYTES:
+        if not _REQUEST_HEADER_BYTES <= length <= BUFFER_BYTES:
             return False
         ends = [(at, min(at + _MARK_BYTES, length)) for at in range(0, length, PAGE)]
-        return all(self.room[at:end] != self._mark[: end - at] for at, end in ends)
+        return all(self.buffer[at:end] != self._mark[: end - at] for at, end in ends)
 
-    def _empty_room(self, length: int) -> None:
+    def _clear_buffer(self, length: int) -> None:
         """Write the marks; the first page last, because its mark means "empty"."""
         for at in reversed(range(0, length, PAGE)):
-            self.room[at : at + _MARK_BYTES] = self._mark
+            self.buffer[at : at + _MARK_BYTES] = self._mark
 
 
-def _at(place: int) -> int:
-    return _PLACES_AT + place * _PLACE_BYTES
+def _at(slot: int) -> int:
+    return _SLOTS_AT + slot * _SLOT_BYTES
 
 
 def _lock(fd: int, timeout_s: float) -> None:

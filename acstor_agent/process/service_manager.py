@@ -31,7 +31,7 @@ def notify_ready() -> None:
     _tell("READY=1")
 
 
-def is_there() -> bool:
+def is_available() -> bool:
     """Return whether a service manager started this process."""
     return bool(os.environ.get("NOTIFY_SOCKET"))
 

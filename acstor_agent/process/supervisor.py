@@ -217,7 +217,7 @@ class Supervisor:
             was_kept = self._is_kept
             self._is_kept = self._store.ensure_kept(self._connection, was_kept)
             if self._is_kept and not was_kept:
-                self._tell_worker(child_process.NOW_KEPT)
+                self._tell_worker(child_process.MOUNT_KEPT)
 
     def _tell_worker(self, number: int) -> None:
         if self._worker_pid:

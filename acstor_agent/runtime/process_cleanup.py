@@ -33,7 +33,7 @@ def has_ended(pid: int) -> bool:
     return not (_PROC / str(pid)).exists()
 
 
-def lockers(inode: int) -> list[int]:
+def lock_holders(inode: int) -> list[int]:
     """Return the processes with a flock on a file of this inode number, on any device."""
     found = []
     with contextlib.suppress(OSError):

@@ -202,13 +202,13 @@ class Connection(abc.ABC):
         self._outbox_changed()
 
     def _compressed(self, answers: list[peer_wire.Chunk]) -> list[peer_wire.Chunk]:
-        if not self._compression.is_worth(self.link.bytes_s):
+        if not self._compression.is_worthwhile(self.link.bytes_s):
             return answers
         return [chunk for answer in answers for chunk in self._chunks_of(answer)]
 
     def _chunks_of(self, answer: peer_wire.Chunk) -> Sequence[peer_wire.Chunk]:
         """Return an answer unchanged if its first chunk does not shrink, else compressed."""
-        if not self._compression.try_next():
+        if not self._compression.begin_response():
             return (answer,)
         made: list[peer_wire.Chunk] = []
         for chunk in answer.iter_chunks():

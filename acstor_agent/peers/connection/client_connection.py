@@ -152,7 +152,7 @@ class ClientConnection(base_connection.Connection):
 
     def send_announcement(self, message: peer_wire.News | peer_wire.Pong) -> None:
         """Send an announcement or a Pong; drop it if too much is queued."""
-        if self.outbox_bytes >= UNTOLD_BYTES or self._soon.news >= UNTOLD_NEWS:
+        if self.outbox_bytes >= UNTOLD_BYTES or self._soon.announcement_count >= UNTOLD_NEWS:
             return
         if self._is_writing and not isinstance(message, peer_wire.Pong):
             self._soon.queue_announcements(message)

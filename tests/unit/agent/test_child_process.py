@@ -49,7 +49,7 @@ def test_answer_that_is_on_its_way_is_not_broken_off(links):
         os._exit(0 if length == 6 else 1)
     try:
         hosts.wait_until(lambda: waits_for_room(pid), "the blocked write")
-        os.kill(pid, child_process.NOW_KEPT)
+        os.kill(pid, child_process.MOUNT_KEPT)
         hosts.wait_until(lambda: has_heard(pid), "the signal")
         for _ in range(sent):
             ours.recv(4096)

@@ -736,7 +736,7 @@ async def test_neighbours_hear_what_is_gone_and_forget_it(cloud, autojump_clock)
     gone = peer_wire.Gone(announced.alone(wanted.oid))
     assert all((name, host, gone) in cloud.told for host in told)
     assert not any(cloud.hosts[host].list_known() for host in told)
-    assert cloud.hosts[name].counters.taken_back == len(told)
+    assert cloud.hosts[name].counters.withdrawn == len(told)
 
 
 async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, autojump_clock):
@@ -749,7 +749,7 @@ async def test_home_tells_the_holder_that_asked_longest_ago_to_let_go(cloud, aut
     hints = [one for one in cloud.told if isinstance(one[2], peer_wire.EvictionHint)]
     hint = peer_wire.EvictionHint(announced.alone(wanted.oid))
     assert hints == [(home, asker, hint) for asker in askers[:2]]
-    assert cloud.hosts[home].counters.copies_told == 2
+    assert cloud.hosts[home].counters.copy_hints_sent == 2
 
 
 async def test_chunk_that_is_damaged_when_a_peer_wants_it_is_brought_anew(cloud, autojump_clock):

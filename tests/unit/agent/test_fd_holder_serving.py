@@ -21,14 +21,14 @@ def process(tmp_path):
 
 def test_holder_without_a_descriptor_left_answers_later(process, tmp_path):
     state_dir = tmp_path / "state"
-    hosts.wait_until(lambda: fd_holder.answers(state_dir), "the holder")
+    hosts.wait_until(lambda: fd_holder.is_answering(state_dir), "the holder")
     used, many = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, many))
     # An accept that waits already has its descriptor: one caller may still be answered.
-    assert not (fd_holder.answers(state_dir) and fd_holder.answers(state_dir))
+    assert not (fd_holder.is_answering(state_dir) and fd_holder.is_answering(state_dir))
     assert b"cannot answer peers now: Too many open files" in process.stderr.readline()
     resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used, many))
-    hosts.wait_until(lambda: fd_holder.answers(state_dir), "the holder again")
+    hosts.wait_until(lambda: fd_holder.is_answering(state_dir), "the holder again")
     assert process.poll() is None
 
 
@@ -37,7 +37,7 @@ def test_check_says_whether_a_holder_answers(process, tmp_path):
         argv = [sys.executable, "-m", "acstor_agent.cmd.holder", "--check", state_dir]
         return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
-    hosts.wait_until(lambda: fd_holder.answers(tmp_path / "state"), "the holder")
+    hosts.wait_until(lambda: fd_holder.is_answering(tmp_path / "state"), "the holder")
     assert check(tmp_path / "state").returncode == 0
     missing = check(tmp_path / "nowhere")
     assert missing.returncode == 1

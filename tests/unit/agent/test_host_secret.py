@@ -8,23 +8,23 @@ from acstor_common import errors
 
 
 def test_secret_stays_the_same_and_is_for_nobody_else(tmp_path):
-    made = host_secret.of(tmp_path)
-    assert len(made) == 32 and made == host_secret.of(tmp_path)
+    made = host_secret.load(tmp_path)
+    assert len(made) == 32 and made == host_secret.load(tmp_path)
     assert stat.S_IMODE((tmp_path / "host.secret").stat().st_mode) == 0o600
 
 
 def test_hosts_have_secrets_of_their_own(tmp_path):
     (tmp_path / "other").mkdir()
-    assert host_secret.of(tmp_path) != host_secret.of(tmp_path / "other")
+    assert host_secret.load(tmp_path) != host_secret.load(tmp_path / "other")
 
 
 @pytest.mark.expect_log(r"host\.secret: 5 bytes are not a valid secret")
 def test_damaged_secret_is_replaced_and_said(tmp_path):
     (tmp_path / "host.secret").write_bytes(b"short")
-    made = host_secret.of(tmp_path)
-    assert len(made) == 32 and made == host_secret.of(tmp_path)
+    made = host_secret.load(tmp_path)
+    assert len(made) == 32 and made == host_secret.load(tmp_path)
 
 
 def test_folder_that_is_none_is_named(tmp_path):
     with pytest.raises(errors.Unusable, match=r"missing/host\.secret: cannot be used"):
-        host_secret.of(tmp_path / "missing")
+        host_secret.load(tmp_path / "missing")

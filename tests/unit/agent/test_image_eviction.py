@@ -272,9 +272,9 @@ async def test_heads_of_boot_images_that_a_killed_worker_left_go_at_the_start(us
 
 async def test_what_was_counted_of_it_is_counted_together_from_then_on(used):
     counted = used.host.chunks.counters
-    before = counted.given_by(counted.fetched_total.bytes)
+    before = counted.bytes_from(counted.fetched_total.bytes)
     await used.let_pass(2 * HOUR_S)
-    assert before == counted.given_by(counted.fetched_total.bytes) == 6 * CHUNK
+    assert before == counted.bytes_from(counted.fetched_total.bytes) == 6 * CHUNK
     assert not counted.fetched
     counted.fetched[IMAGE].add(counters.Origin.SOURCE, 5)  # by a chunk that was on its way
     await used.detaching.evict_unused()

@@ -33,7 +33,7 @@ def answer(unique, length=16):
 
 def land(table, message, length=None):
     """Be the kernel, that copies a request and may not come to its end."""
-    table.room[: length or len(message)] = message[: length or len(message)]
+    table.buffer[: length or len(message)] = message[: length or len(message)]
 
 
 def take(table, message):
@@ -48,7 +48,7 @@ def test_request_is_there_from_its_landing_until_it_is_answered(record, length):
     land(first, message)
     assert inflight_requests.InflightRequests(record).requests == {2: message}
     third = inflight_requests.InflightRequests(record)
-    assert (third.requests, third.answers) == ({2: message}, [])
+    assert (third.requests, third.unsent_replies) == ({2: message}, [])
     third.forget_request(2)
     assert inflight_requests.InflightRequests(record).requests == {}
 
@@ -62,27 +62,27 @@ def test_request_that_lies_in_both_places_is_one(record):
     assert second.requests == {2: message}
     second.forget_request(2)
     third = inflight_requests.InflightRequests(record)
-    assert (third.requests, third.answers) == ({}, [])
+    assert (third.requests, third.unsent_replies) == ({}, [])
 
 
 def test_answer_that_may_not_have_been_told_is_told_again_and_the_write_not_done_again(record):
     first = inflight_requests.InflightRequests(record)
     take(first, request(2, 80 + 8192))
-    first.note_answer(2, memoryview(answer(2, 24)))
+    first.save_reply(2, memoryview(answer(2, 24)))
     second = inflight_requests.InflightRequests(record)
-    assert (second.requests, second.answers) == ({}, [answer(2, 24)])
+    assert (second.requests, second.unsent_replies) == ({}, [answer(2, 24)])
     second.forget_request(2)
     third = inflight_requests.InflightRequests(record)
-    assert (third.requests, third.answers) == ({}, [])
+    assert (third.requests, third.unsent_replies) == ({}, [])
 
 
 def test_read_whose_answer_may_not_have_been_told_is_done_again(record):
     first = inflight_requests.InflightRequests(record)
     message = request(2, opcode=READ)
     take(first, message)
-    first.note_answer(2, memoryview(answer(2, 4096)))
+    first.save_reply(2, memoryview(answer(2, 4096)))
     second = inflight_requests.InflightRequests(record)
-    assert (second.requests, second.answers) == ({2: message}, [])
+    assert (second.requests, second.unsent_replies) == ({2: message}, [])
 
 
 @pytest.mark.expect_log("request 4 arrived incomplete")
@@ -93,9 +93,12 @@ def test_request_that_came_in_part_gets_an_error_and_is_not_done(record, copied)
     first.forget_request(2)
     land(first, request(4, 80 + 2 * PAGE), copied)
     second = inflight_requests.InflightRequests(record)
-    assert (second.requests, second.answers) == ({}, [struct.pack("<IiQ", 16, -errno.EIO, 4)])
+    assert (second.requests, second.unsent_replies) == (
+        {},
+        [struct.pack("<IiQ", 16, -errno.EIO, 4)],
+    )
     third = inflight_requests.InflightRequests(record)
-    assert (third.requests, third.answers) == ({}, [])
+    assert (third.requests, third.unsent_replies) == ({}, [])
 
 
 @pytest.mark.parametrize("opcode", [FORGET, NOTIFY_REPLY])
@@ -104,21 +107,24 @@ def test_what_has_no_answer_is_not_kept(record, opcode):
     take(first, request(2, opcode=opcode))
     land(first, request(4, opcode=opcode))
     second = inflight_requests.InflightRequests(record)
-    assert (second.requests, second.answers) == ({}, [])
+    assert (second.requests, second.unsent_replies) == ({}, [])
 
 
 def test_memory_of_answered_writes_is_given_back_but_for_a_few(record):
     table = inflight_requests.InflightRequests(record)
     before = os.fstat(record.fd).st_blocks
-    uniques = range(2, 2 + 3 * inflight_requests.HOT_PLACES)
+    uniques = range(2, 2 + 3 * inflight_requests.RESIDENT_SLOTS)
     write_blocks = 131072 // 512
     for unique in uniques:
         take(table, request(unique, 80 + 131072))
-    assert os.fstat(record.fd).st_blocks > before + 3 * inflight_requests.HOT_PLACES * write_blocks
+    assert (
+        os.fstat(record.fd).st_blocks > before + 3 * inflight_requests.RESIDENT_SLOTS * write_blocks
+    )
     for unique in uniques:
         table.forget_request(unique)
     assert (
-        os.fstat(record.fd).st_blocks < before + 1.1 * inflight_requests.HOT_PLACES * write_blocks
+        os.fstat(record.fd).st_blocks
+        < before + 1.1 * inflight_requests.RESIDENT_SLOTS * write_blocks
     )
 
 

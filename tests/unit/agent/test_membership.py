@@ -21,7 +21,7 @@ IMPORTS = """
 import sys
 from acstor_agent.cloud import membership
 from acstor_agent.cmd import agent
-membership.prepare(agent.load_conf(["--config-file", sys.argv[1]]))
+membership.import_optional(agent.load_conf(["--config-file", sys.argv[1]]))
 print(*sorted({"oslo_messaging", "pyroute2"} & sys.modules.keys()))
 """
 

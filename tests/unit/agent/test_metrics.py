@@ -58,7 +58,7 @@ class Whole:
 
 
 async def picture_of(host, by_image=False):
-    of_images = status.of_images_apart if by_image else status.of_images_together
+    of_images = status.of_each_image if by_image else status.of_all_images
     late = {
         one_host.IMAGE: blocked_requests.LateWaits(2, 7.5, ""),
         "a disk": blocked_requests.LateWaits(1, 9.5, ""),

@@ -32,12 +32,12 @@ def test_who_has_a_lock_is_found(tmp_path):
     path = tmp_path / "lock"
     path.touch()
     inode = path.stat().st_ino
-    assert process_cleanup.lockers(inode) == []
+    assert process_cleanup.lock_holders(inode) == []
     argv = [sys.executable, "-c", CHILD, str(path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout.readline() == b"ready\n"
-        assert process_cleanup.lockers(inode) == [child.pid]
+        assert process_cleanup.lock_holders(inode) == [child.pid]
         child.stdin.close()
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        assert process_cleanup.lockers(inode) == [os.getpid()]
+        assert process_cleanup.lock_holders(inode) == [os.getpid()]

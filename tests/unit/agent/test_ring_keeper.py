@@ -196,7 +196,7 @@ def take(keeper, sent):
 def test_signed_table_outlives_the_worker(joined, tmp_path):
     take(joined(), signed(9, "h1", "h2"))
     keeper = joined()
-    assert (keeper.current_ring().epoch, keeper.is_signed, keeper.told_epoch()) == (9, True, 9)
+    assert (keeper.current_ring().epoch, keeper.is_signed, keeper.reported_epoch()) == (9, True, 9)
     assert (tmp_path / "ring.json").stat().st_mode & 0o777 == 0o600
 
 
@@ -244,9 +244,9 @@ def test_signed_tables_are_higher_and_do_not_leap(joined):
 def test_signed_table_takes_the_place_of_the_operators_whatever_its_epoch(joined, file):
     file.write_bytes(table(70, "h1"))
     keeper = joined()
-    assert (keeper.current_ring().epoch, keeper.told_epoch()) == (70, 0)
+    assert (keeper.current_ring().epoch, keeper.reported_epoch()) == (70, 0)
     take(keeper, signed(3, "h2"))
-    assert (keeper.current_ring().epoch, keeper.told_epoch(), keeper.former_ring().epoch) == (
+    assert (keeper.current_ring().epoch, keeper.reported_epoch(), keeper.former_ring().epoch) == (
         3,
         3,
         70,
@@ -295,7 +295,7 @@ def poisons():
 def test_poisoned_table_is_dropped_and_the_next_one_is_taken(joined, tmp_path, poison):
     (tmp_path / "ring.json").write_bytes(poison[1])
     keeper = joined()
-    assert (keeper.current_ring().epoch, keeper.told_epoch()) == (
+    assert (keeper.current_ring().epoch, keeper.reported_epoch()) == (
         0,
         0,
     )  # so its samples ask for one

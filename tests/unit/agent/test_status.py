@@ -77,7 +77,7 @@ def test_source_that_hangs_or_is_down_is_a_trouble(monkeypatch):
         source_client.PlaceState("/hangs", None, base.Health(2, 70.0, 0)),
         source_client.PlaceState("http://down/", down, base.Health(1, 99.0, 0)),
     ]
-    assert status.of_troubles(health_issues.HealthIssues(), sources) == {
+    assert status.of_faults(health_issues.HealthIssues(), sources) == {
         "source /hangs": {"why": "2 calls to it hang", "since_s": 930.0},
         "source http://down/": {"why": "no answer within 30 s", "since_s": 900.0},
     }

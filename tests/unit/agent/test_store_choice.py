@@ -34,7 +34,7 @@ def answer_once(held):
 
 
 def test_service_manager_keeps_it_where_no_holder_was(state_dir, under_systemd):
-    assert isinstance(agent.store_of(state_dir), service_manager.DescriptorStore)
+    assert isinstance(agent.find_fd_store(state_dir), service_manager.DescriptorStore)
 
 
 @pytest.mark.expect_log("no holder answers; the service manager keeps the mount")
@@ -42,18 +42,18 @@ def test_socket_that_a_holder_left_does_not_keep_a_service_manager_from_it(
     state_dir, under_systemd
 ):
     leave_a_socket(state_dir)
-    assert isinstance(agent.store_of(state_dir), service_manager.DescriptorStore)
+    assert isinstance(agent.find_fd_store(state_dir), service_manager.DescriptorStore)
 
 
 def test_holder_that_runs_keeps_it(state_dir, under_systemd):
     with fd_holder.FdHolder(state_dir) as held:
         answering = threading.Thread(target=answer_once, args=(held,), daemon=True)
         answering.start()
-        assert isinstance(agent.store_of(state_dir), fd_holder.HolderStore)
+        assert isinstance(agent.find_fd_store(state_dir), fd_holder.HolderStore)
         answering.join(30)
 
 
 def test_holder_is_waited_for_where_there_is_no_service_manager(state_dir, monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     leave_a_socket(state_dir)
-    assert isinstance(agent.store_of(state_dir), fd_holder.HolderStore)
+    assert isinstance(agent.find_fd_store(state_dir), fd_holder.HolderStore)

@@ -27,19 +27,19 @@ async def test_part_that_works_is_begun_once(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery), Part()
     await parts.run_supervised("metrics", part.run)
     await trio.sleep(1000)
-    assert (len(part.tries_s), parts.troubles.now) == (1, {})
+    assert (len(part.tries_s), parts.issues.now) == (1, {})
 
 
 @pytest.mark.expect_log("metrics: .*Address already in use; guests read without it")
 async def test_part_that_cannot_begin_is_tried_less_and_less_often(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0), Part(before=12)
     await parts.run_supervised("metrics", part.run)
-    assert "Address already in use" in parts.troubles.now["metrics"].why
-    assert parts.troubles.now["metrics"].since_s == 1234.0
+    assert "Address already in use" in parts.issues.now["metrics"].why
+    assert parts.issues.now["metrics"].since_s == 1234.0
     await trio.sleep(1000)
     pauses = [b - a for a, b in zip(part.tries_s, part.tries_s[1:], strict=False)]
     assert pauses[:4] == [0.5, 1.0, 2.0, 4.0] and pauses[-1] == 30.0
-    assert len(part.tries_s) == 13 and parts.troubles.now == {}
+    assert len(part.tries_s) == 13 and parts.issues.now == {}
 
 
 @pytest.mark.expect_log("metrics: a bug; guests")
@@ -47,9 +47,9 @@ async def test_part_that_fails_later_is_begun_again(nursery, autojump_clock):
     parts, part = supervised_tasks.SupervisedTasks(nursery), Part(after=2)
     await parts.run_supervised("metrics", part.run)
     await trio.sleep(1.1)
-    assert parts.troubles.now["metrics"].why == "a bug"
+    assert parts.issues.now["metrics"].why == "a bug"
     await trio.sleep(100)
-    assert len(part.tries_s) == 3 and parts.troubles.now == {}
+    assert len(part.tries_s) == 3 and parts.issues.now == {}
 
 
 @pytest.mark.expect_log("pins.json: the disk is full; guests read without it")
@@ -57,6 +57,6 @@ async def test_part_that_tells_of_itself_is_in_troubles_until_it_works(nursery):
     parts = supervised_tasks.SupervisedTasks(nursery, clock=lambda: 1234.0)
     for _ in range(2):
         parts.set_state("pins.json", "the disk is full")
-    assert parts.troubles.now["pins.json"].why == "the disk is full"
+    assert parts.issues.now["pins.json"].why == "the disk is full"
     parts.set_state("pins.json", "")
-    assert parts.troubles.now == {}
+    assert parts.issues.now == {}
