@@ -110,7 +110,7 @@ class RecoveringBase:
         if checkpoint_id:  # base of an existing disk
             if os.path.lexists(self.path):
                 return  # nothing to fetch; the start waits for the agent
-            raise self.host.seams.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
+            raise self.host.nova.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
         evacuated = _under_way.get()
         if evacuated is None or not self._is_lost(evacuated, kwargs.get("image_id")):
             super().cache(fetch_func, filename, size, safe, *args, **kwargs)  # type: ignore[misc]
@@ -124,7 +124,7 @@ class RecoveringBase:
 
     def _recover(self, evacuated: Evacuated, size_bytes: int) -> bool:
         """Make the disk of a checkpoint; return whether that was done."""
-        own = self.host.seams.conf.acstor
+        own = self.host.nova.conf.acstor
         if not own.decision_url:
             return False
         try:
@@ -132,7 +132,7 @@ class RecoveringBase:
         except errors.AcstorError as e:
             why = f"instance {evacuated.instance_id} cannot be given the disk that it had: {e}"
             if own.recover == "required" or _is_delayed(e):
-                raise self.host.seams.cannot_start(why) from e
+                raise self.host.nova.cannot_start(why) from e
             LOG.warning("%s; starting from its image, since [acstor] recover is preferred", why)
             return False
         with contextlib.suppress(AttributeError, TypeError):
@@ -166,7 +166,7 @@ def _create_newest(
     host: imagebackend.HostContext, evacuated: Evacuated, path: str, size_bytes: int
 ) -> str:
     """Make a disk on the newest usable checkpoint; return its moment."""
-    own = host.seams.conf.acstor
+    own = host.nova.conf.acstor
     asked = decision_client.DecisionClient(
         own.decision_url, own.ca_file, evacuated.context.auth_token or ""
     )
@@ -242,7 +242,7 @@ def _create_disk(
     try:
         size_bytes = max(size_bytes, host.agent.attach_checkpoint(recovery, base, size_bytes))
         wanted = mirror_link.checkpoint_path(
-            host.seams.conf.acstor.mount_point, recovery.checkpoint_id
+            host.nova.conf.acstor.mount_point, recovery.checkpoint_id
         )
         create = ("qemu-img", "create", "-q", "-f", "qcow2", "-u", "-F", "qcow2", "-b", wanted)
         try:
@@ -263,12 +263,12 @@ def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path
         try:
             known = {one["checkpoint_id"]: one for one in host.agent.list_recovered()}
             if checkpoint_id not in known:
-                raise host.seams.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
+                raise host.nova.cannot_start(recovered_disk.move_refusal_text(checkpoint_id))
             os.stat(path)
         except (errors.AgentUnreachable, errors.AgentRefused, OSError) as e:
             if time.monotonic() > ends_s:
                 why = f"checkpoint {checkpoint_id} cannot be read: {e}. Is acstor-agent running?"
-                raise host.seams.cannot_start(why) from e
+                raise host.nova.cannot_start(why) from e
             LOG.info("waiting for the disk of checkpoint %s: %s", checkpoint_id, e)
         else:
             return str(known[checkpoint_id]["image_id"])
@@ -286,7 +286,7 @@ def _wait_for_image(host: imagebackend.HostContext, image_id: str, path: str) ->
         try:
             host.wait_until_readable(image_id)
         except errors.AcstorError as e:
-            raise host.seams.cannot_start(str(e)) from e
+            raise host.nova.cannot_start(str(e)) from e
 
 
 def drop_unused(host: imagebackend.HostContext, here: Collection[str]) -> None:
@@ -309,7 +309,7 @@ def _is_used(
     """
     if checkpoint_id in _laying:
         return True
-    folder = glob.escape(os.path.join(host.seams.conf.instances_path, instance_id))
+    folder = glob.escape(os.path.join(host.nova.conf.instances_path, instance_id))
     found = [
         path for name in sorted(imagebackend.ROOT_DISKS) for path in glob.glob(f"{folder}*/{name}")
     ]

@@ -89,25 +89,25 @@ class NotEligibleError(Exception):
 class HostContext:
     """The agent, the paths and the fallback counters of this nova-compute."""
 
-    def __init__(self, seams: NovaFunctions) -> None:
-        self.seams = seams
+    def __init__(self, nova: NovaFunctions) -> None:
+        self.nova = nova
         self.fallbacks = fallbacks.Fallbacks()
 
     @property
     def agent(self) -> agent_client.AgentClient:
         """A client of the agent."""
-        own = self.seams.conf.acstor
+        own = self.nova.conf.acstor
         return agent_client.AgentClient(own.control_socket, agent_client.TIMEOUT_S)
 
     def mirror_path(self, image_id: str) -> str:
         """Return the path of an image's mirror."""
-        return mirror_link.mirror_path(self.seams.conf.acstor.mount_point, image_id)
+        return mirror_link.mirror_path(self.nova.conf.acstor.mount_point, image_id)
 
     def base_path(self, image_id: str) -> str:
         """Return an image's path in Nova's image cache."""
-        conf = self.seams.conf
+        conf = self.nova.conf
         folder = os.path.join(conf.instances_path, conf.image_cache.subdirectory_name)
-        return os.path.join(folder, self.seams.base_name(image_id))
+        return os.path.join(folder, self.nova.base_name(image_id))
 
     def record_fallback(self, image_id: str, reason: control_wire.Fallback, why: str) -> None:
         """Log and count a fallback to Nova's download."""
@@ -124,11 +124,11 @@ class HostContext:
 
         :raises NotEligibleError: it has to be downloaded
         """
-        if self.seams.base_name(image_id) != os.path.basename(link):
+        if self.nova.base_name(image_id) != os.path.basename(link):
             raise NotEligibleError(_REASONS.OTHER_NAME, f"Nova asks for it as {link}")
-        if trusted_certs or self.seams.conf.glance.verify_glance_signatures:
+        if trusted_certs or self.nova.conf.glance.verify_glance_signatures:
             raise NotEligibleError(_REASONS.SIGNED, "its signature is to be verified")
-        image = self.seams.get_image(context, image_id)
+        image = self.nova.get_image(context, image_id)
         if image is not None:
             _check_eligible(image)
         stored = self._ensure(image_id, image)
@@ -147,7 +147,7 @@ class HostContext:
             raise NotEligibleError(_REASONS.MIRROR_UNREADABLE, str(e)) from e
         # The mirror is raw, as after Nova's own conversion. The original was inspected when its
         # chunk map was made.
-        self.seams.inspect(image_id, path)
+        self.nova.inspect(image_id, path)
         mirror_link.make_link(path, link)
         self.fallbacks.report(self.agent)
         LOG.info("image %s: %s leads to the mirror %s", image_id, link, path)
@@ -179,7 +179,7 @@ class HostContext:
             if not _is_reused(e):
                 raise
             if disks := self._disks_on(self.base_path(image_id)):
-                raise self.seams.cannot_start(
+                raise self.nova.cannot_start(
                     f"image {image_id}: {e.why}. These disks lie on the former bytes: "
                     f"{', '.join(disks)}. Use another host, or another id"
                 ) from e
@@ -189,7 +189,7 @@ class HostContext:
 
     def _disks_on(self, base: str) -> list[str]:
         """Return the root disks of this host's instances that are based on a file."""
-        folder = self.seams.conf.instances_path
+        folder = self.nova.conf.instances_path
         paths = (
             os.path.join(folder, instance, name)
             for instance in sorted(os.listdir(folder))
@@ -263,7 +263,7 @@ def notify_power_off(host: HostContext, instance_id: str, *, is_taken_back: bool
 
     Otherwise a QEMU whose reads wait ends only when libvirt kills it after 10 s.
     """
-    folder = os.path.join(host.seams.conf.instances_path, instance_id)
+    folder = os.path.join(host.nova.conf.instances_path, instance_id)
     bases = [local_file.backing_of(os.path.join(folder, name)) for name in ROOT_DISKS]
     if any(base is not None and mirror_link.is_agent_file(base) for base in bases):
         try:
@@ -316,30 +316,43 @@ class MirrorBase:
         image_id = kwargs.get("image_id")
         if image_id is None:
             return make(fetch_func)
-        base = self.host.base_path(image_id)
         if getattr(self._instance, "task_state", None) == _MIGRATING:
             self._check_recorded(image_id)
+        lost = self._make_on_mirror(make, fetch_func, image_id, kwargs.get("context"))
+        if lost is not None:
+            why = f"its mirror was lost: {lost}"
+            self.host.record_fallback(image_id, _REASONS.MIRROR_LOST, why)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.host.base_path(image_id))
+            make(fetch_func)
+        return None
+
+    def _make_on_mirror(
+        self,
+        make: Callable[[Callable[..., None]], None],
+        download: Callable[..., None],
+        image_id: str,
+        context: Any,
+    ) -> Exception | None:
+        """Make the disk; return why a mirror that it was to lie on is lost, if it is."""
+        base = self.host.base_path(image_id)
         is_new = not os.path.lexists(self.path)
         self._linked: image_record.Image | None = None
         image = None
         if mirror_link.image_of(base) is not None:  # the link may be to earlier bytes of this ID
-            image = self.host.seams.get_image(kwargs.get("context"), image_id)
+            image = self.host.nova.get_image(context, image_id)
         lost = self.host.why_unreadable(base, image)
-        if lost is None:
-            try:
-                make(functools.partial(self._fetch, fetch_func))
-            except Exception as e:
-                if mirror_link.image_of(base) is None or self.host.can_read(base):
-                    raise
-                lost = e
-            else:
-                if is_new and mirror_link.image_of(base) is not None:
-                    self._record_hash(image_id, image or self._linked)
-                return None
-        self.host.record_fallback(image_id, _REASONS.MIRROR_LOST, f"its mirror was lost: {lost}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(base)
-        make(fetch_func)
+        if lost is not None:
+            return lost
+        try:
+            make(functools.partial(self._fetch, download))
+        except Exception as e:
+            if mirror_link.image_of(base) is None or self.host.can_read(base):
+                raise
+            return e
+        if is_new and mirror_link.image_of(base) is not None:
+            self._record_hash(image_id, image or self._linked)
+        return None
 
     def _fetch(self, download: Callable[..., None], target: str, **kwargs: Any) -> None:
         """Link the mirror instead of Nova's download to ``target``, if possible."""
@@ -383,7 +396,7 @@ class MirrorBase:
             self.host.agent.attach_image(image_id, 0, self._recorded_hash(image_id))
         except errors.AcstorError as e:
             if _is_reused(e):
-                raise self.host.seams.cannot_start(str(e)) from e
+                raise self.host.nova.cannot_start(str(e)) from e
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Return libvirt's configuration of the disk, after waiting for its mirror.
@@ -396,13 +409,13 @@ class MirrorBase:
             try:
                 self.host.wait_until_readable(image_id, self._recorded_hash(image_id))
             except errors.AcstorError as e:
-                raise self.host.seams.cannot_start(str(e)) from e
+                raise self.host.nova.cannot_start(str(e)) from e
             self._settle(info)
         return info
 
     def _settle(self, info: Any) -> None:
         self._choose_cachemode(info)
-        if self.host.seams.conf.acstor.disk_errors == "pause":
+        if self.host.nova.conf.acstor.disk_errors == "pause":
             _pause_on_errors(info)
 
     def _base_image(self) -> str | None:
@@ -424,7 +437,7 @@ class MirrorBase:
         return image_id
 
     def _choose_cachemode(self, info: Any) -> None:
-        conf = self.host.seams.conf
+        conf = self.host.nova.conf
         by_hand = any(mode.startswith("file=") for mode in conf.libvirt.disk_cachemodes)
         if not by_hand:
             info.driver_cache = CACHEMODE

@@ -27,7 +27,7 @@ def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
         if checkpoint_id is None or mirror_link.checkpoint_of(local_file.backing_of(path) or ""):
             return
         _check_header(host, path)
-        shown = mirror_link.checkpoint_path(host.seams.conf.acstor.mount_point, checkpoint_id)
+        shown = mirror_link.checkpoint_path(host.nova.conf.acstor.mount_point, checkpoint_id)
         rebase = ("qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", shown, path)
         processutils.execute(*rebase, timeout=REBASE_S)
     except (
@@ -37,7 +37,7 @@ def rebase_disk(host: imagebackend.HostContext, path: str) -> None:
         ValueError,
     ) as e:
         why = f"{path} may lack some of its checkpoint, and cannot be laid on that: {e}"
-        raise host.seams.cannot_start(why) from e
+        raise host.nova.cannot_start(why) from e
 
 
 def _check_header(host: imagebackend.HostContext, path: str) -> None:
@@ -53,7 +53,7 @@ def _check_header(host: imagebackend.HostContext, path: str) -> None:
 
 def why_unmovable(host: imagebackend.HostContext, instance_id: str) -> str:
     """Return why a server cannot move: its disk may need this host; empty if it can."""
-    path = os.path.join(host.seams.conf.instances_path, instance_id, DISK)
+    path = os.path.join(host.nova.conf.instances_path, instance_id, DISK)
     try:
         checkpoint_id = recovery_marker.read(path)
     except (OSError, ValueError) as e:

@@ -247,12 +247,11 @@ def new_artefact(
     os_hash = image.os_hash
     if os_hash == chunk_map.UNKNOWN_OS_HASH:
         raise ValueError(f"image {image.id} has no hash in Glance")
-    image_id = image.id
     disk_format = AS_CONVERTED if kind is Kind.CONVERTED else "raw"
     return {
-        **_hidden(name_of(kind, image_id), kind.value, project_id),
+        **_hidden(name_of(kind, image.id), kind.value, project_id),
         "disk_format": disk_format,
-        OF_IMAGE: image_id,
+        OF_IMAGE: image.id,
         OF_PROJECT: image.owner,
         OS_HASH_ALGO: os_hash.algo,
         OS_HASH_VALUE: os_hash.value.hex(),
@@ -367,15 +366,14 @@ def parse_chunk_map(image: image_record.Image, buffer: chunk_map.Buffer) -> chun
     :param image: as agents read it (:func:`as_read`)
     :raises errors.ChunkMapFormatError: damaged or of another image
     """
-    image_id = image.id
     found = chunk_map.ChunkMap.parse(
         buffer,
-        f"chunk map of image {image_id}",
-        expected_image_id=image_id,
+        f"chunk map of image {image.id}",
+        expected_image_id=image.id,
         expected_stored_bytes=image.size_bytes,
     )
     if chunk_map.OsHash(found.os_hash_algo, found.os_hash_value) != image.os_hash:
         raise errors.ChunkMapFormatError(
-            f"chunk map of image {image_id}", chunk_map.AT_OS_HASH_ALGO, "made for other bytes"
+            f"chunk map of image {image.id}", chunk_map.AT_OS_HASH_ALGO, "made for other bytes"
         )
     return found

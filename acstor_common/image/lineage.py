@@ -33,15 +33,14 @@ def bases_of(image: image_record.Image) -> list[ids.ImageId]:
     >>> bases_of(image_record.Image.from_record(image)) == [base]
     True
     """
-    own_id = image.id
     direct, _, of_image = image.text(DIRECT_BASE).partition(" ")
     # With another image's ID the property is a copy.
     said = [
-        direct if of_image == own_id else "",
+        direct if of_image == image.id else "",
         image.text(deduplication.BASE_IMAGE),
     ]
     found: dict[ids.ImageId, None] = {}
     for text in said:
         with contextlib.suppress(ValueError):
             found[ids.parse_image_id(text)] = None
-    return [base for base in found if base != own_id]
+    return [base for base in found if base != image.id]

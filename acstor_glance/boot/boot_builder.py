@@ -104,7 +104,7 @@ def build(
     firmware: boot_guest.Firmware = boot_guest.Firmware.BIOS,
     marker: str = DEFAULT_MARKER,
     revision: int = 1,
-    held_by: sandbox.Sandbox = sandbox.Sandbox.BUBBLEWRAP,
+    isolation: sandbox.Sandbox = sandbox.Sandbox.BUBBLEWRAP,
     progress: Progress = lambda seconds_s, chunks: None,
     budget: preparation_budget.PreparationBudget | None = None,
 ) -> Summary:
@@ -120,22 +120,18 @@ def build(
     :raises OSError: the image cannot be read, or the output not written
     """
     with image.open("rb") as file:
-        size_bytes, expected = os.fstat(file.fileno()).st_size, image_map.layout.stored.size_bytes
-        if size_bytes != expected:
-            why = f"it has {size_bytes} bytes, its chunk map says {expected}"
-            raise errors.Unusable(str(image), why, "Make the chunk map again")
+        _check_size(image, os.fstat(file.fileno()).st_size, image_map)
         disk = guest_disk.GuestDisk(file.fileno(), image_map, budget)
+        # The BIOS would execute zeros if a partition table says so.
         if firmware is boot_guest.Firmware.BIOS and not any(disk.read(0, BOOT_CODE_BYTES)):
-            raise _boot_failed(
-                image, firmware
-            )  # the BIOS would execute zeros if a partition table says so
+            raise _boot_failed(image, firmware)
         recording = record_boot(
             disk,
             image_map.geometry,
             limits or boot_guest.GuestLimits(),
             firmware,
             marker,
-            held_by,
+            isolation,
             progress,
         )
         if recording.end is EndReason.NOTHING:
@@ -153,6 +149,13 @@ def build(
         disk.size_bytes,
         round(recording.seconds_s, 3),
     )
+
+
+def _check_size(image: pathlib.Path, size_bytes: int, image_map: chunk_map.ChunkMap) -> None:
+    expected = image_map.layout.stored.size_bytes
+    if size_bytes != expected:
+        why = f"it has {size_bytes} bytes, its chunk map says {expected}"
+        raise errors.Unusable(str(image), why, "Make the chunk map again")
 
 
 def _boot_failed(image: pathlib.Path, firmware: boot_guest.Firmware) -> errors.BootFailed:
@@ -204,7 +207,7 @@ def record_boot(
     limits: boot_guest.GuestLimits,
     firmware: boot_guest.Firmware,
     marker: str,
-    held_by: sandbox.Sandbox,
+    isolation: sandbox.Sandbox,
     progress: Progress,
 ) -> Recording:
     """Boot an image and return its recording; raises errors.Unusable."""
@@ -222,7 +225,7 @@ def record_boot(
     ):
         boot_guest.make_overlay(written.fileno(), size_bytes)
         with boot_guest.run_guest(
-            written.fileno(), export.client, log, limits, firmware, held_by
+            written.fileno(), export.client, log, limits, firmware, isolation
         ) as process:
             began_s = time.monotonic()
             end = _Watch(process, notes, limits, marker).wait(progress)

@@ -102,7 +102,7 @@ def run_guest(
     log: IO[bytes],
     limits: GuestLimits,
     firmware: Firmware,
-    held_by: sandbox.Sandbox,
+    isolation: sandbox.Sandbox,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run QEMU; its standard output is the console of guest and firmware.
 
@@ -110,14 +110,14 @@ def run_guest(
     :param image: socket of the NBD server; closed here
     :raises errors.Unusable: QEMU, the firmware or the sandbox is not available
     """
-    if not sandbox.is_installed(held_by, QEMU):
+    if not sandbox.is_installed(isolation, QEMU):
         raise errors.Unusable(QEMU, "it is not installed", "Install qemu-system-x86")
     if firmware is Firmware.UEFI and not UEFI_FIRMWARE.is_file():
         why = "it is not installed, and the image boots by UEFI"
         raise errors.Unusable(str(UEFI_FIRMWARE), why, "Install ovmf")
-    sandbox.check(held_by)
+    sandbox.check(isolation)
     devices, group = (["/dev/kvm"], "kvm") if accelerator() == "kvm" else ([], "")
-    confined = sandbox.command(held_by, _bounds(limits), devices, group)
+    confined = sandbox.command(isolation, _bounds(limits), devices, group)
     process = subprocess.Popen(
         [*confined, *_argv(written, image.fileno(), limits, firmware)],
         stdin=subprocess.DEVNULL,

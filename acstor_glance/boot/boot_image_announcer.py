@@ -6,7 +6,6 @@ says whether the image is public, and which images of its family preceded it. A 
 without predecessors is not announced, and nothing is without a decision service.
 """
 
-import collections
 import logging
 from typing import Any
 
@@ -17,13 +16,14 @@ from acstor_common import errors
 from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.util import log_once
+from acstor_common.util import lru_table
 from acstor_glance.boot import predecessor_images
 from acstor_glance.client import decision_client
 from acstor_glance.client import glance_client
 
 LOG = logging.getLogger(__name__)
 
-MOST_UNTOLD = 1000
+MOST_PENDING = 1000
 """Limit of pending announcements; the oldest ones are dropped."""
 MOST_BYTES = 1 << 16
 """Longest answer of the decision service."""
@@ -31,7 +31,7 @@ PUBLIC = "public"
 """Only administrators can make images public, unlike ``community`` ones."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Announced(msgspec.Struct, frozen=True):
     """The answer of the decision service."""
 
     image_id: str
@@ -39,35 +39,38 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 class BootImageAnnouncer:
-    """Announces boot images; its methods block."""
+    """Announces boot images; its methods block.
 
-    def __init__(self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts) -> None:
+    :param limit: of pending announcements
+    """
+
+    def __init__(
+        self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts, *, limit: int = MOST_PENDING
+    ) -> None:
         self._images = images
         self._service = decision_client.DecisionClient(conf)
-        self._untold: collections.OrderedDict[ids.ImageId, None] = collections.OrderedDict()
+        self._pending: lru_table.LruTable[ids.ImageId, None] = lru_table.LruTable(limit)
         self._fault = log_once.LogOnce(LOG)
 
     def announce(self, image_id: ids.ImageId) -> None:
         """Announce an image's new boot image, and pending ones."""
-        self._untold[image_id] = None
-        while len(self._untold) > MOST_UNTOLD:
-            self._untold.popitem(last=False)
+        self._pending[image_id] = None
         self.announce_pending()
 
     def announce_pending(self) -> None:
         """Send pending announcements; after a failure the others stay pending."""
-        for image_id in list(self._untold):
+        for image_id in list(self._pending):
             try:
-                self._tell(image_id)
+                self._send(image_id)
             except errors.ImageGone as exc:
                 LOG.info("image %s: hosts are not told of its boot image: %s", image_id, exc)
             except (errors.ImageServiceError, errors.Unusable) as exc:
                 self._fault.log_warning(f"hosts are not told of new boot images: {exc}")
                 return
-            self._untold.pop(image_id, None)
+            self._pending.pop(image_id, None)
         self._fault.log_warning("")
 
-    def _tell(self, image_id: ids.ImageId) -> None:
+    def _send(self, image_id: ids.ImageId) -> None:
         image = self._images.read_or_none(image_id)
         if image is None or image_record.why_not_served(image):
             return
@@ -76,5 +79,7 @@ class BootImageAnnouncer:
         if not previous and not is_public:
             return  # no host needs it
         body: dict[str, Any] = {"previous_images": previous, "is_public": is_public}
-        self._service.post(f"/v1/images/{image_id}/prefetch-boot-image", body, _Told, MOST_BYTES)
+        self._service.post(
+            f"/v1/images/{image_id}/prefetch-boot-image", body, _Announced, MOST_BYTES
+        )
         LOG.info("image %s: hosts are told of its boot image", image_id)

@@ -64,11 +64,14 @@ class BootImageMaker:
     """Makes boot images of images in Glance."""
 
     def __init__(
-        self, images: glance_client.GlanceClient, conf: cfg.ConfigOpts, ways: build_modes.BuildModes
+        self,
+        images: glance_client.GlanceClient,
+        conf: cfg.ConfigOpts,
+        modes: build_modes.BuildModes,
     ) -> None:
-        self._images, self._conf, self._ways = images, conf.acstor_glance, ways
+        self._images, self._conf, self._modes = images, conf.acstor_glance, modes
         state_dir = glance_conf.state_dir(conf)
-        self._claims = work_leases.WorkLeases(
+        self._leases = work_leases.WorkLeases(
             self._conf.coordination_url, state_dir, BOOT_IMAGE.value
         )
         self._quota = artefact_quota.ArtefactQuota(images, conf)
@@ -94,7 +97,7 @@ class BootImageMaker:
         :param begin: called with the image's project; returns whether to begin now
         :raises errors.FormatError: an artefact is damaged
         """
-        with self._claims.lease_image(image_id) as is_ours:
+        with self._leases.lease_image(image_id) as is_ours:
             image = self._images.read_or_none(image_id) if is_ours else None
             if image is None or image_record.why_not_served(image):
                 return False
@@ -103,7 +106,7 @@ class BootImageMaker:
             is_built_soon = build is not None and not build.attempts
             has_its_own = present is not None and not artefacts.is_stopgap(present)
             needed = TRACES_NEEDED if has_its_own or is_built_soon else 1
-            traces = self._traces.list_traces(image_id) if self._ways.records else []
+            traces = self._traces.list_traces(image_id) if self._modes.records else []
             before = self._predecessor(image) if present is None else None
             if len(traces) < needed and build is None and before is None:
                 return False
@@ -125,7 +128,7 @@ class BootImageMaker:
         self, image: image_record.Image, present: image_record.Image | None
     ) -> plan.Retry | None:
         """Return the attempts so far if a build is due."""
-        if not self._ways.builds:
+        if not self._modes.builds:
             return None
         found = {present.id: present} if present else {}
         retry = plan.next_build(image, found, self._images.project_id)
@@ -139,41 +142,54 @@ class BootImageMaker:
         present: image_record.Image | None,
         before: plan.Retry,
     ) -> bool:
+        """Boot the image and publish its boot image; record a failure on the image."""
         retry = plan.Retry.after_failure(before, _now())
-        told = "it is being built, or the builder was killed"
-        self._record_state(image, artefacts.BootState.BUILDING, told, str(retry))
+        building = "it is being built, or the builder was killed"
+        self._record_state(image, artefacts.BootState.BUILDING, building, str(retry))
         revision = artefacts.revision_of(present) + 1 if present else 1
-        output = self._output(image_map.image_id)
-        limits = boot_guest.GuestLimits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES)
+        output = self._output(image.id)
         try:
-            _check_machine(image)
-            self._quota.reserve_bytes(image, 0)
-            budget = self._budget(image_map, LONGEST_S)
-            with self._bytes(image, budget) as path:
-                summary = boot_builder.build(
-                    path,
-                    image_map,
-                    output,
-                    limits=limits,
-                    budget=budget,
-                    firmware=firmware_of(image),
-                    revision=revision,
-                    held_by=sandbox.Sandbox(self._conf.builder_sandbox),
-                )
-            self._reserve(image, output)
+            summary = self._boot(image, image_map, output, revision)
         except (errors.Unusable, errors.ChunkInvalid, OSError) as exc:
-            state = artefacts.BootState.FAILED
-            if isinstance(exc, (errors.BootFailed, errors.LimitExceeded)):
-                retry = plan.Retry(retry.attempts, None)
-            if isinstance(exc, errors.BootFailed):
-                state = artefacts.BootState.UNBOOTABLE
-            LOG.info("image %s has no boot image (attempt and next: %s): %s",
-                     image.id, retry, exc)  # fmt: skip
-            self._record_state(image, state, _error_text(exc), str(retry))
+            self._record_failure(image, exc, retry)
             return False
         LOG.info("image %s: boot image built: %s", image.id, summary)
         self._publish(image, output, revision, artefacts.BootOrigin.BUILT)
         return True
+
+    def _boot(
+        self,
+        image: image_record.Image,
+        image_map: chunk_map.ChunkMap,
+        output: pathlib.Path,
+        revision: int,
+    ) -> boot_builder.Summary:
+        _check_machine(image)
+        self._quota.reserve_bytes(image, 0)
+        budget = self._budget(image_map, LONGEST_S)
+        with self._bytes(image, budget) as path:
+            summary = boot_builder.build(
+                path,
+                image_map,
+                output,
+                limits=boot_guest.GuestLimits(longest_s=LONGEST_S, boot_bytes=LIMIT_BYTES),
+                budget=budget,
+                firmware=firmware_of(image),
+                revision=revision,
+                isolation=sandbox.Sandbox(self._conf.builder_sandbox),
+            )
+        self._reserve(image, output)
+        return summary
+
+    def _record_failure(self, image: image_record.Image, exc: Exception, retry: plan.Retry) -> None:
+        """Record why a build failed, and its next attempt, if another one may succeed."""
+        is_unbootable = isinstance(exc, errors.BootFailed)
+        if is_unbootable or isinstance(exc, errors.LimitExceeded):
+            retry = plan.Retry(retry.attempts, None)
+        state = artefacts.BootState.UNBOOTABLE if is_unbootable else artefacts.BootState.FAILED
+        LOG.info("image %s has no boot image (attempt and next: %s): %s",
+                 image.id, retry, exc)  # fmt: skip
+        self._record_state(image, state, _error_text(exc), str(retry))
 
     def _record_state(
         self, image: image_record.Image, state: artefacts.BootState, message: str, retry: str

@@ -35,12 +35,12 @@ class BootImageService:
     def __init__(
         self,
         made: boot_image_maker.BootImageMaker,
-        ways: build_modes.BuildModes,
+        modes: build_modes.BuildModes,
         counters: metrics.ListenerMetrics,
         needed: Callable[[], Collection[str]],
         ahead: boot_image_announcer.BootImageAnnouncer,
     ) -> None:
-        self.hears_traces = ways.records
+        self.hears_traces = modes.records
         self._made, self._counters, self._needed = made, counters, needed
         self._ahead = ahead
         self._queue = work_queue.WorkQueue(WORKERS)

@@ -40,13 +40,13 @@ def choose_modes(conf: cfg.ConfigOpts) -> BuildModes:
     return BuildModes(builds, records)
 
 
-def why_not_built(held_by: sandbox.Sandbox) -> str:
+def why_not_built(isolation: sandbox.Sandbox) -> str:
     """Return why this host cannot boot images; empty if it can."""
     for program in (boot_guest.QEMU, boot_guest.QEMU_IMG):
-        if not sandbox.is_installed(held_by, program):
+        if not sandbox.is_installed(isolation, program):
             return f"{program} is not installed"
     try:
-        sandbox.check(held_by)
+        sandbox.check(isolation)
     except errors.Unusable as exc:
         return str(exc)
     return ""

@@ -69,7 +69,7 @@ class ArtefactQuota:
     def _used(self, project: str, age_s: float) -> _Used:
         known, now_s = self._known.get(project), self._clock()
         if known is None or now_s - known.read_s > age_s:
-            found = self._images.artefact_quota_per_project(project)
+            found = self._images.list_project_artefacts(project)
             used_bytes = sum(one.size_bytes for one in found if artefacts.kind_of(one) in _COUNTED)
             known = self._known[project] = _Used(used_bytes, now_s)
         return known

@@ -27,13 +27,12 @@ def find_backing_image(
     images: glance_client.GlanceClient, image: image_record.Image
 ) -> image_record.Image | None:
     """Return the nearest backing image that exists and that the owner may read."""
-    owner = image.owner
     for base_id in lineage.bases_of(image):
         base = images.read_or_none(base_id)
         if base is None or image_record.why_not_served(base):
             continue
-        if deduplication.may_read(owner, base) or deduplication.may_read(
-            owner, base, _members(images, base)
+        if deduplication.may_read(image.owner, base) or deduplication.may_read(
+            image.owner, base, _members(images, base)
         ):
             return base
         LOG.info("image %s: shares nothing with image %s, which its owner may not read",

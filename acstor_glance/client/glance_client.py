@@ -156,7 +156,7 @@ class GlanceClient:
             if artefacts.is_artefact(record, project_id):
                 yield record
 
-    def artefact_quota_per_project(self, project: str) -> Iterator[image_record.Image]:
+    def list_project_artefacts(self, project: str) -> Iterator[image_record.Image]:
         """Yield the artefacts of a project's images."""
         filters = {"owner": self.project_id, artefacts.OF_PROJECT: project}
         for record in self.list_images(**filters):

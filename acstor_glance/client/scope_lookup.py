@@ -44,10 +44,9 @@ class ScopeLookup:
         if deduplication.scope_of(image, self._dedup_scope) is deduplication.DedupScope.CLOUD:
             yield deduplication.PLAIN
             return
-        owner = image.owner
         base = backing_images.find_backing_image(self._images, image)
         with backing_images.chunk_map_of(self._images, base) as base_map:
-            yield deduplication.Naming(deduplication.key_of(self._secret(), owner), base_map)
+            yield deduplication.Naming(deduplication.key_of(self._secret(), image.owner), base_map)
 
     def _secret(self) -> bytes:
         found = self._oldest_secret()

@@ -174,7 +174,7 @@ def build(options: argparse.Namespace) -> dict[str, Any]:
             firmware=options.firmware,
             marker=options.marker,
             revision=options.revision,
-            held_by=options.sandbox,
+            isolation=options.sandbox,
             progress=progress,
         )
     return dataclasses.asdict(summary)

@@ -35,16 +35,16 @@ def build(conf: cfg.ConfigOpts) -> tuple[listener_service.ListenerService, metri
     counters = metrics.ListenerMetrics()
     images = glance_client.connect(conf)
     preparer = image_preparer.ImagePreparer(images, conf, counters)
-    ways = build_modes.choose_modes(conf)
-    counters.show_ways(ways)
-    reconciler = image_reconciler.ImageReconciler(images, preparer.wanted, builds=ways.builds)
+    modes = build_modes.choose_modes(conf)
+    counters.show_ways(modes)
+    reconciler = image_reconciler.ImageReconciler(images, preparer.wanted, builds=modes.builds)
     guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
     boots = None
-    if ways.any:
-        built = boot_image_maker.BootImageMaker(images, conf, ways)
+    if modes.any:
+        built = boot_image_maker.BootImageMaker(images, conf, modes)
         ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
         boots = boot_image_service.BootImageService(
-            built, ways, counters, lambda: guard.needed, ahead
+            built, modes, counters, lambda: guard.needed, ahead
         )
     compared = base_comparison.BaseComparer(images, conf, counters)
     made = listener_service.ListenerService(

@@ -250,14 +250,14 @@ class Tool:
 
     def check(self) -> int:
         """Report needed images that can be deleted, and images that are not served."""
-        is_well = True
+        is_healthy = True
         for finding in protection_check.check_protection(self._conf, self._images):
-            outcome = "ok" if finding.is_well else "not guaranteed"
+            outcome = "ok" if finding.is_healthy else "not guaranteed"
             self._print_result(
                 {"check": finding.what, "outcome": outcome, "message": finding.message}
             )
-            is_well = is_well and finding.is_well
-        return 0 if self._count() and is_well else EXIT_FAULTY
+            is_healthy = is_healthy and finding.is_healthy
+        return 0 if self._count() and is_healthy else EXIT_FAULTY
 
     def _count(self) -> bool:
         """Report the numbers of images by status; return whether none needs attention."""
@@ -274,7 +274,7 @@ class Tool:
             if count.reason is not image_scan.Reason.SERVED:
                 facts |= {"examples": count.examples, "message": count.message}
             self._print_result(facts)
-        return counting.is_well
+        return counting.is_healthy
 
     def purge(self) -> int:
         """Delete artefacts, then acstor's properties and tags, of the selection."""

@@ -5,7 +5,6 @@ Anyone on the message bus can send unsigned notifications. So unknown IDs must n
 queue; the next reconcile finds the images that are dropped here.
 """
 
-import collections
 import logging
 import threading
 from collections.abc import Callable
@@ -33,7 +32,7 @@ class HintQueue:
         failed: Callable[[], None],
     ) -> None:
         self._look, self._found, self._failed = look, found, failed
-        self._waiting: collections.OrderedDict[ids.ImageId, None] = collections.OrderedDict()
+        self._waiting: dict[ids.ImageId, None] = {}  # in the order of arrival
         self._changed = threading.Condition()
         self._is_closed = False
         self._fault = log_once.LogOnce(LOG)
@@ -65,4 +64,8 @@ class HintQueue:
     def _next(self) -> ids.ImageId | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            return None if self._is_closed else self._waiting.popitem(last=False)[0]
+            if self._is_closed:
+                return None
+            first = next(iter(self._waiting))
+            del self._waiting[first]
+            return first

@@ -161,9 +161,8 @@ def _reduced(artefact: image_record.Image) -> image_record.Image:
 
 
 def _noted(image: image_record.Image, findings: Findings) -> ids.ImageId:
-    image_id = image.id
-    findings.owners[image_id] = image.owner
-    return image_id
+    findings.owners[image.id] = image.owner
+    return image.id
 
 
 def _wait(findings: Findings, at: datetime.datetime | None) -> None:

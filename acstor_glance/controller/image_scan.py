@@ -149,9 +149,8 @@ def _why_foreign(
 
 def _by_record(image: image_record.Image, convertible: Collection[str]) -> ImageStatus | None:
     """Return the status by the image's record; None if that allows serving it."""
-    status = image.status
-    if status != image_record.ACTIVE:
-        return ImageStatus(Reason.NOT_ACTIVE, status)
+    if image.status != image_record.ACTIVE:
+        return ImageStatus(Reason.NOT_ACTIVE, image.status)
     if image_record.why_format_not_served(image, convertible):
         disk = image.disk_format
         if disk not in (*image_record.SERVED_DISK_FORMATS, *convertible):
@@ -234,6 +233,6 @@ class ImageScan:
         return label if is_room else f"{standing.reason}:{OTHER_DETAIL}"
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether no reason needs an operator's attention."""
         return not any(count.reason in FAULTY for count in self.counts.values())

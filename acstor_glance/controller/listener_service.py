@@ -166,7 +166,7 @@ class ListenerService:
         try:
             findings = self._reconciler.run()
             self._preparer.spool.remove_older(SPOOL_AGE_S)
-            self._preparer.claims.remove_older(SPOOL_AGE_S)
+            self._preparer.leases.remove_older(SPOOL_AGE_S)
         except errors.AcstorError as exc:
             LOG.warning("reconcile: %s", self._error_text(exc))
             self._counters.reconciles.labels("failed").inc()

@@ -5,7 +5,6 @@ Signatures are checked before contents. A compromised host can send traces in it
 a limited rate.
 """
 
-import collections
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import replay_filter
 from acstor_common.identity import signing
+from acstor_common.util import token_buckets
 from acstor_common.wire import decision_messages
 from acstor_common.wire import signed_messages
 from acstor_common.wire import trace_message
@@ -46,14 +46,22 @@ NO_TRUST = TrustAnchors(b"", (), {})
 
 
 class MessageVerifier:
-    """Verifies messages; ``trust`` returns the current keys."""
+    """Verifies messages; ``trust`` returns the current keys.
+
+    :param hosts: number of hosts whose rates are remembered
+    """
 
     def __init__(
-        self, trust: Callable[[], TrustAnchors], clock: Callable[[], float] = time.time
+        self,
+        trust: Callable[[], TrustAnchors],
+        clock: Callable[[], float] = time.time,
+        *,
+        hosts: int = MAX_HOSTS,
     ) -> None:
         self._trust, self._clock = trust, clock
         self._fresh = replay_filter.ReplayFilter()
-        self._paces: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
+        rate = token_buckets.Rate(1.0 / PACE_S, BURST)
+        self._rates: token_buckets.TokenBuckets[str] = token_buckets.TokenBuckets(rate, hosts)
 
     def verify_trace(self, payload: object) -> trace_message.BootTrace:
         """Return a host's trace of a boot of its own.
@@ -70,7 +78,7 @@ class MessageVerifier:
         what, now_s = f"a boot trace of {certificate.host}", self._clock()
         if why := self._why_not(certificate, trust, trace, now_s):
             raise errors.NotAuthenticated(what, why)
-        if not self._has_turn(certificate.host, now_s):
+        if not self._rates.try_take(certificate.host, 1.0, now_s):
             raise errors.RemoteProtocolError(
                 certificate.host, f"more traces than {BURST}, and one in {PACE_S:.0f} s after that"
             )
@@ -92,16 +100,6 @@ class MessageVerifier:
         if abs(now_s - trace.recorded_s) > TRACE_AGE_S:
             return f"it was recorded {now_s - trace.recorded_s:.0f} s ago by this host's clock"
         return ""
-
-    def _has_turn(self, host: str, now_s: float) -> bool:
-        """Return whether the host's token bucket allows a trace now, and charge it."""
-        left, at_s = self._paces.pop(host, (float(BURST), now_s))
-        left = min(float(BURST), left + max(0.0, now_s - at_s) / PACE_S)
-        has_turn = left >= 1.0
-        self._paces[host] = (left - has_turn, now_s)
-        if len(self._paces) > MAX_HOSTS:
-            self._paces.popitem(last=False)
-        return has_turn
 
     def verify_request(self, payload: object) -> decision_messages.ImageWanted:
         """Return a request of the decision service; raises as :meth:`verify_trace`."""

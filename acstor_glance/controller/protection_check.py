@@ -35,7 +35,7 @@ class Finding(NamedTuple):
     """Result of one check."""
 
     what: str
-    is_well: bool
+    is_healthy: bool
     message: str
 
 

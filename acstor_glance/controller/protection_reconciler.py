@@ -110,7 +110,7 @@ class ProtectionReconciler:
         self._images, self._counters, self._clock = images, counters, clock
         self._service = decision_client.DecisionClient(conf)
         folder = glance_conf.state_dir(conf)
-        self._claims = work_leases.WorkLeases(own.coordination_url, folder, "protection")
+        self._leases = work_leases.WorkLeases(own.coordination_url, folder, "protection")
         self._known = deletion_protection.ProtectionState()
         self._lists_at_s = float("-inf")
         self._said: dict[str, deletion_protection.ProtectionStatus] = {}
@@ -202,7 +202,7 @@ class ProtectionReconciler:
         """Yield whether to make a pass; True if the coordination service fails."""
         with contextlib.ExitStack() as stack:
             try:
-                is_ours = stack.enter_context(self._claims.lease_image(ALL))
+                is_ours = stack.enter_context(self._leases.lease_image(ALL))
             except errors.ImageServiceUnreachable as exc:
                 LOG.debug("%s; going on without", exc)
                 is_ours = True

@@ -237,13 +237,12 @@ def quota_left(said: Mapping[str, Any]) -> int | None:
 
 
 def _image_of(image_id: ids.ImageId, record: image_record.Image) -> Image:
-    status = record.status
-    if status not in READABLE:
+    if record.status not in READABLE:
         raise http_errors.HttpError(
-            http.HTTPStatus.CONFLICT, f"the image's status is {status or 'unknown'}, not active"
+            http.HTTPStatus.CONFLICT,
+            f"the image's status is {record.status or 'unknown'}, not active",
         )
-    size_bytes = record.size_bytes
-    if not size_bytes:
+    if not record.size_bytes:
         raise http_errors.HttpError(
             http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
             "the image is empty",
@@ -251,7 +250,7 @@ def _image_of(image_id: ids.ImageId, record: image_record.Image) -> Image:
         )
     md5 = record.text("checksum").lower()
     os_hash = record.os_hash
-    return Image(image_id, size_bytes, md5, disk_format_of(record), os_hash)
+    return Image(image_id, record.size_bytes, md5, disk_format_of(record), os_hash)
 
 
 def disk_format_of(record: image_record.Image) -> str:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cache with a time limit and least-recently-used eviction."""
 
-import collections
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Hashable
 from typing import Generic
 from typing import TypeVar
+
+from acstor_common.util import lru_table
 
 T = TypeVar("T")
 
@@ -18,26 +19,20 @@ class TtlCache(Generic[T]):
     def __init__(
         self, for_s: float, most: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._for_s, self._most, self._clock = for_s, most, clock
-        self._known: collections.OrderedDict[Hashable, tuple[float, T]] = collections.OrderedDict()
+        self._for_s, self._clock = for_s, clock
+        self._known: lru_table.LruTable[Hashable, tuple[float, T]] = lru_table.LruTable(most)
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> T | None:
         """Return the value of a key; None: missing or expired."""
         with self._lock:
-            found = self._known.get(key)
-            if found is None or self._clock() >= found[0]:
-                return None
-            self._known.move_to_end(key)
-            return found[1]
+            found = self._known.use(key)
+            return found[1] if found is not None and self._clock() < found[0] else None
 
     def put(self, key: Hashable, value: T) -> None:
         """Store a value."""
         with self._lock:
             self._known[key] = (self._clock() + self._for_s, value)
-            self._known.move_to_end(key)
-            while len(self._known) > self._most:
-                self._known.popitem(last=False)
 
     def invalidate(self, key: Hashable) -> None:
         """Drop the value of a key."""

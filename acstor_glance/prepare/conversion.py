@@ -61,7 +61,7 @@ _IMAGE, _MADE = "/image", "/made"
 
 @contextlib.contextmanager
 def convert_image(
-    image: image_record.Image, stored: IO[bytes], work: pathlib.Path, held_by: sandbox.Sandbox
+    image: image_record.Image, stored: IO[bytes], work: pathlib.Path, isolation: sandbox.Sandbox
 ) -> Iterator[IO[bytes]]:
     """Yield the converted qcow2 file of an image.
 
@@ -76,13 +76,13 @@ def convert_image(
         why = format_check.why_not_convertible(inspected, disk_format)
     if why:
         raise errors.NotRaw(name, why, REMEDY)
-    sandbox.check(held_by)
-    if not sandbox.is_installed(held_by, QEMU_IMG):
+    sandbox.check(isolation)
+    if not sandbox.is_installed(isolation, QEMU_IMG):
         raise errors.Unusable(QEMU_IMG, "it is not installed", "Install qemu-utils")
     with (work / "made").open("w+b") as made:
         os.fchmod(made.fileno(), _MODE)
         os.fchmod(stored.fileno(), _MODE)
-        job = _Job(name, DRIVERS[disk_format], stored, made, held_by)
+        job = _Job(name, DRIVERS[disk_format], stored, made, isolation)
         _check_info(name, job.info(), job.image)
         job.convert()
         made.seek(0)
@@ -91,13 +91,13 @@ def convert_image(
 
 class _Job:
     def __init__(
-        self, name: str, driver: str, stored: IO[bytes], made: IO[bytes], held_by: sandbox.Sandbox
+        self, name: str, driver: str, stored: IO[bytes], made: IO[bytes], isolation: sandbox.Sandbox
     ) -> None:
-        self._name, self._driver, self._held_by = name, driver, held_by
+        self._name, self._driver, self._isolation = name, driver, isolation
         self._fds = [stored.fileno(), made.fileno()]
         self._paths = [pathlib.Path(stored.name), pathlib.Path(made.name)]
         self._stored_bytes = os.fstat(stored.fileno()).st_size
-        is_walled = held_by is sandbox.Sandbox.BUBBLEWRAP
+        is_walled = isolation is sandbox.Sandbox.BUBBLEWRAP
         own = [f"/proc/self/fd/{number}" for number in self._fds]
         self.image, self._made = (_IMAGE, _MADE) if is_walled else own
 
@@ -129,7 +129,7 @@ class _Job:
             "as": MEMORY_BYTES, "cpu": cpu_s, "fsize": most_bytes, "nofile": 64,
             "nproc": _THREADS, "core": 0}  # fmt: skip
         files = dict(zip((_IMAGE, _MADE), self._paths, strict=True))
-        argv = [*sandbox.command(self._held_by, bounds, files=files), QEMU_IMG, *words]
+        argv = [*sandbox.command(self._isolation, bounds, files=files), QEMU_IMG, *words]
         with tempfile.TemporaryFile() as complaints:
             process = subprocess.Popen(
                 argv,
@@ -150,15 +150,19 @@ class _Job:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             complaints.seek(0)
-            told = complaints.read(_ERROR_BYTES).decode(errors="replace").strip()
-        if status in _OF_BOUNDS or TOO_LONG in told:
+            message = complaints.read(_ERROR_BYTES).decode(errors="replace").strip()
+        self._check_status(status, message, longest_s)
+
+    def _check_status(self, status: int, message: str, longest_s: int) -> None:
+        """Raise what qemu-img's exit status and error output mean; nothing for success."""
+        if status in _OF_BOUNDS or TOO_LONG in message:
             raise self._too_much(longest_s)
         if status < 0 or status > _SIGNALLED:
             raise errors.Unusable(self._name, f"{QEMU_IMG} was killed by something else")
-        if NO_ROOM in told:
-            raise errors.Unusable(self._name, told, "Give [acstor_glance] state_dir more")
+        if NO_ROOM in message:
+            raise errors.Unusable(self._name, message, "Give [acstor_glance] state_dir more")
         if status:
-            why = f"{QEMU_IMG} does not convert it: {told.replace(self.image, 'the image')}"
+            why = f"{QEMU_IMG} does not convert it: {message.replace(self.image, 'the image')}"
             raise errors.NotRaw(self._name, why, REMEDY)
 
     def _too_much(self, longest_s: int) -> errors.LimitExceeded:

@@ -102,7 +102,7 @@ class ImagePreparer:
         self.scopes = scope_lookup.ScopeLookup(images, conf)
         self._quota = artefact_quota.ArtefactQuota(images, conf)
         self.spool = map_spool.MapSpool(state_dir)
-        self.claims = work_leases.WorkLeases(
+        self.leases = work_leases.WorkLeases(
             self._conf.coordination_url, state_dir, CHUNK_MAP.value
         )
 
@@ -119,14 +119,14 @@ class ImagePreparer:
         :param is_forced: make a new chunk map, despite an existing one or a failed attempt
         :param progress: called with the bytes done
         """
-        with self.claims.lease_image(image_id) as is_ours:
+        with self.leases.lease_image(image_id) as is_ours:
             if is_ours:
-                return self.handle_claimed(
+                return self.prepare_leased(
                     image_id, is_forced=is_forced, progress=progress, begin=begin
                 )
         return self._counted(PreparationOutcome.CLAIMED)
 
-    def handle_claimed(
+    def prepare_leased(
         self,
         image_id: ids.ImageId,
         *,
@@ -175,7 +175,6 @@ class ImagePreparer:
     def _attempt(
         self, image: image_record.Image, is_forced: bool, progress: Progress
     ) -> PreparationOutcome:
-        image_id = image.id
         try:
             self._prepare(image, is_forced, progress)
         except errors.NotRaw as exc:
@@ -183,9 +182,9 @@ class ImagePreparer:
         except errors.LimitExceeded as exc:
             return self._fail(image, f"{exc.why}. {exc.remedy}", plan.Retry(1, None))
         except (errors.ImageServiceError, errors.Unusable, errors.FormatError) as exc:
-            now = self._images.read_or_none(image_id)  # raises if Glance is away
+            now = self._images.read_or_none(image.id)  # raises if Glance is away
             if now is None:
-                return self._clean_up(image_id)
+                return self._clean_up(image.id)
             return self._fail(now, str(exc))
         return PreparationOutcome.PREPARED
 
@@ -275,8 +274,8 @@ class ImagePreparer:
                         image, budget.enforce_deadline(pieces), copied, os_hash
                     )
                 progress(image.size_bytes)
-                held_by = sandbox.Sandbox(self._conf.builder_sandbox)
-                with conversion.convert_image(image, copied, work, held_by) as made:
+                isolation = sandbox.Sandbox(self._conf.builder_sandbox)
+                with conversion.convert_image(image, copied, work, isolation) as made:
                     self._publish_converted(image, made, work, naming, budget)
 
     def _reuse_conversion(
@@ -342,12 +341,11 @@ class ImagePreparer:
         progress: Progress,
         budget: preparation_budget.PreparationBudget,
     ) -> None:
-        image_id = image.id
-        map_path = self.spool.work_path(image_id)
+        map_path = self.spool.work_path(image.id)
         prehash.prehash(
             path,
             map_path,
-            image_id,
+            image.id,
             disk_format=format_check.format_named(image.disk_format),
             chunk_bytes=prehash.SERVICE_CHUNK_BYTES,
             os_hash=image.os_hash,
@@ -410,12 +408,11 @@ class ImagePreparer:
 
     def _refuse(self, image: image_record.Image, why: str, retry: str = "") -> PreparationOutcome:
         """Record on the image why it is not served, and remove its pointers."""
-        image_id = image.id
-        LOG.info("image %s is not served: %s", image_id, why)
+        LOG.info("image %s is not served: %s", image.id, why)
         pointers = {kind.pointer: "" for kind in artefacts.Kind}
-        said = artefacts.state_properties(image_id, artefacts.State.REFUSED, why, retry)
-        self._images.set_properties(image_id, {**pointers, **said})
-        self.spool.remove(image_id)
+        said = artefacts.state_properties(image.id, artefacts.State.REFUSED, why, retry)
+        self._images.set_properties(image.id, {**pointers, **said})
+        self.spool.remove(image.id)
         return PreparationOutcome.REFUSED
 
     def _fail(
@@ -425,9 +422,8 @@ class ImagePreparer:
         retry = retry or plan.Retry.after_failure(plan.retry_of(image), _now())
         LOG.warning("image %s could not be prepared (attempt and next: %s): %s",
                     image.id, retry, why)  # fmt: skip
-        image_id = image.id
-        said = artefacts.state_properties(image_id, artefacts.State.FAILED, why, str(retry))
-        self._images.set_properties(image_id, said)
+        said = artefacts.state_properties(image.id, artefacts.State.FAILED, why, str(retry))
+        self._images.set_properties(image.id, said)
         return PreparationOutcome.FAILED
 
     def _clean_up(self, image_id: ids.ImageId) -> PreparationOutcome:

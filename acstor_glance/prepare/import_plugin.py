@@ -174,9 +174,9 @@ class Publishing(threading.Thread):
         try:
             images = glance_client.connect(self._conf)
             preparer = image_preparer.ImagePreparer(images, self._conf)
-            with preparer.claims.lease_image(self._image_id) as is_ours:
+            with preparer.leases.lease_image(self._image_id) as is_ours:
                 if is_ours and self._is_imported_in_time(images):
-                    preparer.handle_claimed(self._image_id)
+                    preparer.prepare_leased(self._image_id)
         except errors.AcstorError as exc:
             LOG.warning("image %s: left to the listener: %s", self._image_id, exc)
         except Exception:

@@ -77,14 +77,13 @@ class MapSpool:
 
         Other scope keys mean that the image's project or visibility has changed since.
         """
-        image_id = image.id
         with self.temporary_map() as file:
             try:
-                with self._waiting(image_id) as buffer:
+                with self._waiting(image.id) as buffer:
                     found = chunk_map.ChunkMap.parse(
                         buffer,
-                        str(self.map_path(image_id)),
-                        expected_image_id=image_id,
+                        str(self.map_path(image.id)),
+                        expected_image_id=image.id,
                         expected_stored_bytes=image.size_bytes,
                     )
                     is_usable = found.scope_keys == scope_keys

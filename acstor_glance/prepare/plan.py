@@ -16,6 +16,7 @@ from acstor_common.image import artefacts
 from acstor_common.image import image_record
 from acstor_common.image import lineage
 from acstor_common.model import ids
+from acstor_common.util import backoff
 
 NEVER = "never"
 RETRY_FIRST_S = 60
@@ -69,7 +70,7 @@ class Retry:
     def after_failure(cls, before: "Retry | None", now: datetime.datetime) -> "Retry":
         """Return the value after one more failure, with twice the delay."""
         attempts = (before.attempts if before else 0) + 1
-        wait_s = min(RETRY_FIRST_S * 2 ** min(attempts - 1, 30), RETRY_LAST_S)
+        wait_s = backoff.pause_s(attempts - 1, RETRY_FIRST_S, RETRY_LAST_S)
         return cls(attempts, now + datetime.timedelta(seconds=wait_s))
 
 

@@ -127,21 +127,7 @@ def prehash(
         )
         with _open_log(_log_path(path), job) as log:
             resumed_chunks = log.chunk_count
-            try:
-                if hasher is not None and guest is source:
-                    _hash_whole(job, log, hasher, workers or default_workers(), progress)
-                else:
-                    _hash_rest(job, log, hasher, workers or default_workers(), progress)
-                source.check_unchanged()
-                os_hash = _checked(os_hash, hasher, source.name)
-            except (
-                image_file.ImageChanged,
-                errors.ContentMismatch,
-                errors.NotRaw,
-                errors.LimitExceeded,
-            ):
-                log.remove()
-                raise
+            os_hash = _hash(job, log, os_hash, hasher, workers or default_workers(), progress)
             stored = _stored(disk_format, source, log)
             subject = chunk_map.Subject(image_id, cut, os_hash, naming.scope_keys, stored)
             zero_chunks = _write_map(path, subject, log)
@@ -173,6 +159,35 @@ class _Job(NamedTuple):
     cut: geometry.Geometry
     naming: deduplication.Naming
     budget: preparation_budget.PreparationBudget
+
+
+def _hash(
+    job: _Job,
+    log: progress_log.ProgressLog,
+    os_hash: chunk_map.OsHash,
+    hasher: "hashlib._Hash | None",
+    workers: int,
+    progress: Progress,
+) -> chunk_map.OsHash:
+    """Hash the chunks that are not in the log, and the file; return the file's hash.
+
+    The log is removed if another run cannot continue it.
+    """
+    try:
+        if hasher is not None and job.guest is job.source:
+            _hash_whole(job, log, hasher, workers, progress)
+        else:
+            _hash_rest(job, log, hasher, workers, progress)
+        job.source.check_unchanged()
+        return _checked(os_hash, hasher, job.source.name)
+    except (
+        image_file.ImageChanged,
+        errors.ContentMismatch,
+        errors.NotRaw,
+        errors.LimitExceeded,
+    ):
+        log.remove()
+        raise
 
 
 def _hash_rest(

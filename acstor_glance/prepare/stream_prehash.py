@@ -71,13 +71,12 @@ def write_map(
                 *(image, copied, work, file, chunk_bytes, progress, naming, is_hashed, budget)
             )
     else:
-        size_bytes = image.size_bytes
         subject = chunk_map.Subject(
             image.id,
-            geometry.Geometry(size_bytes, chunk_bytes),
+            geometry.Geometry(image.size_bytes, chunk_bytes),
             image.os_hash,
             naming.scope_keys,
-            layout.raw(size_bytes),
+            layout.raw(image.size_bytes),
         )
         cids = _cids_on_the_way(image, subject, pieces, progress, naming)
         file.writelines(chunk_map_writer.write_map(subject, cids, folder=folder))

@@ -60,7 +60,7 @@ class PendingSnapshot:
     :param make_live: copies a disk in use, and converts the copy (:func:`send_delta`)
     """
 
-    seams: SnapshotHooks
+    hooks: SnapshotHooks
     is_live: bool
     is_suspended: bool
     record_of: Callable[[str], dict[str, Any]]
@@ -121,7 +121,7 @@ class DeltaSnapshotBase(imagebackend.MirrorBase):
 
     def _base_of_snapshot(self) -> ids.ImageId | None:
         """Return the image whose mirror the disk is on, if there is a gateway."""
-        if not self.host.seams.conf.acstor.gateway_url:
+        if not self.host.nova.conf.acstor.gateway_url:
             return None
         base = local_file.backing_of(self.path)
         return mirror_link.image_of(base) if base else None
@@ -154,22 +154,22 @@ class Snapshot:
         image_format: str,
         base: ids.ImageId,
     ) -> None:
-        self._host, self._made, self._context = host, made, context
+        self._host, self._pending, self._context = host, made, context
         self._image_id, self._format, self._base = image_id, image_format, base
-        own = host.seams.conf.acstor
+        own = host.nova.conf.acstor
         self._gateway = gateway_client.GatewayClient(
-            own.gateway_url, own.ca_file, made.seams.token_headers(context)
+            own.gateway_url, own.ca_file, made.hooks.token_headers(context)
         )
 
     def create_image(self, disk_path: str, name: str) -> None:
         """Make the snapshot; after an error the image is queued as before."""
         self._check()
         self._gateway.check_base(self._base)
-        record = self._made.record_of(self._format)
+        record = self._pending.record_of(self._format)
         wanted = {key: record[key] for key in ("disk_format", "container_format")}
-        self._made.seams.update_image(self._context, self._image_id, wanted)
+        self._pending.hooks.update_image(self._context, self._image_id, wanted)
         self._record_base()
-        if self._made.is_live:
+        if self._pending.is_live:
             self._make_live(disk_path, name)
         else:
             self._send(disk_path)
@@ -178,29 +178,29 @@ class Snapshot:
         """Record the parent image, as a hint; Nova records the first of several snapshots."""
         said = {"properties": lineage.direct_base(self._base, self._image_id)}
         try:
-            self._made.seams.update_image(self._context, self._image_id, said)
+            self._pending.hooks.update_image(self._context, self._image_id, said)
         except Exception as e:
             LOG.info("image %s does not say what it is made from: %s", self._image_id, e)
 
     def _check(self) -> None:
         """Raise NotEligibleError if the format or the guest's state rules out a delta."""
-        libvirt = self._host.seams.conf.libvirt
+        libvirt = self._host.nova.conf.libvirt
         if self._format not in FORMATS:
             raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, f"its format is {self._format}")
         if self._format == "qcow2" and libvirt.snapshot_compression:
             raise _Ineligible(_REASONS.SNAPSHOT_FORMAT, "it is to be compressed")
-        if self._made.is_suspended:  # the guest is down meanwhile
+        if self._pending.is_suspended:  # the guest is down meanwhile
             raise _Ineligible(_REASONS.GUEST_SUSPENDED, "Nova has suspended the guest for it")
 
     def _make_live(self, disk_path: str, name: str) -> None:
         """Copy the disk of a running guest with Nova's driver, and send the copy's delta."""
-        folder = self._host.seams.conf.libvirt.snapshots_directory
+        folder = self._host.nova.conf.libvirt.snapshots_directory
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as own:
             os.chmod(own, 0o701)  # QEMU writes there as another user
             token = _sender.set(self._send)
             try:
-                self._made.make_live(disk_path, os.path.join(own, name), self._format)
+                self._pending.make_live(disk_path, os.path.join(own, name), self._format)
             finally:
                 _sender.reset(token)
 
@@ -213,7 +213,7 @@ class Snapshot:
         if told.os_hash == chunk_map.UNKNOWN_OS_HASH:
             # Image IDs may be reused: the hash identifies the disk's image.
             raise _Ineligible(_REASONS.AGENT_REFUSED, "the agent does not tell its base's hash")
-        with self._made.seams.disk_turn(), open(disk_path, "rb") as file:
+        with self._pending.hooks.disk_turn(), open(disk_path, "rb") as file:
             body = delta_stream.DeltaBody(delta_stream.open_disk(file), self._base, told)
             LOG.info(
                 "image %s: %d bytes of changes of %d are sent to the gateway",
@@ -243,7 +243,7 @@ class Snapshot:
         """
         ends_s = time.monotonic() + SETTLE_S
         while True:
-            image = self._host.seams.get_image(self._context, self._image_id)
+            image = self._host.nova.get_image(self._context, self._image_id)
             status = image.status if image else None
             if status != image_record.SAVING or time.monotonic() > ends_s:
                 return status == image_record.ACTIVE

@@ -89,7 +89,7 @@ class Nova:
         self.mirror.parent.mkdir(parents=True)
         self.mirror.write_bytes(bytes(SIZE))
         self.base = folder / "_base" / base_name(IMAGE)
-        seams = imagebackend.NovaFunctions(
+        nova = imagebackend.NovaFunctions(
             conf=self.conf,
             base_name=base_name,
             get_image=lambda context, image_id: (
@@ -98,7 +98,7 @@ class Nova:
             inspect=lambda image_id, path: self.inspected.append((image_id, path)),
             cannot_start=CannotStartError,
         )
-        self.host = imagebackend.HostContext(seams)
+        self.host = imagebackend.HostContext(nova)
         self.stock = type("Stock", (Stock,), {})
         bases = evacuation.RecoveringBase, imagebackend.MirrorBase, self.stock
         self.backend = type("Acstor", bases, {"host": self.host})

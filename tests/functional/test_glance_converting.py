@@ -55,7 +55,7 @@ def made_of(disk: pathlib.Path, folder: pathlib.Path, kind: str) -> pathlib.Path
 
 
 def convert(
-    path: pathlib.Path, disk_format: str, work: pathlib.Path, held_by: sandbox.Sandbox = WALLS
+    path: pathlib.Path, disk_format: str, work: pathlib.Path, isolation: sandbox.Sandbox = WALLS
 ) -> pathlib.Path:
     """Convert an image; return the raw disk in what came of it."""
     image = records.image(disk_format=disk_format, size=path.stat().st_size)
@@ -64,7 +64,7 @@ def convert(
     with (work / "image").open("w+b") as stored:
         stored.write(path.read_bytes())
         stored.flush()
-        with conversion.convert_image(image, stored, work, held_by) as made:
+        with conversion.convert_image(image, stored, work, isolation) as made:
             words = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw"]
             runs.tool([*words, made.name, raw])
             assert pathlib.Path(made.name).stat().st_size < 5 * geometry.MIB
@@ -77,13 +77,13 @@ def refused(path: pathlib.Path, disk_format: str, work: pathlib.Path) -> str:
     return caught.value.why
 
 
-@pytest.mark.parametrize("held_by", sandbox.Sandbox, ids=str)
+@pytest.mark.parametrize("isolation", sandbox.Sandbox, ids=str)
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_disk_is_the_same_byte_by_byte(
-    disk: pathlib.Path, tmp_path: pathlib.Path, kind: str, held_by: sandbox.Sandbox
+    disk: pathlib.Path, tmp_path: pathlib.Path, kind: str, isolation: sandbox.Sandbox
 ) -> None:
     path, disk_format = made_of(disk, tmp_path, kind), kind.partition("-")[0]
-    raw = convert(path, disk_format, tmp_path / "work", held_by)
+    raw = convert(path, disk_format, tmp_path / "work", isolation)
     found, expected = raw.read_bytes(), disk.read_bytes()
     # Some formats have disks of whole clusters or cylinders alone: what is added is zeros.
     assert found[:DISK_BYTES] == expected

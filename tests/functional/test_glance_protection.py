@@ -120,7 +120,7 @@ class World:
 def not_guaranteed(world: World) -> dict[str, str]:
     """Return what the check finds that is not as it should be, with the first words about it."""
     found = protection_check.check_protection(world.conf, world.images)
-    bad = {one.what: one.message for one in found if not one.is_well}
+    bad = {one.what: one.message for one in found if not one.is_healthy}
     return {what: message[:19] for what, message in bad.items()}
 
 

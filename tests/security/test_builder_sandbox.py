@@ -330,7 +330,7 @@ def test_without_bubblewrap_nothing_is_booted_and_the_remedy_is_told(tmp_path, m
     limits = boot_guest.GuestLimits(longest_s=60.0, idle_s=2.0, memory_bytes=64 * MIB)
     trusting = sandbox.Sandbox.NONE
     built = boot_builder.build(
-        image, image_map, tmp_path / "out", limits=limits, held_by=trusting
+        image, image_map, tmp_path / "out", limits=limits, isolation=trusting
     )  # fmt: skip
     assert built.end == "idle"
 

@@ -4,11 +4,11 @@
 Temporary failures are retried while there is time, since the upload has already begun.
 """
 
-import collections
 import http
 import time
 from collections.abc import Callable
 
+from acstor_common.util import lru_table
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway import http_errors
 from acstor_glance.gateway.flatten import watchdog
@@ -36,10 +36,12 @@ class BackingFile:
         size_bytes: int,
         read: Callable[[byte_range.ByteRange], bytes],
         watched: watchdog.Watchdog,
+        *,
+        pages: int = PAGES,
     ) -> None:
         self.name, self.size_bytes = name, size_bytes
         self._read, self._watch = read, watched
-        self._pages: collections.OrderedDict[int, bytes] = collections.OrderedDict()
+        self._pages: lru_table.LruTable[int, bytes] = lru_table.LruTable(pages)
         self.read_bytes = 0
 
     def read_into(self, view: memoryview, offset: int) -> None:
@@ -71,13 +73,9 @@ class BackingFile:
             time.sleep(PAUSE_S)
 
     def _page(self, number: int) -> bytes:
-        page = self._pages.get(number)
+        page = self._pages.use(number)
         if page is None:
             start = number * PAGE_BYTES
             page = self.read_part(start, min(PAGE_BYTES, self.size_bytes - start))
             self._pages[number] = page
-            if len(self._pages) > PAGES:
-                self._pages.popitem(last=False)
-        else:
-            self._pages.move_to_end(number)
         return page

@@ -4,7 +4,6 @@
 A connection serves one read at a time, and is kept for the same account. The driver renews tokens.
 """
 
-import collections
 import http
 import threading
 from typing import Any
@@ -14,6 +13,7 @@ import swiftclient
 from glance_store import exceptions as store_errors
 from keystoneauth1 import exceptions as keystone_errors
 
+from acstor_common.util import lru_table
 from acstor_glance.gateway import byte_range
 from acstor_glance.gateway.readers import base
 
@@ -29,7 +29,7 @@ class SwiftReader(base.Reader):
         super().__init__(name)
         self._store, self._reads, self._timeout_s = store, reads, timeout_s
         self._lock = threading.Lock()
-        self._idle: collections.OrderedDict[object, list[Any]] = collections.OrderedDict()
+        self._idle: lru_table.LruTable[object, list[Any]] = lru_table.LruTable(ACCOUNTS)
 
     def read(self, location: Any, asked: byte_range.ByteRange) -> base.Part:
         """Read a range; see :meth:`base.Reader.read`."""
@@ -65,9 +65,7 @@ class SwiftReader(base.Reader):
 
     def _keep(self, account: object, manager: Any) -> None:
         with self._lock:
-            idle = self._idle.setdefault(account, [])
-            self._idle.move_to_end(account)
+            idle = self._idle.get(account, [])
             if len(idle) < self._reads:
                 idle.append(manager)
-            while len(self._idle) > ACCOUNTS:
-                self._idle.popitem(last=False)
+            self._idle[account] = idle

@@ -60,13 +60,18 @@ def images():
 
 
 @pytest.fixture
-def ahead(images, decision, tmp_path):
+def listener_conf(decision, tmp_path):
     file = tmp_path / "listener.conf"
     file.write_text(
         f"[acstor_glance]\nauth_type = none\nstate_dir = {tmp_path}\n"
         f"endpoint = {decision.url}\ndecision_endpoint = {decision.url}\n"
     )
-    return boot_image_announcer.BootImageAnnouncer(images, glance_options.conf(file))
+    return glance_options.conf(file)
+
+
+@pytest.fixture
+def ahead(images, listener_conf):
+    return boot_image_announcer.BootImageAnnouncer(images, listener_conf)
 
 
 def image_id(record):
@@ -113,8 +118,8 @@ def test_what_cannot_be_told_is_told_later_and_no_more_than_once(images, decisio
 
 
 @pytest.mark.expect_log("hosts are not told of new boot images")
-def test_what_waits_to_be_told_is_bounded(images, decision, ahead, monkeypatch):
-    monkeypatch.setattr(boot_image_announcer, "MOST_UNTOLD", 2)
+def test_what_waits_to_be_told_is_bounded(images, decision, listener_conf):
+    ahead = boot_image_announcer.BootImageAnnouncer(images, listener_conf, limit=2)
     made = [images.add(DATA, name=name, visibility="public", **NEW) for name in ("a", "b", "c")]
     decision.status = 503
     for one in made:

@@ -52,7 +52,7 @@ class MemoryGlance:
         self.artefacts = {artefacts.Kind.CHUNK_MAP: {"id": MAP_ID}}
         self.published: list[tuple[int, list[int]]] = []
 
-    def artefact_quota_per_project(self, project):
+    def list_project_artefacts(self, project):
         return [
             image_record.Image.from_record({"acstor_kind": kind.value, **artefact})
             for kind, artefact in self.artefacts.items()

@@ -17,8 +17,8 @@ def info_of(tmp_path, monkeypatch):
             conversion._Job, "_run", lambda self, words, said, *bounds: said.write(text.encode())
         )
         with (tmp_path / "image").open("w+b") as stored, (tmp_path / "made").open("w+b") as made:
-            held_by = sandbox.Sandbox.BUBBLEWRAP
-            job = conversion._Job("image x", "vmdk", stored, made, held_by)
+            isolation = sandbox.Sandbox.BUBBLEWRAP
+            job = conversion._Job("image x", "vmdk", stored, made, isolation)
             conversion._check_info("image x", job.info(), job.image)
 
     return judge

@@ -226,16 +226,14 @@ class Store:
         return self.data[asked.offset : asked.offset + asked.length]
 
 
-def file_of(store, longest_s=30.0):
-    return backing_file.BackingFile(
-        "base", len(store.data), store.read, watchdog.Watchdog(longest_s)
-    )
+def file_of(store, longest_s=30.0, **limits):
+    watched = watchdog.Watchdog(longest_s)
+    return backing_file.BackingFile("base", len(store.data), store.read, watched, **limits)
 
 
-def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not(monkeypatch):
-    monkeypatch.setattr(backing_file, "PAGES", 2)
+def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not():
     store = Store(bytes(range(256)) * 1000)
-    file, view = file_of(store), bytearray(100)
+    file, view = file_of(store, pages=2), bytearray(100)
     for at in (0, 65_500, 65_500, 255_900):
         file.read_into(memoryview(view), at)
         assert view == store.data[at : at + 100]

@@ -179,14 +179,14 @@ def test_words_of_tenants_make_no_table_long_and_examples_are_few() -> None:
     others = counting.counts["disk-format:others"]
     assert others.images == 501 - image_scan.MOST_LABELS
     assert len(others.examples) == image_scan.EXAMPLES
-    assert counting.is_well
+    assert counting.is_healthy
 
 
 def test_what_somebody_must_look_after_is_not_well() -> None:
     image, own = mapped(1)
     counting = image_scan.ImageScan(Listed({**image, "os_hash_value": "11" * 64}, own), ranges_of)
     list(counting.run())
-    assert not counting.is_well
+    assert not counting.is_healthy
     [only] = counting.counts.values()
     assert "of the first: it is of other bytes" in only.message
 

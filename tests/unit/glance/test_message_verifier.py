@@ -119,12 +119,14 @@ def test_one_host_may_send_so_many_traces_and_takes_no_turn_of_others(listener):
         listener.proofs.verify_trace(payload)
 
 
-def test_paces_of_hosts_take_bounded_memory(listener, monkeypatch):
-    monkeypatch.setattr(message_verifier, "MAX_HOSTS", 3)
+def test_rates_of_hosts_take_bounded_memory(listener):
+    verifier = message_verifier.MessageVerifier(
+        lambda: listener.trust, lambda: listener.now_s, hosts=3
+    )
     for number in range(6):
         host = KEYS.host(f"h{number}")
-        listener.proofs.verify_trace(sent(trace(f"h{number}"), host))
-    assert len(listener.proofs._paces) == 3
+        verifier.verify_trace(sent(trace(f"h{number}"), host))
+    assert len(verifier._rates) == 3
 
 
 def test_before_anybody_is_known_nobody_is_believed(listener):

@@ -81,7 +81,7 @@ class Nova:
             imagebackend.NovaFunctions(self.conf, None, self.get_image, None, None)
         )
         self.headers = {"X-Auth-Token": "token"}
-        self.seams = delta_snapshot.SnapshotHooks(
+        self.hooks = delta_snapshot.SnapshotHooks(
             token_headers=lambda context: {**self.headers},
             update_image=lambda context, image_id, record: self.said("update", image_id, record),
             disk_turn=lambda: contextlib.nullcontext(),
@@ -124,7 +124,7 @@ class Nova:
 
     def snapshot(self, image_format="qcow2", disk=None):
         made = delta_snapshot.PendingSnapshot(
-            seams=self.seams,
+            hooks=self.hooks,
             is_live=bool(self.is_live),
             is_suspended=self.is_suspended,
             record_of=lambda image_format: {**RECORD, "disk_format": image_format},
@@ -168,7 +168,7 @@ def test_snapshot_is_made_though_glance_takes_no_property_for_its_base(nova, age
         if "properties" in record:
             raise RuntimeError("the quota of properties is exceeded")
 
-    nova.seams = dataclasses.replace(nova.seams, update_image=update)
+    nova.hooks = dataclasses.replace(nova.hooks, update_image=update)
     assert nova.snapshot() is None
     assert len(gateway.composed) == 1 and not nova.host.fallbacks.total
 

@@ -264,7 +264,7 @@ def test_nova_s_own_refusal_is_passed_on(nova, agent):
     def refuse(image_id, path):
         raise nova_backend.CannotStartError("not what it says")
 
-    nova.host.seams = imagebackend.dataclasses.replace(nova.host.seams, inspect=refuse)
+    nova.host.nova = imagebackend.dataclasses.replace(nova.host.nova, inspect=refuse)
     with pytest.raises(nova_backend.CannotStartError):
         nova.spawn()
     assert not os.path.lexists(nova.base)
@@ -279,8 +279,8 @@ def test_image_that_glance_forgot_is_served_while_the_agent_knows_it(nova, agent
 @pytest.mark.expect_log("mirror-lost")
 def test_mirror_that_is_lost_while_the_disk_is_made_is_downloaded(nova, agent):
     nova.stock.fails = 1
-    nova.host.seams = imagebackend.dataclasses.replace(
-        nova.host.seams, inspect=lambda *_: nova.mirror.unlink()
+    nova.host.nova = imagebackend.dataclasses.replace(
+        nova.host.nova, inspect=lambda *_: nova.mirror.unlink()
     )
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED

@@ -130,11 +130,11 @@ def test_backend_is_told_of_a_snapshot_and_given_what_it_needs_of_nova(driver):
     guest = f"guest of {INSTANCE}"
     wanted = ("context", instance, guest, "disk", "out", "qcow2", "qcow2", "meta")
     assert driver.done[1] == wanted
-    assert made.seams.token_headers("context") == {"X-Auth-Token": "token of a session"}
+    assert made.hooks.token_headers("context") == {"X-Auth-Token": "token of a session"}
     updated = []
-    made.seams.update_image(updated, "image", {"disk_format": "raw"})
+    made.hooks.update_image(updated, "image", {"disk_format": "raw"})
     assert updated == [(("image", {"disk_format": "raw"}), {"purge_props": False})]
-    assert made.seams.disk_turn() == "a turn"
+    assert made.hooks.disk_turn() == "a turn"
 
 
 @pytest.mark.parametrize(("power_state", "is_suspended"), [(1, True), (4, False)])
