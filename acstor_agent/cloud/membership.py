@@ -8,7 +8,6 @@ import contextlib
 import importlib
 import pathlib
 import ssl
-from collections.abc import Callable
 
 import trio
 from oslo_config import cfg
@@ -21,6 +20,7 @@ from acstor_agent.cloud import message_signing
 from acstor_agent.cloud import ring_keeper
 from acstor_agent.cloud import traffic_meter
 from acstor_agent.engine import placement
+from acstor_agent.runtime import supervised_tasks
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import credentials
@@ -59,8 +59,7 @@ def import_optional(conf: cfg.ConfigOpts) -> None:
 class Membership:
     """This host's connections to its cloud.
 
-    :param note: called with a part and its failure, to log it once
-    :param show: the same for a failure that is logged; an empty reason ends it
+    :param supervised: gets failures of the message bus
     """
 
     def __init__(
@@ -69,8 +68,7 @@ class Membership:
         here: ids.HostId,
         identity: identity_files.IdentityFiles,
         rings: ring_keeper.RingKeeper,
-        note: Callable[[str, str], None],
-        show: Callable[[str, str], None],
+        supervised: supervised_tasks.SupervisedTasks,
     ) -> None:
         own = conf.acstor_agent
         self._conf, self.host = conf, here
@@ -80,14 +78,14 @@ class Membership:
             identity, vault_paths.PROTOCOL, certificates.GRACE_S
         )
         self.enrolment = enrolment.from_conf(conf, here, self.identity, rings.revoked_certificates)
-        self._bus = self._open_bus(note, show)
+        self._bus = self._open_bus(supervised)
         self.decision: decision_link.DecisionLink | None = None
         """Set by :meth:`make_link` if there is a bus."""
         self.has_others = any((own.ring_file, self._bus, self.enrolment))
         """Whether a v-node table may arrive later."""
 
     def _open_bus(
-        self, note: Callable[[str, str], None], show: Callable[[str, str], None]
+        self, supervised: supervised_tasks.SupervisedTasks
     ) -> decision_receiver.Bus | None:
         conf = self._conf
         if not conf.transport_url:
@@ -98,12 +96,12 @@ class Membership:
 
         def tell(why: str) -> None:
             with contextlib.suppress(trio.RunFinishedError):
-                token.run_sync_soon(show, _BUS, why)
+                token.run_sync_soon(supervised.set_logged_state, _BUS, why)
 
         try:
             return bus.open_bus(self.host, conf.config_file or [], conf.config_dir or [], tell)
         except errors.Unusable as e:
-            note(_BUS, f"{e}; it is not looked at before a restart")
+            supervised.note_failure(_BUS, f"{e}; it is not looked at before a restart")
             return None
 
     def credentials(self) -> credentials.Credentials | None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control of the agent: socket, tasks from the bus, status, metrics, supervision."""
+"""Control of the agent: socket, requests, tasks from the bus, status, metrics."""

@@ -21,7 +21,6 @@ from acstor_agent.control import image_requests
 from acstor_agent.control import image_tasks
 from acstor_agent.control import metrics
 from acstor_agent.control import status
-from acstor_agent.control import supervised_tasks
 from acstor_agent.core.mount import inodes
 from acstor_agent.daemon import boot_service
 from acstor_agent.daemon import chunk_service
@@ -34,6 +33,7 @@ from acstor_agent.mount import fuse_connection
 from acstor_agent.process import loop_lag
 from acstor_agent.process import supervisor
 from acstor_agent.runtime import disk_io
+from acstor_agent.runtime import supervised_tasks
 from acstor_common import errors
 from acstor_common.identity import identity_files
 
@@ -67,8 +67,7 @@ class Agent:
             settings.host_id(own.host),
             identity,
             rings,
-            tasks.note_failure,
-            tasks.set_logged_state,
+            tasks,
         )
         self._chunks = chunks = chunk_service.ChunkService(
             conf, nursery, stored, inode_numbers, cloud, maps, self._loop_lag

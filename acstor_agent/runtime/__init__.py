@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Services for several layers: disk I/O, fault log, TLS, cleanup after processes."""
+"""Services for several layers: disk I/O, fault log, supervision, TLS, cleanup of processes."""

@@ -43,4 +43,4 @@ def test_rate_of_a_slow_link_is_seen_when_enough_was_sent(mbit):
             receiver.wait()
     assert first > 100e6  # nothing was sent yet: nothing is compressed
     assert 0.5 * mbit / 8 < last / 1e6 < 1.5 * mbit / 8
-    assert link_compression.LinkCompression().is_worth(last)
+    assert link_compression.LinkCompression().is_worthwhile(last)

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import trio
 from oslo_config import cfg
 
 from acstor_agent import settings
 from acstor_agent.cloud import membership
 from acstor_agent.cmd import agent
+from acstor_agent.runtime import supervised_tasks
 from acstor_common.model import ids
 
 HERE = ids.HostId("h1")
@@ -38,31 +40,34 @@ def configured(folder: pathlib.Path, text: str) -> pathlib.Path:
     return path
 
 
-def member(folder: pathlib.Path, text: str, noted: list[str]) -> membership.Membership:
+def member(
+    folder: pathlib.Path, text: str, supervised: supervised_tasks.SupervisedTasks
+) -> membership.Membership:
     conf = agent.load_conf(["--config-file", str(configured(folder, text))])
     conf.set_override("state_dir", str(folder), "acstor_agent")
     identity = settings.identity(conf.acstor_agent, HERE)
     rings = membership.ring_keeper_of(conf.acstor_agent, identity)
-    return membership.Membership(
-        conf, HERE, identity, rings, lambda _, why: noted.append(why), lambda *_: None
-    )
+    return membership.Membership(conf, HERE, identity, rings, supervised)
 
 
 @pytest.mark.parametrize(("text", "has_others"), [("", False), (BROKER, True)])
 async def test_a_host_has_others_where_a_broker_is_named(
-    tmp_path: pathlib.Path, text: str, has_others: bool
+    tmp_path: pathlib.Path, nursery: trio.Nursery, text: str, has_others: bool
 ) -> None:
-    noted: list[str] = []
-    made = member(tmp_path, text, noted)
-    assert (made.has_others, noted) == (has_others, [])
+    supervised = supervised_tasks.SupervisedTasks(nursery)
+    made = member(tmp_path, text, supervised)
+    assert (made.has_others, supervised.issues.now) == (has_others, {})
     await made.stop()
 
 
-async def test_a_broker_that_makes_no_sense_is_told_and_is_as_none(tmp_path: pathlib.Path) -> None:
-    noted: list[str] = []
-    made = member(tmp_path, "transport_url = pigeon://loft/", noted)
+@pytest.mark.expect_log("message bus: .*transport_url")
+async def test_a_broker_that_makes_no_sense_is_told_and_is_as_none(
+    tmp_path: pathlib.Path, nursery: trio.Nursery
+) -> None:
+    supervised = supervised_tasks.SupervisedTasks(nursery)
+    made = member(tmp_path, "transport_url = pigeon://loft/", supervised)
     assert not made.has_others
-    assert "[DEFAULT] transport_url" in noted[0]
+    assert "[DEFAULT] transport_url" in supervised.issues.now["message bus"].why
 
 
 @pytest.mark.parametrize(

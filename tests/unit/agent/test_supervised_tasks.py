@@ -2,7 +2,7 @@
 import pytest
 import trio
 
-from acstor_agent.control import supervised_tasks
+from acstor_agent.runtime import supervised_tasks
 
 
 class Part:
