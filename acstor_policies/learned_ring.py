@@ -19,7 +19,7 @@ from acstor_common.wire import peer_request
 from acstor_policies import lockstep
 
 PendingRequest = requester.PendingRequest
-LATER = priority.Priority.LATER
+PREFETCH = priority.Priority.PREFETCH
 RELAYED = peer_request.Mode.RELAYED
 
 AWAITED_S = 0.5
@@ -70,7 +70,7 @@ class LearnedRing(base.Lockstep):
         :return: None: links have no queues, or nobody is in step with it
         """
         context, want, host = self._context, asker.want, asker.host
-        if asker.priority is LATER or not context.uploads.has_met_queue(context.now):
+        if asker.priority is PREFETCH or not context.uploads.has_met_queue(context.now):
             return None
         here, home = context.ring.here, context.ring.home(want.place)
         place = want.image_id, host, want.offset, context.now

@@ -70,7 +70,7 @@ class SendQueue:
     def queue_requests(self, requests: Iterable[peer_wire.Request]) -> None:
         """Queue requests."""
         for request in requests:
-            is_background = request.priority is peer_wire.Priority.LATER
+            is_background = request.priority is peer_wire.Priority.PREFETCH
             (self._background if is_background else self._urgent)[request.request_id] = request
             self._left.update(dict.fromkeys(request.numbers, request))
 

@@ -96,7 +96,7 @@ class ChunkService:
             settings=settings.exchange(
                 self._own, has_others=cloud.has_others, source_places=self.source.in_flight
             ),
-            given_as=self.source.given_as,
+            source_access=self.source.source_access,
         )
         return exchange.Exchange(
             self._nursery,

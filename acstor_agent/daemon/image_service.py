@@ -86,7 +86,7 @@ class ImageService:
         )
         chunks.peers.subscribe(
             heard=fanout.announcement_received,
-            broke_rules=chunks.exchange.broke_rules,
+            protocol_violated=chunks.exchange.protocol_violated,
             unheard=chunks.exchange.announcement_lost,
         )
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions: what the caller of the engine must do, in batches.
 
-``Out`` collects the actions of one event. All requests for one host form one action, as do all
-answers on one connection.
+``ActionQueue`` collects the actions of one event. All requests for one host form one action, as do
+all answers on one connection.
 """
 
 from collections.abc import Hashable
@@ -20,7 +20,7 @@ from acstor_common.model import segments
 from acstor_common.wire import peer_request
 
 
-class Ask(NamedTuple):
+class RequestChunks(NamedTuple):
     """Send one request for all attempts; set ``connection`` of each one."""
 
     host: ids.HostId
@@ -33,14 +33,14 @@ class Ask(NamedTuple):
                 yield number, ref, attempt
 
 
-class Cancel(NamedTuple):
+class CancelRequests(NamedTuple):
     """Tell a peer that answers are not needed any more; they may arrive all the same."""
 
     host: ids.HostId
     numbers: list[int]
 
 
-class Hurry(NamedTuple):
+class RaisePriority(NamedTuple):
     """Tell a peer that guests now wait for these answers (priority PEER)."""
 
     host: ids.HostId
@@ -57,13 +57,13 @@ class ReadSource(NamedTuple):
     wants: list[chunk_ref.ChunkRef]
 
 
-class CancelRead(NamedTuple):
+class CancelSourceRead(NamedTuple):
     """Cancel a read of the source; later reports about it are ignored."""
 
     number: int
 
 
-class Arrived(NamedTuple):
+class ArrivedRun(NamedTuple):
     """Chunks of one transfer that arrived together."""
 
     refs: transfer.Refs
@@ -76,19 +76,19 @@ class Arrived(NamedTuple):
     priority: priority_.Priority
     is_stored: bool = True  # False: store pinned chunks only
 
-    def select(self, indices: Sequence[int]) -> "Arrived":
+    def select(self, indices: Sequence[int]) -> "ArrivedRun":
         """Return an entry with the chunks at some indices only."""
         refs, keys = transfer.pick(self.refs, indices), transfer.pick(self.keys, indices)
         return self._replace(refs=refs, keys=keys, chunks=transfer.pick(self.chunks, indices))
 
 
 class Store(NamedTuple):
-    """Store chunks, and feed ``chunks_stored`` or ``not_stored`` for each."""
+    """Store chunks, and feed ``chunks_stored`` or ``chunks_not_stored`` for each."""
 
-    runs: list[Arrived]
+    runs: list[ArrivedRun]
 
 
-class Complete(NamedTuple):
+class CompleteRead(NamedTuple):
     """Answer a local reader."""
 
     token: Hashable
@@ -97,7 +97,7 @@ class Complete(NamedTuple):
     why: str
 
 
-class Told(NamedTuple):
+class ReportStall(NamedTuple):
     """Report what a local reader still waits for."""
 
     token: Hashable
@@ -106,8 +106,8 @@ class Told(NamedTuple):
     lost_in_s: float = 0.0  # time after which it counts as lost
 
 
-class Given(NamedTuple):
-    """Answer a request with one chunk; if the cache fails, feed ``could_not_read``."""
+class SendChunk(NamedTuple):
+    """Answer a request with one chunk; if the cache fails, feed ``cache_read_failed``."""
 
     number: int
     want: chunk_ref.ChunkRef
@@ -115,20 +115,20 @@ class Given(NamedTuple):
     priority: priority_.Priority
 
 
-class GivenRun(NamedTuple):
-    """Answer a request for a run from the cache: one ``Given`` for each chunk."""
+class SendRun(NamedTuple):
+    """Answer a request for a run from the cache: one ``SendChunk`` for each chunk."""
 
     number: int
     wants: Sequence[chunk_ref.ChunkRef]  # with consecutive numbers
     priority: priority_.Priority
 
-    def iter_chunks(self) -> Iterator[Given]:
+    def iter_chunks(self) -> Iterator[SendChunk]:
         """Yield the chunks."""
         for number, want in enumerate(self.wants, self.number):
-            yield Given(number, want, None, self.priority)
+            yield SendChunk(number, want, None, self.priority)
 
 
-class Refused(NamedTuple):
+class SendRefusal(NamedTuple):
     """Refuse a request."""
 
     number: int
@@ -137,45 +137,45 @@ class Refused(NamedTuple):
     request: chunk_ref.Request | None = None
 
 
-class Referred(NamedTuple):
+class SendReferral(NamedTuple):
     """Answer a request with other hosts to ask, the best first."""
 
     number: int
     hosts: tuple[ids.HostId, ...]
 
 
-Answer = Given | GivenRun | Refused | Referred
+Answer = SendChunk | SendRun | SendRefusal | SendReferral
 
 
-class Reply(NamedTuple):
+class SendAnswers(NamedTuple):
     """Send answers on one connection."""
 
     connection: Hashable
     answers: list[Answer]
 
-    def split_runs(self) -> list[Given | Refused | Referred]:
-        """Return the answers, with a ``Given`` for each chunk of a run."""
-        found: list[Given | Refused | Referred] = []
+    def split_runs(self) -> list[SendChunk | SendRefusal | SendReferral]:
+        """Return the answers, with a ``SendChunk`` for each chunk of a run."""
+        found: list[SendChunk | SendRefusal | SendReferral] = []
         for answer in self.answers:
-            found += answer.iter_chunks() if isinstance(answer, GivenRun) else (answer,)
+            found += answer.iter_chunks() if isinstance(answer, SendRun) else (answer,)
         return found
 
 
-class LookUp(NamedTuple):
-    """Read chunk maps of images that are not attached; feed ``looked_up`` per request."""
+class LookUpContents(NamedTuple):
+    """Read chunk maps of images that are not attached; feed ``contents_looked_up`` per request."""
 
     connection: Hashable
     host: ids.HostId
     requests: list[chunk_ref.Request]
 
 
-class Watch(NamedTuple):
+class WatchDelivery(NamedTuple):
     """Feed ``answers_delivered`` when all bytes sent on the connections have arrived."""
 
     connections: list[Hashable]
 
 
-class Tell(NamedTuple):
+class SendAnnouncement(NamedTuple):
     """Send an announcement: held chunks, evicted chunks, eviction hints."""
 
     host: ids.HostId
@@ -185,7 +185,7 @@ class Tell(NamedTuple):
     segment_chunks: int = 1
 
 
-class Heard(NamedTuple):
+class ForwardAnnouncement(NamedTuple):
     """Pass on an accepted announcement and eviction hints, for images and the cache."""
 
     host: ids.HostId
@@ -193,7 +193,7 @@ class Heard(NamedTuple):
     evictable: Sequence[segments.Chunks]
 
 
-class LeftAlone(NamedTuple):
+class ReportBackoff(NamedTuple):
     """Log that a peer is in backoff from now on."""
 
     host: ids.HostId
@@ -201,46 +201,46 @@ class LeftAlone(NamedTuple):
     why: str
 
 
-class Alive(NamedTuple):
+class SendKeepalives(NamedTuple):
     """Send keepalives: pending requests on these connections are being worked on."""
 
     connections: list[Hashable]
 
 
-class Drop(NamedTuple):
-    """Close a connection because the peer broke the protocol, then feed ``peer_left``."""
+class CloseConnection(NamedTuple):
+    """Close a connection because the peer broke the protocol, then feed ``peer_disconnected``."""
 
     connection: Hashable
     why: str
 
 
 Action = (
-    Ask
-    | Cancel
-    | Hurry
+    RequestChunks
+    | CancelRequests
+    | RaisePriority
     | ReadSource
-    | CancelRead
+    | CancelSourceRead
     | Store
-    | Complete
-    | Told
-    | Reply
-    | LookUp
-    | Watch
-    | Tell
-    | Heard
-    | LeftAlone
-    | Alive
-    | Drop
+    | CompleteRead
+    | ReportStall
+    | SendAnswers
+    | LookUpContents
+    | WatchDelivery
+    | SendAnnouncement
+    | ForwardAnnouncement
+    | ReportBackoff
+    | SendKeepalives
+    | CloseConnection
 )
 
 
-class Out:
+class ActionQueue:
     """Collects the actions of one event."""
 
     __slots__ = ("_asks", "_cancels", "_hurries", "_replies", "_stores", "_watch", "others")
 
     def __init__(self) -> None:
-        self._stores: list[Arrived] = []
+        self._stores: list[ArrivedRun] = []
         self._replies: dict[Hashable, list[Answer]] = {}
         self._asks: dict[ids.HostId, list[transfer.Attempt]] = {}
         self._cancels: dict[ids.HostId, list[int]] = {}
@@ -248,7 +248,7 @@ class Out:
         self._watch: list[Hashable] = []
         self.others: list[Action] = []
 
-    def store(self, arrived: Arrived) -> None:
+    def store(self, arrived: ArrivedRun) -> None:
         """Add chunks to be stored."""
         self._stores.append(arrived)
 
@@ -259,25 +259,25 @@ class Out:
             answers = self._replies[connection] = []
         answers.append(answer)
 
-    def add_ask(self, host: ids.HostId, attempt: transfer.Attempt) -> None:
+    def add_request(self, host: ids.HostId, attempt: transfer.Attempt) -> None:
         """Add an attempt to be sent."""
         attempts = self._asks.get(host)
         if attempts is None:
             attempts = self._asks[host] = []
         attempts.append(attempt)
 
-    def add_division(self, attempt: transfer.Attempt, part: transfer.Attempt) -> None:
+    def add_split_request(self, attempt: transfer.Attempt, part: transfer.Attempt) -> None:
         """Add the split-off part of an attempt, if that attempt is still to be sent."""
         assert attempt.host is not None
         attempts = self._asks.get(attempt.host, [])
         if attempt in attempts:
             attempts.insert(attempts.index(attempt) + 1, part)
 
-    def add_watch(self, connection: Hashable) -> None:
+    def add_delivery_watch(self, connection: Hashable) -> None:
         """Add a connection whose delivery is to be reported."""
         self._watch.append(connection)
 
-    def add_hurry(self, host: ids.HostId, numbers: Iterable[int]) -> None:
+    def add_priority_raise(self, host: ids.HostId, numbers: Iterable[int]) -> None:
         """Add requests whose priority a peer is to raise."""
         self._hurries.setdefault(host, []).extend(numbers)
 
@@ -296,30 +296,30 @@ class Out:
             found += self.others
             self.others = []
         if self._replies:
-            found += [Reply(link, answers) for link, answers in self._replies.items()]
+            found += [SendAnswers(link, answers) for link, answers in self._replies.items()]
             self._replies = {}
         if self._watch:
-            found.append(Watch(self._watch))
+            found.append(WatchDelivery(self._watch))
             self._watch = []
         if self._cancels:
             found += cancels
             self._cancels = {}
         if self._hurries:
-            found += [Hurry(host, numbers) for host, numbers in self._hurries.items()]
+            found += [RaisePriority(host, numbers) for host, numbers in self._hurries.items()]
             self._hurries = {}
         if self._asks:
             for host, asked in self._asks.items():
                 attempts = [attempt for attempt in asked if not attempt.is_over]  # ended since
-                found += [Ask(host, some) for some in _messages(attempts)]
+                found += [RequestChunks(host, some) for some in _messages(attempts)]
             self._asks = {}
         return found
 
-    def _sent(self, host: ids.HostId) -> Cancel | None:
-        """Return a ``Cancel`` without the attempts that were never sent; None if empty."""
+    def _sent(self, host: ids.HostId) -> CancelRequests | None:
+        """Return a ``CancelRequests`` without the attempts that were never sent; None if empty."""
         over = [attempt for attempt in self._asks.get(host, ()) if attempt.is_over]
         unsent = {number for attempt in over for number in attempt.numbers}
         numbers = [number for number in self._cancels[host] if number not in unsent]
-        return Cancel(host, numbers) if numbers else None
+        return CancelRequests(host, numbers) if numbers else None
 
 
 def _messages(attempts: Sequence[transfer.Attempt]) -> Iterator[list[transfer.Attempt]]:

@@ -83,12 +83,14 @@ class Engine:
         rights: authorization.Authorization,
         rng: peer_state.Random,
         settings: settings.Settings = settings.DEFAULTS,
-        given_as: context.SourceAccessOf = lambda image_id, offset: placement.SourceAccess.IN_PARTS,
+        source_access: context.SourceAccessOf = lambda image_id, offset: (
+            placement.SourceAccess.IN_PARTS
+        ),
     ) -> None:
         view = ring_view.RingView(here, table)
         self.rights = rights
         self.context = context.Context(
-            view, rng, cache, settings, lambda: 1 + rights.images, given_as
+            view, rng, cache, settings, lambda: 1 + rights.images, source_access
         )
         self._read_through = read_through.ReadThrough(self.context, self._source_failed)
         self.requests = peer_requests.PeerRequests(self.context, self._read_through, rights)
@@ -97,14 +99,14 @@ class Engine:
         self._responses = responses.Responses(self.context, self._read_through, self.pending)
         self._timer_handlers: dict[Due, Callable[[Any], None]] = {
             Due.ATTEMPTS: self._responses.check_timeouts,
-            Due.WAITER: self.pending.is_late,
-            Due.RETRY: self.pending.retries.is_due,
-            Due.REQUESTS: lambda _: self.requests.check_deadlines(),
-            Due.PATIENCE: self.requests.out_of_patience,
-            Due.SEARCH: lambda _: self.pending.lookups.place_free(),
-            Due.NEWS: lambda _: self.context.announcements.flush(self.context.now),
+            Due.READ_DEADLINE: self.pending.deadline_passed,
+            Due.RETRY: self.pending.retries.pause_ended,
+            Due.REQUEST_DEADLINES: lambda _: self.requests.check_deadlines(),
+            Due.SLOT_TIMEOUT: self.requests.slots_timed_out,
+            Due.LOOKUP_SLOT: lambda _: self.pending.lookups.release_slot(),
+            Due.ANNOUNCEMENTS: lambda _: self.context.announcements.flush(self.context.now),
             Due.HINTS: lambda _: self.context.announcements.flush_hints(self.context.now),
-            Due.TELL_AGAIN: lambda host: self.context.announcements.tell_again(
+            Due.REPEAT_ANNOUNCEMENTS: lambda host: self.context.announcements.tell_again(
                 host, self.context.now
             ),
         }
@@ -141,7 +143,7 @@ class Engine:
             self._responses.denied,
         )
 
-    def asked_of(self, host: ids.HostId, number: int) -> chunk_ref.ChunkRef | None:
+    def requested_chunk(self, host: ids.HostId, number: int) -> chunk_ref.ChunkRef | None:
         """Return the chunk that a peer was asked for under a number, if it is pending."""
         peer = self.context.peers.get(host)
         attempt = peer.asks.get(number) if peer is not None else None
@@ -168,7 +170,7 @@ class Engine:
         """Fetch chunks that are not in the cache; an empty batch completes at once.
 
         :param priority: GUEST, or a priority of ``prefetch_limits``
-        :param token: identifies the reader in ``Complete``; None: no reader is notified
+        :param token: identifies the reader in ``CompleteRead``; None: no reader is notified
         :param is_patient: retry while bytes may still arrive (GUEST only)
         :param opener: the process that opened the image; openers take turns at the source
         :raises errors.LocalProtocolError: another priority was given
@@ -215,7 +217,7 @@ class Engine:
         """Record that a peer still works on pending requests."""
         peer = self.context.peers.get(host)
         if peer is not None:
-            peer.heard_s = self.context.now
+            peer.last_heard_s = self.context.now
 
     @_event
     def connection_lost(self, host: ids.HostId, connection: Hashable = None) -> None:
@@ -224,9 +226,9 @@ class Engine:
         self._responses.judge_peer([(attempt, Failure.UNREACHABLE) for attempt in attempts])
 
     @_event
-    def broke_rules(self, host: ids.HostId, why: str) -> None:
+    def protocol_violated(self, host: ids.HostId, why: str) -> None:
         """Put a peer in backoff that broke the protocol; its attempts end by other events."""
-        self._responses.broke_rules(host, why)
+        self._responses.protocol_violated(host, why)
 
     @_event
     def announcement_lost(self, host: ids.HostId) -> None:
@@ -240,7 +242,7 @@ class Engine:
         self, number: int, told: Iterable[tuple[int, transfer_.Bytes | Failure]]
     ) -> None:
         """Take chunks or failures of a read, by index in ``wants``; more may follow."""
-        self._responses.source_told(number, told)
+        self._responses.source_answered(number, told)
 
     @_event
     def source_ended(self, number: int, why: Failure = Failure.UNREACHABLE) -> None:
@@ -250,7 +252,7 @@ class Engine:
     # Cache
 
     @_event
-    def chunks_stored(self, runs: Iterable[actions.Arrived]) -> None:
+    def chunks_stored(self, runs: Iterable[actions.ArrivedRun]) -> None:
         """Release the bytes of stored chunks, and announce them."""
         context, note = self.context, self.rights.names.record_names
         for run in runs:
@@ -259,12 +261,12 @@ class Engine:
             context.announcements.announce_chunks(run.refs, run.giver, context.now)
 
     @_event
-    def not_stored(self, runs: Iterable[actions.Arrived]) -> None:
+    def chunks_not_stored(self, runs: Iterable[actions.ArrivedRun]) -> None:
         """Release the bytes of chunks that the cache did not take."""
         for run in runs:
             self._release_bytes(run)
 
-    def _release_bytes(self, run: actions.Arrived) -> None:
+    def _release_bytes(self, run: actions.ArrivedRun) -> None:
         kept = self.context.kept
         for key in run.keys:
             if key in kept:
@@ -278,14 +280,14 @@ class Engine:
                 self.context.announcements.withdraw_chunk(oid, self.context.now)
 
     @_event
-    def has_room(self, has_room: bool) -> None:
+    def room_changed(self, has_room: bool) -> None:
         """Allow or stop prefetches: the cache has room for them or not."""
         self.pending.prefetch_limits.has_room = has_room
 
     # Requests of peers
 
     @_event
-    def peer_asked(
+    def peer_requested(
         self, connection: Hashable, host: ids.HostId, requests: Iterable[chunk_ref.Request]
     ) -> None:
         """Take requests of a peer."""
@@ -297,28 +299,28 @@ class Engine:
         self.requests.cancel_requests(connection, numbers)
 
     @_event
-    def peer_left(self, connection: Hashable) -> None:
+    def peer_disconnected(self, connection: Hashable) -> None:
         """End the requests of a connection that has ended."""
         self.requests.connection_ended(connection)
 
     @_event
-    def peer_hurried(self, connection: Hashable, numbers: Iterable[int]) -> None:
+    def peer_raised_priority(self, connection: Hashable, numbers: Iterable[int]) -> None:
         """Raise pending requests of a peer to PEER, because its guests now wait."""
         self.requests.raise_priority(connection, numbers)
 
     @_event
-    def looked_up(
+    def contents_looked_up(
         self,
         connection: Hashable,
         found: Iterable[tuple[chunk_ref.Request, Sequence[ids.Content] | Failure]],
     ) -> None:
         """Take the contents at requested ranges (ZERO_CID: none), or why look-ups failed."""
-        self.requests.looked_up(connection, found)
+        self.requests.contents_looked_up(connection, found)
 
     @_event
-    def could_not_read(self, connection: Hashable, number: int) -> None:
-        """Fetch a chunk of a ``Given`` without data that the cache could not read."""
-        self.requests.could_not_read(connection, number)
+    def cache_read_failed(self, connection: Hashable, number: int) -> None:
+        """Fetch a chunk of a ``SendChunk`` without data that the cache could not read."""
+        self.requests.cache_read_failed(connection, number)
 
     @_event
     def answers_delivered(self, connections: Iterable[Hashable], late_s: float = 0.0) -> None:

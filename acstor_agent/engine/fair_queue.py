@@ -28,7 +28,7 @@ class FairQueue(Generic[T]):
     >>> turns = FairQueue()
     >>> for who, what in (("h1", 1), ("h1", 2), ("h2", 3)):
     ...     waiting = turns.put_item(priority.Priority.PEER, who, what)
-    >>> turns.put_item(priority.Priority.LATER, "h9", 9)
+    >>> turns.put_item(priority.Priority.PREFETCH, "h9", 9)
     1
     >>> [turns.take_next() for _ in range(5)]
     [1, 3, 2, 9, None]

@@ -75,19 +75,19 @@ class Peer:
     """State of one peer."""
 
     __slots__ = (
-        *("asks", "failures", "gave_s", "heard_s", "host", "is_liar", "line"),
-        *("backoffs", "trial_s", "under_bytes", "until_s"),
+        *("asks", "failures", "last_chunk_s", "last_heard_s", "host", "has_lied", "line"),
+        *("backoffs", "probe_until_s", "credit_used_bytes", "until_s"),
     )
 
     def __init__(self, host: ids.HostId) -> None:
         self.host = host
         self.asks: dict[int, transfer.Attempt] = {}  # unanswered attempts by number
-        self.under_bytes = 0  # of those that were sent
+        self.credit_used_bytes = 0  # of those that were sent
         self.line: fair_queue.FairQueue[transfer.Attempt] = fair_queue.FairQueue()
-        self.heard_s = self.gave_s = 0.0  # time of the last sign of life, last chunk
+        self.last_heard_s = self.last_chunk_s = 0.0  # time of the last sign of life, last chunk
         self.failures = self.backoffs = 0  # in a row
-        self.is_liar = False
-        self.until_s = self.trial_s = 0.0  # end of the backoff, of a trial
+        self.has_lied = False
+        self.until_s = self.probe_until_s = 0.0  # end of the backoff, of a trial
 
 
 class PeerStates:
@@ -160,9 +160,9 @@ class PeerStates:
         if host not in self._backing_off:
             return True
         peer = self._peers[host]
-        if now < peer.until_s or now < peer.trial_s:
+        if now < peer.until_s or now < peer.probe_until_s:
             return False
-        peer.trial_s = now + TRIAL_S
+        peer.probe_until_s = now + TRIAL_S
         return True
 
     def is_in_backoff(self, host: ids.HostId, now: float) -> bool:
@@ -190,15 +190,15 @@ class PeerStates:
         peer, is_lie = self.get_or_create(host), failure in _LIES
         self.invalid_chunks += is_lie
         is_alone = now < peer.until_s
-        if is_alone and (peer.is_liar or not is_lie):
+        if is_alone and (peer.has_lied or not is_lie):
             return 0.0  # the request was sent before the backoff
         peer.failures += 1
-        peer.is_liar |= is_lie
+        peer.has_lied |= is_lie
         if not (is_lie or peer.backoffs or peer.failures >= FAILURES_ALLOWED):
             return 0.0
-        length_s = min((LIAR_S if peer.is_liar else FIRST_S) * 2.0**peer.backoffs, LONGEST_S)
+        length_s = min((LIAR_S if peer.has_lied else FIRST_S) * 2.0**peer.backoffs, LONGEST_S)
         length_s *= 1 + JITTER * (2 * self._rng.random() - 1)
-        peer.until_s, peer.trial_s = now + length_s, 0.0
+        peer.until_s, peer.probe_until_s = now + length_s, 0.0
         peer.backoffs = min(peer.backoffs + 1, 32)
         self._backing_off.add(host)
         self.backoffs += 1
@@ -209,7 +209,7 @@ class PeerStates:
         peer = self._peers.get(host)
         if peer is not None and peer.failures and now >= peer.until_s:
             peer.failures = peer.backoffs = 0
-            peer.is_liar = False
+            peer.has_lied = False
             self._backing_off.discard(host)
 
     # Latency
@@ -232,7 +232,7 @@ class PeerStates:
         """
         self.record_answers(sum([len(attempt.refs) for attempt in attempts]))
         peer = self.get_or_create(host)
-        since_s, peer.gave_s = peer.gave_s, now
+        since_s, peer.last_chunk_s = peer.last_chunk_s, now
         guests = [a for a in attempts if a.priority is priority.Priority.GUEST]
         some = guests or attempts
         oldest = some[0] if len(some) == 1 else min(some, key=_sent_s)

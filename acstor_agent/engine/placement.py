@@ -82,8 +82,8 @@ def upstreams(
     After a remap, the new home asks the former home, which may hold the chunk or lack the new
     table. A former home, asked by a host without the new table, asks the new home. A home that does
     not know yet that it is one asks the home that it knows. So one of them reads the source: the
-    new home if both have the new table (:func:`is_left_to`), else the former. A former home that
-    lost v-nodes because of traffic is not asked. The home of the outer group comes last.
+    new home if both have the new table (:func:`is_left_to_new_home`), else the former. A former
+    home that lost v-nodes because of traffic is not asked. The home of the outer group comes last.
 
     :param former: the previous table, while it is remembered
     :param is_moved: ``here`` is home by the requester's table, and was not by the one before
@@ -106,7 +106,7 @@ def upstreams(
     return [upstream for host, upstream in found.items() if host != here]
 
 
-def is_left_to(
+def is_left_to_new_home(
     table: hash_ring.Ring,
     former: hash_ring.Ring | None,
     here: ids.HostId,

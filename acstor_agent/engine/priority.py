@@ -7,22 +7,22 @@ import enum
 class Priority(enum.IntEnum):
     """The priorities, most urgent first.
 
-    >>> Priority.GUEST < Priority.SOON, Priority.GUEST.at_peer, Priority.WHOLE.at_peer
-    (True, <Priority.PEER: 1>, <Priority.LATER: 7>)
+    >>> Priority.GUEST < Priority.READAHEAD, Priority.GUEST.at_peer, Priority.HYDRATE.at_peer
+    (True, <Priority.PEER: 1>, <Priority.PREFETCH: 7>)
     """
 
     GUEST = 0  # a guest of this host waits
     PEER = 1  # a guest of another host waits
-    SOON = 2  # a guest of any host is about to read it
-    SEED = 3  # an operator pre-seeds the image
+    READAHEAD = 2  # a guest of any host is about to read it
+    PRE_SEED = 3  # an operator pre-seeds the image
     FLATTEN = 4  # a disk is flattened
     ADVERTISED = 5  # a neighbour announced it, so guests here may read it
-    WHOLE = 6  # an image in use is hydrated
-    LATER = 7  # another host prefetches it
+    HYDRATE = 6  # an image in use is hydrated
+    PREFETCH = 7  # another host prefetches it
 
     @property
     def at_peer(self) -> "Priority":
-        """The priority that a request to a peer shows: PEER, SOON or LATER."""
+        """The priority that a request to a peer shows: PEER, READAHEAD or PREFETCH."""
         return _AT_PEER[self]
 
     @property
@@ -42,5 +42,5 @@ class Priority(enum.IntEnum):
 
 
 _P = Priority
-_HERE = _P.SEED, _P.FLATTEN, _P.WHOLE
-_AT_PEER = (_P.PEER, _P.PEER, _P.SOON, *5 * [_P.LATER])
+_HERE = _P.PRE_SEED, _P.FLATTEN, _P.HYDRATE
+_AT_PEER = (_P.PEER, _P.PEER, _P.READAHEAD, *5 * [_P.PREFETCH])

@@ -33,7 +33,9 @@ class Recovery:
         context.kept.clear()  # they may never be reported as stored
         context.source_reads.recount_reads()
         for transfer in dict.fromkeys(context.transfers.values()):
-            transfer.askers = {a: None for a in transfer.askers if self._requests.is_waiting(a)}
+            transfer.peer_requests = {
+                a: None for a in transfer.peer_requests if self._requests.is_waiting(a)
+            }
         self._pending.recover_from_fault(self._is_whole, why)
         context.requests_out.recount_credits(self._is_awaited, context.now)
         self._requests.recover_from_fault()
@@ -42,16 +44,16 @@ class Recovery:
 
     def _is_whole(self, transfer: Transfer) -> bool:
         attempts, read, relay = transfer.attempts, transfer.read, transfer.relay
-        if transfer.is_foreseen and self._context.settings.learns_ring:
+        if transfer.awaits_local_read and self._context.settings.learns_ring:
             return True  # the waiting requests time out
-        if transfer.is_idle or (transfer.is_travelling and not attempts):
+        if transfer.is_idle or (transfer.is_fetching and not attempts):
             return False
         if not all(map(self._is_under_way, attempts if relay is None else (*attempts, relay))):
             return False
         if read is not None and not self._context.source_reads.is_active(read):
             return False
         is_read_through = read is not None or relay is not None
-        if transfer.askers and not (is_read_through or transfer.is_travelling):
+        if transfer.peer_requests and not (is_read_through or transfer.is_fetching):
             return False
         return self._has_outcome(transfer) or (is_read_through and not transfer.waiters)
 
@@ -61,7 +63,7 @@ class Recovery:
             return pending.retries.is_waiting(transfer.retry)
         if transfer.search is not None:
             return pending.lookups.is_active(transfer.search)
-        return transfer.is_travelling or pending.prefetch_limits.is_queued(transfer)
+        return transfer.is_fetching or pending.prefetch_limits.is_queued(transfer)
 
     def _is_under_way(self, attempt: Attempt) -> bool:
         """Return whether an event will report the attempt."""
@@ -76,10 +78,10 @@ class Recovery:
     def _is_awaited(self, attempt: Attempt) -> bool:
         transfer = attempt.transfer
         if self._context.transfers.get(transfer.key) is not transfer:
-            return attempt.track is Track.TRIAL
+            return attempt.track is Track.PROBE
         search = transfer.search
         return (
-            attempt.track is Track.TRIAL
+            attempt.track is Track.PROBE
             or attempt in transfer.attempts
             or attempt is transfer.relay
             or (search is not None and attempt in search.attempts)

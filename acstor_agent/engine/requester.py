@@ -25,13 +25,13 @@ class RequesterLink:
     """A connection with requests: from its first request until it ends."""
 
     __slots__ = (
-        *("alive_s", "askers", "connection", "given", "is_due", "is_slow"),
+        *("alive_s", "peer_requests", "connection", "given", "is_due", "is_slow"),
         *("places", "receiver", "undelivered", "watched_s"),
     )
 
     def __init__(self, connection: Hashable, receiver: Requester) -> None:
         self.connection, self.receiver = connection, receiver
-        self.askers: dict[int, PendingRequest] = {}  # by number
+        self.peer_requests: dict[int, PendingRequest] = {}  # by number
         self.given: dict[int, ServedRequest] = {}  # from the cache and undelivered, by number
         self.places = self.undelivered = 0
         self.is_due = self.is_slow = False  # a timer reclaims its slots; it lost them

@@ -140,9 +140,11 @@ class RingView:
         found = dict.fromkeys((first, *upstreams, now))
         return [host for host in found if host not in (None, self.here)]
 
-    def is_left_to(self, oid: ids.Oid, requester: ids.HostId) -> bool:
+    def is_left_to_new_home(self, oid: ids.Oid, requester: ids.HostId) -> bool:
         """Return whether this host, a former home, leaves a chunk to the new home."""
-        return placement.is_left_to(self.table, self._former_homes, self.here, oid, requester)
+        return placement.is_left_to_new_home(
+            self.table, self._former_homes, self.here, oid, requester
+        )
 
 
 Topology = Callable[

@@ -14,23 +14,23 @@ class Due(enum.IntEnum):
     """What a timer is for."""
 
     ATTEMPTS = 0  # a batch of attempts to check for lateness and timeout
-    WAITER = 1  # the deadline of a local reader
+    READ_DEADLINE = 1  # the deadline of a local reader
     RETRY = 2  # the next try of a transfer
-    REQUESTS = 3  # deadlines of peers' requests
-    PATIENCE = 4  # an answer holds its upload slot too long
-    SEARCH = 5  # a failed broadcast lookup frees its place
-    NEWS = 6  # gathered announcements
+    REQUEST_DEADLINES = 3  # deadlines of peers' requests
+    SLOT_TIMEOUT = 4  # an answer holds its upload slot too long
+    LOOKUP_SLOT = 5  # a failed broadcast lookup frees its place
+    ANNOUNCEMENTS = 6  # gathered announcements
     HINTS = 7  # eviction hints
-    TELL_AGAIN = 8  # announcements that a neighbour may have missed
+    REPEAT_ANNOUNCEMENTS = 8  # announcements that a neighbour may have missed
 
 
 class Timers:
     """A heap of timers. Times are seconds of the clock of the events.
 
     >>> deadlines = Timers()
-    >>> deadlines.put(2.0, Due.RETRY, "b"); deadlines.put(1.0, Due.NEWS, None)
+    >>> deadlines.put(2.0, Due.RETRY, "b"); deadlines.put(1.0, Due.ANNOUNCEMENTS, None)
     >>> deadlines.next_s, deadlines.pop_due(1.5), deadlines.pop_due(1.5)
-    (1.0, (<Due.NEWS: 6>, None), None)
+    (1.0, (<Due.ANNOUNCEMENTS: 6>, None), None)
     """
 
     __slots__ = ("_count", "_heap")

@@ -55,10 +55,10 @@ def _bytes_of(refs: Refs) -> int:
 class Track(enum.IntEnum):
     """The part of a transfer that an attempt belongs to."""
 
-    TRAVEL = 0
+    FETCH = 0
     RELAY = 1
-    SEARCH = 2
-    TRIAL = 3  # its chunk came from elsewhere; it only measures its host
+    LOOKUP = 2
+    PROBE = 3  # its chunk came from elsewhere; it only measures its host
 
 
 class Waiter:
@@ -156,10 +156,19 @@ class Transfer:
     """Chunks on their way, with their waiters and attempts (see the module)."""
 
     __slots__ = (
-        *("keys", "names", "priority", "opener", "waiters", "gone", "askers"),
-        *("is_travelling", "attempts", "front", "places", "table", "asked"),
+        *("keys", "names", "priority", "opener", "waiters", "gone", "peer_requests"),
+        *("is_fetching", "attempts", "front", "places", "table", "asked"),
         *("relay", "upstreams", "read", "denied"),
-        *("why", "hope", "tries", "retry", "search", "charged", "lane", "lane_of"),
+        *(
+            "why",
+            "best_failure",
+            "tries",
+            "retry",
+            "search",
+            "charged_to",
+            "prefetch_queue",
+            "prefetch_flow",
+        ),
     )
 
     def __init__(
@@ -171,8 +180,8 @@ class Transfer:
         self.opener: Hashable = None  # takes the turn at the source
         self.waiters: list[tuple[Waiter, tuple[int, ...]]] = []
         self.gone = 0
-        self.askers: dict[requester.PendingRequest, None] = {}  # of single chunks only
-        self.is_travelling = False
+        self.peer_requests: dict[requester.PendingRequest, None] = {}  # of single chunks only
+        self.is_fetching = False
         self.attempts: list[Attempt] = []
         self.front: list[Any] = []  # providers to ask before places
         self.places: Iterator[Any] = _NOWHERE
@@ -183,13 +192,13 @@ class Transfer:
         self.read: Any = None  # under way or queued
         self.denied: tuple[ids.ImageId, ...] = ()  # by the source
         self.why = ""
-        self.hope: failure_.Failure | None = None  # the most hopeful failure
+        self.best_failure: failure_.Failure | None = None  # the most hopeful failure
         self.tries = 0
         self.retry: Any = None  # its pause
         self.search: Any = None
-        self.charged: requester.Requester | None = None  # the peer it was started for
-        self.lane: priority_.Priority | None = None  # its prefetch queue
-        self.lane_of: Hashable = None  # its flow there
+        self.charged_to: requester.Requester | None = None  # the peer it was started for
+        self.prefetch_queue: priority_.Priority | None = None  # its prefetch queue
+        self.prefetch_flow: Hashable = None  # its flow there
 
     @property
     def refs(self) -> Refs:
@@ -222,13 +231,17 @@ class Transfer:
         part.names = tuple([pick(name, some) for name in self.names])
         part.opener, part.gone = self.opener, self.gone
         part.waiters = [(waiter, pick(at, some)) for waiter, at in self.waiters]
-        part.is_travelling, part.asked = self.is_travelling, self.asked.copy()
+        part.is_fetching, part.asked = self.is_fetching, self.asked.copy()
         part.attempts = [attempt.split(part, some, rest) for attempt in self.attempts]
         part.relay = self.relay.split(part, some, rest) if self.relay is not None else None
         part.front = [place._replace(refs=pick(place.refs, some)) for place in self.front]
         part.upstreams = self.upstreams.copy()
-        part.denied, part.why, part.hope = self.denied, self.why, self.hope
-        part.tries, part.lane, part.lane_of = self.tries, self.lane, self.lane_of
+        part.denied, part.why, part.best_failure = self.denied, self.why, self.best_failure
+        part.tries, part.prefetch_queue, part.prefetch_flow = (
+            self.tries,
+            self.prefetch_queue,
+            self.prefetch_flow,
+        )
         self.names = tuple([pick(name, rest) for name in self.names])
         self.keys = pick(self.keys, rest)
         self.front = [place._replace(refs=pick(place.refs, rest)) for place in self.front]
@@ -240,30 +253,30 @@ class Transfer:
     def is_idle(self) -> bool:
         """Whether nothing of it is under way."""
         return not (
-            self.is_travelling
+            self.is_fetching
             or self.attempts
             or self.relay
             or self.read is not None
             or self.retry is not None
             or self.search is not None
-            or self.lane is not None
+            or self.prefetch_queue is not None
         )
 
     @property
-    def is_foreseen(self) -> bool:
+    def awaits_local_read(self) -> bool:
         """Whether it only has peers that wait for a read by guests here, in lock-step."""
-        reads_source = any(asker.mode.reads_source for asker in self.askers)
-        return bool(self.askers) and not reads_source and self.is_idle and not self.waiters
+        reads_source = any(asker.mode.reads_source for asker in self.peer_requests)
+        return bool(self.peer_requests) and not reads_source and self.is_idle and not self.waiters
 
     @property
     def is_wanted(self) -> bool:
         """Whether a local reader or a peer waits for it."""
-        return bool(self.waiters or self.askers)
+        return bool(self.waiters or self.peer_requests)
 
     def record_failure(self, failure: failure_.Failure) -> None:
         """Keep the most hopeful failure."""
-        if self.hope is None or failure < self.hope:
-            self.hope = failure
+        if self.best_failure is None or failure < self.best_failure:
+            self.best_failure = failure
 
     def add_reference(self, refs: Refs) -> None:
         """Add the name of another image, which a provider may have or authorize instead."""
@@ -285,7 +298,7 @@ class Transfer:
         self.gone = 0
         if len(self.names) > 1 and self.is_wanted:
             wanted = {waiter.wants[at[0]].image_id for waiter, at in self.waiters}
-            wanted.update(asker.want.image_id for asker in self.askers)
+            wanted.update(asker.want.image_id for asker in self.peer_requests)
             names = [name for name in self.names if name[0].image_id in wanted]
             self.names = tuple(names) or self.names
 

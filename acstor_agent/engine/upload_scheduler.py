@@ -45,7 +45,7 @@ class UploadScheduler:
     """Decides which answer is sent next; ``learns_ring``: few slots at first."""
 
     def __init__(
-        self, out: actions.Out, deadlines: timers.Timers, learns_ring: bool = False
+        self, out: actions.ActionQueue, deadlines: timers.Timers, learns_ring: bool = False
     ) -> None:
         few, many = FEW, MANY
         self.places = UploadSlots(few if learns_ring else many)
@@ -67,7 +67,7 @@ class UploadScheduler:
         """Whether requesters should ask another host."""
         return self._turns.length >= BUSY_QUEUE
 
-    def has_place(self, receiver: Requester, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
+    def has_slot(self, receiver: Requester, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
         """Return whether answers with these chunks may be sent at once."""
         if self._turns.length or self.used + len(wants) > self.places.count:
             return False
@@ -92,7 +92,7 @@ class UploadScheduler:
             asker.data = None
             self._parked.put_item(asker.priority, asker.host, asker)
 
-    def take_next_host(self) -> PendingRequest | None:
+    def take_next_answer(self) -> PendingRequest | None:
         """Return the next request to answer, if any; :meth:`unpark` must follow."""
         if self.used >= self.places.count or not self._turns.length:
             return None
@@ -172,7 +172,10 @@ class UploadScheduler:
         """Rebuild all counters from the open connections, after a fault."""
         for waiting in (self._turns, self._parked):
             for asker in list(waiting):
-                if asker.link.askers.get(asker.number) is not asker or asker.link not in links:
+                if (
+                    asker.link.peer_requests.get(asker.number) is not asker
+                    or asker.link not in links
+                ):
                     waiting.remove(asker.priority, asker.host, asker)
         self.used = sum(link.places for link in links)
         self._watched = sum(link.watched_s is not None for link in links)
@@ -212,14 +215,14 @@ class UploadScheduler:
             self._watch(self._unwatched.popitem(last=False)[0], now)
 
     def _watch(self, link: RequesterLink, now: float) -> None:
-        self._out.add_watch(link.connection)
+        self._out.add_delivery_watch(link.connection)
         if not link.is_due:
             self._schedule_reclaim(link, now)
         link.watched_s = now
         self._watched += 1
 
     def _schedule_reclaim(self, link: RequesterLink, since_s: float) -> None:
-        self._deadlines.put(since_s + PATIENCE_S, timers.Due.PATIENCE, link)
+        self._deadlines.put(since_s + PATIENCE_S, timers.Due.SLOT_TIMEOUT, link)
         link.is_due = True
 
 

@@ -61,7 +61,9 @@ class BackgroundFetch(Generic[T]):
         if why := self._driver.handle_event(request, batches, self._priority):
             self._cancel_runs(runs)  # what was started before the engine failed
             for run in runs:
-                self._take(run, actions.Complete(run, [], read_request.Failure.UNREACHABLE, why))
+                self._take(
+                    run, actions.CompleteRead(run, [], read_request.Failure.UNREACHABLE, why)
+                )
 
     def missing_items(self) -> list[T]:
         """Return the items whose chunks have not arrived."""
@@ -81,7 +83,7 @@ class BackgroundFetch(Generic[T]):
         came, self._came = self._came, []
         return came
 
-    def chunks_completed(self, run: "_Run[T]", answer: actions.Complete) -> None:
+    def chunks_completed(self, run: "_Run[T]", answer: actions.CompleteRead) -> None:
         """Take the answer for a run; request its missing chunks one by one."""
         if run not in self._left:
             return
@@ -99,7 +101,7 @@ class BackgroundFetch(Generic[T]):
             self._more.set()
         self._ask(again)
 
-    def _take(self, run: "_Run[T]", answer: actions.Complete) -> None:
+    def _take(self, run: "_Run[T]", answer: actions.CompleteRead) -> None:
         if run not in self._left:
             return
         self._forget(run)
@@ -147,7 +149,7 @@ class _Run(Generic[T]):
     ) -> None:
         self._ahead, self.things, self.wants = ahead, things, wants
 
-    def complete(self, answer: actions.Complete) -> None:
+    def complete(self, answer: actions.CompleteRead) -> None:
         """Take the answer."""
         self._ahead.chunks_completed(self, answer)
 

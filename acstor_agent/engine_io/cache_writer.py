@@ -15,12 +15,12 @@ from acstor_agent.runtime import disk_io
 Priority = read_request.Priority
 
 STREAMS = {
-    Priority.SOON: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
-    Priority.SEED: requests.Stream(requests.Klass.FILL, "pre-seed"),
+    Priority.READAHEAD: requests.Stream(requests.Klass.PREFETCH, "read-ahead"),
+    Priority.PRE_SEED: requests.Stream(requests.Klass.FILL, "pre-seed"),
     Priority.FLATTEN: requests.Stream(requests.Klass.FILL, "flatten"),
     Priority.ADVERTISED: requests.Stream(requests.Klass.PREFETCH, "advertised"),
-    Priority.WHOLE: requests.Stream(requests.Klass.FILL, "hydrate"),
-    Priority.LATER: requests.Stream(requests.Klass.PREFETCH, "peers"),
+    Priority.HYDRATE: requests.Stream(requests.Klass.FILL, "hydrate"),
+    Priority.PREFETCH: requests.Stream(requests.Klass.PREFETCH, "peers"),
 }
 """Disk streams of the writes of chunks that no guest waited for."""
 _KEEP = public_cache.KeepClass.BORROWED, public_cache.KeepClass.HOME
@@ -35,8 +35,8 @@ class CacheWriter:
         driver.on_action(actions.Store, self._store)
 
     def _store(self, store: actions.Store) -> None:
-        stored: list[actions.Arrived] = []
-        refused: list[actions.Arrived] = []
+        stored: list[actions.ArrivedRun] = []
+        refused: list[actions.ArrivedRun] = []
         for run in store.runs:
             with disk_io.use_stream(STREAMS.get(run.priority, disk_io.OURS)):
                 are_kept = self._keep(run)
@@ -47,12 +47,12 @@ class CacheWriter:
         if stored:
             self._driver.handle_event(self._core.chunks_stored, stored)
         if refused:
-            self._driver.handle_event(self._core.not_stored, refused)
+            self._driver.handle_event(self._core.chunks_not_stored, refused)
         if not self._is_full and not self._cache.has_room:
             self._is_full = True
             self._driver.nursery.start_soon(self._wait_for_room)
 
-    def _keep(self, run: actions.Arrived) -> list[bool]:
+    def _keep(self, run: actions.ArrivedRun) -> list[bool]:
         """Count and store chunks; return of each whether it is in the cache now."""
         self._count(run)
         cids = [ref.cid for ref in run.refs]
@@ -71,7 +71,7 @@ class CacheWriter:
         are_kept = iter(stored)
         return [self._cache.is_pinned(cid) and next(are_kept) for cid in cids]
 
-    def _count(self, run: actions.Arrived) -> None:
+    def _count(self, run: actions.ArrivedRun) -> None:
         total = sum([ref.length for ref in run.refs])
         if run.is_own:
             (_, origin), image_id = run.chunks[0], run.refs[0].image_id
@@ -83,7 +83,7 @@ class CacheWriter:
 
     async def _wait_for_room(self) -> None:
         """Stop prefetches until the disk has caught up."""
-        self._driver.handle_event(self._core.has_room, False)
+        self._driver.handle_event(self._core.room_changed, False)
         await self._cache.wait_for_room()
         self._is_full = False
-        self._driver.handle_event(self._core.has_room, True)
+        self._driver.handle_event(self._core.room_changed, True)

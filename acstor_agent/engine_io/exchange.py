@@ -82,10 +82,10 @@ class Exchange(engine_driver.EngineDriver):
         self._cache_writer = cache_writer.CacheWriter(self, cache)
         self._peer_client = peer_client.PeerClient(self, net, meter)
         self.peer_server = peer_server.PeerServer(self, cache, maps, meter)
-        self.on_action(actions.Complete, self._complete)
-        self.on_action(actions.Told, self._tell_waiter)
-        self.on_action(actions.LeftAlone, self._log_backoff)
-        self.on_action(actions.Heard, lambda heard: None)  # EventFanout takes them
+        self.on_action(actions.CompleteRead, self._complete)
+        self.on_action(actions.ReportStall, self._tell_waiter)
+        self.on_action(actions.ReportBackoff, self._log_backoff)
+        self.on_action(actions.ForwardAnnouncement, lambda heard: None)  # EventFanout takes them
 
     # Local readers
 
@@ -200,7 +200,7 @@ class Exchange(engine_driver.EngineDriver):
             self.core.request_chunks, wants, priority, wish, until_s, is_patient, guest
         ):
             wish.cancel()  # what was started before the engine failed
-            wish.complete(actions.Complete(wish, [], Failure.UNREACHABLE, why))
+            wish.complete(actions.CompleteRead(wish, [], Failure.UNREACHABLE, why))
         return wish
 
     async def fetch_chunk(
@@ -224,12 +224,12 @@ class Exchange(engine_driver.EngineDriver):
         """Return a background fetch; ``priority`` is one of the engine's prefetch limits."""
         return background_fetch.BackgroundFetch(self, priority)
 
-    def bring_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
+    def prefetch_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
         """Prefetch chunks that a guest is about to read; failures are not reported."""
         here = self._cache.contents
         wants = [want for want in wants if want.cid not in here]
         if wants:
-            self.handle_event(self.core.request_chunks, wants, Priority.SOON, None)
+            self.handle_event(self.core.request_chunks, wants, Priority.READAHEAD, None)
 
     def announcement_received(self, host: ids.HostId, news: peer_wire.SegmentNews) -> None:
         """Take an announcement of a peer."""
@@ -237,9 +237,9 @@ class Exchange(engine_driver.EngineDriver):
         told = [news.chunks if isinstance(news, kind) else () for kind in kinds]
         self.handle_event(self.core.announcement_received, host, *told, news.segment_chunks)
 
-    def broke_rules(self, host: ids.HostId, error: errors.RemoteProtocolError) -> None:
+    def protocol_violated(self, host: ids.HostId, error: errors.RemoteProtocolError) -> None:
         """Record that an asked peer broke the protocol."""
-        self.handle_event(self.core.broke_rules, host, error.why)
+        self.handle_event(self.core.protocol_violated, host, error.why)
 
     def announcement_lost(self, host: ids.HostId) -> None:
         """Record that a peer may not have received announcements."""
@@ -261,11 +261,11 @@ class Exchange(engine_driver.EngineDriver):
 
     def send_announcement(self, host: ids.HostId, news: peer_wire.News) -> None:
         """Send a message to a host on the table and not in backoff; never waits or fails."""
-        self._peer_client.tell_now(host, news, self.clock())
+        self._peer_client.send_announcement_now(host, news, self.clock())
 
     # Actions
 
-    def _complete(self, complete: actions.Complete) -> None:
+    def _complete(self, complete: actions.CompleteRead) -> None:
         wish: Any = complete.token
         if complete.failure is not None:
             complete = complete._replace(why=self._in_words(wish, complete.why))
@@ -280,7 +280,7 @@ class Exchange(engine_driver.EngineDriver):
                 )
         wish.complete(complete)
 
-    def _tell_waiter(self, told: actions.Told) -> None:
+    def _tell_waiter(self, told: actions.ReportStall) -> None:
         wish: Any = told.token
         why = self._in_words(wish, told.why)
         if (absent := told.absent) is not None:
@@ -298,7 +298,7 @@ class Exchange(engine_driver.EngineDriver):
         said = self._source_reader.last_errors.get(wish.wants[0].image_id)
         return f"{why}; {said}" if said else why
 
-    def _log_backoff(self, alone: actions.LeftAlone) -> None:
+    def _log_backoff(self, alone: actions.ReportBackoff) -> None:
         LOG.warning("%s is in backoff for %.1f s: %s", alone.host, alone.for_s, alone.why)
 
 

@@ -35,7 +35,7 @@ class ImageMaps(Protocol):
 
 def stream_of(host: ids.HostId, priority: priority_.Priority) -> requests.Stream:
     """Return the disk stream of a peer's request; its prefetches come after guests."""
-    is_urgent = priority <= priority_.Priority.SOON
+    is_urgent = priority <= priority_.Priority.READAHEAD
     return requests.Stream(requests.Klass.PEER if is_urgent else requests.Klass.PREFETCH, host)
 
 
@@ -62,9 +62,9 @@ class MapLookup:
     def __init__(self, driver: engine_driver.EngineDriver, maps: ImageMaps) -> None:
         self._driver, self._core, self._maps = driver, driver.core, maps
         self._lookups: dict[Hashable, _ConnectionLookups] = {}
-        driver.on_action(actions.LookUp, self.start_lookup)
+        driver.on_action(actions.LookUpContents, self.start_lookup)
 
-    def start_lookup(self, look_up: actions.LookUp) -> None:
+    def start_lookup(self, look_up: actions.LookUpContents) -> None:
         """Look up the contents of requests, and feed them as they are found."""
         looks = self._lookups.get(look_up.connection)
         if looks is None:
@@ -114,7 +114,9 @@ class MapLookup:
                     del look.requests[number]
                     self._lookups[connection].of_number.pop(number, None)
                 if waiting:
-                    self._driver.handle_event(self._core.looked_up, connection, [(request, found)])
+                    self._driver.handle_event(
+                        self._core.contents_looked_up, connection, [(request, found)]
+                    )
             self._end_task(connection, look)
 
     async def _look_up(

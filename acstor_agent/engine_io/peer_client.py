@@ -85,10 +85,12 @@ class PeerClient:
         self._driver, self._core, self._net, self._meter = driver, driver.core, net, meter
         self._callbacks: dict[ids.HostId, client_connection.Hear] = {}
         self._asked: dict[int, SentRequest] = {}
-        driver.on_action(actions.Ask, self._ask)
-        driver.on_action(actions.Cancel, self._cancel)
-        driver.on_action(actions.Hurry, lambda hurry: net.hurry_requests(hurry.host, hurry.numbers))
-        driver.on_action(actions.Tell, self._tell)
+        driver.on_action(actions.RequestChunks, self._ask)
+        driver.on_action(actions.CancelRequests, self._cancel)
+        driver.on_action(
+            actions.RaisePriority, lambda hurry: net.raise_priorities(hurry.host, hurry.numbers)
+        )
+        driver.on_action(actions.SendAnnouncement, self._tell)
 
     def _address_of(self, host: ids.HostId) -> str | None:
         tables = self._core.context.ring
@@ -97,7 +99,7 @@ class PeerClient:
                 return table.address_of(host)
         return None
 
-    def _ask(self, ask: actions.Ask) -> None:
+    def _ask(self, ask: actions.RequestChunks) -> None:
         host, address = ask.host, self._address_of(ask.host)
         if address is None:  # it has left both tables
             lost = [(number, Failure.UNREACHABLE) for number, _, _ in ask.iter_chunks()]
@@ -130,7 +132,7 @@ class PeerClient:
             if some:
                 self._net.send_requests(host, address, some, hear)
 
-    def _cancel(self, cancel: actions.Cancel) -> None:
+    def _cancel(self, cancel: actions.CancelRequests) -> None:
         now, took_s = trio.current_time(), 0.0
         for number in cancel.numbers:
             asked = self._asked.pop(number, None)
@@ -200,7 +202,7 @@ class PeerClient:
 
     # Announcements
 
-    def _tell(self, tell: actions.Tell) -> None:
+    def _tell(self, tell: actions.SendAnnouncement) -> None:
         address = self._address_of(tell.host)
         if address is None:
             return
@@ -215,7 +217,7 @@ class PeerClient:
         self._driver.counters.withdrawn += segments.count(tell.gone)
         self._driver.counters.copy_hints_sent += segments.count(tell.evictable)
 
-    def tell_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
+    def send_announcement_now(self, host: ids.HostId, news: peer_wire.News, now: float) -> None:
         """Send a message to a host, if it is on the table and not in backoff."""
         context = self._core.context
         if host in context.ring.table and not context.peers.is_in_backoff(host, now):

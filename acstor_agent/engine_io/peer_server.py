@@ -55,9 +55,9 @@ class PeerServer:
         self._reads: dict[send_progress.Connection, dict[int, trio.CancelScope]] = {}
         self._send_progress = send_progress.SendProgress(driver, self._reads)
         driver.nursery.start_soon(self._send_progress.run)
-        driver.on_action(actions.Reply, self._reply)
-        driver.on_action(actions.Alive, self._send_keepalives)
-        driver.on_action(actions.Drop, self._drop)
+        driver.on_action(actions.SendAnswers, self._reply)
+        driver.on_action(actions.SendKeepalives, self._send_keepalives)
+        driver.on_action(actions.CloseConnection, self._drop)
 
     # Events of connections
 
@@ -82,7 +82,9 @@ class PeerServer:
         self, connection: server_connection.ServerConnection, asked: list[chunk_ref.Request]
     ) -> None:
         """Feed requests; if the engine fails, again one by one, to end only the bad one."""
-        if not self._driver.handle_event(self._core.peer_asked, connection, connection.host, asked):
+        if not self._driver.handle_event(
+            self._core.peer_requested, connection, connection.host, asked
+        ):
             return
         numbers = [number for one in asked for number in one.numbers]
         self._driver.handle_event(self._core.peer_cancelled, connection, numbers)
@@ -105,19 +107,21 @@ class PeerServer:
             self._note_reads(connection)
         self._driver.handle_event(self._core.peer_cancelled, connection, request_ids)
 
-    def requests_hurried(
+    def priorities_raised(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
-        """See :meth:`server_connection.RequestHandler.requests_hurried`."""
-        self._driver.handle_event(self._core.peer_hurried, connection, request_ids)
+        """See :meth:`server_connection.RequestHandler.priorities_raised`."""
+        self._driver.handle_event(self._core.peer_raised_priority, connection, request_ids)
 
     def connection_ended(self, connection: server_connection.ServerConnection) -> None:
         """See :meth:`server_connection.RequestHandler.connection_ended`."""
         self._map_lookup.connection_ended(connection)
         for scope in self._reads.pop(connection, {}).values():
             scope.cancel()
-        if self._driver.handle_event(self._core.peer_left, connection):
-            self._driver.handle_event(self._core.peer_left, connection)  # it is not reported again
+        if self._driver.handle_event(self._core.peer_disconnected, connection):
+            self._driver.handle_event(
+                self._core.peer_disconnected, connection
+            )  # it is not reported again
         self._send_progress.forget_connection(connection)
 
     def answers_drained(self, connection: server_connection.ServerConnection) -> None:
@@ -126,19 +130,19 @@ class PeerServer:
 
     # Actions
 
-    def _reply(self, reply: actions.Reply) -> None:
+    def _reply(self, reply: actions.SendAnswers) -> None:
         connection: server_connection.ServerConnection = reply.connection  # type: ignore[assignment]
         self._map_lookup.forget_requests(connection, (answer.number for answer in reply.answers))
         answers: list[server_connection.Answer] = []
-        here: list[actions.Given] = []
+        here: list[actions.SendChunk] = []
         for answer in reply.answers:
-            if isinstance(answer, actions.GivenRun):
+            if isinstance(answer, actions.SendRun):
                 run = self._read_run_nowait(answer)
                 if run is None:
                     here += answer.iter_chunks()
                 else:
                     answers.append(run)
-            elif isinstance(answer, actions.Given) and answer.data is None:
+            elif isinstance(answer, actions.SendChunk) and answer.data is None:
                 here.append(answer)
             else:
                 answers.append(self._told(connection, answer))
@@ -154,23 +158,23 @@ class PeerServer:
     def _told(
         self,
         connection: server_connection.ServerConnection,
-        answer: actions.Given | actions.Refused | actions.Referred,
+        answer: actions.SendChunk | actions.SendRefusal | actions.SendReferral,
     ) -> server_connection.Answer:
         match answer:
-            case actions.Given():
+            case actions.SendChunk():
                 return _answer(answer, answer.data.data)
-            case actions.Referred(number, hosts):
+            case actions.SendReferral(number, hosts):
                 return peer_wire.Refer(number, hosts)
-            case actions.Refused(number, failure, why, request):
+            case actions.SendRefusal(number, failure, why, request):
                 if request is not None:
                     self._warn(connection.host, request, why)
                 code = _CODES.get(failure, peer_wire.RefuseCode.UNREACHABLE)
                 return peer_wire.Refuse(number, code)
 
-    def _read_nowait(self, given: list[actions.Given]) -> Sequence[read_request.Bytes | None]:
+    def _read_nowait(self, given: list[actions.SendChunk]) -> Sequence[read_request.Bytes | None]:
         return self._cache.read_chunks_nowait([one.want.cid for one in given]) if given else ()
 
-    def _read_run_nowait(self, given: actions.GivenRun) -> peer_wire.Chunk | None:
+    def _read_run_nowait(self, given: actions.SendRun) -> peer_wire.Chunk | None:
         """Return a run as a message; None if that would wait, or its length is wrong."""
         wants = given.wants
         data = self._cache.read_run_nowait([want.cid for want in wants])
@@ -181,7 +185,7 @@ class PeerServer:
     async def _read(
         self,
         connection: server_connection.ServerConnection,
-        given: actions.Given,
+        given: actions.SendChunk,
         scope: trio.CancelScope,
     ) -> None:
         data = None
@@ -195,7 +199,7 @@ class PeerServer:
             return  # cancelled; the number may belong to another request
         del reads[given.number]
         if data is None:
-            self._driver.handle_event(self._core.could_not_read, connection, given.number)
+            self._driver.handle_event(self._core.cache_read_failed, connection, given.number)
         else:
             self._send(connection, [_answer(given, data)])
         self._note_reads(connection)
@@ -227,18 +231,18 @@ class PeerServer:
                 *(host, request.length, request.image_id, request.offset, why, untold),
             )
 
-    def _send_keepalives(self, alive: actions.Alive) -> None:
+    def _send_keepalives(self, alive: actions.SendKeepalives) -> None:
         connection: server_connection.ServerConnection
         for connection in alive.connections:  # type: ignore[assignment]
             connection.send_messages(peer_wire.Ping(0))
 
-    def _drop(self, drop: actions.Drop) -> None:
+    def _drop(self, drop: actions.CloseConnection) -> None:
         connection: server_connection.ServerConnection = drop.connection  # type: ignore[assignment]
         LOG.warning("Connection of %s dropped: %s", connection.peer, drop.why)
         connection.close()
 
 
-def _answer(given: actions.Given, data: read_request.Bytes) -> server_connection.Answer:
+def _answer(given: actions.SendChunk, data: read_request.Bytes) -> server_connection.Answer:
     """Return the message for a chunk; refuse it if the map states another length."""
     if len(data) != given.want.length:
         LOG.error("%d bytes are %s, not %d", len(data), given.want.cid.hex(), given.want.length)

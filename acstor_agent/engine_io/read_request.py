@@ -48,7 +48,7 @@ class ReadRequest:
         self.wants, self.tell = wants, told
         self._deadline_s, self._driver = deadline_s, driver
         self._came = trio.Event()
-        self._answer: actions.Complete | None = None
+        self._answer: actions.CompleteRead | None = None
 
     def __enter__(self) -> "ReadRequest":
         return self
@@ -61,7 +61,7 @@ class ReadRequest:
         """Cancel the read."""
         self._driver.handle_event(self._driver.core.cancel_reads, self)
 
-    def complete(self, answer: actions.Complete) -> None:
+    def complete(self, answer: actions.CompleteRead) -> None:
         """Take the answer."""
         self._answer = answer
         self._came.set()
@@ -98,7 +98,7 @@ _ERRORS: dict[Failure, type[errors.ChunkUnavailable]] = {
 }
 
 
-def error_of(answer: actions.Complete, what: str) -> errors.ChunkUnavailable:
+def error_of(answer: actions.CompleteRead, what: str) -> errors.ChunkUnavailable:
     """Return the exception for a failed read."""
     assert answer.failure is not None
     return _ERRORS.get(answer.failure, errors.SourceUnreachable)(what, PEERS, answer.why)

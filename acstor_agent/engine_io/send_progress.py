@@ -46,9 +46,9 @@ class SendProgress:
         self._due: list[tuple[float, int, float, Connection]] = []
         self._number = itertools.count()
         self._sleep = trio.CancelScope()
-        driver.on_action(actions.Watch, self.watch_connections)
+        driver.on_action(actions.WatchDelivery, self.watch_connections)
 
-    def watch_connections(self, watch: actions.Watch) -> None:
+    def watch_connections(self, watch: actions.WatchDelivery) -> None:
         """Poll connections until everything has arrived on them."""
         connection: Connection
         for connection in watch.connections:  # type: ignore[assignment]

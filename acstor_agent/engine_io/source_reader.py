@@ -22,9 +22,9 @@ LAST_ERRORS = 256
 _KLASSES = {
     Priority.GUEST: Klass.GUEST,
     Priority.PEER: Klass.PEER,
-    Priority.SOON: Klass.PREFETCH,
+    Priority.READAHEAD: Klass.PREFETCH,
     Priority.ADVERTISED: Klass.PREFETCH,
-    Priority.LATER: Klass.PREFETCH,
+    Priority.PREFETCH: Klass.PREFETCH,
 }
 
 
@@ -36,13 +36,13 @@ class SourceReader:
         self._scopes: dict[int, trio.CancelScope] = {}
         self.last_errors: lru_table.LruTable[ids.ImageId, str] = lru_table.LruTable(LAST_ERRORS)
         driver.on_action(actions.ReadSource, self._begin)
-        driver.on_action(actions.CancelRead, self._cancel)
+        driver.on_action(actions.CancelSourceRead, self._cancel)
 
     def _begin(self, read: actions.ReadSource) -> None:
         self._scopes[read.number] = trio.CancelScope()
         self._driver.nursery.start_soon(self._read, read)
 
-    def _cancel(self, cancel: actions.CancelRead) -> None:
+    def _cancel(self, cancel: actions.CancelSourceRead) -> None:
         if (scope := self._scopes.get(cancel.number)) is not None:
             scope.cancel()
 

@@ -31,7 +31,7 @@ class EventFanout:
     ) -> None:
         self._sharing, self._is_for_others = sharing, is_for_others
         self._chunks, self._images, self._cache = chunks, images, cache
-        chunks.on_action(actions.Heard, self.announcements_accepted)
+        chunks.on_action(actions.ForwardAnnouncement, self.announcements_accepted)
         cache.on_evicted(self.chunk_evicted)
 
     def announcement_received(self, host: ids.HostId, news: peer_wire.News) -> None:
@@ -41,7 +41,7 @@ class EventFanout:
         elif self._sharing is not None:
             self._sharing.report_received(host, news)
 
-    def announcements_accepted(self, heard: actions.Heard) -> None:
+    def announcements_accepted(self, heard: actions.ForwardAnnouncement) -> None:
         """Process accepted announcements: prefetch candidates and copy hints."""
         for image in self._images.open():
             if heard.here and not self._is_for_others(image.map.image_id):

@@ -114,7 +114,7 @@ class Handshake:
         link = peer_link.Link(
             socket.socket(fileno=self._sock.detach()), self._session.take_undecrypted()
         )
-        link.certificate, link.believed_by = certificate, generation
+        link.certificate, link.credentials_generation = certificate, generation
         ours, theirs = keys.server, keys.client
         if not self._is_server:
             ours, theirs = theirs, ours

@@ -27,7 +27,7 @@ from acstor_common.wire import peer_wire
 LOW_WATER_BYTES = 256 * geometry.KIB
 """SO_RCVLOWAT at most; lower for the rest of a shorter frame."""
 TURN_BYTES = 512
-"""Bytes decoded at a time if :attr:`Link.is_brief`: 32 Pings."""
+"""Bytes decoded at a time if :attr:`Link.reads_small_steps`: 32 Pings."""
 CALLS_PER_TURN = 16
 """Socket calls in a row before other tasks get a turn."""
 BUFFERS_PER_CALL = 64
@@ -74,11 +74,11 @@ class Link:
     """A TCP connection."""
 
     certificate: certificates.HostCertificate | None = None  # of the peer; None: insecure mode
-    believed_by = 0  # the generation of the credentials that accepted it
+    credentials_generation = 0  # the generation of the credentials that accepted it
     sending: peer_encryption.Encryption | None = None  # None: insecure mode
     receiving: peer_encryption.Encryption | None = None
     turn: Callable[[], Awaitable[None]] | None = None  # awaited before each receive
-    is_brief = False  # decode only TURN_BYTES at a time
+    reads_small_steps = False  # decode only TURN_BYTES at a time
     _holds = 0  # directions that wait for a rate limit
 
     def __init__(self, sock: socket.socket, early: bytes = b"") -> None:
@@ -148,7 +148,7 @@ class Link:
 
     def _spaces(self, receiver: peer_wire.Receiver) -> list[memoryview]:
         spaces = receiver.get_buffers()
-        is_short = self.is_brief and len(spaces) == 1
+        is_short = self.reads_small_steps and len(spaces) == 1
         return [spaces[0][:TURN_BYTES]] if is_short else spaces
 
     def _set_low_water(self, expected_bytes: int) -> None:

@@ -95,7 +95,7 @@ class PeerNetwork:
         self,
         *,
         heard: Heard = lambda host, news: None,
-        broke_rules: BrokeRules = lambda host, error: None,
+        protocol_violated: BrokeRules = lambda host, error: None,
         unheard: Callable[[ids.HostId], None] = lambda host: None,
     ) -> None:
         """Set the callbacks for events of peers, before any connection.
@@ -103,7 +103,7 @@ class PeerNetwork:
         :param heard: called with a host and its announcement
         :param unheard: called with a host that may have missed announcements
         """
-        self._heard, self._broke_rules, self._unheard = heard, broke_rules, unheard
+        self._heard, self._broke_rules, self._unheard = heard, protocol_violated, unheard
 
     @property
     def connections(self) -> tuple[int, int]:
@@ -197,11 +197,11 @@ class PeerNetwork:
             if line and line.host == host:
                 line.cancel_requests(request_ids)
 
-    def hurry_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+    def raise_priorities(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
         """Tell ``host`` that guests now wait for bulk requests."""
         for line in (self._lines.get((host, peer_wire.Klass.BULK)), *self._leaving):
             if line and line.host == host and line.klass is peer_wire.Klass.BULK:
-                line.hurry_requests(request_ids)
+                line.raise_priorities(request_ids)
 
     def _forget(self, line: channel.Channel) -> None:
         """Remove a channel and fail its requests."""
@@ -262,7 +262,7 @@ class PeerNetwork:
             line.failure = errors.SourceUnreachable("a connection", line.peer, why)
         finally:
             self._forget(line)
-            if line.may_be_unheard:
+            if line.may_have_missed_announcements:
                 self._unheard(line.host)
 
     def _record_violation(self, line: channel.Channel, error: errors.RemoteProtocolError) -> None:
@@ -400,7 +400,7 @@ class PeerNetwork:
         while True:
             await trio.sleep(interval_s)
             for connection in self._answering:
-                connection.show_life(trio.current_time(), interval_s)
+                connection.send_keepalive(trio.current_time(), interval_s)
 
     def _all(self) -> list[base_connection.Connection]:
         return [*self._asking(), *self._answering]

@@ -94,7 +94,7 @@ class SourceClient(base.Source):
         if pieces:
             await self._run(blob, len(pieces), what, read, told)
 
-    def given_as(self, image_id: ids.ImageId, offset: int) -> placement.SourceAccess:
+    def source_access(self, image_id: ids.ImageId, offset: int) -> placement.SourceAccess:
         """Return how an offset of an image is served."""
         if self._copies is None or not self.failover.refused:
             return placement.SourceAccess.IN_PARTS

@@ -54,8 +54,8 @@ class Priority(enum.IntEnum):
     """Priority of a request, the most urgent first."""
 
     PEER = 1  # a guest of the sender waits
-    SOON = 2  # a guest of the sender will read it soon
-    LATER = 3  # background
+    READAHEAD = 2  # a guest of the sender will read it soon
+    PREFETCH = 3  # background
 
     @property
     def klass(self) -> Klass:

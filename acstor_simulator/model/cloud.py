@@ -95,7 +95,7 @@ class Host(virtual_host.Host):
             return True
         prefetching.on_demand_fetch(chunk)
 
-        def answered(answer: actions.Complete) -> None:
+        def answered(answer: actions.CompleteRead) -> None:
             assert answer.failure is None, answer.why
             self.call_later(given)
 
@@ -120,14 +120,14 @@ class Host(virtual_host.Host):
         if what.cid in self.cache:
             return True
 
-        def answered(answer: actions.Complete) -> None:
+        def answered(answer: actions.CompleteRead) -> None:
             assert answer.failure is None, answer.why
             self.call_later(done)
 
         self.read((what,), urgency, answered, opener=guest)
         return False
 
-    def _heard(self, heard: actions.Heard) -> None:
+    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         for prefetching in self.images.values():
             self.call_later(prefetching.announcement_received, heard.here)
 
@@ -144,7 +144,7 @@ class Host(virtual_host.Host):
             for giver, (count, took_s) in taken.items()
         }
 
-    def _ask(self, ask: actions.Ask) -> None:
+    def _ask(self, ask: actions.RequestChunks) -> None:
         urgent = (number for number, _, attempt in ask.iter_chunks() if attempt.priority.is_urgent)
         self._asked_s.update(dict.fromkeys(urgent, self.world.now))
         super()._ask(ask)
@@ -152,11 +152,11 @@ class Host(virtual_host.Host):
     def _answered(self, host: ids.HostId, answers: list[Any]) -> None:
         for answer in answers:
             asked_s = self._asked_s.pop(answer.number, None)
-            if asked_s is not None and isinstance(answer, actions.Given):
+            if asked_s is not None and isinstance(answer, actions.SendChunk):
                 self.waited_for(host, self.world.now - asked_s)
         super()._answered(host, answers)
 
-    def _cancel(self, cancel: actions.Cancel) -> None:
+    def _cancel(self, cancel: actions.CancelRequests) -> None:
         asked = (self._asked_s.pop(number, None) for number in cancel.numbers)
         given_up_s = [self.world.now - asked_s for asked_s in asked if asked_s is not None]
         timeout_s = self.core.context.requests_out.timeout_s
@@ -258,8 +258,8 @@ class Cloud(authorization.ChunkMaps):
                 MESSAGE_S, self.hosts[to].receive, sender.name, connection, message
             )
             return
-        given = [answer for answer in message.answers if isinstance(answer, actions.Given)]
-        others = [answer for answer in message.answers if not isinstance(answer, actions.Given)]
+        given = [answer for answer in message.answers if isinstance(answer, actions.SendChunk)]
+        others = [answer for answer in message.answers if not isinstance(answer, actions.SendChunk)]
         arrive, receiver = self._arrive, self.hosts[to]
         if others:
             self.agenda.schedule_after(

@@ -82,7 +82,7 @@ class HostPrefetch:
                 self.states.apply_event(number, _E.PREFETCH_ARRIVED)
                 continue
 
-            def done(answer: actions.Complete, number: int = number) -> None:
+            def done(answer: actions.CompleteRead, number: int = number) -> None:
                 self._host.call_later(self._done, number, answer.failure is None)
 
             self.asked.add(number)

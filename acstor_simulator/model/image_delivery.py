@@ -148,7 +148,7 @@ class BootImage(Delivery):
     def _load(self) -> None:
         for frame in self._frames:
             self._under_way += 1
-            if not self.host.fetch_object(frame, Priority.SOON, self._loaded):
+            if not self.host.fetch_object(frame, Priority.READAHEAD, self._loaded):
                 return
             self._under_way -= 1
         if not self._under_way:
@@ -188,7 +188,7 @@ class BootImage(Delivery):
                     agenda.schedule_after(wait_s, self._fill_more)
                 return
             self._under_way += 1
-            if self.host.fetch_object(self._left.pop(), Priority.WHOLE, self._filled):
+            if self.host.fetch_object(self._left.pop(), Priority.HYDRATE, self._filled):
                 self._under_way -= 1
         if not self._left and not self._under_way:
             self.mark_complete()

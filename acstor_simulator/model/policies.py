@@ -51,7 +51,7 @@ class Policy(NamedTuple):
 
     settings: settings_.Settings = PLAIN
     may_refer: bool = False
-    urgency: priority.Priority = priority.Priority.SOON
+    urgency: priority.Priority = priority.Priority.READAHEAD
     arrival: type[image_delivery.Delivery] = image_delivery.Attach
     exchanges: bool = True
     follows_traffic: bool = False

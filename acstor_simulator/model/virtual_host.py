@@ -27,7 +27,7 @@ proof_of = functools.lru_cache(maxsize=1 << 16)(peer_request.proof_of)
 
 MESSAGE_BYTES, REQUEST_BYTES = 80, 60
 """Wire size of a message with its headers, and of each request in it."""
-_FOR_OTHERS = actions.CancelRead, actions.Told, actions.LeftAlone
+_FOR_OTHERS = actions.CancelSourceRead, actions.ReportStall, actions.ReportBackoff
 """Actions without effect here."""
 
 
@@ -114,19 +114,19 @@ class Host:
     def __init__(self, world: World, name: ids.HostId) -> None:
         self.world, self.name = world, name
         self.cache: dict[ids.Cid, Any] = {}
-        self.waiting: dict[Hashable, Callable[[actions.Complete], None]] = {}
+        self.waiting: dict[Hashable, Callable[[actions.CompleteRead], None]] = {}
         self._doing: dict[type, Callable[[Any], None]] = {
             actions.ReadSource: self.read_source,
             actions.Store: self._store,
-            actions.Complete: self._complete,
-            actions.Ask: self._ask,
-            actions.Cancel: self._cancel,
-            actions.Hurry: self._hurry,
-            actions.Reply: self._reply,
-            actions.Watch: self._watch,
-            actions.Alive: self._say_alive,
-            actions.Tell: self._tell,
-            actions.Heard: self._heard,
+            actions.CompleteRead: self._complete,
+            actions.RequestChunks: self._ask,
+            actions.CancelRequests: self._cancel,
+            actions.RaisePriority: self._hurry,
+            actions.SendAnswers: self._reply,
+            actions.WatchDelivery: self._watch,
+            actions.SendKeepalives: self._say_alive,
+            actions.SendAnnouncement: self._tell,
+            actions.ForwardAnnouncement: self._heard,
             **dict.fromkeys(_FOR_OTHERS, lambda action: None),
         }
         self.reset_state()
@@ -145,7 +145,7 @@ class Host:
         self,
         batch: Sequence[chunk_ref.ChunkRef],
         urgency: priority.Priority,
-        done: Callable[[actions.Complete], None],
+        done: Callable[[actions.CompleteRead], None],
         deadline_s: float = float("inf"),
         opener: Hashable = None,
     ) -> None:
@@ -185,24 +185,24 @@ class Host:
         """Read from the source."""
         self.world.read_source(self, read)
 
-    def _complete(self, complete: actions.Complete) -> None:
+    def _complete(self, complete: actions.CompleteRead) -> None:
         self.waiting.pop(complete.token)(complete)
 
     def _store(self, store: actions.Store) -> None:
         self.call_later(self._stored, store.runs)
 
-    def _stored(self, runs: list[actions.Arrived]) -> None:
+    def _stored(self, runs: list[actions.ArrivedRun]) -> None:
         kept = [run for run in runs if run.is_stored]
         for run in kept:
             self.cache.update(zip([ref.cid for ref in run.refs], run.chunks, strict=True))
         self.run_actions(self.core.chunks_stored(self.world.now, kept))
         if len(kept) < len(runs):
             others = [run for run in runs if not run.is_stored]
-            self.run_actions(self.core.not_stored(self.world.now, others))
+            self.run_actions(self.core.chunks_not_stored(self.world.now, others))
 
     # What others are told
 
-    def _ask(self, ask: actions.Ask) -> None:
+    def _ask(self, ask: actions.RequestChunks) -> None:
         world, timeout_s = self.world, self.core.context.requests_out.timeout_s
         requests = []
         connection = world.connection_to(self.name, ask.host)
@@ -223,26 +223,26 @@ class Host:
     def _lost(self, host: ids.HostId) -> None:
         self.run_actions(self.core.connection_lost(self.world.now, host))
 
-    def _cancel(self, cancel: actions.Cancel) -> None:
+    def _cancel(self, cancel: actions.CancelRequests) -> None:
         self.send(cancel.host, Cancels(cancel.numbers), MESSAGE_BYTES)
 
-    def _hurry(self, hurry: actions.Hurry) -> None:
+    def _hurry(self, hurry: actions.RaisePriority) -> None:
         self.send(hurry.host, Hurries(hurry.numbers), MESSAGE_BYTES)
 
-    def _tell(self, tell: actions.Tell) -> None:
+    def _tell(self, tell: actions.SendAnnouncement) -> None:
         entry_bytes = 8 if tell.segment_chunks == 1 else 10
         told = len(tell.here) + len(tell.gone) + len(tell.evictable)
         size_bytes = MESSAGE_BYTES + entry_bytes * told
         self.send(tell.host, tell, size_bytes, Priority.ADVERTISED)
 
-    def _heard(self, heard: actions.Heard) -> None:
+    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         """Ignore announcements."""
 
-    def _reply(self, reply: actions.Reply) -> None:
+    def _reply(self, reply: actions.SendAnswers) -> None:
         connection, sent, size_bytes = reply.connection, [], MESSAGE_BYTES
         host = self.world.host_of(connection)
         for answer in reply.split_runs():
-            if isinstance(answer, actions.Given):
+            if isinstance(answer, actions.SendChunk):
                 if answer.data is None:
                     answer = answer._replace(data=self.cache[answer.want.cid])
                 size_bytes += answer.want.length
@@ -262,7 +262,7 @@ class Host:
             self._under[connection] -= 1
             self._look(connection)
 
-    def _watch(self, watch: actions.Watch) -> None:
+    def _watch(self, watch: actions.WatchDelivery) -> None:
         self._watched.update(watch.connections)
         for connection in watch.connections:
             self._look(connection)
@@ -282,7 +282,7 @@ class Host:
             del self._under[connection]
             self._watched.discard(connection)
 
-    def _say_alive(self, alive: actions.Alive) -> None:
+    def _say_alive(self, alive: actions.SendKeepalives) -> None:
         for connection in alive.connections:
             host = self.world.host_of(connection)
             self.world.send_on(connection, self, host, Alive(), MESSAGE_BYTES)
@@ -300,14 +300,14 @@ class Host:
         now = self.world.now
         match message:
             case Requests(requests):
-                self.run_actions(self.core.peer_asked(now, connection, host, requests))
+                self.run_actions(self.core.peer_requested(now, connection, host, requests))
             case Responses(answers):
                 self._answered(host, answers)
             case Hurries(numbers):
-                self.run_actions(self.core.peer_hurried(now, connection, numbers))
+                self.run_actions(self.core.peer_raised_priority(now, connection, numbers))
             case Cancels(numbers):
                 self.run_actions(self.core.peer_cancelled(now, connection, numbers))
-            case actions.Tell(_, here, gone, evictable, length):
+            case actions.SendAnnouncement(_, here, gone, evictable, length):
                 self.run_actions(
                     self.core.announcement_received(now, host, here, gone, evictable, length)
                 )
@@ -319,15 +319,15 @@ class Host:
         good, refused = [], []
         for answer in answers:
             match answer:
-                case actions.Given(number, _, data, _):
-                    wanted = self.core.asked_of(host, number)
+                case actions.SendChunk(number, _, data, _):
+                    wanted = self.core.requested_chunk(host, number)
                     if wanted is not None and self._is_right(wanted, data):
                         good.append((number, data))
                     else:
                         refused.append((number, Failure.INVALID))
-                case actions.Refused(number, why):
+                case actions.SendRefusal(number, why):
                     refused.append((number, why))
-                case actions.Referred(number, hosts):
+                case actions.SendReferral(number, hosts):
                     self.run_actions(self.core.peer_referred(now, host, number, hosts))
         if good:
             self.run_actions(self.core.chunks_arrived(now, host, good))

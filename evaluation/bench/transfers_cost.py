@@ -52,7 +52,7 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
     """Do what is to be done, at once; return how many batches were completed."""
     completed = 0
     for action in todo:
-        if isinstance(action, actions.Ask):
+        if isinstance(action, actions.RequestChunks):
             given = [(number, b"") for number, _, _ in action.iter_chunks()]
             completed += answer(machine, machine.core.chunks_arrived(now, action.host, given), now)
         elif isinstance(action, actions.ReadSource):
@@ -62,7 +62,7 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
             )
         elif isinstance(action, actions.Store):
             machine.core.chunks_stored(now, action.runs)
-        elif isinstance(action, actions.Complete):
+        elif isinstance(action, actions.CompleteRead):
             assert action.failure is None
             completed += 1
     return completed
@@ -100,8 +100,8 @@ def us_an_answer() -> float:
     began_s = time.process_time()
     for at in range(0, len(requests), BATCH):
         now = at / 1000
-        todo = machine.core.peer_asked(now, "a", ids.HostId("h2"), requests[at : at + BATCH])
-        assert isinstance(todo[0], actions.Reply) and len(todo[0].answers) == BATCH
+        todo = machine.core.peer_requested(now, "a", ids.HostId("h2"), requests[at : at + BATCH])
+        assert isinstance(todo[0], actions.SendAnswers) and len(todo[0].answers) == BATCH
         machine.core.answers_delivered(now, ["a"])
     return (time.process_time() - began_s) / len(requests) * 1e6
 

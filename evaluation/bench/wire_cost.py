@@ -143,7 +143,7 @@ class Giver:
     ) -> None:
         """Nothing waits."""
 
-    def requests_hurried(
+    def priorities_raised(
         self, connection: server_connection.ServerConnection, request_ids: Sequence[int]
     ) -> None:
         """Nothing waits."""

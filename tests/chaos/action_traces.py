@@ -69,18 +69,18 @@ def text_of(value: Any) -> str:
         chunks = zip(value.numbers, value.refs, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *parts))) for chunk in chunks]
         return ", ".join([f"Attempt({text})" for text in texts])
-    if isinstance(value, actions.Arrived):
+    if isinstance(value, actions.ArrivedRun):
         chunks = zip(value.refs, value.chunks, strict=True)
         texts = [", ".join(map(text_of, (*chunk, *value[3:]))) for chunk in chunks]
-        return ", ".join([f"Arrived({text})" for text in texts])
-    if isinstance(value, actions.Complete) and value.failure is not None:
+        return ", ".join([f"ArrivedRun({text})" for text in texts])
+    if isinstance(value, actions.CompleteRead) and value.failure is not None:
         value = value._replace(chunks=[])
-        return f"Complete({', '.join(map(text_of, value))})"
-    if isinstance(value, actions.Tell | chunk_ref.ChunkRef) and value[-1] == 1:
+        return f"{type(value).__name__}({', '.join(map(text_of, value))})"
+    if isinstance(value, actions.SendAnnouncement | chunk_ref.ChunkRef) and value[-1] == 1:
         name, value = type(value).__name__, value[:-1]
         return f"{name}({', '.join(map(_told, value))})"
-    if isinstance(value, actions.Heard):
-        return f"Heard({', '.join(map(_told, value))})"
+    if isinstance(value, actions.ForwardAnnouncement):
+        return f"{type(value).__name__}({', '.join(map(_told, value))})"
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, bytes):
@@ -110,10 +110,10 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
         counts["actions"] += len(todo)
         for one in todo:
             match one:
-                case actions.Ask():
+                case actions.RequestChunks():
                     counts["asked"] += len(list(one.iter_chunks()))
-                case actions.Reply():
-                    given = [isinstance(one, actions.Given) for one in one.split_runs()]
+                case actions.SendAnswers():
+                    given = [isinstance(one, actions.SendChunk) for one in one.split_runs()]
                     counts["given"] += sum(given)
                 case actions.ReadSource(wants=wants):
                     counts["read"] += len(wants)

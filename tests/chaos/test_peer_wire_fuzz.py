@@ -22,7 +22,7 @@ def prefixes(rng: random.Random) -> tuple[int, ...]:
 
 
 def get(request_id: int, rng: random.Random) -> peer_wire.Get:
-    mode, priority = rng.choice(list(peer_wire.Mode)), peer_wire.Priority.LATER
+    mode, priority = rng.choice(list(peer_wire.Mode)), peer_wire.Priority.PREFETCH
     first = peer_wire.Request(
         request_id, IMAGE, 65536, 65536, rng.randbytes(16), mode, priority, 100
     )

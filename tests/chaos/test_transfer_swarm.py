@@ -110,7 +110,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "what was looked up is not noted": (
         0,
         peer_requests.PeerRequests,
-        "looked_up",
+        "contents_looked_up",
         lambda *_: None,
     ),
     "anybody is named": (7, peer_requests.PeerRequests, "_is_named", lambda *_: True),
@@ -120,7 +120,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     "lanes are never left": (5, prefetch_limits.PrefetchLimits, "remove_transfer", lambda *_: None),
     "liars are believed": (18, transfer_hosts.Host, "_is_right", lambda *_: True),
     "what one peer is asked is not bounded": (1, peer_state, "CREDIT_BYTES", 1 << 40),
-    "questions have no end": (1, requests_out.RequestsOut, "over_s", lambda *_: math.inf),
+    "questions have no end": (1, requests_out.RequestsOut, "timeout_at_s", lambda *_: math.inf),
     "who shows life is waited for too long": (18, requests_out, "LONGEST_TIMES", 100),
     "what is answered elsewhere goes on": (
         25,
@@ -130,11 +130,11 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
     ),
     "reads are not bounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
     "deadlines are not kept": (2, pending_reads.PendingReads, "is_late", lambda *_: None),
-    "nothing is tried again": (8, retries.Retries, "is_due", lambda *_: None),
+    "nothing is tried again": (8, retries.Retries, "pause_ended", lambda *_: None),
     "a travel does not end": (5, pending_reads.PendingReads, "_end_travel", lambda *_: None),
     "what nobody wants is remembered": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
     "what ended counts on": (0, transfers.Transfers, "uncharge", lambda *_: None),
-    "what the cache refused is kept": (5, engine.Engine, "not_stored", lambda *_: []),
+    "what the cache refused is kept": (5, engine.Engine, "chunks_not_stored", lambda *_: []),
     "something else is given": (
         1,
         peer_requests.PeerRequests,
@@ -250,7 +250,7 @@ def test_guests_wait_little_behind_a_flood_of_background_and_it_goes_on():
         first, *others = world.hosts.values()
         if is_flooded:
             for host in others:
-                host.read(world.chunks[:300], P.WHOLE, brought.append)
+                host.read(world.chunks[:300], P.HYDRATE, brought.append)
 
         def read(at):
             began_s = world.now

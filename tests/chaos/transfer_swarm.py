@@ -297,7 +297,7 @@ class Run:
         host = self.world.hosts[self.rng.choice(self.world.names)]
         if host.is_dead:
             return
-        urgency = self.rng.choice((Priority.SOON, Priority.SEED, Priority.WHOLE))
+        urgency = self.rng.choice((Priority.READAHEAD, Priority.PRE_SEED, Priority.HYDRATE))
         chunks = self.rng.sample(self.world.chunks, self.rng.randint(1, len(self.world.chunks)))
         host.read(chunks, urgency, lambda answer: None)
 

@@ -159,7 +159,7 @@ class Server:
     def __init__(self, real: peer_server.PeerServer, rng: random.Random) -> None:
         self.requests_received = real.requests_received
         self.requests_cancelled = real.requests_cancelled
-        self.requests_hurried = real.requests_hurried
+        self.priorities_raised = real.priorities_raised
         self.connection_ended, self.answers_drained = real.connection_ended, real.answers_drained
         self.is_lying = False
         self._send, self._rng = real._send, rng

@@ -183,13 +183,13 @@ class Net:
                 self._cloud.hosts[host].peer_server.requests_cancelled, connection, known
             )
 
-    def hurry_requests(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
-        """See ``PeerNetwork.hurry_requests``."""
+    def raise_priorities(self, host: ids.HostId, request_ids: Sequence[int]) -> None:
+        """See ``PeerNetwork.raise_priorities``."""
         connection = self._cloud.connections.get((self._here, host))
         if connection is not None:
             known = [number for number in request_ids if number in connection.hears]
             self._cloud.soon(
-                self._cloud.hosts[host].peer_server.requests_hurried, connection, known
+                self._cloud.hosts[host].peer_server.priorities_raised, connection, known
             )
 
     def send_announcement(self, host: ids.HostId, address: str, news: Any) -> None:
@@ -314,11 +314,11 @@ class Cloud:
         return base.Wrapper(self.source), lambda image_id, offset: placement.SourceAccess.IN_PARTS
 
     def _host(self, here: ids.HostId) -> exchange.Exchange:
-        source, given_as = self._source_of(here)
+        source, source_access = self._source_of(here)
         core = engine.Engine(
             here,
             self.ring,
-            given_as=given_as,
+            source_access=source_access,
             cache=self.caches[here],
             rights=authorization.Authorization(
                 here, known_maps.KnownMaps(self.named), self.names[here], self.attached

@@ -44,12 +44,12 @@ def check(host: Any) -> None:
     """
     now, requests = host.world.now, host.core.requests
     for transfer in host.core.context.transfers.values():
-        for asker in transfer.askers:
+        for asker in transfer.peer_requests:
             _check_asker(host, transfer, asker)
     waiting: dict[ids.HostId, int] = {}
     for link in requests._links.values():
-        waiting[link.receiver.host] = waiting.get(link.receiver.host, 0) + len(link.askers)
-        for asker in link.askers.values():
+        waiting[link.receiver.host] = waiting.get(link.receiver.host, 0) + len(link.peer_requests)
+        for asker in link.peer_requests.values():
             if asker.deadline_s < now - LOOK_S - 1e-6:
                 raise Broken(
                     f"{host.name}: a request of {asker.host} is {now - asker.deadline_s} late"
@@ -75,7 +75,7 @@ def _check_asker(host: Any, transfer: transfer_.Transfer, asker: requester.Pendi
             raise Broken(f"{host.name}: {asker.host}, a home, waits for another home")
 
 
-def check_tell(host: Any, tell: actions.Tell) -> None:
+def check_tell(host: Any, tell: actions.SendAnnouncement) -> None:
     """Check to whom a host tells something unasked."""
     if not _is_good(host, tell.host):
         raise Broken(f"{host.name} tells {tell.host}, who has left or is left alone")
@@ -102,7 +102,7 @@ def neighbours_of(host: Any) -> frozenset[ids.HostId]:
     return frozenset(topology(names, host.name, near.host_locations()))
 
 
-def check_given(host: Any, given: actions.Given, data: bytes) -> None:
+def check_given(host: Any, given: actions.SendChunk, data: bytes) -> None:
     """Check that nothing leaves but what its CID says, and by a name by which it came."""
     want = given.want
     if data != host.world.content_of(want.cid):
@@ -128,7 +128,7 @@ def check_referral(host: Any, asker: ids.HostId, hosts: tuple[ids.HostId, ...]) 
             raise Broken(f"{host.name} sends {asker} to {name}, who has left or is left alone")
 
 
-def check_heard(host: Any, heard: actions.Heard) -> None:
+def check_heard(host: Any, heard: actions.ForwardAnnouncement) -> None:
     """Check whom a host listens to."""
     if not _is_good(host, heard.host):
         raise Broken(f"{host.name} listens to {heard.host}, who has left or is left alone")

@@ -78,7 +78,7 @@ class Machine:
 
     :param names: what hosts mean by the same chunk
     :param attached: images
-    :param given_as: of what the image's home is asked before the source
+    :param source_access: of what the image's home is asked before the source
     :ivar cache: CIDs that are here
     """
 
@@ -88,7 +88,9 @@ class Machine:
         self.cache: set[ids.Cid] = set()
         self.table = more.pop("table", None) or table(hosts)
         names = more.pop("names", None) or identity.ByContent()
-        given_as = more.pop("given_as", lambda image_id, offset: placement.SourceAccess.IN_PARTS)
+        source_access = more.pop(
+            "source_access", lambda image_id, offset: placement.SourceAccess.IN_PARTS
+        )
         self.maps = known_maps.KnownMaps(named)
         self.rights = authorization.Authorization(
             self.here, self.maps, names, more.pop("attached", ())
@@ -100,7 +102,7 @@ class Machine:
             rights=self.rights,
             rng=random.Random(1),
             settings=settings.Settings(**more),
-            given_as=given_as,
+            source_access=source_access,
         )
         self.last: list[actions.Action] = []
 
@@ -130,7 +132,7 @@ class Machine:
     def asks(self) -> dict[str, list[tuple[int, peer_request.Mode]]]:
         """Return who is to be asked: chunk numbers and modes, by host."""
         found: dict[str, list[tuple[int, peer_request.Mode]]] = {}
-        for ask in self.got(actions.Ask):
+        for ask in self.got(actions.RequestChunks):
             for _, ref, attempt in ask.iter_chunks():
                 what = ref.offset // CHUNK, attempt.mode
                 found.setdefault(ask.host, []).append(what)
@@ -138,7 +140,9 @@ class Machine:
 
     def attempt(self, index: int = 0) -> Any:
         """Return one of the attempts that are to be sent."""
-        return [attempt for ask in self.got(actions.Ask) for attempt in ask.attempts][index]
+        return [attempt for ask in self.got(actions.RequestChunks) for attempt in ask.attempts][
+            index
+        ]
 
     def home_of(self, number: int) -> str:
         """Return the home of a chunk."""
@@ -176,7 +180,7 @@ class Machine:
 
     def ask_me(self, host: str, *requests: chunk_ref.Request) -> list[actions.Action]:
         """Let a peer ask on its connection, which has its name here."""
-        done: list[actions.Action] = self.peer_asked(host, ids.HostId(host), list(requests))
+        done: list[actions.Action] = self.peer_requested(host, ids.HostId(host), list(requests))
         return done
 
     def play(
@@ -185,7 +189,7 @@ class Machine:
         peer: Callable[[ids.HostId, Any], Any] = lambda host, attempt: None,
         source: Callable[[chunk_ref.ChunkRef], Any] = lambda chunk: None,
         step_s: float = 0.25,
-    ) -> dict[Any, actions.Complete]:
+    ) -> dict[Any, actions.CompleteRead]:
         """Let peers and the source answer what is asked, at once; return who is answered.
 
         :param peer: returns bytes, a Failure, or None for no answer; ``source`` too
@@ -194,7 +198,7 @@ class Machine:
         while True:
             while todo:
                 action = todo.pop(0)
-                if isinstance(action, actions.Ask):
+                if isinstance(action, actions.RequestChunks):
                     for attempt in action.attempts:
                         todo += self._answer(action.host, attempt, peer(action.host, attempt))
                 elif isinstance(action, actions.ReadSource):
@@ -203,7 +207,7 @@ class Machine:
                     todo += self.source_read_progressed(action.number, known) if known else []
                 elif isinstance(action, actions.Store):
                     todo += self.chunks_stored(action.runs)
-                elif isinstance(action, actions.Complete):
+                elif isinstance(action, actions.CompleteRead):
                     done[action.token] = action
             if self.now >= end_s:
                 return done
@@ -221,8 +225,8 @@ class Machine:
 
     def answers(self) -> list[Any]:
         """Return what peers are answered now."""
-        return [answer for reply in self.got(actions.Reply) for answer in reply.split_runs()]
+        return [answer for reply in self.got(actions.SendAnswers) for answer in reply.split_runs()]
 
-    def completes(self) -> list[actions.Complete]:
+    def completes(self) -> list[actions.CompleteRead]:
         """Return who of this host is answered now."""
-        return self.got(actions.Complete)
+        return self.got(actions.CompleteRead)

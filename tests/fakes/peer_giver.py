@@ -134,7 +134,7 @@ class TaskGiver:
             if scope is not None:
                 scope.cancel()
 
-    def requests_hurried(self, connection: Any, request_ids: Sequence[int]) -> None:
+    def priorities_raised(self, connection: Any, request_ids: Sequence[int]) -> None:
         """See ``server_connection.RequestHandler``."""
 
     def answers_drained(self, connection: Any) -> None:

@@ -53,12 +53,12 @@ class Guest:
         self.under_way[number] = batch
         end_s = self.run.world.now + self.deadline_s
 
-        def done(answer: actions.Complete) -> None:
+        def done(answer: actions.CompleteRead) -> None:
             self._done(number, answer, end_s)
 
         self.host.read(batch, Priority.GUEST, done, end_s)
 
-    def _done(self, number: int, answer: actions.Complete, end_s: float) -> None:
+    def _done(self, number: int, answer: actions.CompleteRead, end_s: float) -> None:
         batch = self.under_way.pop(number, None)
         if batch is None:
             raise Broken(f"{self.host.name}: a read is answered twice")

@@ -51,12 +51,12 @@ class Host(virtual_host.Host):
 
     def __init__(self, world: Any, name: ids.HostId, **settings: Any) -> None:
         super().__init__(world, name)
-        self._doing |= {actions.LookUp: self._look_up, actions.Drop: self._drop}
+        self._doing |= {actions.LookUpContents: self._look_up, actions.CloseConnection: self._drop}
         self.settings = settings
         self.lives = 0
         self.attached: set[ids.ImageId] | None = None
         self.is_dead = False
-        self.heard: Callable[[actions.Heard], None] = lambda heard: None
+        self.heard: Callable[[actions.ForwardAnnouncement], None] = lambda heard: None
         self.let_go: Callable[[Sequence[ids.Cid]], None] = lambda cids: None
         self.told_before: frozenset[ids.HostId] = frozenset()
         self.start()
@@ -109,7 +109,7 @@ class Host(virtual_host.Host):
         self,
         batch: Sequence[chunk_ref.ChunkRef],
         urgency: priority.Priority,
-        done: Callable[[actions.Complete], None],
+        done: Callable[[actions.CompleteRead], None],
         deadline_s: float = float("inf"),
         opener: Hashable = None,
     ) -> None:
@@ -120,7 +120,7 @@ class Host(virtual_host.Host):
         here = {chunk.cid: self.cache.get(chunk.cid) for chunk in batch}
         wanted = [chunk for chunk in batch if here[chunk.cid] is None]
 
-        def answered(answer: actions.Complete) -> None:
+        def answered(answer: actions.CompleteRead) -> None:
             if answer.failure is None:
                 for chunk, data in zip(wanted, answer.chunks, strict=True):
                     here[chunk.cid] = data
@@ -131,13 +131,13 @@ class Host(virtual_host.Host):
             opener = f"{wanted[0].image_id}/{(self._tokens + 1) % 3}"
             super().read(wanted, urgency, answered, deadline_s, opener)
         else:
-            self.call_later(answered, actions.Complete(None, [], None, ""))
+            self.call_later(answered, actions.CompleteRead(None, [], None, ""))
 
     # What the machine says, and is looked at
 
     def run_actions(self, todo: list[actions.Action]) -> None:
         """Do it, and let the host be looked at."""
-        self.judged = frozenset(one.host for one in todo if isinstance(one, actions.LeftAlone))
+        self.judged = frozenset(one.host for one in todo if isinstance(one, actions.ReportBackoff))
         super().run_actions(todo)
         self.world.look_at(self)
 
@@ -147,29 +147,29 @@ class Host(virtual_host.Host):
         after_s = world.store_s * world.rng.random() if world.store_s else 0.0
         world.call_later(self, after_s, self._stored, store.runs)
 
-    def _stored(self, runs: list[actions.Arrived]) -> None:
+    def _stored(self, runs: list[actions.ArrivedRun]) -> None:
         world = self.world
         if world.store_s and world.rng.random() < 0.05:
-            self.run_actions(self.core.not_stored(world.now, runs))
+            self.run_actions(self.core.chunks_not_stored(world.now, runs))
             return
         stored = (ref for run in runs if run.is_stored for ref in run.refs)
         self.came.update((ref.cid, ref.oid) for ref in stored)
         super()._stored(runs)
 
-    def _drop(self, drop: actions.Drop) -> None:
+    def _drop(self, drop: actions.CloseConnection) -> None:
         assert isinstance(drop.connection, tuple)
         self.world.break_(self.name, drop.connection[0])
 
-    def _tell(self, tell: actions.Tell) -> None:
+    def _tell(self, tell: actions.SendAnnouncement) -> None:
         giving_checks.check_tell(self, tell)
         for _ in range(self.world.times_of_news()):
             super()._tell(tell)
 
-    def _heard(self, heard: actions.Heard) -> None:
+    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         giving_checks.check_heard(self, heard)
         self.call_later(self.heard, heard)
 
-    def _look_up(self, look_up: actions.LookUp) -> None:
+    def _look_up(self, look_up: actions.LookUpContents) -> None:
         """Learn what images name, as well as the source is; the connection may end meanwhile."""
         world, requests = self.world, look_up.requests
         world.look_ups += len(requests)
@@ -186,18 +186,18 @@ class Host(virtual_host.Host):
         world.call_later(self, delay_s, self._looked_up, look_up.connection, found)
 
     def _looked_up(self, connection: Hashable, found: list[tuple[int, Any]]) -> None:
-        self.run_actions(self.core.looked_up(self.world.now, connection, found))
+        self.run_actions(self.core.contents_looked_up(self.world.now, connection, found))
 
-    def _ask(self, ask: actions.Ask) -> None:
+    def _ask(self, ask: actions.RequestChunks) -> None:
         self.world.watch.asks(self, ask)
         super()._ask(ask)
 
-    def _reply(self, reply: actions.Reply) -> None:
+    def _reply(self, reply: actions.SendAnswers) -> None:
         for answer in reply.split_runs():
-            if isinstance(answer, actions.Referred):
+            if isinstance(answer, actions.SendReferral):
                 host = self.world.host_of(reply.connection)
                 giving_checks.check_referral(self, host, answer.hosts)
-            if isinstance(answer, actions.Given):
+            if isinstance(answer, actions.SendChunk):
                 data = answer.data if answer.data is not None else self.cache[answer.want.cid]
                 giving_checks.check_given(self, answer, data)
         super()._reply(reply)
@@ -214,7 +214,7 @@ class Host(virtual_host.Host):
         self.run_actions(self.core.announcement_lost(self.world.now, host))
         self.forget_peer(host)
         self.run_actions(
-            self.core.peer_left(self.world.now, self.world.connection_to(host, self.name))
+            self.core.peer_disconnected(self.world.now, self.world.connection_to(host, self.name))
         )
 
     def take_table(self, table: Any, former: Any) -> None:

@@ -162,7 +162,7 @@ class Reader:
             for chunk in self._wants(missing):
                 self._prefetching.on_demand_fetch(chunk)
 
-        def done(answer: actions.Complete) -> None:
+        def done(answer: actions.CompleteRead) -> None:
             if answer.chunks != [self.world.data[number] for number in numbers]:
                 raise Broken(f"{self.host.name}: a read gives {answer}")
             self._prefetching.on_read(self._wants(numbers))
@@ -185,12 +185,12 @@ class Reader:
         ahead = self._missing(range(start // CHUNK, last))
         if ahead:
             self._asked.update(ahead)
-            self.host.read(self._wants(ahead), P.SOON, lambda answer: None)
+            self.host.read(self._wants(ahead), P.READAHEAD, lambda answer: None)
 
     def _wants(self, numbers: Sequence[int]) -> list[chunk_ref.ChunkRef]:
         return [self.world.chunks[number] for number in numbers]
 
-    def _heard(self, heard: actions.Heard) -> None:
+    def _heard(self, heard: actions.ForwardAnnouncement) -> None:
         if self._is_on:
             self._prefetching.announcement_received(heard.here)
 

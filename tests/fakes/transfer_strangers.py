@@ -39,7 +39,7 @@ class Boaster(Host):
         for host in world.names:
             if host != self.name:
                 gone = tuple(world.rng.sample(oids, len(oids) // 4))
-                told = actions.Tell(host, oids, gone, oids)
+                told = actions.SendAnnouncement(host, oids, gone, oids)
                 self.send(host, told, shells.MESSAGE_BYTES + 16 * len(oids), Priority.ADVERTISED)
         if world.now < BOAST_UNTIL_S:
             world.call_later(self, BOAST_EVERY_S, self._boast)
@@ -51,7 +51,7 @@ class Liar(Boaster):
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Give wrong bytes."""
         return [
-            answer._replace(data=b"a lie") if isinstance(answer, actions.Given) else answer
+            answer._replace(data=b"a lie") if isinstance(answer, actions.SendChunk) else answer
             for answer in answers
         ]
 
@@ -61,7 +61,7 @@ class Denier(Boaster):
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Deny."""
-        return [actions.Refused(answer.number, Failure.MISSING) for answer in answers]
+        return [actions.SendRefusal(answer.number, Failure.MISSING) for answer in answers]
 
 
 class Babbler(Host):
@@ -73,8 +73,8 @@ class Babbler(Host):
         said = [answer for answer in answers for _ in range(rng.randint(1, 2))]
         for answer in answers:
             said.append(answer._replace(number=rng.randrange(1 << 32)))
-            said.append(actions.Referred(rng.randrange(2000), (self.name, host)))
-            said.append(actions.Refused(rng.randrange(2000), Failure.MISSING))
+            said.append(actions.SendReferral(rng.randrange(2000), (self.name, host)))
+            said.append(actions.SendRefusal(rng.randrange(2000), Failure.MISSING))
         rng.shuffle(said)
         return said
 
@@ -102,7 +102,7 @@ class Asker(Host):
         self.asked += 1
         number = 1 << 31 | self.asked
         place = chunk.image_id, chunk.offset, chunk.length
-        urgency = self.world.rng.choice((Priority.PEER, Priority.SOON, Priority.LATER))
+        urgency = self.world.rng.choice((Priority.PEER, Priority.READAHEAD, Priority.PREFETCH))
         return chunk_ref.Request(
             number, *place, proof, mode, urgency, self.world.rng.choice((1.0, 30.0))
         )
@@ -128,7 +128,7 @@ class Spy(Asker):
 
     def _answered(self, host: ids.HostId, answers: list[Any]) -> None:
         for answer in answers:
-            if isinstance(answer, actions.Given) and answer.data in self.world.secrets:
+            if isinstance(answer, actions.SendChunk) and answer.data in self.world.secrets:
                 self.world.broken_promise(f"{host} gave {self.name} a chunk of a foreign image")
         super()._answered(host, answers)
 
@@ -203,7 +203,7 @@ class Busy(Host):
 
     def outgoing_answers(self, host: ids.HostId, answers: list[Any]) -> list[Any]:
         """Say so."""
-        return [actions.Refused(answer.number, Failure.BUSY) for answer in answers]
+        return [actions.SendRefusal(answer.number, Failure.BUSY) for answer in answers]
 
 
 KINDS = (Liar, Babbler, Mute, Denier, Spy, Flooder, Deaf, Procrastinator, Busy)

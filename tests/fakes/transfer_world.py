@@ -56,7 +56,7 @@ class Watch:
         self.asked_chunks = self.ask_messages = 0
         self.origins: collections.Counter[str] = collections.Counter()
 
-    def asks(self, host: Host, ask: actions.Ask) -> None:
+    def asks(self, host: Host, ask: actions.RequestChunks) -> None:
         """A host asks."""
         self.ask_messages += 1
         chunks = len(list(ask.iter_chunks()))
@@ -66,7 +66,7 @@ class Watch:
         if ask.host == host.name:
             raise Broken(f"{host.name} asks itself")
 
-    def stored(self, host: Host, runs: list[actions.Arrived]) -> None:
+    def stored(self, host: Host, runs: list[actions.ArrivedRun]) -> None:
         """A host has chunks."""
         for run in runs:
             for ref, data in zip(run.refs, run.chunks, strict=True):
@@ -365,9 +365,9 @@ class World:
             counts = {
                 "transfers": len(host.core),
                 "waiters": len(host.core.pending),
-                "askers": len(host.core.requests),
+                "peer_requests": len(host.core.requests),
                 "attempts": sum(len(peer.asks) for peer in peers),
-                "charged": sum(found.begun + found.requests for found in receivers),
+                "charged_to": sum(found.begun + found.requests for found in receivers),
                 "undelivered": sum(found.undelivered for found in receivers),
                 "answers": len(host.core.requests.uploads) + host.core.requests.uploads.used,
                 "news": len(context.announcements),
@@ -410,17 +410,17 @@ def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
     in_time = [attempt.host for attempt in transfer.attempts if not attempt.is_late]
     if len(in_time) > 1:
         raise Broken(f"{host.name}: {in_time} are asked for one content, and none of them is late")
-    is_foreseen = transfer.is_foreseen and host.core.context.settings.learns_ring
-    if transfer.is_idle and not is_foreseen:
+    awaits_local_read = transfer.awaits_local_read and host.core.context.settings.learns_ring
+    if transfer.is_idle and not awaits_local_read:
         raise Broken(f"{host.name}: nothing of {transfer.want.offset // CHUNK} is under way")
     is_moving = transfer.attempts or transfer.relay or transfer.read is not None
-    if transfer.is_travelling and not is_moving:
+    if transfer.is_fetching and not is_moving:
         raise Broken(f"{host.name}: a travel that goes nowhere")
     relay, now = transfer.relay, host.world.now
     if relay is not None and relay.mode is not Mode.RELAYED:
         raise Broken(f"{host.name}: asks another home as a host")
     if relay is not None and transfer.read is None and not relay.is_late:
-        guest_waits = any(asker.priority <= 1 for asker in transfer.askers)
+        guest_waits = any(asker.priority <= 1 for asker in transfer.peer_requests)
         if guest_waits and now - relay.at_s > RELAY_S + LOOK_S + host.settings["timeout_s"]:
             raise Broken(f"{host.name}: a guest waits for another home since {relay.at_s}")
 
@@ -433,9 +433,11 @@ def _check_peer(host: Host, peer: peer_state.Peer) -> None:
         if waits_s > times * timeout_s + LOOK_S:
             raise Broken(f"{host.name}: {peer.host} owes an answer since {waits_s:.1f} s")
     run_bytes = host.core.context.settings.run_chunks * CHUNK
-    if not 0 <= peer.under_bytes < CREDIT_BYTES + run_bytes:
-        raise Broken(f"{host.name}: {peer.under_bytes} bytes are under way with {peer.host}")
+    if not 0 <= peer.credit_used_bytes < CREDIT_BYTES + run_bytes:
+        raise Broken(f"{host.name}: {peer.credit_used_bytes} bytes are under way with {peer.host}")
     asks = dict.fromkeys(peer.asks.values())
     sent = sum(attempt.length for attempt in asks if attempt.sent_s is not None)
-    if sent != peer.under_bytes:
-        raise Broken(f"{host.name}: {sent} bytes are asked of {peer.host}, not {peer.under_bytes}")
+    if sent != peer.credit_used_bytes:
+        raise Broken(
+            f"{host.name}: {sent} bytes are asked of {peer.host}, not {peer.credit_used_bytes}"
+        )

@@ -123,7 +123,7 @@ async def test_each_direction_of_each_connection_has_a_key_of_its_own(tls):
     async with nets.serving(tls=tls[SERVER]) as (server, address):
         async with nets.asking(address, tls=tls[CLIENT]) as client:
             await client.fetch(priority=nets.PEER)
-            await client.fetch(priority=nets.LATER)
+            await client.fetch(priority=nets.PREFETCH)
             ours = [line.connection.link for line in client.net._lines.values()]
             theirs = [connection.link for connection in server._answering]
             sending = {link.sending._key for link in (*ours, *theirs)}

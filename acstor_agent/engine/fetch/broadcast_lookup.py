@@ -38,7 +38,7 @@ NAMED = 3
 class BroadcastLookup:
     """One lookup."""
 
-    __slots__ = ("asked", "attempts", "departed", "has_place", "left", "silent", "transfer", "want")
+    __slots__ = ("asked", "attempts", "departed", "has_slot", "left", "silent", "transfer", "want")
 
     def __init__(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
         self.transfer, self.want = transfer, want
@@ -47,15 +47,15 @@ class BroadcastLookup:
         self.silent: list[ids.HostId] = []
         self.departed: list[ids.HostId] = []
         self.asked = 0
-        self.has_place = False
+        self.has_slot = False
 
 
 class BroadcastLookups:
-    """The lookups of this host; calls ``in_vain`` with the outcome of a failed one."""
+    """The lookups of this host; calls ``on_failure`` with the outcome of a failed one."""
 
-    def __init__(self, context: context.Context, in_vain: LookupFailed) -> None:
-        self._context, self._in_vain = context, in_vain
-        self.absences = negative_cache.NegativeCache(context.settings.lost_after_s)
+    def __init__(self, context: context.Context, on_failure: LookupFailed) -> None:
+        self._context, self._on_failure = context, on_failure
+        self.image_denials = negative_cache.NegativeCache(context.settings.lost_after_s)
         self._denials: negative_cache.HostDenials[tuple[ids.Cid, ids.ImageId]] = (
             negative_cache.HostDenials()
         )
@@ -69,7 +69,7 @@ class BroadcastLookups:
         self._waiting.put_item(GUEST, want.image_id, search)
         self._start()
 
-    def place_free(self) -> None:
+    def release_slot(self) -> None:
         """Free the place of a failed lookup, and start the next."""
         self._places += 1
         self._start()
@@ -77,10 +77,10 @@ class BroadcastLookups:
     def _start(self) -> None:
         while self._places and (search := self._waiting.take_next()) is not None:
             self._places -= 1
-            search.has_place = True
+            search.has_slot = True
             context, want = self._context, search.want
             hosts = context.ring.other_hosts()
-            search.departed = self.absences.departed_hosts(hosts, context.now)
+            search.departed = self.image_denials.departed_hosts(hosts, context.now)
             left = self._denials.hosts_to_ask((want.cid, want.image_id), hosts, context.now)
             alone = context.peers.in_backoff(context.now)
             search.asked = len(left)
@@ -90,7 +90,7 @@ class BroadcastLookups:
 
     def _ask_more(self, search: BroadcastLookup) -> None:
         context = self._context
-        mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.SEARCH
+        mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.LOOKUP
         while search.left and len(search.attempts) < HOSTS_AT_ONCE:
             refs = (search.want,)
             what = (search.transfer, search.left.pop(), mode, refs, track, context.now)
@@ -121,8 +121,8 @@ class BroadcastLookups:
         transfer.search = None
         for attempt in search.attempts:
             self._context.requests_out.cancel_attempt(attempt, self._context.now)
-        if search.has_place:
-            self.place_free()
+        if search.has_slot:
+            self.release_slot()
 
     def is_active(self, search: BroadcastLookup) -> bool:
         """Return whether a lookup has pending requests or is queued."""
@@ -132,16 +132,16 @@ class BroadcastLookups:
     def recount_places(self) -> None:
         """Rebuild the count of free places after a fault."""
         searches = [t.search for t in self._context.transfers.values() if t.search is not None]
-        self._places = CHUNKS_AT_ONCE - sum(search.has_place for search in searches)
-        self._places -= self._context.timers.count_entries(timers.Due.SEARCH)
+        self._places = CHUNKS_AT_ONCE - sum(search.has_slot for search in searches)
+        self._places -= self._context.timers.count_entries(timers.Due.LOOKUP_SLOT)
         self._start()
 
     def _end(self, search: BroadcastLookup) -> None:
         transfer, context = search.transfer, self._context
         free_s = context.now + QUESTION_S * search.asked
-        context.timers.put(free_s, timers.Due.SEARCH, None)
+        context.timers.put(free_s, timers.Due.LOOKUP_SLOT, None)
         transfer.search = None
-        more_s = self.absences.record_denial(search.want.image_id, context.now)
+        more_s = self.image_denials.record_denial(search.want.image_id, context.now)
         silent = [*search.silent, *search.departed]
         failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0
         if silent:
@@ -154,4 +154,4 @@ class BroadcastLookups:
             lost_in_s = more_s
         else:
             failure, why = Failure.LOST, "the source and all other hosts say that they have not"
-        self._in_vain(transfer, search.want, failure, why, lost_in_s)
+        self._on_failure(transfer, search.want, failure, why, lost_in_s)

@@ -37,15 +37,15 @@ class Context:
         cache: Container[ids.Cid],
         settings: settings.Settings,
         lookups: Callable[[], int],
-        given_as: SourceAccessOf,
+        source_access: SourceAccessOf,
     ) -> None:
         self.now = 0.0
-        self._given_as = given_as
+        self._source_access = source_access
         self.cache = cache
         self.settings = settings
         self.ring = view
         self.kept: dict[chunk_ref.Key, transfer.Bytes] = {}  # until the cache has them
-        self.out = actions.Out()
+        self.out = actions.ActionQueue()
         self.timers = timers.Timers()
         self.peers = peer_state.PeerStates(rng, may_hedge=settings.may_hedge)
         self.host_keys = host_interning.HostInterning()
@@ -73,18 +73,19 @@ class Context:
         self, want: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return the hosts that this host, acting as home, asks before the source."""
-        given = self._given_as(want.image_id, want.offset)
+        given = self._source_access(want.image_id, want.offset)
         if given is placement.SourceAccess.WHOLE_HERE:
             return []
         found = self.ring.upstreams_of(want.place, requester, is_moved)
         is_whole = given is placement.SourceAccess.WHOLE
         return self.ring.with_image_homes(found, want.image_id) if is_whole else found
 
-    def is_left_to(self, want: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
+    def is_left_to_new_home(self, want: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
         """Return whether this host, a former home, leaves a chunk to the new home."""
-        if not self.ring.is_left_to(want.place, requester):
+        if not self.ring.is_left_to_new_home(want.place, requester):
             return False
-        return self._given_as(want.image_id, want.offset) is not placement.SourceAccess.WHOLE_HERE
+        access = self._source_access(want.image_id, want.offset)
+        return access is not placement.SourceAccess.WHOLE_HERE
 
     def reachable_holders(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the holders of a chunk that may be asked instead of its home."""

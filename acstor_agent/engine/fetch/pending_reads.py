@@ -35,7 +35,7 @@ Priority = priority.Priority
 Transfer = transfer_.Transfer
 Waiter = transfer_.Waiter
 GUEST = Priority.GUEST
-SOON = Priority.SOON
+READAHEAD = Priority.READAHEAD
 
 KEPT = 1024
 """Chunks not yet stored in the cache from which on no prefetch starts (64 MiB)."""
@@ -84,17 +84,17 @@ class PendingReads:
             queue
         """
         context, is_guest = self._context, priority is GUEST
-        if not is_guest and priority not in prefetch_limits.LANES:
+        if not is_guest and priority not in prefetch_limits.PREFETCH_PRIORITIES:
             raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")
         waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
         if token is not None:
             self._waiters[token] = waiter
             if deadline_s < math.inf:
-                context.timers.put(deadline_s, timers.Due.WAITER, waiter)
+                context.timers.put(deadline_s, timers.Due.READ_DEADLINE, waiter)
         is_source_first = (
             is_guest
             and context.settings.may_ask_source_first
-            and self.selection.preference.prefers_source(context.now)
+            and self.selection.preference.choose_source_first(context.now)
         )
         self._record_position(batch, priority)
         index = 0
@@ -151,7 +151,7 @@ class PendingReads:
 
     def _record_position(self, batch: Sequence[chunk_ref.ChunkRef], priority: Priority) -> None:
         context = self._context
-        if context.settings.learns_ring and batch and priority <= SOON:
+        if context.settings.learns_ring and batch and priority <= READAHEAD:
             last = batch[-1]
             context.lockstep.read_here(last.image_id, last.offset)
 
@@ -165,10 +165,10 @@ class PendingReads:
             self.retries.retry_now(transfer, want.image_id)
         elif transfer.search is not None:
             return
-        elif not transfer.is_travelling:
+        elif not transfer.is_fetching:
             self.prefetch_limits.remove_transfer(transfer)
             transfer.priority = GUEST
-            self.selection.ask_first_place(transfer, is_source_first)
+            self.selection.start_fetch(transfer, is_source_first)
         elif transfer.priority is not GUEST:
             transfer.priority = GUEST
             self.selection.raise_priority(transfer)
@@ -176,13 +176,16 @@ class PendingReads:
     def _queue_prefetch(self, transfer: Transfer, priority: Priority) -> None:
         if transfer.retry is not None or transfer.search is not None:
             return  # a guest waits for it already
-        if transfer.is_travelling:
+        if transfer.is_fetching:
             if priority < transfer.priority or transfer.priority.asks_holders_only:
                 transfer.priority = priority
                 self.selection.raise_priority(transfer)
             return
-        if transfer.lane is not None:
-            if priority >= transfer.lane and not transfer.lane.asks_holders_only:
+        if transfer.prefetch_queue is not None:
+            if (
+                priority >= transfer.prefetch_queue
+                and not transfer.prefetch_queue.asks_holders_only
+            ):
                 return
             self.prefetch_limits.remove_transfer(transfer)
         transfer.priority = priority
@@ -196,7 +199,7 @@ class PendingReads:
         Not where hosts read the same chunks: the source is fast because homes spare it.
         """
         return (
-            priority is SOON
+            priority is READAHEAD
             and self.selection.preference.is_source_first
             and self._context.overlap.is_little
         )
@@ -206,13 +209,11 @@ class PendingReads:
         if self.retries.due.length:
             for transfer in self.retries.take_due(self._context.now):
                 transfer.names = (*transfer.names[1:], transfer.names[0])
-                self.selection.ask_first_place(transfer)
+                self.selection.start_fetch(transfer)
         if self.prefetch_limits.waiting.length and len(self._context.kept) < KEPT:
             for transfer in self.prefetch_limits.start_queued():
-                if not transfer.is_travelling:
-                    self.selection.ask_first_place(
-                        transfer, self._is_source_first(transfer.priority)
-                    )
+                if not transfer.is_fetching:
+                    self.selection.start_fetch(transfer, self._is_source_first(transfer.priority))
         while self._context.transfers.unwanted and self._context.source_reads.is_full:
             transfer, _ = self._context.transfers.unwanted.popitem()
             if not transfer.is_wanted:  # still without readers
@@ -237,9 +238,9 @@ class PendingReads:
             refs, giver, mode = winner.refs, winner.host, winner.mode
         else:
             refs, giver, mode = transfer.refs, None, None
-        waiters, askers = transfer.waiters, transfer.askers
+        waiters, askers = transfer.waiters, transfer.peer_requests
         is_for_others = False
-        is_own = transfer.is_travelling or bool(waiters)
+        is_own = transfer.is_fetching or bool(waiters)
         if askers or not is_own:
             is_for_others = any(asker.mode.reads_source for asker in askers)
             priority = read_through.most_urgent(transfer)
@@ -248,7 +249,7 @@ class PendingReads:
         is_kept = is_for_others or context.ring.is_home(refs[0].place)  # all have one home
         is_stored = is_kept or not context.settings.homes_keep or priority.is_for_this_host
         how = is_kept, is_own, priority, is_stored
-        context.out.store(actions.Arrived(refs, transfer.keys, chunks, giver, mode, *how))
+        context.out.store(actions.ArrivedRun(refs, transfer.keys, chunks, giver, mode, *how))
         context.kept.update(zip(transfer.keys, chunks, strict=True))
         self._give_to_waiters(transfer, chunks)
         if transfer.tries or transfer.retry is not None or transfer.search is not None:
@@ -284,12 +285,12 @@ class PendingReads:
             if not attempt.is_over:
                 self._context.requests_out.cancel_attempt(attempt, self._context.now)
         transfer.attempts.clear()
-        transfer.is_travelling = False
+        transfer.is_fetching = False
         if transfer.retry is not None:
             self.retries.forget_transfer(transfer)
         if transfer.search is not None:
             self.lookups.end_lookup(transfer)
-        if transfer.lane is not None:
+        if transfer.prefetch_queue is not None:
             self.prefetch_limits.remove_transfer(transfer)
 
     # Failure
@@ -360,7 +361,7 @@ class PendingReads:
         transfer.why = why
         for waiter, _ in transfer.waiters:
             if not waiter.is_done:
-                told = actions.Told(waiter.token, why, absent, lost_in_s)
+                told = actions.ReportStall(waiter.token, why, absent, lost_in_s)
                 self._context.out.others.append(told)
         self.retries.pause_transfer(transfer, self._context.now)
 
@@ -394,7 +395,7 @@ class PendingReads:
 
     # End of waiters
 
-    def is_late(self, waiter: Waiter) -> None:
+    def deadline_passed(self, waiter: Waiter) -> None:
         """Fail a waiter whose deadline passed."""
         if not waiter.is_done:
             transfers = (self._context.transfers.get(want.key) for want in waiter.wants)
@@ -410,7 +411,7 @@ class PendingReads:
     def _complete(self, waiter: Waiter, failure: Failure | None, why: str) -> None:
         if not waiter.is_done:
             waiter.is_done = True
-            answer = actions.Complete(waiter.token, waiter.got, failure, why)
+            answer = actions.CompleteRead(waiter.token, waiter.got, failure, why)
             self._context.out.others.append(answer)
             self._forget_waiter(waiter)
 
@@ -434,7 +435,7 @@ class PendingReads:
             if not transfer.is_wanted:
                 if transfer.retry is not None or transfer.search is not None:
                     self._end_travel(transfer)
-                elif transfer.lane not in (None, SOON) and not transfer.is_travelling:
+                elif transfer.prefetch_queue not in (None, READAHEAD) and not transfer.is_fetching:
                     self.prefetch_limits.remove_transfer(transfer)
                 self._context.transfers.drop_if_done(transfer)
 

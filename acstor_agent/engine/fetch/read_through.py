@@ -94,7 +94,7 @@ class ReadThrough:
             transfer, host, mode, refs, track, now
         )
 
-    def relay_is_late(self, relay: transfer_.Attempt) -> None:
+    def relay_late(self, relay: transfer_.Attempt) -> None:
         """Hedge a late relay with a read of the source, if a guest waits.
 
         After LATEST_S this needs no budget: the upstream may starve this request.
@@ -104,7 +104,7 @@ class ReadThrough:
             return
         for single in self._context.transfers.split_transfer(relay.transfer)[:-1]:
             if single.relay is not None:
-                self.relay_is_late(single.relay)
+                self.relay_late(single.relay)
         if not book.take_hedge(relay.host) and now < relay.at_s + peer_state.LATEST_S:
             return
         relay.is_late = True
@@ -142,7 +142,7 @@ class ReadThrough:
 
 def most_urgent(transfer: Transfer) -> Priority:
     """Return the most urgent priority of all readers of a transfer, local and remote."""
-    urgencies = [asker.priority for asker in transfer.askers]
-    if transfer.is_travelling or transfer.waiters:
+    urgencies = [asker.priority for asker in transfer.peer_requests]
+    if transfer.is_fetching or transfer.waiters:
         urgencies.append(transfer.priority)
-    return min(urgencies, default=Priority.LATER)
+    return min(urgencies, default=Priority.PREFETCH)

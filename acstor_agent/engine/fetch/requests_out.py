@@ -47,7 +47,7 @@ class RequestsOut:
 
     def __init__(
         self,
-        out: actions.Out,
+        out: actions.ActionQueue,
         deadlines: timers.Timers,
         book: peer_state.PeerStates,
         timeout_s: float,
@@ -72,10 +72,10 @@ class RequestsOut:
         attempt = Attempt(numbers, transfer, host, mode, refs, track, now)
         peer.asks.update(dict.fromkeys(numbers, attempt))
         attempt.watch_with(self._new)
-        under_bytes = peer.under_bytes + attempt.length
-        if not peer.line.length and under_bytes <= peer_state.CREDIT_BYTES:
-            self._out.add_ask(host, attempt)
-            attempt.sent_s, peer.under_bytes = now, under_bytes
+        credit_used_bytes = peer.credit_used_bytes + attempt.length
+        if not peer.line.length and credit_used_bytes <= peer_state.CREDIT_BYTES:
+            self._out.add_request(host, attempt)
+            attempt.sent_s, peer.credit_used_bytes = now, credit_used_bytes
         else:
             peer.line.put_item(attempt.priority, attempt.want.image_id, attempt)
             self._send_more(peer, now)
@@ -90,20 +90,20 @@ class RequestsOut:
         if part.sent_s is None:
             peer.line.put_item(part.priority, part.want.image_id, part)
         else:
-            self._out.add_division(attempt, part)
+            self._out.add_split_request(attempt, part)
 
     def at_source(self, transfer: transfer.Transfer, now: float) -> Attempt:
         """Return an attempt at the source, checked for lateness like others."""
         mode = peer_request.Mode.HOME
         numbers = (0,) * transfer.count
-        attempt = Attempt(numbers, transfer, None, mode, transfer.refs, Track.TRAVEL, now)
+        attempt = Attempt(numbers, transfer, None, mode, transfer.refs, Track.FETCH, now)
         attempt.watch_with(self._new)
         return attempt
 
     def _send(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
-        self._out.add_ask(peer.host, attempt)
+        self._out.add_request(peer.host, attempt)
         attempt.sent_s = now
-        peer.under_bytes += attempt.length
+        peer.credit_used_bytes += attempt.length
 
     def raise_priority(self, attempt: Attempt, priority: priority.Priority) -> None:
         """Raise the priority of an attempt."""
@@ -119,7 +119,7 @@ class RequestsOut:
             line.remove(before, who, attempt)
             line.put_item(priority, who, attempt)
         elif attempt.priority.at_peer is PEER is not before.at_peer:
-            self._out.add_hurry(attempt.host, attempt.numbers)
+            self._out.add_priority_raise(attempt.host, attempt.numbers)
 
     # End of attempts
 
@@ -161,7 +161,7 @@ class RequestsOut:
             self._answered(peer, attempt)
             taken.append((attempt, what))
         if taken:
-            peer.heard_s = now
+            peer.last_heard_s = now
             self._send_more(peer, now)
         return taken
 
@@ -177,7 +177,7 @@ class RequestsOut:
 
     def _answered(self, peer: peer_state.Peer, attempt: Attempt) -> None:
         self._remove_attempt(peer, attempt)
-        peer.under_bytes -= attempt.length
+        peer.credit_used_bytes -= attempt.length
 
     def _divide(
         self, attempt: Attempt, left: dict[int, T], fate: Callable[[T], Hashable]
@@ -230,12 +230,12 @@ class RequestsOut:
         if attempt.sent_s is None:
             peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
             return
-        peer.under_bytes -= attempt.length
+        peer.credit_used_bytes -= attempt.length
         self._send_more(peer, now)
 
     def _send_more(self, peer: peer_state.Peer, now: float) -> None:
         while peer.line.length:
-            if peer.under_bytes >= peer_state.CREDIT_BYTES:
+            if peer.credit_used_bytes >= peer_state.CREDIT_BYTES:
                 return
             attempt = peer.line.take_next()
             assert attempt is not None
@@ -247,7 +247,7 @@ class RequestsOut:
             attempts = list(dict.fromkeys(peer.asks.values()))
             asks = [a for a in attempts if not a.is_over]
             peer.asks = {number: a for a in asks for number in a.numbers}
-            peer.under_bytes = sum(a.length for a in asks if a.sent_s is not None)
+            peer.credit_used_bytes = sum(a.length for a in asks if a.sent_s is not None)
             peer.line = fair_queue.FairQueue()
             for attempt in asks:
                 attempt.watch_with(self._new)
@@ -271,7 +271,11 @@ class RequestsOut:
     def _silent_since_s(self, attempt: Attempt, never_s: float) -> float:
         sent_s, host = attempt.sent_s, attempt.host
         if host is not None:
-            return never_s if sent_s is None else max(sent_s, self._book.get_or_create(host).gave_s)
+            return (
+                never_s
+                if sent_s is None
+                else max(sent_s, self._book.get_or_create(host).last_chunk_s)
+            )
         read: source_reads.SourceRead | None = attempt.transfer.read
         if read is None or not read.number:
             return never_s
@@ -283,23 +287,23 @@ class RequestsOut:
         late_s = self._book.late_s(peer_state.kind_of(attempt))
         return min(self._silent_since_s(attempt, latest_s) + late_s, latest_s)
 
-    def over_s(self, attempt: Attempt) -> float:
+    def timeout_at_s(self, attempt: Attempt) -> float:
         """Return when an attempt times out; never at the source, which has own timeouts."""
         if attempt.host is None or attempt.sent_s is None:
             return float("inf")
-        over_s = attempt.sent_s + self.timeout_s
+        timeout_at_s = attempt.sent_s + self.timeout_s
         if attempt.track is Track.RELAY:
-            return over_s  # keepalives do not extend a relay: the source is an alternative
-        heard_s = self._book.get_or_create(attempt.host).heard_s
+            return timeout_at_s  # keepalives do not extend a relay: the source is an alternative
+        heard_s = self._book.get_or_create(attempt.host).last_heard_s
         longest_s = attempt.sent_s + LONGEST_TIMES * self.timeout_s
-        return min(max(over_s, heard_s + self.timeout_s), longest_s)
+        return min(max(timeout_at_s, heard_s + self.timeout_s), longest_s)
 
     def flush(self, now: float) -> None:
         """Set one timer for the attempts that are new or raised in this event."""
         if self._new:
             is_hedged = any(attempt.priority <= PEER for attempt in self._new)
             after_s = self._book.soonest_late_s if is_hedged else self.timeout_s
-            at_s = min(now + after_s, *map(self.over_s, self._new))
+            at_s = min(now + after_s, *map(self.timeout_at_s, self._new))
             self._deadlines.put(at_s, timers.Due.ATTEMPTS, self._new)
             self._new = {}
 
@@ -316,6 +320,6 @@ class RequestsOut:
 
     def _look_s(self, attempt: Attempt) -> float:
         is_hedged = attempt.priority <= PEER and not attempt.is_late
-        if attempt.track is Track.TRIAL or (is_hedged and attempt.track is not Track.SEARCH):
-            return min(self._late_s(attempt), self.over_s(attempt))
-        return self.over_s(attempt)
+        if attempt.track is Track.PROBE or (is_hedged and attempt.track is not Track.LOOKUP):
+            return min(self._late_s(attempt), self.timeout_at_s(attempt))
+        return self.timeout_at_s(attempt)

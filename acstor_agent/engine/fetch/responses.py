@@ -65,7 +65,7 @@ class Responses:
         for attempt, chunks in given:
             if len(context.lockstep):
                 context.lockstep.gave(attempt.want.image_id, host)
-            if attempt.track is not Track.TRIAL:
+            if attempt.track is not Track.PROBE:
                 self._chunks_came(attempt.transfer, chunks, attempt)
 
     def peer_refused(self, host: ids.HostId, failed: Sequence[tuple[int, Failure]]) -> None:
@@ -84,7 +84,7 @@ class Responses:
                 self.judge_peer([(attempt, Failure.INVALID)])
                 return
             self._context.peers.record_success(host, self._context.now)
-            if attempt.track is Track.TRAVEL:  # for a trial the answer suffices
+            if attempt.track is Track.FETCH:  # for a trial the answer suffices
                 self._pending.selection.peer_referred(attempt, named[0])
 
     def judge_peer(self, ends: list[tuple[Attempt, Failure]]) -> None:
@@ -101,7 +101,7 @@ class Responses:
         for attempt, why in ends:
             self._failed(attempt, why)
 
-    def broke_rules(self, host: ids.HostId, why: str) -> None:
+    def protocol_violated(self, host: ids.HostId, why: str) -> None:
         """Judge a peer that broke the protocol."""
         self._judge(host, Failure.INVALID, why)
 
@@ -118,7 +118,7 @@ class Responses:
             self._pending.selection.attempt_failed(attempt, failure)
         elif transfer.relay is attempt:
             self._read_through.relay_failed(attempt, failure)
-        elif attempt.track is Track.SEARCH:
+        elif attempt.track is Track.LOOKUP:
             self._pending.lookups.attempt_failed(attempt, failure)
 
     def _judge(self, host: ids.HostId, failure: Failure, why: str) -> None:
@@ -127,13 +127,13 @@ class Responses:
         for_s = context.peers.record_failure(host, failure, context.now)
         if for_s:
             context.host_keys.forget_host(host)
-            context.out.others.append(actions.LeftAlone(host, for_s, why))
+            context.out.others.append(actions.ReportBackoff(host, for_s, why))
             for attempt in context.requests_out.take_line(host):
                 self._failed(attempt, Failure.UNREACHABLE)
 
     # Source
 
-    def source_told(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
+    def source_answered(self, number: int, told: Iterable[tuple[int, Bytes | Failure]]) -> None:
         """Take chunks and failures of a source read, by index."""
         context = self._context
         self._source_told(context.source_reads.end_answered(number, told, _failure))
@@ -163,7 +163,7 @@ class Responses:
         """Record the latency of the source, by its oldest read."""
         context, now = self._context, self._context.now
         for image_id in {read.want.image_id for read in reads}:
-            self._pending.lookups.absences.clear_denial(image_id)
+            self._pending.lookups.image_denials.clear_denial(image_id)
         oldest = min(reads, key=lambda read: read.begun_s)
         silent_s = now - max(oldest.begun_s, context.peers.source_gave_s)
         context.peers.source_gave_s = now
@@ -189,9 +189,9 @@ class Responses:
         context, now = self._context, self._context.now
         assert attempt.host is not None
         if not context.requests_out.is_late(attempt, now):  # a trial: measure it further
-            if attempt.track is not Track.TRAVEL:
+            if attempt.track is not Track.FETCH:
                 return
-            attempt.track = Track.TRIAL
+            attempt.track = Track.PROBE
             attempt.transfer.attempts.remove(attempt)
             context.requests_out.look_again([attempt], now)
             return
@@ -208,15 +208,15 @@ class Responses:
             if attempt.is_over:
                 continue
             is_late = context.requests_out.is_late(attempt, now)
-            is_over = attempt.track is Track.TRIAL and is_late
+            is_over = attempt.track is Track.PROBE and is_late
             if attempt.host is not None and (
-                is_over or context.requests_out.over_s(attempt) <= now
+                is_over or context.requests_out.timeout_at_s(attempt) <= now
             ):
                 silent.setdefault(attempt.host, []).append(attempt)
-            elif is_late and attempt.track is Track.TRAVEL:
-                self._pending.selection.is_late(attempt)
+            elif is_late and attempt.track is Track.FETCH:
+                self._pending.selection.attempt_late(attempt)
             elif is_late and attempt.track is Track.RELAY:
-                self._read_through.relay_is_late(attempt)
+                self._read_through.relay_late(attempt)
         for host, unanswered in silent.items():
             for attempt in unanswered:
                 context.requests_out.cancel_attempt(attempt, now)

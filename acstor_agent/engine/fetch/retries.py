@@ -23,7 +23,7 @@ AT_ONCE = 20
 """Retries at once after an idle period."""
 WOKEN = 8
 
-GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.LATER
+GUEST, AGAIN = priority.Priority.GUEST, priority.Priority.PREFETCH
 
 
 class Pause:
@@ -61,7 +61,7 @@ class Retries:
         transfer.retry = pause
         self._waiting[pause] = None
 
-    def is_due(self, pause: Pause | None) -> None:
+    def pause_ended(self, pause: Pause | None) -> None:
         """End a pause: queue its transfer for retry."""
         if pause is not None and pause in self._waiting and pause.line is None:
             self._put(pause, AGAIN, pause.who)
@@ -109,5 +109,5 @@ class Retries:
         """End the oldest pauses, because a chunk that had failed before has arrived."""
         for pause in list(self._waiting)[:WOKEN]:
             self._waiting.move_to_end(pause)
-            self.is_due(pause)
+            self.pause_ended(pause)
         self._next_s -= WOKEN / PER_S

@@ -51,7 +51,7 @@ class SourcePreference:
     >>> for _ in range(8):
     ...     preference.peers_took(0.3, now=1.0)
     ...     preference.source_took(0.01, now=1.0)
-    >>> preference.prefers_source(now=1.0), preference.is_source_first
+    >>> preference.choose_source_first(now=1.0), preference.is_source_first
     (True, True)
     """
 
@@ -68,7 +68,7 @@ class SourcePreference:
         """Record how many seconds a guest waited for the source."""
         self._source.note(seconds, now)
 
-    def prefers_source(self, now: float) -> bool:
+    def choose_source_first(self, now: float) -> bool:
         """Return whether the next guest read goes to the source first."""
         self._decisions += 1
         peers_s, source_s = self._peers.known_s(now), self._source.known_s(now)

@@ -93,7 +93,7 @@ class _Range:
 class SourceReads:
     """The queue of reads, and the ranges under way; ``places``: concurrent ranges."""
 
-    def __init__(self, out: actions.Out, places: int = 8) -> None:
+    def __init__(self, out: actions.ActionQueue, places: int = 8) -> None:
         self._out, self._places = out, places
         self.divide: Callable[[SourceRead, list[int]], SourceRead] = self.split
         self._places_of_one = places - 1 if places >= SPARING_FROM else places
@@ -153,7 +153,7 @@ class SourceReads:
         if not read.number:
             self._dequeue(read)
         elif self._remove_from_range(read) and read.number not in self._ranges:
-            self._out.others.append(actions.CancelRead(read.number))
+            self._out.others.append(actions.CancelSourceRead(read.number))
 
     def start_queued_reads(self, now: float) -> None:
         """Start queued reads while there are places."""

@@ -30,7 +30,7 @@ Failure = failure.Failure
 Mode = peer_request.Mode
 Track = transfer.Track
 Transfer = transfer.Transfer
-GUEST, SOON = priority.Priority.GUEST, priority.Priority.SOON
+GUEST, READAHEAD = priority.Priority.GUEST, priority.Priority.READAHEAD
 
 ACTING_HOMES = 2
 """Hosts that are asked as home before this host reads the source itself."""
@@ -42,7 +42,7 @@ MOST_REFERRALS = 4
 """Hosts of one referral that are asked."""
 
 
-class Place(NamedTuple):
+class Provider(NamedTuple):
     """A provider of chunks: a peer, or the source (``host`` is None)."""
 
     host: ids.HostId | None
@@ -51,31 +51,31 @@ class Place(NamedTuple):
 
 
 class SourceSelection:
-    """The travels under way; calls ``in_vain`` when one has no provider left."""
+    """The travels under way; calls ``on_failure`` when one has no provider left."""
 
     def __init__(
         self,
         context: context.Context,
         through: read_through.ReadThrough,
-        in_vain: Callable[[Transfer, Failure], None],
+        on_failure: Callable[[Transfer, Failure], None],
     ) -> None:
-        self._context, self._read_through, self._on_failed = context, through, in_vain
+        self._context, self._read_through, self._on_failed = context, through, on_failure
         self.preference = source_preference.SourcePreference()
         self.fallbacks = self.source_firsts = 0
 
-    def ask_first_place(self, transfer: Transfer, is_source_first: bool = False) -> None:
+    def start_fetch(self, transfer: Transfer, is_source_first: bool = False) -> None:
         """Start a travel."""
         context = self._context
-        transfer.is_travelling, transfer.hope = True, None
+        transfer.is_fetching, transfer.best_failure = True, None
         transfer.asked.clear()
         transfer.front.clear()
-        if transfer.priority <= SOON:  # all its chunks have the same holders
+        if transfer.priority <= READAHEAD:  # all its chunks have the same holders
             context.overlap.record_overlap(
                 bool(context.locations.holders_of_chunk(transfer.want)), transfer.count
             )
         if is_source_first or transfer.priority.asks_holders_only:
             self._reset_places(transfer, is_source_first)
-            self.ask_next_place(transfer)
+            self.ask_next_provider(transfer)
             return
         want = transfer.want
         home, mode = context.ring.home(want.place), Mode.HOME
@@ -93,7 +93,7 @@ class SourceSelection:
             self._go(transfer, home, mode, transfer.refs)
         else:
             self._reset_places(transfer)
-            self.ask_next_place(transfer)
+            self.ask_next_provider(transfer)
 
     def raise_priority(self, transfer: Transfer) -> None:
         """Continue with a more urgent priority, which may allow more providers."""
@@ -103,19 +103,19 @@ class SourceSelection:
             if transfer.priority is GUEST:
                 self._hedge_doubtful(attempt)
         if not self._is_active(transfer):
-            self.ask_next_place(transfer)
+            self.ask_next_provider(transfer)
         self._read_through.raise_priority(transfer, transfer.priority)
 
-    def ask_next_place(self, transfer: Transfer) -> None:
+    def ask_next_provider(self, transfer: Transfer) -> None:
         """Ask the next provider; fail if none is left and no attempt is under way."""
         place = self._next_place(transfer)
         if place is not None:
             self._go(transfer, *place)
         elif not transfer.attempts:
-            transfer.is_travelling = False
+            transfer.is_fetching = False
             is_holders_only = transfer.priority.asks_holders_only
             nobody = Failure.NO_HOLDER if is_holders_only else Failure.UNREACHABLE
-            hope = transfer.hope
+            hope = transfer.best_failure
             self._on_failed(transfer, nobody if hope is None or is_holders_only else hope)
 
     def _go(
@@ -132,7 +132,7 @@ class SourceSelection:
             self._read_through.start_read(transfer, transfer.priority)
             return
         attempt = context.requests_out.send_when_credited(
-            transfer, host, mode, refs, Track.TRAVEL, context.now
+            transfer, host, mode, refs, Track.FETCH, context.now
         )
         transfer.attempts.append(attempt)
         if attempt.priority is GUEST:
@@ -149,20 +149,20 @@ class SourceSelection:
         transfer.table = self._context.ring.table
         transfer.places = self._places(transfer, is_source_first)
 
-    def _next_place(self, transfer: Transfer) -> Place | None:
+    def _next_place(self, transfer: Transfer) -> Provider | None:
         while True:
             if transfer.front:
-                front: Place = transfer.front.pop(0)
+                front: Provider = transfer.front.pop(0)
                 return front
-            place: Place | None = next(transfer.places, None)
+            place: Provider | None = next(transfer.places, None)
             if place is not None or transfer.table is self._context.ring.table:
                 return place
             self._reset_places(transfer)  # first use, or a new table
 
-    def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Place]:
+    def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Provider]:
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
-        source, home = Place(None, Mode.HOME, refs), ring.home(want.place)
+        source, home = Provider(None, Mode.HOME, refs), ring.home(want.place)
         is_own = home is None or home == ring.here
         if is_source_first and not is_own:
             self.source_firsts += transfer.count
@@ -171,7 +171,7 @@ class SourceSelection:
             yield from self._predecessor(transfer, home)
         for host in self._holders(transfer, home):
             if (host, False) not in asked and self._context.is_usable(host):
-                yield Place(host, Mode.HELD, refs)
+                yield Provider(host, Mode.HELD, refs)
         if transfer.priority.asks_holders_only:
             return
         if not is_own:
@@ -181,7 +181,7 @@ class SourceSelection:
         if home is not None:
             yield from self._other_owners(transfer)
 
-    def _predecessor(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Place]:
+    def _predecessor(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Provider]:
         context, want = self._context, transfer.want
         assert home is not None
         host = context.lockstep.predecessor(want.image_id, home)
@@ -189,7 +189,7 @@ class SourceSelection:
             return
         is_home = host == home
         mode = context.ring.home_mode(host, want.place) if is_home else Mode.HELD
-        yield Place(host, mode, transfer.refs)
+        yield Provider(host, mode, transfer.refs)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
         context = self._context
@@ -202,7 +202,7 @@ class SourceSelection:
         hosts.sort(key=pending)
         return hosts[: max(0, HOLDERS - sum(not as_home for _, as_home in transfer.asked))]
 
-    def _homes(self, transfer: Transfer) -> Iterator[Place]:
+    def _homes(self, transfer: Transfer) -> Iterator[Provider]:
         ring, want, asked = self._context.ring, transfer.want, transfer.asked
         refs = transfer.refs
         for host in ring.owners_of(want.place, placement.OWNERS_ASKED):
@@ -210,19 +210,19 @@ class SourceSelection:
             if host == ring.here or len(homes) >= ACTING_HOMES:
                 return
             if host not in homes and self._context.is_usable(host):
-                yield Place(host, ring.home_mode(host, want.place), refs)
+                yield Provider(host, ring.home_mode(host, want.place), refs)
 
-    def _other_owners(self, transfer: Transfer) -> Iterator[Place]:
+    def _other_owners(self, transfer: Transfer) -> Iterator[Provider]:
         context, want, refs = self._context, transfer.want, transfer.refs
         owners = context.ring.owners_of(want.place, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
         for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
-            yield Place(host, Mode.HELD, refs)
+            yield Provider(host, Mode.HELD, refs)
         if transfer.priority is GUEST:  # a host in backoff may still hold it
             alone = [host for host in owners if context.peers.is_in_backoff(host, context.now)]
             for host in alone[:LAST_RESORTS]:
                 if (host, False) not in transfer.asked:
-                    yield Place(host, Mode.HELD_ONLY, refs)
+                    yield Provider(host, Mode.HELD_ONLY, refs)
 
     # Outcomes
 
@@ -238,7 +238,7 @@ class SourceSelection:
         if failure in read_through.DENIALS_OF_IMAGE:
             name = transfer.next_name(attempt.want.image_id)
             if name is not None:
-                transfer.front.insert(0, Place(attempt.host, attempt.mode, name))
+                transfer.front.insert(0, Provider(attempt.host, attempt.mode, name))
         self._failed(transfer, failure)
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
@@ -253,7 +253,7 @@ class SourceSelection:
     def _failed(self, transfer: Transfer, failure: Failure) -> None:
         transfer.record_failure(failure)
         if not self._is_active(transfer):
-            self.ask_next_place(transfer)
+            self.ask_next_provider(transfer)
 
     def peer_referred(self, attempt: transfer.Attempt, hosts: tuple[ids.HostId, ...]) -> None:
         """Ask the named hosts, then the peer again, which must not refer then."""
@@ -262,16 +262,16 @@ class SourceSelection:
         if len(hosts) == 1:  # the next one in step; a tree has a choice
             context.lockstep.named(attempt.want.image_id, hosts[0])
         places = [
-            Place(host, Mode.HELD_ONLY, attempt.refs)
+            Provider(host, Mode.HELD_ONLY, attempt.refs)
             for host in hosts[:MOST_REFERRALS]
             if host != context.ring.here
             and _is_new(transfer, host)
             and self._context.is_usable(host)
         ]
-        again = Place(attempt.host, attempt.mode.plain, attempt.refs)
+        again = Provider(attempt.host, attempt.mode.plain, attempt.refs)
         transfer.front[:0] = (*places, again)
         if not self._is_active(transfer):
-            self.ask_next_place(transfer)
+            self.ask_next_provider(transfer)
 
     # Lateness
 
@@ -282,7 +282,7 @@ class SourceSelection:
             if not self._is_active(attempt.transfer):
                 self._ask_in_parallel(attempt.transfer, True)
 
-    def is_late(self, attempt: transfer.Attempt) -> None:
+    def attempt_late(self, attempt: transfer.Attempt) -> None:
         """Hedge a late attempt if a guest waits; the budget splits a run into chunks."""
         transfer, peers = attempt.transfer, self._context.peers
         if transfer.priority is not GUEST or attempt.is_late:
@@ -320,7 +320,7 @@ class SourceSelection:
 
 
 _SOURCE_ASKED = (None, True)
-_NOWHERE: Iterator[Place] = iter(())
+_NOWHERE: Iterator[Provider] = iter(())
 
 
 def _is_new(transfer: Transfer, host: ids.HostId) -> bool:

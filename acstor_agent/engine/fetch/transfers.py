@@ -60,7 +60,9 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
 
     def split(self, transfer: transfer_.Transfer, some: Sequence[int]) -> transfer_.Transfer:
         """Split some chunks, by index, off a transfer."""
-        assert not (transfer.retry or transfer.search or transfer.askers or transfer.charged)
+        assert not (
+            transfer.retry or transfer.search or transfer.peer_requests or transfer.charged_to
+        )
         part = transfer.split(some)
         self.update(dict.fromkeys(part.keys, part))
         for attempt, half in zip(transfer.attempts, part.attempts, strict=True):
@@ -116,6 +118,6 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
 
     def uncharge(self, transfer: transfer_.Transfer) -> None:
         """Stop charging a transfer to a peer."""
-        if transfer.charged is not None:
-            transfer.charged.begun -= 1
-            transfer.charged = None
+        if transfer.charged_to is not None:
+            transfer.charged_to.begun -= 1
+            transfer.charged_to = None

@@ -121,7 +121,7 @@ class Announcements:
 
     def __init__(
         self,
-        out: actions.Out,
+        out: actions.ActionQueue,
         deadlines: timers.Timers,
         tables: ring_view.RingView,
         book: peer_state.PeerStates,
@@ -176,7 +176,7 @@ class Announcements:
                 self._skip_known(host, known)
         evictable = self._admit_chunks(host, evictable, self._lookups(), now)
         if known or evictable:
-            self._out.others.append(actions.Heard(host, known, evictable))
+            self._out.others.append(actions.ForwardAnnouncement(host, known, evictable))
 
     def _admit_chunks(self, host: ids.HostId, told: _Chunks, lookups: int, now: float) -> _Chunks:
         """Return as many of the chunks as the host's limit allows."""
@@ -228,7 +228,7 @@ class Announcements:
             self._retry_scheduled.add(host)
             wait_s = self._retry_wait_s.get(host, AGAIN_S)
             self._retry_wait_s[host] = min(2 * wait_s, AGAIN_LONGEST_S)
-            self._deadlines.put(now + wait_s, timers.Due.TELL_AGAIN, host)
+            self._deadlines.put(now + wait_s, timers.Due.REPEAT_ANNOUNCEMENTS, host)
 
     def tell_again(self, host: ids.HostId, now: float) -> None:
         """Send the latest announcements to a neighbour, if it still is one."""
@@ -285,7 +285,7 @@ class Announcements:
         if len(news) >= BATCH_CHUNKS:
             self._flush(now)
         elif self._due_s is None:
-            self._deadlines.put(now + DELAY_S, timers.Due.NEWS, None)
+            self._deadlines.put(now + DELAY_S, timers.Due.ANNOUNCEMENTS, None)
             self._due_s = now + DELAY_S
 
     def _flush(self, now: float) -> None:
@@ -313,7 +313,7 @@ class Announcements:
     ) -> None:
         """Send a message that is not empty to a host on the table and not in backoff."""
         if (here or gone or evictable) and self._is_good(host, now):
-            tell = actions.Tell(host, here, gone, evictable, self._segment_chunks)
+            tell = actions.SendAnnouncement(host, here, gone, evictable, self._segment_chunks)
             self._out.others.append(tell)
 
     def _is_good(self, host: ids.HostId, now: float) -> bool:

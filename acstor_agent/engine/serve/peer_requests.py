@@ -29,7 +29,7 @@ from acstor_common.wire import peer_request
 
 PendingRequest = requester.PendingRequest
 Failure = failure.Failure
-PEER, LATER = priority.Priority.PEER, priority.Priority.LATER
+PEER, PREFETCH = priority.Priority.PEER, priority.Priority.PREFETCH
 RELAYED = peer_request.Mode.RELAYED
 
 HELD_WAIT_S = 2.0
@@ -63,7 +63,7 @@ class PeerRequests:
         self._segment_chunks = context.ring.table.segment_chunks
 
     def __len__(self) -> int:
-        return sum(len(link.askers) for link in self._links.values())
+        return sum(len(link.peer_requests) for link in self._links.values())
 
     # New requests
 
@@ -75,9 +75,9 @@ class PeerRequests:
         unknown: list[chunk_ref.Request] = []
         for request in requests:
             numbers = request.numbers
-            if not link.askers.keys().isdisjoint(numbers):
+            if not link.peer_requests.keys().isdisjoint(numbers):
                 why = f"request {request.number} twice"
-                context.out.others.append(actions.Drop(connection, why))
+                context.out.others.append(actions.CloseConnection(connection, why))
                 break
             deadline_s = context.now + min(request.timeout_s, LONGEST_S)
             if link.receiver.requests + len(numbers) > REQUESTS_OF_A_PEER:
@@ -98,7 +98,7 @@ class PeerRequests:
                 for asker, want in zip(askers, wants, strict=True):
                     self._go_on(asker, want)
         if unknown:
-            context.out.others.append(actions.LookUp(connection, host, unknown))
+            context.out.others.append(actions.LookUpContents(connection, host, unknown))
 
     def _link(self, connection: Hashable, host: ids.HostId) -> requester.RequesterLink:
         link = self._links.get(connection)
@@ -108,18 +108,18 @@ class PeerRequests:
                 receiver = self.receivers[host] = requester.Requester(host)
             link = self._links[connection] = requester.RequesterLink(connection, receiver)
             receiver.links += 1
-        if not link.askers:
+        if not link.peer_requests:
             link.alive_s = self._context.now
         return link
 
     def _add_requests(self, askers: Sequence[PendingRequest]) -> None:
         link = askers[0].link
-        link.askers.update([(asker.number, asker) for asker in askers])
+        link.peer_requests.update([(asker.number, asker) for asker in askers])
         link.receiver.requests += len(askers)
         if not self._is_check_scheduled:
             self._schedule_check()
 
-    def looked_up(
+    def contents_looked_up(
         self,
         connection: Hashable,
         found: Iterable[tuple[chunk_ref.Request, Sequence[ids.Content] | Failure]],
@@ -144,13 +144,13 @@ class PeerRequests:
     def is_waiting(self, asker: PendingRequest) -> bool:
         """Return whether a request is pending on an open connection."""
         link = self._links.get(asker.link.connection)
-        return link is asker.link and link.askers.get(asker.number) is asker
+        return link is asker.link and link.peer_requests.get(asker.number) is asker
 
     def _waiting(self, connection: Hashable, numbers: Iterable[int]) -> Iterator[PendingRequest]:
         link = self._links.get(connection)
         for number in numbers if link is not None else ():
             assert link is not None
-            if (asker := link.askers.get(number)) is not None:
+            if (asker := link.peer_requests.get(number)) is not None:
                 yield asker
 
     def _may_give_run(
@@ -166,7 +166,7 @@ class PeerRequests:
         cids = [want.cid for want in wants]
         if len(set(cids)) < len(cids) or not all(map(context.cache.__contains__, cids)):
             return False
-        if not uploads.has_place(receiver, wants):
+        if not uploads.has_slot(receiver, wants):
             return False
         rights = self._rights
         return rights.names.may_give_all(wants) or all(
@@ -181,20 +181,20 @@ class PeerRequests:
         deadline_s: float,
     ) -> None:
         context, host, priority = self._context, link.receiver.host, request.priority
-        if priority is not LATER:
+        if priority is not PREFETCH:
             context.overlap.record_overlap(True, len(wants))
         if request.mode is not RELAYED and self._is_named(host):
             known = self.referrals.record_served(wants, host, priority)
             self._hint_surplus_copies(host, wants, known)
         self.given += len(wants)
-        context.out.add_reply(link.connection, actions.GivenRun(request.number, wants, priority))
+        context.out.add_reply(link.connection, actions.SendRun(request.number, wants, priority))
         given = requester.ServedRequest(request.number, request, wants, priority, deadline_s)
         link.given.update(dict.fromkeys(request.numbers, given))
         self.uploads.chunks_sent(link, wants, context.now)
 
     def _go_on(self, asker: PendingRequest, want: chunk_ref.ChunkRef) -> None:
         asker.want = want
-        if asker.priority is not LATER:
+        if asker.priority is not PREFETCH:
             self._context.overlap.record_overlap(self._is_shared(want))
         if self._is_referred(asker):
             return
@@ -224,7 +224,7 @@ class PeerRequests:
             self._give_chunk(asker)
             return
         transfer = context.transfers.single_transfer(asker.want.key)
-        is_left = mode is RELAYED and context.is_left_to(asker.want, asker.host)
+        is_left = mode is RELAYED and context.is_left_to_new_home(asker.want, asker.host)
         if not mode.reads_source or is_left:
             self._join(asker, transfer)
             return
@@ -233,10 +233,10 @@ class PeerRequests:
             self._refuse(asker, Failure.BUSY)
             return
         transfer = context.transfers.get_or_create((asker.want,), asker.priority)
-        if is_new and transfer.charged is None:
-            transfer.charged = receiver
+        if is_new and transfer.charged_to is None:
+            transfer.charged_to = receiver
             receiver.begun += 1
-        transfer.askers[asker] = None
+        transfer.peer_requests[asker] = None
         if mode is RELAYED:
             self._read_through.read(transfer, asker.priority, asker.host)
         else:
@@ -254,11 +254,11 @@ class PeerRequests:
             return
         transfer = transfer or self._context.transfers.get_or_create((asker.want,), asker.priority)
         asker.deadline_s = min(asker.deadline_s, self._context.now + wait_s)
-        transfer.askers[asker] = None
+        transfer.peer_requests[asker] = None
 
     def chunks_arrived(self, transfer: transfer.Transfer, data: transfer.Bytes) -> None:
         """Answer all requests that wait for a transfer."""
-        askers, transfer.askers = transfer.askers, {}
+        askers, transfer.peer_requests = transfer.peer_requests, {}
         for asker in askers:
             asker.data = data
             if not self._is_referred(asker):
@@ -269,18 +269,18 @@ class PeerRequests:
         if transfer.read is not None:
             return
         is_relayed = transfer.relay is not None
-        for asker in list(transfer.askers):
+        for asker in list(transfer.peer_requests):
             waits_on = is_relayed and asker.mode is not RELAYED
             is_held = not asker.mode.reads_source
-            if not waits_on and not (is_held and (transfer.is_travelling or is_relayed)):
-                del transfer.askers[asker]
+            if not waits_on and not (is_held and (transfer.is_fetching or is_relayed)):
+                del transfer.peer_requests[asker]
                 self._refuse(asker, failure)
 
-    def could_not_read(self, connection: Hashable, number: int) -> None:
+    def cache_read_failed(self, connection: Hashable, number: int) -> None:
         """Fetch a chunk that was to be given from the cache and could not be read."""
         link = self._links.get(connection)
         given = link.given.pop(number, None) if link is not None else None
-        if link is not None and given is not None and number not in link.askers:
+        if link is not None and given is not None and number not in link.peer_requests:
             asker = PendingRequest(link, given.request, number, given.deadline_s)
             asker.want, asker.priority = given.wants[number - given.number], given.priority
             self._add_requests([asker])
@@ -297,7 +297,7 @@ class PeerRequests:
             wants = (asker.want,)
             known = self.referrals.record_served(wants, asker.host, asker.priority)
             self._hint_surplus_copies(asker.host, wants, known)
-        if self.uploads.has_place(asker.link.receiver, (asker.want,)):
+        if self.uploads.has_slot(asker.link.receiver, (asker.want,)):
             self._answer(asker)
         else:
             self.uploads.put(asker, self._context.now)
@@ -305,7 +305,7 @@ class PeerRequests:
 
     def _is_in_the_way(self, asker: PendingRequest) -> bool:
         """Return whether a prefetch would take the uplink from waiting guests."""
-        is_ahead = asker.priority is LATER and not asker.mode.reads_source
+        is_ahead = asker.priority is PREFETCH and not asker.mode.reads_source
         return is_ahead and self.uploads.is_busy
 
     def _is_named(self, host: ids.HostId) -> bool:
@@ -332,7 +332,7 @@ class PeerRequests:
         if hosts:
             self._hint_surplus_copies(asker.host, (asker.want,), [asker.want.oid])
             self.referred += 1
-            self._end(asker, actions.Referred(asker.number, hosts))
+            self._end(asker, actions.SendReferral(asker.number, hosts))
         return bool(hosts)
 
     def _hint_surplus_copies(
@@ -361,11 +361,11 @@ class PeerRequests:
             how = asker.priority, asker.deadline_s
             what = asker.number, asker.request, (want,)
             link.given[asker.number] = requester.ServedRequest(*what, *how)
-        self._end(asker, actions.Given(asker.number, want, asker.data, asker.priority))
+        self._end(asker, actions.SendChunk(asker.number, want, asker.data, asker.priority))
 
     def _send_more(self) -> None:
         """Answer queued requests while there are slots; evicted chunks are fetched again."""
-        while (asker := self.uploads.take_next_host()) is not None:
+        while (asker := self.uploads.take_next_answer()) is not None:
             if asker.data is not None or self._is_here(asker):
                 self._answer(asker)
             else:
@@ -379,14 +379,14 @@ class PeerRequests:
             self.uploads.answers_delivered(link, self._context.now, late_s)
             self._send_more()
 
-    def out_of_patience(self, link: requester.RequesterLink) -> None:
+    def slots_timed_out(self, link: requester.RequesterLink) -> None:
         """Reclaim the upload slots of a connection that holds them too long."""
         self.uploads.reclaim_places(link, self._context.now)
         self._send_more()
 
     def _refuse(self, asker: PendingRequest, failure: Failure, why: str = "") -> None:
         request = asker.request if why else None
-        self._end(asker, actions.Refused(asker.number, failure, why, request))
+        self._end(asker, actions.SendRefusal(asker.number, failure, why, request))
 
     def _refuse_all(
         self, askers: Sequence[PendingRequest], failure: Failure, why: str = ""
@@ -398,28 +398,28 @@ class PeerRequests:
         if answer is not None:
             self._context.out.add_reply(asker.link.connection, answer)
         asker.data = None
-        if asker.link.askers.pop(asker.number, None) is not None:
+        if asker.link.peer_requests.pop(asker.number, None) is not None:
             asker.link.receiver.requests -= 1
 
     # Deadlines, cancellation, priority
 
     def _schedule_check(self) -> None:
-        self._context.timers.put(self._context.now + LOOK_S, timers.Due.REQUESTS, None)
+        self._context.timers.put(self._context.now + LOOK_S, timers.Due.REQUEST_DEADLINES, None)
         self._is_check_scheduled = True
 
     def check_deadlines(self) -> None:
         """Refuse requests whose deadline passed; send keepalives for the others."""
         context, alive = self._context, []
         for link in self._links.values():
-            for asker in [a for a in link.askers.values() if a.deadline_s <= context.now]:
+            for asker in [a for a in link.peer_requests.values() if a.deadline_s <= context.now]:
                 is_held = asker.want is not None and not asker.mode.reads_source
                 self._detach_request(asker)
                 self._refuse(asker, Failure.MISSING if is_held else Failure.UNREACHABLE)
-            if link.askers and context.now - link.alive_s >= context.settings.timeout_s / 3:
+            if link.peer_requests and context.now - link.alive_s >= context.settings.timeout_s / 3:
                 link.alive_s = context.now
                 alive.append(link.connection)
         if alive:
-            context.out.others.append(actions.Alive(alive))
+            context.out.others.append(actions.SendKeepalives(alive))
         self._is_check_scheduled = False
         if len(self):
             self._schedule_check()
@@ -435,7 +435,7 @@ class PeerRequests:
         link = self._links.pop(connection, None)
         if link is not None:
             link.receiver.links -= 1
-            for asker in list(link.askers.values()):
+            for asker in list(link.peer_requests.values()):
                 self._detach_request(asker)
                 self._end(asker)
             self.uploads.forget_connection(link, self._context.now)
@@ -445,12 +445,12 @@ class PeerRequests:
         """Refuse requests that wait for nothing, and rebuild counters, after a fault."""
         links, transfers = list(self._links.values()), self._context.transfers.values()
         self.uploads.recount_uploads(links, self._context.now)
-        charged = collections.Counter(transfer.charged for transfer in transfers)
+        charged = collections.Counter(transfer.charged_to for transfer in transfers)
         for receiver in self.receivers.values():
             receiver.begun, receiver.requests = charged[receiver], 0
         for link in links:
-            link.receiver.requests += len(link.askers)
-        for asker in [asker for link in links for asker in link.askers.values()]:
+            link.receiver.requests += len(link.peer_requests)
+        for asker in [asker for link in links for asker in link.peer_requests.values()]:
             if asker.want and not (self._transfer_of(asker) or self.uploads.is_waiting(asker)):
                 self._refuse(asker, Failure.UNREACHABLE)
 
@@ -483,11 +483,11 @@ class PeerRequests:
     def _detach_request(self, asker: PendingRequest) -> None:
         transfer = self._transfer_of(asker)
         if transfer is not None:
-            del transfer.askers[asker]
+            del transfer.peer_requests[asker]
             self._context.transfers.drop_if_done(transfer)
         elif asker.want is not None:
             self.uploads.remove(asker)
 
     def _transfer_of(self, asker: PendingRequest) -> transfer.Transfer | None:
         transfer = self._context.transfers.get(asker.want.key) if asker.want else None
-        return transfer if transfer is not None and asker in transfer.askers else None
+        return transfer if transfer is not None and asker in transfer.peer_requests else None

@@ -45,7 +45,7 @@ _KEY = host_interning.KEY_BYTES
 _ENTRY = _KEY + _TAIL.size
 _NOBODY = bytes(_HEAD.size)
 _MAX_DEPTH = 255
-SOON = priority.Priority.SOON
+READAHEAD = priority.Priority.READAHEAD
 
 
 class _Requester(NamedTuple):
@@ -56,8 +56,8 @@ class _Requester(NamedTuple):
     hinted: int = 0  # those with an eviction hint
     parent: int = 0  # those with one child
     full: int = 0  # those with FAN_OUT children
-    soon: int = 0  # those requested with priority SOON
-    later: int = 0  # those requested with priority LATER
+    soon: int = 0  # those requested with priority READAHEAD
+    later: int = 0  # those requested with priority PREFETCH
 
     @property
     def copies(self) -> int:
@@ -71,7 +71,9 @@ class _Requester(NamedTuple):
 
     def room_for(self, priority: priority.Priority) -> int:
         """Return its chunks for which a requester with a priority may be referred to it."""
-        late = (0 if priority >= SOON else self.soon) | (0 if priority > SOON else self.later)
+        late = (0 if priority >= READAHEAD else self.soon) | (
+            0 if priority > READAHEAD else self.later
+        )
         return self.room & ~late
 
     def with_child(self, bit: int) -> "_Requester":
@@ -82,7 +84,7 @@ class _Requester(NamedTuple):
 
 
 def _requester(bits: int, priority: priority.Priority, depth: int = 0) -> _Requester:
-    soon, later = bits if priority is SOON else 0, bits if priority > SOON else 0
+    soon, later = bits if priority is READAHEAD else 0, bits if priority > READAHEAD else 0
     return _Requester(min(depth, _MAX_DEPTH), bits, 0, 0, 0, soon, later)
 
 

@@ -193,7 +193,7 @@ class BackgroundFill:
         filling = _Slice(part.map, progress, trio.current_time() + SLICE_S)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._measure, progress, also_due)
-            with self._chunks.background_fetch(exchange.Priority.WHOLE) as ahead:
+            with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
                 with trio.move_on_after(SLICE_S + FETCH_S):
                     await self._fetch_some(filling, ahead)
                 for number in ahead.missing_items():

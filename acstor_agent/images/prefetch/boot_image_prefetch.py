@@ -172,7 +172,7 @@ class BootImagePrefetch:
     ) -> int:
         left, came_bytes = collections.deque(missing), 0
         here_bytes = total_bytes - sum(want.length for want in missing)
-        with self._chunks.background_fetch(exchange.Priority.WHOLE) as ahead:
+        with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
             while left or ahead:
                 if left and len(ahead) < UNDER_WAY:
                     want = left.popleft()

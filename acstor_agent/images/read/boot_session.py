@@ -347,7 +347,7 @@ class BootSession:
         try:
             for frame in left:
                 if self._is_needed(frame):
-                    chunks, _ = await self._unpacked(frame, read_request.Priority.SOON)
+                    chunks, _ = await self._unpacked(frame, read_request.Priority.READAHEAD)
                     self._keep(chunks)
         except (*UNAVAILABLE, errors.BootImageFormatError) as e:
             failures.append(e)

@@ -384,7 +384,7 @@ class Mirror:
         wants = [w for w in self._chunks.chunk_refs_of(self.map, numbers) if w.cid != ids.ZERO_CID]
         if not self.boots.covers_nothing:
             wants = [want for want in wants if not self.boots.covers_chunk(want.cid)]
-        self._chunks.bring_soon(wants)
+        self._chunks.prefetch_soon(wants)
 
 
 def _is_missing(steps: list[_Step]) -> bool:

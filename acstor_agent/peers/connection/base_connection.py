@@ -129,7 +129,10 @@ class Connection(abc.ABC):
         self._share = share
         self._sharer = host, klass  # bulk leaves room for demand
         self._is_useful = False  # it announces, gets chunks, or is asked
-        link.turn, link.is_brief = functools.partial(share.reserve_turn, self._sharer), True
+        link.turn, link.reads_small_steps = (
+            functools.partial(share.reserve_turn, self._sharer),
+            True,
+        )
         self._scope = trio.CancelScope()
         self._outbox: collections.deque[peer_wire.Buffer] = collections.deque()
         self._run: list[peer_wire.Chunk] = []  # chunks to be put in frames when sent
@@ -312,7 +315,7 @@ class Connection(abc.ABC):
                         self._handle(part)
                 finally:
                     self._uncork()
-                if self.link.is_brief:  # else tokens are available
+                if self.link.reads_small_steps:  # else tokens are available
                     await self._wait_for_tokens()
                 messages = await self.link.receive(self._receiver)
             self.is_left = True
@@ -366,8 +369,10 @@ class Connection(abc.ABC):
         self._is_useful |= is_useful
         if small:
             self._share.charge_tokens(self._sharer, small)
-        if small or self.link.is_brief:
-            self.link.is_brief = not (self._is_useful and self._share.sends_few(self._sharer))
+        if small or self.link.reads_small_steps:
+            self.link.reads_small_steps = not (
+                self._is_useful and self._share.sends_few(self._sharer)
+            )
 
     async def _wait_for_tokens(self) -> None:
         if wait_s := self._share.wait_s(self._sharer):

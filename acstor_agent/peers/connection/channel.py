@@ -47,7 +47,7 @@ class Channel:
         return self.connection is None or not self.connection.is_closed
 
     @property
-    def may_be_unheard(self) -> bool:
+    def may_have_missed_announcements(self) -> bool:
         """Whether the host may have missed announcements."""
         connection = self.connection
         has_gone = connection is None or connection.failure is not None or connection.is_left
@@ -83,10 +83,10 @@ class Channel:
             self._requests.pop(request_id, None)
             self._hurried.discard(request_id)
 
-    def hurry_requests(self, request_ids: Sequence[int]) -> None:
-        """See :meth:`client_connection.ClientConnection.hurry_requests`."""
+    def raise_priorities(self, request_ids: Sequence[int]) -> None:
+        """See :meth:`client_connection.ClientConnection.raise_priorities`."""
         if self.connection is not None:
-            self.connection.hurry_requests(request_ids)
+            self.connection.raise_priorities(request_ids)
         self._hurried.update(one for one in request_ids if one in self._requests)
 
     def open(self, connection: client_connection.ClientConnection) -> None:
@@ -103,7 +103,7 @@ class Channel:
             connection.send_requests([*requests], hear)
             numbers = [number for request in requests for number in request.numbers]
             connection.cancel_requests([number for number in numbers if number not in wanted])
-        connection.hurry_requests(self._hurried)
+        connection.raise_priorities(self._hurried)
         self._hurried = set()
 
     def connection_ended(self) -> None:

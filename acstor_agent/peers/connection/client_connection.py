@@ -111,7 +111,7 @@ class ClientConnection(base_connection.Connection):
         except errors.LocalProtocolError as error:  # a bug in the caller
             self.fail_connection(error)
 
-    def hurry_requests(self, request_ids: Iterable[int]) -> None:
+    def raise_priorities(self, request_ids: Iterable[int]) -> None:
         """Tell the peer that guests wait for pending bulk requests."""
         for request_id in request_ids:
             if request_id in self._waiting:

@@ -66,9 +66,12 @@ class Reauthorization:
         if link.certificate is not None and credentials is not None:
             # Use the link's generation: Hello may have arrived after the last check, with a
             # certificate that was verified before it.
-            before, link.believed_by = link.believed_by, credentials.generation
+            before, link.credentials_generation = (
+                link.credentials_generation,
+                credentials.generation,
+            )
             pem = link.certificate.pem
-            if before != link.believed_by and pem not in checked:
+            if before != link.credentials_generation and pem not in checked:
                 checked[pem] = credentials.chain_fault(link.certificate)
             why = checked.get(pem) or credentials.time_fault(link.certificate)
         return why or hello_exchange.refusal_reason(link, connection.host, self._may_speak)

@@ -57,7 +57,7 @@ class RequestHandler(Protocol):
     ) -> None:
         """Cancel unanswered requests."""
 
-    def requests_hurried(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
+    def priorities_raised(self, connection: "ServerConnection", request_ids: Sequence[int]) -> None:
         """Raise the priority of unanswered requests, since guests now wait for them."""
 
     def answers_drained(self, connection: "ServerConnection") -> None:
@@ -167,7 +167,7 @@ class ServerConnection(base_connection.Connection):
             self._budgets.requests.charge(self._sharer, -self._works)
             self._works = 0
 
-    def show_life(self, now: float, after_s: float) -> None:
+    def send_keepalive(self, now: float, after_s: float) -> None:
         """Send a Ping if answers take long."""
         if self._works and now - self._last_post > after_s:
             self.send_messages(peer_wire.Ping(0))
@@ -194,7 +194,7 @@ class ServerConnection(base_connection.Connection):
                 self._settle()
                 known = [number for number in request_ids if number in self._open]
                 if known:
-                    self._giver.requests_hurried(self, known)
+                    self._giver.priorities_raised(self, known)
             case peer_wire.Ping(token):
                 self.send_messages(peer_wire.Pong(token))
             case _ if isinstance(part, peer_wire.News):

@@ -54,7 +54,7 @@ def _check_frames(taken: list[Any], data: bytes) -> None:
 
 
 def _frame_seeds() -> list[bytes]:
-    mode, priority = peer_wire.Mode.HOME, peer_wire.Priority.LATER
+    mode, priority = peer_wire.Mode.HOME, peer_wire.Priority.PREFETCH
     request = peer_wire.Request(1, stored.IMAGE, 65536, 65536, PROOF, mode, priority, 100)
     messages: list[peer_wire.Message] = [
         peer_wire.Get((request,)),

@@ -23,7 +23,7 @@ def core():
 
 @pytest.fixture
 def ahead(core):
-    return background_fetch.BackgroundFetch(core, priority.Priority.WHOLE)
+    return background_fetch.BackgroundFetch(core, priority.Priority.HYDRATE)
 
 
 def numbers_of(core):
@@ -64,7 +64,7 @@ def test_chunks_of_two_images_are_no_run(core, ahead):
 async def test_each_chunk_of_a_run_that_came_is_told_of(core, ahead):
     ask(ahead, range(4))
     (run,) = core.runs
-    run.complete(actions.Complete(run, [*map(fetched, range(4))], None, ""))
+    run.complete(actions.CompleteRead(run, [*map(fetched, range(4))], None, ""))
     assert await ahead.wait_for_arrivals() == [(n, fetched(n)) for n in range(4)]
     assert not len(ahead) and not ahead.missing_items()
 
@@ -74,12 +74,12 @@ async def test_what_fails_of_a_run_is_asked_for_again_each_by_itself(core, ahead
     (run,) = core.runs
     numbers_of(core)
     some = [fetched(0), None, fetched(2), None]
-    run.complete(actions.Complete(run, some, GONE, "gone"))
+    run.complete(actions.CompleteRead(run, some, GONE, "gone"))
     assert await ahead.wait_for_arrivals() == [(0, fetched(0)), (2, fetched(2))] and len(ahead) == 2
     one, three = core.runs
     assert numbers_of(core) == [[1], [3]]
-    one.complete(actions.Complete(one, [fetched(1)], None, ""))
-    three.complete(actions.Complete(three, [None], GONE, "gone"))
+    one.complete(actions.CompleteRead(one, [fetched(1)], None, ""))
+    three.complete(actions.CompleteRead(three, [None], GONE, "gone"))
     (good, bad) = await ahead.wait_for_arrivals()
     assert good == (1, fetched(1)) and bad[0] == 3 and isinstance(bad[1], errors.AcstorError)
     assert not core.runs and not len(ahead)
@@ -89,9 +89,9 @@ async def test_who_leaves_gives_up_the_runs_that_are_left(core, ahead):
     with ahead:
         ask(ahead, range(8))
         first, second = core.runs
-        first.complete(actions.Complete(first, [*map(fetched, range(4))], None, ""))
+        first.complete(actions.CompleteRead(first, [*map(fetched, range(4))], None, ""))
     assert core.cancelled == [second]
-    second.complete(actions.Complete(second, [], GONE, ""))
+    second.complete(actions.CompleteRead(second, [], GONE, ""))
     assert numbers_of(core) == [[0, 1, 2, 3], [4, 5, 6, 7]]  # none again
 
 

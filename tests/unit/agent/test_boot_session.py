@@ -251,7 +251,7 @@ async def test_chunk_that_comes_otherwise_while_its_boot_image_is_tried_is_not_r
     image.boots.begin_boot()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(check, image, 5)
-        await exchange_cloud.bring(host.chunks, image.chunk_ref_of(5), exchange.Priority.SEED)
+        await exchange_cloud.bring(host.chunks, image.chunk_ref_of(5), exchange.Priority.PRE_SEED)
     assert [length for _, length in host.source.reads].count(CHUNK) == 1
 
 

@@ -407,12 +407,14 @@ WORDS = "h7 reads it as one stream, for all hosts"
 async def test_image_is_read_whole_where_it_is_for_this_host_to_do(store, source):
     data = glance_records.BYTES
     assert await source.size_bytes(IMAGE) == len(data)
-    assert source.given_as(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE
-    assert source.given_as(IMAGE.image_id, base.AT_BOOT_IMAGE) is placement.SourceAccess.IN_PARTS
+    assert source.source_access(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE
+    assert (
+        source.source_access(IMAGE.image_id, base.AT_BOOT_IMAGE) is placement.SourceAccess.IN_PARTS
+    )
     for offset, length in [(0, len(data)), (77, 1000)]:
         assert await source.read(IMAGE, offset, length) == data[offset : offset + length]
     assert store.whole == {f"/{RECORD}/file": 1}
-    assert source.given_as(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE_HERE
+    assert source.source_access(IMAGE.image_id, 0) is placement.SourceAccess.WHOLE_HERE
 
 
 async def test_other_hosts_take_no_image_and_say_who_does(server, store, tmp_path, nursery):

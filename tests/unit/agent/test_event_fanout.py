@@ -34,7 +34,7 @@ async def test_home_of_a_chunk_may_say_that_a_copy_goes_first_and_nobody_else(ho
     demoted = []
     host.cache.demote_chunk = lambda cid: demoted.append(cid) or True
     everything = announced.alone(*(ids.oid_of(image.map.cid_of(n)) for n in range(6)), 7)
-    heard.announcements_accepted(actions.Heard(H2, (), everything))
+    heard.announcements_accepted(actions.ForwardAnnouncement(H2, (), everything))
     assert set(demoted) == of_h2 and host.chunks.counters.demoted == 2
 
 

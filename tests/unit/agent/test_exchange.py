@@ -235,7 +235,7 @@ async def test_image_that_its_owner_deletes_costs_readers_of_another_nothing(
 async def test_source_is_read_in_the_turn_of_who_wants_it(cloud, autojump_clock):
     wanted = cloud.want(0)
     home, name = cloud.home(wanted), cloud.others(wanted)[0]
-    await exchange_cloud.bring(cloud.hosts[name], wanted, Priority.WHOLE)
+    await exchange_cloud.bring(cloud.hosts[name], wanted, Priority.HYDRATE)
     assert cloud.source.streams == [requests.Stream(requests.Klass.PREFETCH, name)]
     mine = next(n for n in range(1, 40) if cloud.home(cloud.want(n)) == home)
     await read(cloud, home, cloud.want(mine))
@@ -247,7 +247,13 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     io.change_policy("pregather")
     mine = [n for n in range(40) if cloud.home(cloud.want(n)) == "h1"]
     theirs = iter(n for n in range(40) if n not in mine)
-    urgencies = (Priority.GUEST, Priority.SOON, Priority.SEED, Priority.FLATTEN, Priority.WHOLE)
+    urgencies = (
+        Priority.GUEST,
+        Priority.READAHEAD,
+        Priority.PRE_SEED,
+        Priority.FLATTEN,
+        Priority.HYDRATE,
+    )
     for priority in urgencies:
         await exchange_cloud.bring(host, cloud.want(next(theirs)), priority)
     told = cloud.want(next(theirs))
@@ -255,7 +261,7 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
     host.announcement_received(ids.HostId("h3"), peer_wire.Advertise(announced.alone(told.oid)))
     await exchange_cloud.bring(host, told, Priority.ADVERTISED)
     await read(cloud, "h2", cloud.want(mine[0]))
-    await exchange_cloud.bring(cloud.hosts["h2"], cloud.want(mine[1]), Priority.WHOLE)
+    await exchange_cloud.bring(cloud.hosts["h2"], cloud.want(mine[1]), Priority.HYDRATE)
     await cloud.caches["h1"].aclose()
     written = {  # records that change alone count as a byte
         str(stream): count.bytes // CHUNK for stream, count in io.account.streams.items()
@@ -280,7 +286,7 @@ async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(tmp_path,
         async with trio.open_nursery() as nursery:
             for number in mine[0:5:2]:  # they are no neighbours
                 want = cloud.want(number)
-                nursery.start_soon(exchange_cloud.bring, cloud.hosts[first], want, Priority.WHOLE)
+                nursery.start_soon(exchange_cloud.bring, cloud.hosts[first], want, Priority.HYDRATE)
                 await trio.sleep(0.02)
             nursery.start_soon(read, cloud, second, cloud.want(mine[4]))
             await trio.sleep(0.5)
@@ -355,13 +361,13 @@ async def test_background_work_is_bounded_and_uses_the_bulk_connection(cloud, au
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
-        host.bring_soon([cloud.want(n) for n in range(20)])
+        host.prefetch_soon([cloud.want(n) for n in range(20)])
         await trio.sleep(30)
         assert all(host.has_chunk(cloud.want(n).cid) for n in range(20))
         nursery.cancel_scope.cancel()
     assert 0 < most <= 4
-    assert {one[2] for one in cloud.asked if one[0] == name} == {peer_wire.Priority.SOON}
-    host.bring_soon([cloud.want(0)])
+    assert {one[2] for one in cloud.asked if one[0] == name} == {peer_wire.Priority.READAHEAD}
+    host.prefetch_soon([cloud.want(0)])
     assert not len(host.core)
 
 
@@ -495,7 +501,7 @@ async def test_read_ahead_waits_for_no_prefetch(cloud, autojump_clock):
             len([one for one in cloud.asked if one[0] == "h1"])
             <= prefetch_limits.ADVERTISED_AT_A_TIME
         )
-        host.bring_soon([cloud.want(mine)])
+        host.prefetch_soon([cloud.want(mine)])
         await trio.sleep(1)
         assert host.has_chunk(cloud.want(mine).cid)
         nursery.cancel_scope.cancel()
@@ -516,7 +522,7 @@ async def test_whoever_joins_a_fetch_from_holders_only_still_gets_the_chunk(clou
 
     async def pre_seed():
         await trio.sleep(0.001)
-        got.append(await exchange_cloud.bring(host, wanted, Priority.SEED))
+        got.append(await exchange_cloud.bring(host, wanted, Priority.PRE_SEED))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(prefetch)
@@ -905,7 +911,7 @@ async def test_chunks_are_stored_in_the_turn_of_why_they_were_wanted(cloud, auto
     with disk_io.use_stream(guest):
         for want, stream in wanted.items():
             if stream is fill:
-                await exchange_cloud.bring(cloud.hosts[name], want, Priority.WHOLE)
+                await exchange_cloud.bring(cloud.hosts[name], want, Priority.HYDRATE)
     with disk_io.use_stream(fill):
         for want, stream in wanted.items():
             if stream is later:
@@ -927,7 +933,7 @@ async def test_cache_that_has_a_bug_keeps_no_chunk_back_and_nothing_in_memory(
 async def test_former_table_that_counts_at_the_start_is_known_from_the_start(cloud):
     cloud.former = cloud.placed(0)
     started = cloud._host(ids.HostId("h1"))
-    started.bring_soon([cloud.want(0)])
+    started.prefetch_soon([cloud.want(0)])
     assert started.core.context.ring.former is cloud.former
 
 
@@ -938,7 +944,7 @@ async def test_prefetch_that_hangs_keeps_back_no_other_of_its_image(cloud, autoj
     numbers = [n for n in range(40) if cloud.home(cloud.want(n)) == "h3"][:4]
     oids = [cloud.want(n).oid for n in numbers]
     for number in numbers:
-        await exchange_cloud.bring(cloud.hosts[good], cloud.want(number), Priority.WHOLE)
+        await exchange_cloud.bring(cloud.hosts[good], cloud.want(number), Priority.HYDRATE)
     cloud.frozen.add(hung)
     cloud.is_heard = False
     cloud.hosts[name].announcement_received(
@@ -964,7 +970,7 @@ async def test_prefetch_begins_nothing_that_the_home_alone_has(cloud, autojump_c
     image_map = chunk_map.ChunkMap.parse(one_host.map_of(exchange_cloud.BYTES), "a map")
     number = next(n for n in range(40) if cloud.home(cloud.want(n)) == "h4")
     oid, host = cloud.want(number).oid, cloud.hosts["h1"]
-    await exchange_cloud.bring(cloud.hosts["h4"], cloud.want(number), Priority.WHOLE)
+    await exchange_cloud.bring(cloud.hosts["h4"], cloud.want(number), Priority.HYDRATE)
     cloud.is_heard = False
     index = content_index.ContentIndex(image_map)
     ahead = advertised_prefetch.AdvertisedPrefetch(

@@ -33,7 +33,7 @@ class OneOfTwo(exchange_cloud.Cloud):
 
     def _net(self, here):
         net = peer_network.PeerNetwork(here, may_speak=nets.everybody)
-        net.subscribe(broke_rules=lambda *told: self.hosts[here].broke_rules(*told))
+        net.subscribe(protocol_violated=lambda *told: self.hosts[here].protocol_violated(*told))
         self.nets = {**getattr(self, "nets", {}), here: net}
         return net
 

@@ -51,7 +51,7 @@ class Cloud(exchange_cloud.Cloud):
             image_wait_s=0.3,
         )
         made = self.sources[here] = source_client.SourceClient([driver], copies=copies)
-        return made, made.given_as
+        return made, made.source_access
 
     @property
     def image_home(self):
@@ -191,6 +191,6 @@ async def test_source_that_gives_ranges_again_is_read_in_ranges(cloud, store):
     store.server.always = http_server.fine
     for source in cloud.sources.values():
         assert await source.size_bytes(BLOB) == len(BYTES)
-        assert source.given_as(IMAGE, 0) is placement.SourceAccess.IN_PARTS
+        assert source.source_access(IMAGE, 0) is placement.SourceAccess.IN_PARTS
     await read_everywhere(cloud, range(CHUNKS))
     assert store.whole == {PATH: 1}

@@ -154,7 +154,7 @@ async def test_answers_that_hang_on_the_disk_are_waited_for_without_looking(
     disk, peer, some = hung_disk(cloud), Peer(cloud), requests(range(4))
     connection = peer.connection = Looked(peer.connection)
     await peer.ask(some)
-    peer.host.carry_out(actions.Watch([connection]))
+    peer.host.carry_out(actions.WatchDelivery([connection]))
     await trio.sleep(10)
     assert disk.under_way and not connection.looks
     await (peer.cancel(some) if end == "cancel" else peer.leave())
@@ -168,7 +168,7 @@ async def test_connection_is_looked_at_less_and_less_often_and_not_while_somethi
     peer = Peer(cloud)
     connection, giving = Looked(peer.connection), peer.giving
     connection.is_drained = connection.is_there = False
-    peer.host.carry_out(actions.Watch([connection]))
+    peer.host.carry_out(actions.WatchDelivery([connection]))
     await trio.sleep(10)
     assert not connection.looks
     began_s = trio.current_time()
@@ -189,7 +189,7 @@ async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock)
     peer = Peer(cloud)
     connection = Looked(peer.connection)
     connection.is_there = False
-    peer.host.carry_out(actions.Watch([connection]))
+    peer.host.carry_out(actions.WatchDelivery([connection]))
     await trio.sleep(0.1)
     peer.giving.connection_ended(connection)
     told = len(connection.looks)
@@ -197,7 +197,7 @@ async def test_connection_that_has_ended_is_not_looked_at(cloud, autojump_clock)
     assert len(connection.looks) == told > 0
 
 
-@pytest.mark.parametrize(("wired", "klass"), [("PEER", "PEER"), ("LATER", "PREFETCH")])
+@pytest.mark.parametrize(("wired", "klass"), [("PEER", "PEER"), ("PREFETCH", "PREFETCH")])
 async def test_disk_is_read_for_a_peer_in_its_turn(cloud, wired, klass):
     disk, peer, streams = hung_disk(cloud), Peer(cloud), []
 
@@ -279,13 +279,13 @@ async def test_number_that_is_used_again_gets_what_it_asks_for_now(cloud):
         return cloud.contents[image_id, offset]
 
     cloud.learn, seen = learn, []
-    looked_up = cloud.hosts[HERE].core.looked_up
+    looked_up = cloud.hosts[HERE].core.contents_looked_up
 
     def note(now, connection, found):
         seen.extend(found)
         return looked_up(now, connection, found)
 
-    cloud.hosts[HERE].core.looked_up = note
+    cloud.hosts[HERE].core.contents_looked_up = note
     first, second = requests([7]), [requests([8])[0]._replace(request_id=7)]
     await peer.ask(first)
     await peer.cancel(first)

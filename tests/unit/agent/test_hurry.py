@@ -21,12 +21,12 @@ from tests.unit.agent import test_peer_network as nets
 from tests.unit.agent.test_peer_batches import frames
 
 Priority = priority.Priority
-LATER = peer_wire.Priority.LATER
+PREFETCH = peer_wire.Priority.PREFETCH
 BULK_HELLO = frames(peer_wire.Hello(nets.CLIENT, peer_wire.Klass.BULK, 1))
 
 
 def later(number):
-    return batches.request(number, priority=LATER)
+    return batches.request(number, priority=PREFETCH)
 
 
 # Two agents
@@ -70,7 +70,7 @@ async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
             await wish.wait()
     uplink = giver.core.requests.uploads
     uplink.places.count = 0
-    with reader.request_chunks(wants, Priority.WHOLE):
+    with reader.request_chunks(wants, Priority.HYDRATE):
         await nets.wait_until(lambda: len(uplink) == len(wants))
         with reader.request_chunks(wants[-1:]) as wish:
             await nets.wait_until(lambda: Priority.PEER in priorities(giver))
@@ -92,7 +92,7 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
         want = next(want for n in range(40) if cloud.home(want := cloud.want(n)) == "h1")
         with trio.fail_after(10), cloud.hosts["h2"].request_chunks((want,)) as wish:
             home = cloud.hosts["h2"].core.context.peers.get(ids.HostId("h1"))
-            await nets.wait_until(lambda: home.heard_s)
+            await nets.wait_until(lambda: home.last_heard_s)
             assert not cloud.hosts["h2"].has_chunk(want.cid)
             await wish.wait()
         assert cloud.source.reads == [want.offset]
@@ -101,7 +101,7 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
 def priorities(giver):
     """Return how urgent the requests of peers are."""
     links = giver.core.requests._links.values()
-    return {asker.priority for link in links for asker in link.askers.values()}
+    return {asker.priority for link in links for asker in link.peer_requests.values()}
 
 
 # Who asks
@@ -129,7 +129,7 @@ async def test_what_becomes_urgent_before_it_left_is_said_to_be_behind_the_reque
             batches.fill(line.connection)
         asked = [later(n) for n in (1, 2, 3, 4)]
         client.net.send_requests(nets.SERVER, client.address, asked, heard.extend)
-        client.net.hurry_requests(nets.SERVER, [2, 3, 4, 99])
+        client.net.raise_priorities(nets.SERVER, [2, 3, 4, 99])
         client.net.cancel_requests(nets.SERVER, [3])
         reads.set()
         await nets.wait_until(lambda: said)
@@ -158,7 +158,7 @@ async def test_what_waits_for_room_leaves_in_the_order_of_need():
             nets.SERVER, client.address, [later(1), later(2)], lambda answers: None
         )
         client.net.send_announcement(nets.SERVER, client.address, news)
-        soon = batches.request(3, priority=peer_wire.Priority.SOON)
+        soon = batches.request(3, priority=peer_wire.Priority.READAHEAD)
         client.net.send_requests(nets.SERVER, client.address, [soon], lambda answers: None)
         reads.set()
         await nets.wait_until(lambda: said)
@@ -220,8 +220,8 @@ async def test_many_become_urgent_in_few_messages_and_those_that_are_answered_in
         asked = [later(n) for n in range(130)]
         client.net.send_requests(nets.SERVER, client.address, asked, heard.extend)
         await nets.wait_until(lambda: heard)
-        client.net.hurry_requests(nets.SERVER, range(130))
-        client.net.hurry_requests(ids.HostId("h9"), [5])  # who was never asked
+        client.net.raise_priorities(nets.SERVER, range(130))
+        client.net.raise_priorities(ids.HostId("h9"), [5])  # who was never asked
         await nets.wait_until(lambda: sum(len(m.request_ids) for m in said) == 129)
     assert [len(m.request_ids) for m in said] == [64, 64, 1]
     assert {n for m in said for n in m.request_ids} == set(range(1, 130))
@@ -238,7 +238,7 @@ async def test_what_was_asked_for_urgently_is_not_said_to_be_urgent():
         for number in (1, 2):
             asked = [batches.request(number)]
             client.net.send_requests(nets.SERVER, client.address, asked, lambda answers: None)
-            client.net.hurry_requests(nets.SERVER, [number])
+            client.net.raise_priorities(nets.SERVER, [number])
         await nets.wait_until(lambda: heard)
     assert not any(isinstance(message, peer_wire.Hurry) for message in heard)
 
@@ -270,7 +270,7 @@ async def test_giver_is_told_of_requests_that_wait_and_of_no_others():
 
 async def test_hurry_for_what_came_with_it_finds_the_request_known_to_the_giver():
     known, giver = [], Waiting()
-    giver.requests_hurried = lambda connection, numbers: known.append(
+    giver.priorities_raised = lambda connection, numbers: known.append(
         (list(numbers), list(giver.groups))
     )
     async with nets.serving(giver=giver) as (_net, address):

@@ -100,8 +100,10 @@ async def test_little_is_read_at_a_time_until_a_host_was_of_use():
             frame = b"".join(peer_wire.encode(message))
             await stream.send_all(budgets.hello(name, klass) + frame)
             assert await stream.receive_some()
-        await nets.wait_until(lambda: sum(not one.link.is_brief for one in net._answering) == 2)
-        brief = {one.host for one in net._answering if one.link.is_brief}
+        await nets.wait_until(
+            lambda: sum(not one.link.reads_small_steps for one in net._answering) == 2
+        )
+        brief = {one.host for one in net._answering if one.link.reads_small_steps}
         for stream in streams:
             await trio.aclose_forcefully(stream)
     assert brief == {"pings"}

@@ -57,7 +57,7 @@ class Here:
     def requests_cancelled(self, connection, request_ids):
         pass
 
-    def requests_hurried(self, connection, request_ids):
+    def priorities_raised(self, connection, request_ids):
         self.hurries.append(list(request_ids))
 
     def answers_drained(self, connection):
@@ -287,7 +287,9 @@ async def test_frame_with_more_than_was_asked_for_is_refused_by_its_head_and_tha
         [asked] = await host.hear(1)
         await host.say(PADDED[why](asked)[:1000])
 
-    async with asked_by(converse, told={"broke_rules": lambda *told: rude.append(told)}) as client:
+    async with asked_by(
+        converse, told={"protocol_violated": lambda *told: rude.append(told)}
+    ) as client:
         client.net.send_requests(nets.SERVER, client.address, [request(1)], received.extend)
         await nets.wait_until(lambda: rude)
     assert [type(answer) for answer in received] == [client_connection.RequestLost]
@@ -511,7 +513,7 @@ async def test_what_is_asked_of_who_cannot_be_reached_is_lost_each_once_with_the
         client.net.send_requests(
             nets.SERVER, client.address, [request(n) for n in range(8)], heard.extend
         )
-        urgent = [request(9, priority=peer_wire.Priority.LATER)]
+        urgent = [request(9, priority=peer_wire.Priority.PREFETCH)]
         client.net.send_requests(
             nets.SERVER, client.address, urgent, heard.extend
         )  # no room for another
@@ -741,7 +743,7 @@ async def test_number_that_is_used_again_too_early_costs_the_server_nothing():
         batch([*range(1, 64)])[:-36] + batch([1])[-36:],
         batch([1, 2]) + batch([3, 2]),
         batch([1, 2])[:-28] + batch([1])[-28:],
-        batch([1]) + batch(range(2, 3), priority=peer_wire.Priority.LATER),
+        batch([1]) + batch(range(2, 3), priority=peer_wire.Priority.PREFETCH),
     ],
     ids=["number twice in it", "number that is open", "chunk twice in it", "priority"],
 )

@@ -93,7 +93,9 @@ async def test_what_is_urgent_has_room_beside_what_is_in_bulk():
     async with nets.serving(serve, limits=limits) as (_server, address):
         async with nets.asking(address) as client, trio.open_nursery() as nursery:
             for _ in range(10):
-                nursery.start_soon(lambda: client.fetch(1, 10, priority=nets.LATER, timeout_s=60))
+                nursery.start_soon(
+                    lambda: client.fetch(1, 10, priority=nets.PREFETCH, timeout_s=60)
+                )
             await trio.sleep(0.05)
             assert await client.fetch(0, 10, priority=nets.PEER) == bytes(10)
             nursery.cancel_scope.cancel()

@@ -7,8 +7,8 @@ from acstor_agent.engine_io import exchange
 from tests.fakes import exchange_cloud
 
 CHUNK = exchange_cloud.CHUNK
-GUEST, AHEAD = exchange.Priority.GUEST, exchange.Priority.WHOLE
-LANES = [exchange.Priority.SOON, exchange.Priority.SEED, exchange.Priority.FLATTEN, AHEAD]
+GUEST, AHEAD = exchange.Priority.GUEST, exchange.Priority.HYDRATE
+LANES = [exchange.Priority.READAHEAD, exchange.Priority.PRE_SEED, exchange.Priority.FLATTEN, AHEAD]
 
 
 @pytest.fixture

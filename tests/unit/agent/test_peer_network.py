@@ -28,7 +28,7 @@ IMAGE = ids.parse_image_id("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
 CID = ids.Cid(bytes(range(32)))
 PROOF = peer_wire.proof_of(CID, CLIENT, SERVER)
 DEMAND, BULK = peer_wire.Klass
-PEER, SOON, LATER = peer_wire.Priority
+PEER, READAHEAD, PREFETCH = peer_wire.Priority
 PLENTY = token_buckets.Rate(per_s=1e9, burst=1e9)
 QUICK = peer_network.Limits(hello_s=0.2, idle_s=0.2, silence_s=0.2)
 PATIENT = peer_network.Limits()
@@ -233,7 +233,7 @@ async def test_many_fetches_share_one_connection_and_finish_in_any_order():
 
 async def test_demand_and_bulk_have_a_connection_each():
     async with both() as (client, server):
-        for priority in (PEER, LATER, PEER, LATER):
+        for priority in (PEER, PREFETCH, PEER, PREFETCH):
             await client.fetch(priority=priority)
         assert client.net.connections == (0, 2) and server.connections == (2, 0)
 
@@ -246,7 +246,7 @@ async def test_bulk_answers_flow_while_a_demand_connection_is_stuck():
             await stuck.send_all(get_of(request_id=request_id, length=len(DATA)))
         async with asking(address) as client:
             await trio.sleep(0.05)
-            assert len(await client.fetch(0, len(DATA), priority=LATER)) == len(DATA)
+            assert len(await client.fetch(0, len(DATA), priority=PREFETCH)) == len(DATA)
         await stuck.aclose()
 
 
@@ -489,7 +489,7 @@ async def test_idle_connection_makes_room_for_a_new_one():
     limits = peer_network.Limits(outgoing=1)
     async with both(limits=limits) as (client, _server):
         await client.fetch(priority=PEER)
-        await client.fetch(priority=LATER)
+        await client.fetch(priority=PREFETCH)
         await wait_until(lambda: client.net.connections[1] == 1)
 
 
@@ -502,7 +502,7 @@ async def test_no_more_than_so_many_connections_are_opened():
             nursery.start_soon(client.fetch)
             await wait_until(lambda: server._budgets.requests.used == 1)
             with pytest.raises(errors.SourceUnreachable, match="in use"):
-                await client.fetch(priority=LATER)
+                await client.fetch(priority=PREFETCH)
             nursery.cancel_scope.cancel()
 
 
@@ -526,7 +526,7 @@ async def test_no_more_than_so_many_connections_are_opened_in_one_turn():
 async def test_no_more_than_so_many_connections_are_accepted():
     async with both(server_limits=peer_network.Limits(incoming=1)) as (client, server):
         await client.fetch(priority=PEER)
-        await client.fetch(priority=LATER)  # the other one was idle
+        await client.fetch(priority=PREFETCH)  # the other one was idle
         assert server.connections[0] == 1
 
 
@@ -848,7 +848,7 @@ async def test_who_was_not_reached_is_known_not_to_have_heard():
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
         await wait_until(lambda: unheard)
         with pytest.raises(errors.SourceUnreachable):
-            await client.fetch(priority=LATER)
+            await client.fetch(priority=PREFETCH)
     assert unheard == [SERVER]  # who was only asked was told nothing
 
 
@@ -859,7 +859,7 @@ async def test_who_was_told_and_has_gone_since_may_have_forgotten():
         asking(address, told={"unheard": unheard.append}) as client,
     ):
         client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
-        await client.fetch(priority=LATER)
+        await client.fetch(priority=PREFETCH)
         assert not unheard
         await server.aclose()
         await wait_until(lambda: unheard)
@@ -871,6 +871,6 @@ async def test_who_was_told_on_a_connection_that_is_idle_has_heard():
     async with serving() as (_server, address):
         async with asking(address, limits=QUICK, told={"unheard": unheard.append}) as client:
             client.net.send_announcement(SERVER, address, peer_wire.Gone(announced.alone(1)))
-            await client.fetch(priority=LATER)
+            await client.fetch(priority=PREFETCH)
             await wait_until(lambda: client.net.connections == (0, 0))
     assert not unheard

@@ -109,7 +109,7 @@ async def test_many_large_chunks_under_way_arrive_whole(pair, security):
         trio.open_nursery() as nursery,
     ):
         for number in range(40):
-            nursery.start_soon(ask, client, nets.PEER if number % 2 else nets.LATER)
+            nursery.start_soon(ask, client, nets.PEER if number % 2 else nets.PREFETCH)
     assert whole == 40
 
 
@@ -285,7 +285,7 @@ async def test_files_that_are_replaced_under_load_cost_no_connection(identity, m
                 while tls[CLIENT].generation < generation:
                     assert len(await client.fetch(0, 65536)) == 65536
         assert list(server._answering) == [before] and not before.is_closed
-        await client.fetch(0, 10, priority=nets.LATER)
+        await client.fetch(0, 10, priority=nets.PREFETCH)
         newest = {c.link.certificate.pem for c in server._answering}
         assert len(newest) == 2  # a new connection is begun with the new certificate
 

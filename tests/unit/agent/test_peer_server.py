@@ -150,7 +150,7 @@ async def test_who_waits_for_what_a_fault_left_half_done_is_told_at_once(
 
 
 @pytest.mark.expect_log("has failed")
-@pytest.mark.parametrize("priority", [exchange.Priority.PEER, exchange.Priority.LATER])
+@pytest.mark.parametrize("priority", [exchange.Priority.PEER, exchange.Priority.PREFETCH])
 async def test_nothing_is_wanted_for_a_reason_that_only_others_have(
     asker, autojump_clock, priority
 ):
@@ -170,7 +170,7 @@ async def test_fault_at_what_is_fetched_ahead_ends_what_was_asked_with_it_alone(
 ):
     host, wants = asker.cloud.hosts[GIVER], [asker.cloud.want(n) for n in range(4)]
     wants[1] = wants[1]._replace(oid="nonsense")
-    with host.background_fetch(exchange.Priority.SEED) as ahead:
+    with host.background_fetch(exchange.Priority.PRE_SEED) as ahead:
         ahead.request_chunks(enumerate(wants[:2]))
         ahead.request_chunks(enumerate(wants[2:], 2))
         outcomes = {}

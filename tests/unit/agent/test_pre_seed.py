@@ -47,7 +47,7 @@ async def test_everything_comes_and_comes_once(host):
 
 async def test_own_chunks_come_first_and_the_others_in_turn(host):
     image = await host.mirrors.attach_image(one_host.IMAGE)
-    host.chunks.core.pending.prefetch_limits._left[exchange.Priority.SEED] = 1
+    host.chunks.core.pending.prefetch_limits._left[exchange.Priority.PRE_SEED] = 1
     before = len(host.source.reads)
     first_half = {image.map.cid_of(n) for n in range(len(image.map) // 2, len(image.map))}
     await seed(host, is_home=lambda want: want.cid in first_half, first_chunk=5)

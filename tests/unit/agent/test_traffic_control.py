@@ -18,7 +18,7 @@ from tests.unit.agent import test_peer_security as security
 CHUNK = 64 * geometry.KIB
 RATE = 2e6
 WAYS = ("upload", "download")
-BOTH_CLASSES = (peer_wire.Priority.PEER, peer_wire.Priority.LATER)
+BOTH_CLASSES = (peer_wire.Priority.PEER, peer_wire.Priority.PREFETCH)
 
 
 def capped(way, bytes_s=RATE):

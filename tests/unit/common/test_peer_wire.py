@@ -24,7 +24,7 @@ DEMAND_HELLO = HELLO._replace(klass=peer_wire.Klass.DEMAND)
 PROOF = peer_wire.proof_of(CID, ASKER, ASKED)
 MODE, PRIORITY = peer_wire.Mode, peer_wire.Priority
 REQUEST = peer_wire.Request(
-    0x01020304, IMAGE, 1 << 40, 65536, PROOF, MODE.HOME, PRIORITY.LATER, 5000
+    0x01020304, IMAGE, 1 << 40, 65536, PROOF, MODE.HOME, PRIORITY.PREFETCH, 5000
 )
 GET = peer_wire.Get((REQUEST,))
 BATCH = peer_wire.Get(
@@ -54,7 +54,7 @@ SAID = {
     "client": [
         HELLO,
         GET,
-        peer_wire.Get((REQUEST._replace(mode=MODE.RELAYED, priority=PRIORITY.SOON),)),
+        peer_wire.Get((REQUEST._replace(mode=MODE.RELAYED, priority=PRIORITY.READAHEAD),)),
         BATCH,
         RUNS,
         peer_wire.Cancel((3,)),
@@ -104,7 +104,7 @@ def get_messages(draw) -> peer_wire.Get:
     shared = {
         "image_id": str(draw(st.uuids())),
         "mode": draw(st.sampled_from(MODE)),
-        "priority": draw(st.sampled_from([PRIORITY.SOON, PRIORITY.LATER])),
+        "priority": draw(st.sampled_from([PRIORITY.READAHEAD, PRIORITY.PREFETCH])),
         "timeout_ms": draw(st.integers(1, 2**32 - 1)),
     }
     if draw(st.booleans()):

@@ -51,9 +51,9 @@ def test_who_asked_lately_and_stands_nearest_before_a_peer_is_named(machine):
     numbers = [machine.chunk_of(HERE, skip) for skip in range(4)]
     machine.cache.update(chunk(n).cid for n in numbers)
     machine.ask_me(second, machine.request(numbers[0], second))
-    assert not machine.got(actions.Reply)[0].answers[0].data
+    assert not machine.got(actions.SendAnswers)[0].answers[0].data
     machine.ask_me(first, machine.request(numbers[1], first))
-    assert not any(isinstance(a, actions.Referred) for a in machine.answers())
+    assert not any(isinstance(a, actions.SendReferral) for a in machine.answers())
     machine.ask_me(third, machine.request(numbers[2], third))
     assert [answer.hosts for answer in machine.answers()] == [(second,)]
     machine.ask_me(second, machine.request(numbers[3], second))
@@ -78,7 +78,7 @@ def test_nobody_is_named(machine, why):
     assert why != "it is far" or (number - numbers[0]) * one_machine.CHUNK > lockstep.IN_STEP_BYTES
     mode = Mode.HOME_ONLY if why == "it was let down" else Mode.HOME
     machine.ask_me(second, machine.request(number, second, mode))
-    assert not any(isinstance(answer, actions.Referred) for answer in machine.answers())
+    assert not any(isinstance(answer, actions.SendReferral) for answer in machine.answers())
 
 
 # Who is asked
@@ -199,10 +199,10 @@ def test_who_took_the_last_place_has_none_before_another_has_one(machine):
     machine.ask_me("h2", *asked)
     assert len(machine.answers()) == 1
     machine.ask_me("h3", *(machine.request(n, "h3", Mode.HELD_ONLY) for n in range(3, 5)))
-    assert [reply.connection for reply in machine.got(actions.Reply)] == ["h3", "h2"]
+    assert [reply.connection for reply in machine.got(actions.SendAnswers)] == ["h3", "h2"]
     machine.now += 0.03
     machine.answers_delivered(["h2"])  # all that it had has arrived
-    assert [reply.connection for reply in machine.got(actions.Reply)] == ["h2", "h3"]
+    assert [reply.connection for reply in machine.got(actions.SendAnswers)] == ["h2", "h3"]
 
 
 def test_without_the_variant_one_receiver_may_have_all_places():

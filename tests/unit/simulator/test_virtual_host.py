@@ -88,13 +88,13 @@ def test_shells_do_whatever_the_core_may_say() -> None:
     every = set(typing.get_args(actions.Action))
     simulated = next(iter(make_world().hosts.values()))
     # Who knows all images looks nothing up, and who is honest is not dropped.
-    assert simulated._doing.keys() == every - {actions.LookUp, actions.Drop}
+    assert simulated._doing.keys() == every - {actions.LookUpContents, actions.CloseConnection}
     swarm = transfer_world.World(1, 1, 1)
     assert swarm.add(swarm.names[0])._doing.keys() == every
 
 
 def test_what_a_host_has_its_neighbours_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[actions.Heard] = []
+    heard: list[actions.ForwardAnnouncement] = []
     monkeypatch.setattr(cloud.Host, "_heard", lambda host, told: heard.append(told))
     world = make_world()
     first, *_ = world.hosts.values()
@@ -147,7 +147,7 @@ def test_wrong_bytes_are_held_against_who_gave_them_and_come_from_elsewhere() ->
     world = make_world()
     reader, liar, *_ = world.hosts.values()
     liar.outgoing_answers = lambda host, answers: [  # type: ignore[method-assign]
-        answer._replace(data=b"a lie") if isinstance(answer, actions.Given) else answer
+        answer._replace(data=b"a lie") if isinstance(answer, actions.SendChunk) else answer
         for answer in answers
     ]
     read_all(world, reader)

@@ -9,11 +9,11 @@ from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 from tests.fakes import announced
 
-SOON, LATER = peer_wire.Priority.SOON, peer_wire.Priority.LATER
+READAHEAD, PREFETCH = peer_wire.Priority.READAHEAD, peer_wire.Priority.PREFETCH
 MODE = peer_wire.Mode.HELD_ONLY
 
 
-def request(number, priority=LATER):
+def request(number, priority=PREFETCH):
     image_id = ids.ImageId("00000000-0000-4000-8000-000000000001")
     return peer_wire.Request(number, image_id, number << 16, 65536, bytes(16), MODE, priority, 9)
 
@@ -35,7 +35,7 @@ def test_requests_that_somebody_waits_for_go_first_then_news_then_the_rest():
     outgoing = send_queue.SendQueue()
     outgoing.queue_requests([request(1), request(2)])
     outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
-    outgoing.queue_requests([request(3, SOON)])
+    outgoing.queue_requests([request(3, READAHEAD)])
     assert taken(outgoing) == [[3], (7,), [1, 2]]
     assert not outgoing and outgoing.pop_next() is None
 
@@ -66,7 +66,7 @@ def test_hurried_request_goes_with_those_that_somebody_waits_for():
 
 def test_dropped_request_does_not_leave():
     outgoing = send_queue.SendQueue()
-    outgoing.queue_requests([request(1), request(2, SOON)])
+    outgoing.queue_requests([request(1), request(2, READAHEAD)])
     assert 1 in outgoing and 2 in outgoing
     assert outgoing.drop_request(1) and outgoing.drop_request(2) and not outgoing.drop_request(1)
     assert 1 not in outgoing and not outgoing
@@ -96,9 +96,11 @@ def test_endless_urgent_requests_starve_neither_news_nor_the_rest():
     outgoing.queue_announcements(peer_wire.Advertise(announced.alone(7)))
     turns = []
     for number in range(2, 2 + 2 * send_queue.LOWER_EVERY):
-        outgoing.queue_requests([request(number, SOON)])
+        outgoing.queue_requests([request(number, READAHEAD)])
         turns.append(outgoing.pop_next())
-    lower = [turn for turn in turns if not (isinstance(turn, list) and turn[0].priority is SOON)]
+    lower = [
+        turn for turn in turns if not (isinstance(turn, list) and turn[0].priority is READAHEAD)
+    ]
     assert lower == [peer_wire.Advertise(announced.alone(7)), [request(1)]]
 
 
@@ -109,7 +111,7 @@ def test_everything_leaves_once(steps):
     for step in steps:
         if step in "wl":
             put.append(next(numbers))
-            outgoing.queue_requests([request(put[-1], SOON if step == "w" else LATER)])
+            outgoing.queue_requests([request(put[-1], READAHEAD if step == "w" else PREFETCH)])
         elif step == "n":
             put.append(next(numbers))
             outgoing.queue_announcements(peer_wire.Advertise(announced.alone(put[-1])))
@@ -123,7 +125,7 @@ def test_everything_leaves_once(steps):
     assert sorted(left) == [number for number in put if number not in dropped]
 
 
-def run(number, count, priority=LATER):
+def run(number, count, priority=PREFETCH):
     one = request(number, priority)
     return one._replace(length=65536 * count, chunk_bytes=65536)
 
@@ -139,7 +141,7 @@ def test_run_leaves_whole_while_one_of_its_chunks_is_wanted():
 
 def test_run_of_which_no_chunk_is_wanted_does_not_leave():
     outgoing = send_queue.SendQueue()
-    outgoing.queue_requests([run(1, 3), run(4, 2, SOON)])
+    outgoing.queue_requests([run(1, 3), run(4, 2, READAHEAD)])
     assert [outgoing.drop_request(number) for number in (1, 2, 3, 3, 9)] == [
         False,
         False,

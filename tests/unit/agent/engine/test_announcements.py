@@ -41,7 +41,7 @@ REF = numbered(OID)[0]
 def arrived(number, giver=None):
     one = chunk(number)
     how = None, False, True, Priority.GUEST
-    return actions.Arrived((one,), (one.key,), (b"",), giver, *how)
+    return actions.ArrivedRun((one,), (one.key,), (b"",), giver, *how)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def backoff(machine, name):
 def tells(machine, seconds=0.2):
     """Return what is told meanwhile, by host: here, gone, and what may be let go."""
     machine.wait(seconds)
-    return {tell.host: tell[1:4] for tell in machine.got(actions.Tell)}
+    return {tell.host: tell[1:4] for tell in machine.got(actions.SendAnnouncement)}
 
 
 # Who told what
@@ -181,7 +181,7 @@ def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
 def test_news_gather_and_nobody_is_told_what_he_gave_or_told(machine):
     machine.announcement_received(H3, announced(chunk(1)), [], [])
     machine.chunks_stored([arrived(1, H2), arrived(2)])
-    assert not machine.got(actions.Tell)
+    assert not machine.got(actions.SendAnnouncement)
     told = tells(machine)
     assert told.pop("h2") == told.pop("h3") == (announced(chunk(2)), (), ())
     assert len(told) == 5 and set(told.values()) == {(announced(chunk(1), chunk(2)), (), ())}
@@ -238,7 +238,9 @@ def test_who_tells_it_meanwhile_is_not_told(machine):
 
 def test_full_message_leaves_at_once(machine):
     machine.chunks_stored([arrived(n) for n in range(announcements.BATCH_CHUNKS + 1)])
-    assert {len(tell.here) for tell in machine.got(actions.Tell)} == {announcements.BATCH_CHUNKS}
+    assert {len(tell.here) for tell in machine.got(actions.SendAnnouncement)} == {
+        announcements.BATCH_CHUNKS
+    }
     assert {len(here) for here, _, _ in tells(machine).values()} == {1}
 
 
@@ -246,7 +248,7 @@ def test_new_neighbour_is_told_what_was_told_last(machine):
     machine.chunks_stored([arrived(n) for n in range(600)])
     tells(machine)
     machine.table_changed(one_machine.table(9, epoch=2), None)
-    told = machine.got(actions.Tell)
+    told = machine.got(actions.SendAnnouncement)
     assert {tell.host for tell in told} == {"h9"} and [len(t.here) for t in told] == [512, 88]
 
 
@@ -257,7 +259,7 @@ def test_neighbour_that_was_not_reached_is_told_again_once_a_while(machine):
         machine.announcement_lost(H2)
     assert not tells(machine, announcements.AGAIN_S - 0.1)
     machine.wait(0.2)
-    told = machine.got(actions.Tell)
+    told = machine.got(actions.SendAnnouncement)
     assert {tell.host for tell in told} == {H2} and [len(t.here) for t in told] == [512, 88]
     assert not tells(machine, 10 * announcements.AGAIN_S)
 
@@ -293,7 +295,7 @@ def test_what_was_here_before_there_was_a_neighbour_is_told_then():
     machine.chunk_evicted([chunk(2).cid])
     assert not tells(machine)
     machine.table_changed(one_machine.table(2, epoch=2), None)
-    assert [(tell.host, tell.here) for tell in machine.got(actions.Tell)] == [
+    assert [(tell.host, tell.here) for tell in machine.got(actions.SendAnnouncement)] == [
         ("h2", announced(chunk(1)))
     ]
 
@@ -329,8 +331,8 @@ def test_hints_are_bounded_and_leave_in_pieces():
     told = []
     while waiting.hints:
         machine.wait(announcements.HINT_EVERY_S)
-        assert len(machine.got(actions.Tell)) <= announcements.HINTED_AT_A_TIME
-        told += machine.got(actions.Tell)
+        assert len(machine.got(actions.SendAnnouncement)) <= announcements.HINTED_AT_A_TIME
+        told += machine.got(actions.SendAnnouncement)
     assert [len(tell.evictable) for tell in told if tell.host == H2] == [
         announcements.BATCH_CHUNKS,
         87,

@@ -40,7 +40,7 @@ def run(machine, cids=None, **changes):
 
 
 def given(machine):
-    return [answer.number for answer in machine.answers() if isinstance(answer, actions.Given)]
+    return [answer.number for answer in machine.answers() if isinstance(answer, actions.SendChunk)]
 
 
 def test_run_that_is_here_is_given_in_one_event_and_nothing_waits(machine):
@@ -97,13 +97,13 @@ def test_run_with_the_same_chunk_twice_is_given_chunk_by_chunk(machine):
 def test_run_of_an_image_that_is_not_known_is_looked_up_once(machine):
     request = run(machine, image_id=UNKNOWN)
     machine.ask_me("h2", request)
-    (wanted,) = machine.got(actions.LookUp)
+    (wanted,) = machine.got(actions.LookUpContents)
     assert wanted.requests == [request] and len(machine.core.requests) == COUNT
     machine.peer_cancelled("h2", [FIRST, FIRST + 3])
     contents = [chunk(number).content for number in NUMBERS]
-    machine.looked_up("h2", [(request, contents)])
+    machine.contents_looked_up("h2", [(request, contents)])
     assert given(machine) == [5, 6, 8, 9, 10, 11] and not len(machine.core.requests)
-    machine.looked_up("h2", [(request, contents)])
+    machine.contents_looked_up("h2", [(request, contents)])
     assert not machine.last
 
 
@@ -111,7 +111,7 @@ def test_run_of_an_image_that_is_not_known_is_looked_up_once(machine):
 def test_run_that_an_image_does_not_name_is_refused_chunk_by_chunk(machine, contents):
     request = run(machine, image_id=UNKNOWN)
     machine.ask_me("h2", request)
-    machine.looked_up("h2", [(request, contents)])
+    machine.contents_looked_up("h2", [(request, contents)])
     assert [answer.failure for answer in machine.answers()] == [Failure.MISSING] * COUNT
     assert not len(machine.core.requests)
 
@@ -119,7 +119,7 @@ def test_run_that_an_image_does_not_name_is_refused_chunk_by_chunk(machine, cont
 def test_chunk_of_a_run_that_the_cache_cannot_read_is_brought(machine):
     machine.ask_me("h2", run(machine))
     machine.cache.remove(chunk(7).cid)
-    machine.could_not_read("h2", 7)
+    machine.cache_read_failed("h2", 7)
     (read,) = machine.got(actions.ReadSource)
     machine.source_read_progressed(read.number, [(0, data_of(7))])
     assert given(machine) == [7] and not len(machine.core.requests)
@@ -155,7 +155,7 @@ def test_number_of_a_run_that_waits_already_ends_the_connection(machine):
     machine.cache.clear()
     machine.ask_me("h2", machine.request(20, "h2", request_id=FIRST + 2))
     machine.ask_me("h2", run(machine))
-    assert machine.got(actions.Drop)
+    assert machine.got(actions.CloseConnection)
 
 
 def test_cut_of_a_run_is_what_the_request_says(machine):

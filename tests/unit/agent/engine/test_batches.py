@@ -28,7 +28,7 @@ def ask_batch(machine, count=8, urgency=P.GUEST):
     """Have ``count`` chunks of h2's asked for; return their numbers and the attempts."""
     numbers = [machine.chunk_of("h2", skip) for skip in range(count)]
     machine.request_chunks([chunk(n) for n in numbers], urgency, "batch")
-    [ask] = machine.got(actions.Ask)
+    [ask] = machine.got(actions.RequestChunks)
     assert ask.host == "h2" and len(ask.attempts) == count
     return numbers, ask.attempts
 
@@ -60,18 +60,18 @@ def test_lie_among_other_refusals_is_a_lie(machine):
     _, attempts = ask_batch(machine, 3)
     whys = (F.BUSY, F.INVALID, F.MISSING)
     machine.peer_refused(H2, [(a.number, why) for a, why in zip(attempts, whys, strict=True)])
-    [alone] = machine.got(actions.LeftAlone)
+    [alone] = machine.got(actions.ReportBackoff)
     assert alone.for_s > peer_state.LIAR_S / 2
     assert machine.core.counters.invalid == 1
 
 
 def test_peer_that_gives_one_chunk_now_and_then_has_more_time_but_not_for_ever(machine):
     """It must show life within each timeout, and all is over after four."""
-    _, attempts = ask_batch(machine, 20, P.SOON)
+    _, attempts = ask_batch(machine, 20, P.READAHEAD)
     cancelled = []
     for turn in range(12):
         machine.wait(5.0)
-        cancels = [cancel for cancel in machine.got(actions.Cancel) if cancel.host == "h2"]
+        cancels = [cancel for cancel in machine.got(actions.CancelRequests) if cancel.host == "h2"]
         cancelled += [number for cancel in cancels for number in cancel.numbers]
         if machine.now <= 35.0:
             assert not cancelled
@@ -83,10 +83,10 @@ def test_guests_who_get_a_trickle_are_raced_as_far_as_races_go(machine):
     """Slow on purpose: the peer is never silent for long enough to be late by that."""
     _, attempts = ask_batch(machine, 40)
     for turn in range(12):
-        assert not any(isinstance(action, actions.Ask) for action in machine.wait(0.4))
+        assert not any(isinstance(action, actions.RequestChunks) for action in machine.wait(0.4))
         give(machine, attempts[turn : turn + 1])
     machine.wait(0.5)
-    hedged = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    hedged = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert len(hedged) == peer_state.HEDGES_FIRST and machine.now < peer_state.LATEST_S + 0.5
     assert {a.transfer for a in hedged} <= {a.transfer for a in attempts[12:]}
 
@@ -95,8 +95,8 @@ def test_number_of_what_waits_here_is_no_number_that_a_peer_was_asked_by(machine
     most = peer_state.CREDIT_BYTES // one_machine.CHUNK
     machine = one_machine.Machine(background_limit=10_000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
-    machine.request_chunks([chunk(n) for n in numbers], P.SOON, "batch")
-    sent = {a.number for ask in machine.got(actions.Ask) for a in ask.attempts}
+    machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "batch")
+    sent = {a.number for ask in machine.got(actions.RequestChunks) for a in ask.attempts}
     [unsent] = set(machine.core.context.peers.get_or_create(H2).asks) - sent
     assert not machine.chunks_arrived(H2, [(unsent, b"a guess")])
     assert not machine.peer_refused(H2, [(unsent, F.INVALID)])
@@ -109,7 +109,7 @@ def test_what_came_is_stored_before_anybody_is_told(machine):
     machine.ask_me("h3", machine.request(numbers[0], "h3"))
     machine.request_chunks([chunk(numbers[0])], P.GUEST, "one")
     kinds = [type(action) for action in give(machine, attempts)]
-    assert kinds[0] is actions.Store and kinds.count(actions.Complete) == 2
+    assert kinds[0] is actions.Store and kinds.count(actions.CompleteRead) == 2
 
 
 # A table that comes into force between a batch's request and its answer
@@ -118,7 +118,7 @@ def test_what_came_is_stored_before_anybody_is_told(machine):
 def test_answers_by_the_table_before_are_taken_and_the_rest_goes_by_the_new_one(machine):
     numbers, attempts = ask_batch(machine)
     machine.table_changed(one_machine.table(4, epoch=2, weights={"h2": 1, "h3": 4000}), None)
-    assert not machine.got(actions.Cancel) and not machine.got(actions.Ask)
+    assert not machine.got(actions.CancelRequests) and not machine.got(actions.RequestChunks)
     machine.peer_refused(H2, [(a.number, F.MISSING) for a in attempts[:3]])
     homes = {n: machine.home_of(n) for n in numbers[:3]}
     assert "h2" not in homes.values()

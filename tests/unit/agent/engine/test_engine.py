@@ -45,7 +45,10 @@ def give(machine, attempt, number):
 def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
     numbers = list(range(16))
     machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, "a guest")
-    asked, attempts = machine.asks(), [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    asked, attempts = (
+        machine.asks(),
+        [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts],
+    )
     own = [n for n in numbers if machine.home_of(n) == "h1"]
     assert set(asked) == {machine.home_of(n) for n in numbers} - {"h1"}
     assert all(machine.home_of(n) == host for host, ns in asked.items() for n, _ in ns)
@@ -69,7 +72,7 @@ def test_what_has_come_is_remembered_by_nothing_though_its_time_is_not_over(mach
     numbers = [n for n in range(64) if machine.home_of(n) != "h1"]
     machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, "a guest")
     assert alive(transfer.Attempt) == alive(transfer.Transfer) == len(numbers)
-    for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:
+    for attempt in [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]:
         give(machine, attempt, attempt.want.offset // one_machine.CHUNK)
     assert len(machine.completes()) == 1
     assert machine.core.next_s is None  # no timer wakes for it
@@ -94,8 +97,8 @@ def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
     [
         ("h1", Priority.GUEST, True),
         ("h2", Priority.GUEST, False),
-        ("h2", Priority.WHOLE, True),
-        ("h2", Priority.SEED, True),
+        ("h2", Priority.HYDRATE, True),
+        ("h2", Priority.PRE_SEED, True),
     ],
 )
 def test_where_homes_keep_others_store_what_is_to_be_here_only(home, priority, is_stored):
@@ -135,7 +138,7 @@ def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
     attempt = machine.attempt()
     for token in range(1000):
         want(machine, number, token)
-        assert not machine.got(actions.Ask)
+        assert not machine.got(actions.RequestChunks)
     give(machine, attempt, number)
     assert len(machine.completes()) == 1001
     assert machine.completes()[0].chunks == [data_of(number)] * 2
@@ -198,14 +201,14 @@ def test_who_acts_for_a_home_is_asked_then_the_source_then_who_may_have_it(machi
         asked.append((attempt.host, attempt.mode))
         machine.peer_refused(attempt.host, [(attempt.number, Failure.MISSING)])
     assert asked[2:] == [(owners[2], Mode.HELD), (owners[3], Mode.HELD)]
-    assert [told.token for told in machine.got(actions.Told)] == ["a guest"]
+    assert [told.token for told in machine.got(actions.ReportStall)] == ["a guest"]
     machine.wait(0.2)  # it is tried again
-    assert machine.got(actions.Ask) or machine.got(actions.ReadSource)
+    assert machine.got(actions.RequestChunks) or machine.got(actions.ReadSource)
 
 
 def test_who_is_no_guest_is_told_why_and_nothing_goes_on(machine):
     machine = one_machine.Machine(hosts=1)
-    want(machine, 1, "ahead", Priority.SOON)
+    want(machine, 1, "ahead", Priority.READAHEAD)
     machine.source_ended(machine.got(actions.ReadSource)[0].number, Failure.UNREACHABLE)
     (done,) = machine.completes()
     assert (done.failure, done.chunks) == (Failure.UNREACHABLE, [None])
@@ -249,7 +252,7 @@ def test_liar_is_left_alone_at_once_and_the_chunk_comes_from_elsewhere(machine):
     want(machine, number)
     attempt = machine.attempt()
     machine.peer_refused(H2, [(attempt.number, Failure.INVALID)])
-    assert machine.got(actions.LeftAlone)[0].host == "h2"
+    assert machine.got(actions.ReportBackoff)[0].host == "h2"
     assert machine.asks().keys() | {"source"} != {"h2"}
 
 
@@ -277,7 +280,7 @@ def test_referral_is_followed_once_and_ends_at_who_referred(machine):
     assert machine.asks() == {"h2": [(number, Mode.HOME_ONLY)]}
     last = machine.attempt()
     machine.peer_referred(H2, last.number, (H3,))  # it may not
-    assert machine.got(actions.LeftAlone)[0].host == "h2"
+    assert machine.got(actions.ReportBackoff)[0].host == "h2"
 
 
 def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
@@ -285,7 +288,7 @@ def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
     want(machine, number)
     slow = machine.attempt()
     machine.wait(0.6)
-    if machine.got(actions.Ask):
+    if machine.got(actions.RequestChunks):
         rival = machine.attempt()
         assert rival.host != "h2"
         give(machine, rival, number)
@@ -293,7 +296,7 @@ def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
         (read,) = machine.got(actions.ReadSource)
         machine.source_read_progressed(read.number, [(0, data_of(number))])
     assert machine.completes()[0].chunks == [data_of(number)]
-    assert machine.got(actions.Cancel) == [actions.Cancel(H2, [slow.number])]
+    assert machine.got(actions.CancelRequests) == [actions.CancelRequests(H2, [slow.number])]
 
 
 def test_home_that_refers_late_has_nobody_asked_beside_the_place_that_was_raced(machine):
@@ -310,21 +313,21 @@ def test_home_that_refers_late_has_nobody_asked_beside_the_place_that_was_raced(
 
 def test_silent_peer_loses_its_chunks_when_its_time_is_over(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
-    machine.request_chunks([chunk(n) for n in numbers], Priority.SOON, 1)
+    machine.request_chunks([chunk(n) for n in numbers], Priority.READAHEAD, 1)
     machine.wait(9.9)
-    assert not machine.got(actions.Cancel)
+    assert not machine.got(actions.CancelRequests)
     machine.wait(0.3)
-    (cancel,) = machine.got(actions.Cancel)
+    (cancel,) = machine.got(actions.CancelRequests)
     assert cancel.host == "h2" and len(cancel.numbers) == 3
 
 
 def test_peer_that_answers_something_has_more_time_but_not_for_ever(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(30)]
-    machine.request_chunks([chunk(n) for n in numbers], Priority.SOON, 1)
+    machine.request_chunks([chunk(n) for n in numbers], Priority.READAHEAD, 1)
     cancelled = 0
     for _ in range(12):
         machine.wait(5.0)
-        cancels = [cancel for cancel in machine.got(actions.Cancel) if cancel.host == "h2"]
+        cancels = [cancel for cancel in machine.got(actions.CancelRequests) if cancel.host == "h2"]
         cancelled += sum(len(cancel.numbers) for cancel in cancels)
         machine.keep_alive_received(H2)
         if machine.now == 35.0:
@@ -336,12 +339,14 @@ def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
     most = peer_state.CREDIT_BYTES // one_machine.CHUNK
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 10)]
     machine = one_machine.Machine(background_limit=10_000)
-    machine.request_chunks([chunk(n) for n in numbers[:-1]], Priority.SOON, 1)
-    sent = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    machine.request_chunks([chunk(n) for n in numbers[:-1]], Priority.READAHEAD, 1)
+    sent = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert len(sent) == most
-    assert {len(ask.attempts) for ask in machine.got(actions.Ask)} == {peer_request.MAX_BATCH}
+    assert {len(ask.attempts) for ask in machine.got(actions.RequestChunks)} == {
+        peer_request.MAX_BATCH
+    }
     want(machine, numbers[-1])
-    assert not machine.got(actions.Ask)
+    assert not machine.got(actions.RequestChunks)
     give(machine, sent[0], numbers[0])
     assert machine.asks() == {"h2": [(numbers[-1], Mode.HOME)]}
 
@@ -349,13 +354,13 @@ def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
 def test_lanes_bound_what_nobody_waits_for_and_the_cache_stops_them():
     machine = one_machine.Machine(hosts=2, background_limit=3)
     numbers = [machine.chunk_of("h2", skip) for skip in range(8)]
-    machine.request_chunks([chunk(n) for n in numbers], Priority.WHOLE, 1)
+    machine.request_chunks([chunk(n) for n in numbers], Priority.HYDRATE, 1)
     assert len(machine.asks()["h2"]) == 3
-    attempts = machine.got(actions.Ask)[0].attempts
-    machine.has_room(False)
+    attempts = machine.got(actions.RequestChunks)[0].attempts
+    machine.room_changed(False)
     give(machine, attempts[0], numbers[0])
-    assert not machine.got(actions.Ask)
-    machine.has_room(True)
+    assert not machine.got(actions.RequestChunks)
+    machine.room_changed(True)
     assert len(machine.asks()["h2"]) == 1
     want(machine, numbers[7])
     assert machine.asks() == {"h2": [(numbers[7], Mode.HOME)]}
@@ -385,12 +390,12 @@ def test_chunk_is_lost_when_the_source_and_every_host_say_no_for_long_enough():
             if isinstance(action, actions.ReadSource):
                 machine.source_ended(action.number, Failure.MISSING)
                 todo += machine.last
-            elif isinstance(action, actions.Ask):
+            elif isinstance(action, actions.RequestChunks):
                 asked.add(action.host)
                 numbers = [(a.number, Failure.MISSING) for a in action.attempts]
                 machine.peer_refused(action.host, numbers)
                 todo += machine.last
-        if not any(isinstance(action, actions.Complete) for action in todo):
+        if not any(isinstance(action, actions.CompleteRead) for action in todo):
             machine.wait(1.0)
         else:
             machine.last = todo
@@ -407,11 +412,11 @@ def test_silent_host_leaves_hope_that_nothing_is_lost():
             if isinstance(action, actions.ReadSource):
                 machine.source_ended(action.number, Failure.MISSING)
                 todo += machine.last
-            elif isinstance(action, actions.Ask):
+            elif isinstance(action, actions.RequestChunks):
                 no = Failure.MISSING if action.host == "h2" else Failure.BUSY
                 machine.peer_refused(action.host, [(a.number, no) for a in action.attempts])
                 todo += machine.last
-        assert not [a for a in todo if isinstance(a, actions.Complete)]
+        assert not [a for a in todo if isinstance(a, actions.CompleteRead)]
         machine.wait(1.0)
     assert len(machine.core) == 1
 
@@ -444,9 +449,9 @@ def test_what_was_merely_advertised_is_asked_of_all_when_it_is_wanted_for_anothe
     numbers = [machine.chunk_of("h2", skip) for skip in range(6)]
     machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
     machine.request_chunks([chunk(n) for n in numbers], Priority.ADVERTISED, "prefetch")
-    attempts = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    attempts = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert len(attempts) == 4  # two wait in their lane
-    machine.request_chunks([chunk(n) for n in numbers], Priority.WHOLE, "whole")
+    machine.request_chunks([chunk(n) for n in numbers], Priority.HYDRATE, "whole")
     for attempt in attempts:
         machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
         assert machine.asks()["h2"] and not machine.completes()
@@ -474,8 +479,8 @@ def test_late_answer_of_a_peer_that_was_forgotten_meanwhile_is_not_taken_for_ano
 
 def test_lane_goes_on_when_what_was_in_it_failed():
     machine = one_machine.Machine(hosts=1, background_limit=1)
-    machine.request_chunks([chunk(1)], Priority.WHOLE, 1)
-    machine.request_chunks([chunk(3)], Priority.WHOLE, 2)
+    machine.request_chunks([chunk(1)], Priority.HYDRATE, 1)
+    machine.request_chunks([chunk(3)], Priority.HYDRATE, 2)
     machine.source_ended(1, Failure.UNREACHABLE)
     assert machine.completes()[0].failure is Failure.UNREACHABLE
     assert [read.wants for read in machine.got(actions.ReadSource)] == [[chunk(3)]]
@@ -488,14 +493,14 @@ def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
         book.record_failure(H2, Failure.UNREACHABLE, machine.now)
     machine.wait(1.0)
     want(machine, numbers[0])
-    asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert asked[0].host == "h2"
     if len(asked) == 2:
         give(machine, asked[1], numbers[0])
     else:
         (read,) = machine.got(actions.ReadSource)
         machine.source_read_progressed(read.number, [(0, data_of(numbers[0]))])
-    assert machine.completes() and not machine.got(actions.Cancel)
+    assert machine.completes() and not machine.got(actions.CancelRequests)
     assert book.is_doubtful(H2)
     machine.now += 0.01
     give(machine, asked[0], numbers[0])  # the content is here, but it shows that the host is well
@@ -509,7 +514,7 @@ def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):
         book.record_failure(H2, Failure.UNREACHABLE, machine.now)
     machine.wait(1.0)
     want(machine, number)
-    asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     if len(asked) == 2:
         give(machine, asked[1], number)
     else:
@@ -517,7 +522,7 @@ def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):
             machine.got(actions.ReadSource)[0].number, [(0, data_of(number))]
         )
     machine.wait(0.6)
-    assert machine.got(actions.Cancel) == [actions.Cancel(H2, [asked[0].number])]
+    assert machine.got(actions.CancelRequests) == [actions.CancelRequests(H2, [asked[0].number])]
     assert book.is_in_backoff(H2, machine.now) and not machine.core.context.peers.pending_attempts(
         H2
     )
@@ -528,14 +533,14 @@ def test_nobody_is_asked_for_what_came_in_the_same_event(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(most + 1)]
     machine = one_machine.Machine(background_limit=10_000)
     machine.request_chunks(
-        [chunk(n) for n in numbers], Priority.SOON, 1
+        [chunk(n) for n in numbers], Priority.READAHEAD, 1
     )  # the last one waits in a line
     both = [machine.request(n, "h3") for n in (numbers[0], numbers[-1])]
-    machine.peer_asked("a link", H3, both)  # by its table this host is their home
+    machine.peer_requested("a link", H3, both)  # by its table this host is their home
     first, second = machine.got(actions.ReadSource)
     machine.core.source_read_progressed(0.0, first.number, [(0, data_of(numbers[0]))])
     machine.source_read_progressed(second.number, [(0, data_of(numbers[-1]))])
     assert len(machine.got(actions.Store)[0].runs) == 1
-    assert not machine.got(actions.Ask)
-    (cancel,) = machine.got(actions.Cancel)
+    assert not machine.got(actions.RequestChunks)
+    (cancel,) = machine.got(actions.CancelRequests)
     assert len(cancel.numbers) == 1

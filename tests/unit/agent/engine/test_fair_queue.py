@@ -59,11 +59,11 @@ def test_who_share_ones_turns_have_them_one_after_the_other():
 
 def test_what_is_removed_has_no_turn_and_what_is_put_twice_has_one():
     line = fair_queue.FairQueue()
-    assert [line.put_item(P.SOON, "image", number) for number in (1, 2, 3, 2)] == [1, 2, 3, 3]
-    assert line.remove(P.SOON, "image", 1) and not line.remove(P.SOON, "image", 1)
+    assert [line.put_item(P.READAHEAD, "image", number) for number in (1, 2, 3, 2)] == [1, 2, 3, 3]
+    assert line.remove(P.READAHEAD, "image", 1) and not line.remove(P.READAHEAD, "image", 1)
     assert not line.remove(P.GUEST, "image", 2)
-    assert len(line) == 2 and line.put_item(P.SOON, "image", 3) == 2
-    assert [line.take_of(P.SOON), line.take_next(), line.take_next()] == [2, 3, None]
+    assert len(line) == 2 and line.put_item(P.READAHEAD, "image", 3) == 2
+    assert [line.take_of(P.READAHEAD), line.take_next(), line.take_next()] == [2, 3, None]
 
 
 def test_only_the_urgent_and_nobody_who_is_left_out_have_a_turn():

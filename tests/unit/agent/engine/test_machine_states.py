@@ -27,7 +27,7 @@ CHUNK = one_machine.CHUNK
 PEERS = tuple(ids.HostId(f"h{n}") for n in range(2, 7))
 IMAGES = (one_machine.IMAGE, one_machine.OTHER)
 FAILURES = (Failure.UNREACHABLE, Failure.BUSY, Failure.WITHHELD, Failure.MISSING)
-OWN = (P.GUEST, P.GUEST, P.SOON, P.SEED, P.ADVERTISED, P.WHOLE)
+OWN = (P.GUEST, P.GUEST, P.READAHEAD, P.PRE_SEED, P.ADVERTISED, P.HYDRATE)
 
 
 class _Shell:
@@ -61,31 +61,31 @@ class Machine(stateful.RuleBasedStateMachine):
         """Take note of what the machine wants, and check what must always hold."""
         for action in todo:
             match action:
-                case actions.Ask(host, attempts):
+                case actions.RequestChunks(host, attempts):
                     assert 1 <= len(attempts) <= peer_request.MAX_BATCH and host != "h1"
                     for attempt in attempts:
                         assert (host, attempt.number) not in self.asked
                         self.asked[host, attempt.number] = attempt
-                case actions.Cancel(host, numbers):
+                case actions.CancelRequests(host, numbers):
                     for number in numbers:
                         del self.asked[host, number]
                 case actions.ReadSource(number):
                     under_way = {w.cid for read in self.listened() for w in read}
                     assert not under_way & {want.cid for want in action.wants}
                     self.reads[number] = dict(enumerate(action.wants))
-                case actions.CancelRead(number):
+                case actions.CancelSourceRead(number):
                     del self.reads[number]
                 case actions.Store(runs):
                     self.machine.cache.update(ref.cid for run in runs for ref in run.refs)
                     self.do(self.machine.chunks_stored(runs))
-                case actions.Complete(token, chunks, why):
+                case actions.CompleteRead(token, chunks, why):
                     batch = self.waiting.pop(token)
                     right = [one_machine.data_of(n) for n in batch]
                     some = [data is not None for data in chunks]
                     assert all(some) if why is None else not all(some)
                     pairs = zip(chunks, right, strict=True)
                     assert all(data in (None, its) for data, its in pairs)
-                case actions.Reply(connection, answers):
+                case actions.SendAnswers(connection, answers):
                     for answer in answers:
                         self.answered(connection, answer)
 
@@ -98,12 +98,12 @@ class Machine(stateful.RuleBasedStateMachine):
 
     def answered(self, connection, answer):
         number = self.requests.pop((connection, answer.number))
-        if isinstance(answer, actions.Given):
+        if isinstance(answer, actions.SendChunk):
             right = one_machine.chunk(number)
             assert answer.want.cid == right.cid
             assert answer.data in (None, one_machine.data_of(number))
             assert answer.data is not None or right.cid in self.machine.cache
-        elif isinstance(answer, actions.Referred):
+        elif isinstance(answer, actions.SendReferral):
             assert connection not in answer.hosts and "h1" not in answer.hosts
 
     # This host
@@ -155,7 +155,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(has_room=st.booleans())
     def room(self, has_room):
-        self.do(self.machine.has_room(has_room))
+        self.do(self.machine.room_changed(has_room))
 
     @stateful.rule()
     def is_mended(self):
@@ -216,7 +216,7 @@ class Machine(stateful.RuleBasedStateMachine):
         for key in [key for key in self.requests if key[0] == host]:
             del self.requests[key]
         self.do(self.machine.connection_lost(host))
-        self.do(self.machine.peer_left(host))
+        self.do(self.machine.peer_disconnected(host))
 
     @stateful.precondition(lambda self: self.reads)
     @stateful.rule(data=st.data(), why=st.sampled_from((None, None, *FAILURES)))
@@ -245,7 +245,7 @@ class Machine(stateful.RuleBasedStateMachine):
         host=st.sampled_from(PEERS),
         numbers=st.lists(st.integers(0, CHUNKS - 1), min_size=1, max_size=4),
         asked=st.sampled_from(peer_request.Mode),
-        urgency=st.sampled_from((P.PEER, P.SOON, P.LATER)),
+        urgency=st.sampled_from((P.PEER, P.READAHEAD, P.PREFETCH)),
         timeout_s=st.sampled_from((0.5, 30.0)),
     )
     def peer_asks(self, host, numbers, asked, urgency, timeout_s):
@@ -298,7 +298,7 @@ class Machine(stateful.RuleBasedStateMachine):
         """Everybody who waits for his bytes gets them when the world is well again."""
         if not hasattr(self, "machine"):
             return
-        self.do(self.machine.has_room(True))
+        self.do(self.machine.room_changed(True))
         end_s = self.machine.now + 900
         while self.waiting and self.machine.now < end_s:
             for (host, number), attempt in list(self.asked.items()):

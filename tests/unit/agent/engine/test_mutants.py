@@ -59,7 +59,7 @@ MUTANTS = {
         *(
             broadcast_lookup.BroadcastLookups,
             "start_lookup",
-            lambda self, t, w: self._in_vain(t, w, 0, "", 0.0),
+            lambda self, t, w: self._on_failure(t, w, 0, "", 0.0),
         ),
         waiting.test_dead_home_does_not_keep_a_guest_from_asking_every_host,
     ),
@@ -76,7 +76,7 @@ MUTANTS = {
         waiting.test_what_is_tried_again_is_bounded_and_each_image_has_its_turn,
     ),
     "lanes forget what was decided": (
-        *(prefetch_limits, "GUESSES", frozenset(prefetch_limits.LANES)),
+        *(prefetch_limits, "SPECULATIVE", frozenset(prefetch_limits.PREFETCH_PRIORITIES)),
         waiting.test_lanes_forget_guesses_alone_and_only_those_of_who_guesses_most,
     ),
     "slow peers are not left alone": (
@@ -96,7 +96,7 @@ MUTANTS = {
         book.test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent,
     ),
     "a late home is waited for": (
-        *(read_through.ReadThrough, "relay_is_late", lambda *_: None),
+        *(read_through.ReadThrough, "relay_late", lambda *_: None),
         waiting.test_home_that_only_says_that_it_is_alive_does_not_hold_a_guests_chunk,
     ),
     "nothing becomes more urgent": (
@@ -128,7 +128,7 @@ MUTANTS = {
         waiting.test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it,
     ),
     "the source never goes first": (
-        *(source_preference.SourcePreference, "prefers_source", lambda *_: False),
+        *(source_preference.SourcePreference, "choose_source_first", lambda *_: False),
         waiting.test_guests_go_to_the_source_first_where_peers_are_clearly_slower,
     ),
     "hosts are never taken to read the same": (

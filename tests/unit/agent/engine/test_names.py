@@ -71,7 +71,7 @@ def test_one_images_keys_or_length_do_not_judge_what_another_one_wants():
     for token, wanted in enumerate(batch):
         machine.request_chunks([wanted], P.GUEST, token)
         assert machine.attempt().want == wanted
-        assert machine.core.asked_of("h2", machine.attempt().number) == wanted
+        assert machine.core.requested_chunk("h2", machine.attempt().number) == wanted
     assert len(machine.core) == 3
 
 
@@ -139,7 +139,7 @@ def test_read_that_hangs_for_one_image_says_nothing_of_another_one():
     machine.wait(6.0)  # it is late: who may have it is asked
     asked = machine.attempt()
     machine.chunks_arrived(asked.host, [(asked.number, data_of(number))])
-    assert machine.completes() and machine.got(actions.CancelRead)
+    assert machine.completes() and machine.got(actions.CancelSourceRead)
     machine.chunks_stored(machine.got(actions.Store)[0].runs)
     machine.chunk_evicted([chunk(number).cid])
     machine.request_chunks([chunk(number, MINE)], P.GUEST, "mine")

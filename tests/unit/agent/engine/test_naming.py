@@ -44,7 +44,7 @@ def named(machine, number, hosts):
     for n in hosts:
         machine.ask_me(f"h{n}", machine.request(number, f"h{n}", Mode.HOME))
         for answer in machine.answers():
-            if isinstance(answer, actions.Referred):
+            if isinstance(answer, actions.SendReferral):
                 count.update(answer.hosts)
     return count
 
@@ -122,5 +122,5 @@ def test_home_tells_the_holder_that_asked_first_to_let_go_where_too_many_have_it
         machine.ask_me(host, machine.request(number, host, Mode.HOME_ONLY))
     machine.ask_me("h3", machine.request(number, "h3", Mode.HOME_ONLY))  # it has use for it again
     machine.wait(5.1)
-    told = {tell.host: tell.evictable for tell in machine.got(actions.Tell)}
+    told = {tell.host: tell.evictable for tell in machine.got(actions.SendAnnouncement)}
     assert told == dict.fromkeys(("h2", "h4"), announced(chunk(number)))

@@ -67,7 +67,7 @@ def test_image_that_is_not_known_is_looked_up_before_anything_else(machine):
     unknown = ids.ImageId("00000000-0000-4000-8000-000000000000")
     request = machine.request(1, "h2", image_id=unknown)
     machine.ask_me("h2", request)
-    assert machine.last == [actions.LookUp("h2", H2, [request])]
+    assert machine.last == [actions.LookUpContents("h2", H2, [request])]
 
 
 def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
@@ -105,7 +105,7 @@ def test_what_was_here_at_the_start_is_given_of_images_attached_then_and_now(
     if now:
         attached.add(one_machine.IMAGE)
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD_ONLY))
-    assert isinstance(machine.answers()[0], actions.Given) == (now and at_start and was_here)
+    assert isinstance(machine.answers()[0], actions.SendChunk) == (now and at_start and was_here)
 
 
 # What must be looked up
@@ -118,7 +118,7 @@ def look_up(machine, *numbers):
     machine.cache.update(chunk(n).cid for n in numbers)
     asked = [machine.request(n, "h2", Mode.HELD_ONLY, image_id=UNKNOWN) for n in numbers]
     machine.ask_me("h2", *asked)
-    (wanted,) = machine.got(actions.LookUp)
+    (wanted,) = machine.got(actions.LookUpContents)
     assert wanted == ("h2", H2, asked) and not machine.answers()
     return asked
 
@@ -128,23 +128,23 @@ def test_what_was_looked_up_is_answered_once_with_what_was_found(machine):
     content = ids.Content(chunk(1).cid)
     found = [(one, [content]), (two, [content]), (three, [ids.Content(ids.ZERO_CID)])]
     found.append((four, Failure.WITHHELD))
-    machine.looked_up("h2", found)
+    machine.contents_looked_up("h2", found)
     given, unproven, nothing, unknown = machine.answers()
     assert given.want.cid == chunk(1).cid and given.want.image_id == UNKNOWN
     assert unproven.failure is nothing.failure is Failure.MISSING
     assert unknown.failure is Failure.WITHHELD
-    machine.looked_up("h2", found)
+    machine.contents_looked_up("h2", found)
     assert not machine.last and not len(machine.core.requests)
 
 
 def test_look_up_that_ends_after_its_request_changes_nothing(machine):
     found = [(request, [ids.Content(chunk(1).cid)]) for request in look_up(machine, 1)]
     machine.peer_cancelled("h2", [2])
-    machine.looked_up("h2", found)
+    machine.contents_looked_up("h2", found)
     assert not machine.last
     look_up(machine, 1)
-    machine.peer_left("h2")
-    machine.looked_up("h2", found)
+    machine.peer_disconnected("h2")
+    machine.contents_looked_up("h2", found)
     assert not machine.last and not machine.core.requests._links
 
 
@@ -152,9 +152,9 @@ def test_request_that_is_looked_up_has_its_time_and_is_counted(machine, monkeypa
     monkeypatch.setattr(peer_requests, "REQUESTS_OF_A_PEER", 3)
     look_up(machine, 1, 2, 3)
     machine.ask_me("h2", machine.request(4, "h2", image_id=UNKNOWN))
-    assert machine.answers()[0].failure is Failure.BUSY and not machine.got(actions.LookUp)
+    assert machine.answers()[0].failure is Failure.BUSY and not machine.got(actions.LookUpContents)
     machine.ask_me("h2", machine.request(9, "h2", image_id=UNKNOWN, request_id=3))
-    assert machine.got(actions.Drop)
+    assert machine.got(actions.CloseConnection)
     machine.wait(30.0 + peer_requests.LOOK_S)
     assert [answer.failure for answer in machine.answers()] == 3 * [Failure.UNREACHABLE]
 
@@ -167,15 +167,15 @@ def test_what_the_cache_cannot_read_is_brought_though_it_was_answered(machine):
     machine.cache.add(chunk(number).cid)
     machine.ask_me("h2", machine.request(number, "h2", Mode.HOME, 5))
     machine.ask_me("h3", machine.request(number, "h3", Mode.HELD_ONLY, 6))
-    machine.could_not_read("h3", 6)
+    machine.cache_read_failed("h3", 6)
     assert machine.answers()[0].failure is Failure.MISSING
-    machine.could_not_read("h2", 5)
+    machine.cache_read_failed("h2", 5)
     (read,) = machine.got(actions.ReadSource)
     machine.source_read_progressed(read.number, [(0, data_of(number))])
     (given,) = machine.answers()
-    assert given == actions.Given(5, given.want, data_of(number), Priority.PEER)
+    assert given == actions.SendChunk(5, given.want, data_of(number), Priority.PEER)
     for connection, request in (("h2", 5), ("h2", 7), ("h9", 5)):
-        machine.could_not_read(connection, request)
+        machine.cache_read_failed(connection, request)
         assert not machine.last
     assert not len(machine.core.requests) and not len(machine.core)
 
@@ -184,8 +184,8 @@ def test_what_a_closed_connection_was_given_is_not_brought(machine):
     number = machine.chunk_of("h1")
     machine.cache.add(chunk(number).cid)
     machine.ask_me("h2", machine.request(number, "h2", Mode.HOME, 5))
-    machine.peer_left("h2")
-    machine.could_not_read("h2", 5)
+    machine.peer_disconnected("h2")
+    machine.cache_read_failed("h2", 5)
     assert not machine.last and not len(machine.core)
 
 
@@ -202,8 +202,8 @@ def test_home_reads_the_source_once_for_all_and_refers_later_ones_while_it_is_bu
     machine.core.requests.uploads.places.count = 1
     machine.source_read_progressed(read.number, [(0, data_of(number))])
     answers = machine.answers()
-    assert isinstance(answers[0], actions.Given) and answers[0].data == data_of(number)
-    referred = [answer for answer in answers if isinstance(answer, actions.Referred)]
+    assert isinstance(answers[0], actions.SendChunk) and answers[0].data == data_of(number)
+    referred = [answer for answer in answers if isinstance(answer, actions.SendReferral)]
     assert len(referred) == 3 and all("h2" in answer.hosts for answer in referred[:1])
     assert len(machine.core.requests.uploads) == 1
 
@@ -224,7 +224,7 @@ def test_relayed_question_reads_the_source_beside_a_relay_and_never_waits_for_it
     machine.ask_me("h4", machine.request(moved, "h4", Mode.RELAYED))
     (read,) = machine.got(actions.ReadSource)
     machine.source_ended(read.number, Failure.UNREACHABLE)
-    assert [type(answer) for answer in machine.answers()] == [actions.Refused]  # h3 waits on
+    assert [type(answer) for answer in machine.answers()] == [actions.SendRefusal]  # h3 waits on
     assert len(machine.core) == 1
 
 
@@ -287,7 +287,7 @@ def test_cancelled_request_is_not_answered_and_the_read_goes_on(machine):
 def test_connection_that_ends_takes_its_requests_along(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
-    machine.peer_left("h2")
+    machine.peer_disconnected("h2")
     (receiver,) = machine.core.requests.receivers.values()
     assert (receiver.requests, len(machine.core.requests)) == (0, 0)
     for read in [*machine.core.context.source_reads._ranges]:
@@ -307,7 +307,7 @@ def test_number_that_is_used_twice_ends_the_connection(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(2)]
     machine.ask_me("h2", machine.request(numbers[0], "h2", request_id=9))
     machine.ask_me("h2", machine.request(numbers[1], "h2", request_id=9))
-    assert machine.got(actions.Drop)[0].connection == "h2"
+    assert machine.got(actions.CloseConnection)[0].connection == "h2"
 
 
 def test_who_waits_hears_now_and_then_that_he_is_not_forgotten(machine):
@@ -316,9 +316,9 @@ def test_who_waits_hears_now_and_then_that_he_is_not_forgotten(machine):
     machine.ask_me("h3", machine.request(number, "h3"))
     machine.peer_cancelled("h3", [number + 1])
     machine.wait(12.0)
-    alive = machine.got(actions.Alive)
+    alive = machine.got(actions.SendKeepalives)
     assert 2 <= len(alive) <= 4 and all(told.connections == ["h2"] for told in alive)
-    machine.peer_left("h2")
+    machine.peer_disconnected("h2")
     machine.wait(1.0)
     machine.wait(60.0)
     assert not machine.last and not len(machine.core.context.timers)
@@ -332,7 +332,7 @@ def test_peer_makes_this_host_bring_so_much_and_no_more(machine, monkeypatch):
     numbers = [machine.chunk_of("h1", skip) for skip in range(6)]
     machine.ask_me("h2", *(machine.request(n, "h2") for n in numbers))
     assert [answer.failure for answer in machine.answers()] == [Failure.BUSY] * 2
-    machine.peer_left("h2")  # what goes on is the peer's still
+    machine.peer_disconnected("h2")  # what goes on is the peer's still
     machine.ask_me("h2", machine.request(numbers[5], "h2"))
     assert machine.answers()[0].failure is Failure.BUSY
     machine.ask_me("h3", machine.request(numbers[5], "h3"))

@@ -41,11 +41,11 @@ def test_peer_that_is_many_times_slower_is_left_alone_however_its_answers_come(a
         for host, took_s in ((H2, 0.01), (H3, 3.0)):
             batch = [chunk(numbers[host].pop()) for _ in range(at_once)]
             machine.request_chunks(batch, P.GUEST, (host, turn))
-            asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+            asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
             machine.now += took_s
             given = [(a.number, b"") for a in asked if a.host == host]
             machine.chunks_arrived(host, given)
-            alone |= {action.host for action in machine.got(actions.LeftAlone)}
+            alone |= {action.host for action in machine.got(actions.ReportBackoff)}
     assert alone == {H3}
 
 
@@ -72,26 +72,26 @@ def test_what_waits_in_this_hosts_own_line_is_neither_late_nor_held_against_the_
     machine = one_machine.Machine()
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "a guest")
-    waiting = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    waiting = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert len(waiting) * one_machine.CHUNK == peer_state.CREDIT_BYTES
     while machine.now < 4.0:  # it gives five every tenth of a second
         given, waiting = waiting[:5], waiting[5:]
         machine.chunks_arrived(H2, [(a.number, b"") for a in given])
         todo = machine.last + machine.wait(0.1)
-        asks = [action for action in todo if isinstance(action, actions.Ask)]
+        asks = [action for action in todo if isinstance(action, actions.RequestChunks)]
         assert {ask.host for ask in asks} <= {H2}
-        assert not [a for a in todo if isinstance(a, actions.ReadSource | actions.LeftAlone)]
+        assert not [a for a in todo if isinstance(a, actions.ReadSource | actions.ReportBackoff)]
         waiting += [attempt for ask in asks for attempt in ask.attempts]
 
 
 def test_who_is_left_alone_is_not_waited_for_by_what_was_not_sent():
     machine = one_machine.Machine(background_limit=1000)
     numbers = [n for n in range(8000) if machine.home_of(n) == "h2"][:300]
-    machine.request_chunks([chunk(n) for n in numbers], P.SOON, "ahead", deadline_s=1e6)
+    machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "ahead", deadline_s=1e6)
     first = machine.attempt()
     assert machine.core.context.peers.get_or_create(H2).line
     machine.peer_refused(H2, [(first.number, F.INVALID)])
-    assert machine.got(actions.LeftAlone)
+    assert machine.got(actions.ReportBackoff)
     assert all(
         a.sent_s is not None for a in machine.core.context.peers.get_or_create(H2).asks.values()
     )
@@ -228,14 +228,14 @@ def test_busy_peer_is_at_fault_only_if_it_was_asked_to_bring_something():
     machine.core.context.locations.add_holder(H2, announced(*map(chunk, numbers)))
     machine.request_chunks([chunk(n) for n in numbers], P.ADVERTISED, "ahead")
     for _ in numbers:
-        for attempt in [a for ask in machine.got(actions.Ask) for a in ask.attempts]:
+        for attempt in [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]:
             assert attempt.host == H2
             machine.peer_refused(H2, [(attempt.number, F.BUSY)])
     book = machine.core.context.peers
     assert book.is_usable(H2, machine.now) and not book.backoffs
     assert machine.core.counters.fallbacks == 0
     machine.request_chunks([chunk(n) for n in others], P.GUEST, "a guest")
-    asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts if a.host == H3]
+    asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts if a.host == H3]
     for attempt in asked:
         machine.peer_refused(H3, [(attempt.number, F.BUSY)])
     assert len(asked) == len(others) and book.is_in_backoff(H3, machine.now)

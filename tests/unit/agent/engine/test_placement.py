@@ -174,12 +174,12 @@ def test_former_home_leaves_a_chunk_to_the_new_one_where_it_has_the_new_table():
     before, after = table(1), table(2, vnodes={"h1": 200})
     for oid in OIDS:
         old, new = placement.home(before, "h1", oid), placement.home(after, "h1", oid)
-        assert placement.is_left_to(after, before, old, oid, new) == (old != new)
-        assert not placement.is_left_to(before, None, old, oid, new)
-        assert not placement.is_left_to(after, None, old, oid, new)
-        assert not placement.is_left_to(after, before, old, oid, None)
+        assert placement.is_left_to_new_home(after, before, old, oid, new) == (old != new)
+        assert not placement.is_left_to_new_home(before, None, old, oid, new)
+        assert not placement.is_left_to_new_home(after, None, old, oid, new)
+        assert not placement.is_left_to_new_home(after, before, old, oid, None)
         assert not any(
-            placement.is_left_to(after, before, h, oid, new) for h in {*PODS} - {old, new}
+            placement.is_left_to_new_home(after, before, h, oid, new) for h in {*PODS} - {old, new}
         )
 
 

@@ -120,10 +120,10 @@ def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
     mine, theirs = range(0, 14, 2), range(1000, 1028, 2)
     machine.request_chunks([chunk(n) for n in mine], P.GUEST, "leaves")
     machine.cancel_reads("leaves")
-    machine.request_chunks([chunk(0)], P.SOON, None)
+    machine.request_chunks([chunk(0)], P.READAHEAD, None)
     machine.request_chunks([chunk(n) for n in theirs], P.GUEST, "comes")
     for _ in mine:
-        machine.has_room(True)  # one at each event
+        machine.room_changed(True)  # one at each event
     left = {t.want.offset // one_machine.CHUNK for t in machine.core.context.transfers.values()}
     assert 0 in left and not left & set(mine[1:])
 
@@ -140,28 +140,28 @@ def usual(peers_s, source_s, count=source_preference.ENOUGH, now=1.0):
 
 
 def test_source_goes_first_only_by_enough_answers_of_late():
-    assert usual(0.3, 0.01).prefers_source(1.0)
-    assert not usual(0.3, 0.01, source_preference.ENOUGH - 1).prefers_source(1.0)
-    assert not usual(0.3, 0.01).prefers_source(1.0 + source_preference.RECENT_S + 1)
+    assert usual(0.3, 0.01).choose_source_first(1.0)
+    assert not usual(0.3, 0.01, source_preference.ENOUGH - 1).choose_source_first(1.0)
+    assert not usual(0.3, 0.01).choose_source_first(1.0 + source_preference.RECENT_S + 1)
 
 
 def test_peers_go_first_again_when_they_are_nearly_as_fast():
-    assert not usual(0.15, 0.1).prefers_source(1.0)
+    assert not usual(0.15, 0.1).choose_source_first(1.0)
     preference = usual(0.3, 0.1)
-    assert preference.prefers_source(1.0)
+    assert preference.choose_source_first(1.0)
     for _ in range(40):
         preference.peers_took(0.15, 1.0)
-    preference.prefers_source(1.0)
+    preference.choose_source_first(1.0)
     assert preference.is_source_first
     for _ in range(40):
         preference.peers_took(0.11, 1.0)
-    assert not preference.prefers_source(1.0) and not preference.is_source_first
+    assert not preference.choose_source_first(1.0) and not preference.is_source_first
 
 
 def test_one_slow_answer_changes_nothing():
     preference = usual(0.01, 0.01)
     preference.peers_took(100.0, 1.0)
-    assert not preference.prefers_source(1.0)
+    assert not preference.choose_source_first(1.0)
 
 
 def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
@@ -170,7 +170,7 @@ def test_source_of_which_nothing_is_known_is_probed_where_peers_are_slow():
         for _ in range(source_preference.ENOUGH):
             preference.peers_took(peers_s, 1.0)
         decided = [
-            preference.prefers_source(1.0) for _ in range(2 * source_preference.PROBE_SOURCE)
+            preference.choose_source_first(1.0) for _ in range(2 * source_preference.PROBE_SOURCE)
         ]
         assert decided.count(True) == probes
 
@@ -193,7 +193,7 @@ def whole_machine(given=placement.SourceAccess.WHOLE):
     machine = one_machine.Machine(
         here=here,
         table=table,
-        given_as=lambda image_id, offset: (
+        source_access=lambda image_id, offset: (
             given if image_id == one_machine.IMAGE else placement.SourceAccess.IN_PARTS
         ),
     )
@@ -232,7 +232,7 @@ def test_image_home_itself_reads_the_source():
     table = one_machine.table(8)
     home = placement.image_home(table, one_machine.IMAGE)
     machine = one_machine.Machine(
-        here=home, table=table, given_as=lambda *_: placement.SourceAccess.WHOLE
+        here=home, table=table, source_access=lambda *_: placement.SourceAccess.WHOLE
     )
     machine.request_chunks([chunk(machine.chunk_of(home))], P.GUEST, "a guest")
     assert len(machine.got(actions.ReadSource)) == 1

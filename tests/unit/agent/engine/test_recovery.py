@@ -91,23 +91,23 @@ class Scene:
 
     def do(self, action):  # noqa: C901 - one branch for each action
         match action:
-            case actions.Ask(host, attempts):
+            case actions.RequestChunks(host, attempts):
                 for attempt in attempts:
                     self.asked[host, attempt.number] = attempt
-            case actions.Cancel(host, numbers):
+            case actions.CancelRequests(host, numbers):
                 for number in numbers:
                     self.asked.pop((host, number), None)
             case actions.ReadSource(number):
                 self.reads[number] = dict(enumerate(action.wants))
-            case actions.CancelRead(number):
+            case actions.CancelSourceRead(number):
                 self.reads.pop(number, None)
             case actions.Store(runs):
                 self.machine.cache.update(ref.cid for run in runs for ref in run.refs)
                 self.feed("chunks_stored", runs)
-            case actions.Complete(token):
+            case actions.CompleteRead(token):
                 self.answered.append(token)
                 self.waiting.discard(token)
-            case actions.Reply(connection, answers):
+            case actions.SendAnswers(connection, answers):
                 for answer in answers:
                     self.requests.pop((connection, answer.number), None)
 
@@ -126,13 +126,13 @@ class Scene:
     def ask_me(self, host, *numbers, mode=Mode.HOME):
         asked = [self.machine.request(n, host, mode, timeout_s=20.0) for n in numbers]
         self.requests.update({(host, one.number): one for one in asked})
-        if self.feed("peer_asked", host, host, asked):
+        if self.feed("peer_requested", host, host, asked):
             self.feed("peer_cancelled", host, [one.number for one in asked])
 
     def leaves(self, host):
         self.requests = {key: one for key, one in self.requests.items() if key[0] != host}
-        if self.feed("peer_left", host):
-            self.feed("peer_left", host)
+        if self.feed("peer_disconnected", host):
+            self.feed("peer_disconnected", host)
 
     def peers_answer(self, odd=None):
         """Let all give what they are asked for.
@@ -167,7 +167,7 @@ class Scene:
 
     def drain(self):
         """Let everybody have what he waits for, as far as it goes."""
-        self.feed("has_room", True)
+        self.feed("room_changed", True)
         for _ in range(60):
             self.peers_answer()
             self.source_answers()
@@ -185,7 +185,9 @@ class Scene:
             (one.requests, one.begun, one.undelivered, one.places, one.links)
             for one in requests.receivers.values()
         ]
-        owed = [peer.host for peer in context.peers.list_peers() if peer.asks or peer.under_bytes]
+        owed = [
+            peer.host for peer in context.peers.list_peers() if peer.asks or peer.credit_used_bytes
+        ]
         counts = {
             "transfers": len(context.transfers),
             "waiters": len(waiters),
@@ -220,7 +222,7 @@ def guests(scene):
     scene.feed("announcement_received", PEERS[0], [chunk(n).oid for n in range(0, 40, 5)], [], [])
     scene.want("first", range(6))
     scene.want("twice", [2, 3])
-    scene.want("ahead", range(10, 16), P.SOON)
+    scene.want("ahead", range(10, 16), P.READAHEAD)
     each = [(f"each {n}", (chunk(n),)) for n in range(20, 26)]
     scene.waiting.update(token for token, _ in each)
     if scene.feed("request_batches", each, P.ADVERTISED):
@@ -265,11 +267,11 @@ def peers(scene):
     scene.ask_me(PEERS[1], 0, 1, 8, 9)
     scene.ask_me(PEERS[2], 0, 2, 9, mode=Mode.HELD)
     scene.ask_me(PEERS[3], 1, 12, 13, mode=Mode.RELAYED)
-    scene.feed("peer_hurried", PEERS[1], [9, 10])
+    scene.feed("peer_raised_priority", PEERS[1], [9, 10])
     scene.feed("peer_cancelled", PEERS[1], [2])
     scene.source_answers()
     scene.peers_answer()
-    scene.feed("could_not_read", PEERS[0], 1)
+    scene.feed("cache_read_failed", PEERS[0], 1)
     scene.feed("answers_delivered", PEERS[:2])
     scene.feed("chunk_evicted", [chunk(0).cid])
     scene.machine.cache.discard(chunk(0).cid)

@@ -14,7 +14,11 @@ from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from tests.fakes import one_machine
 
-PEER, SOON, LATER = priority.Priority.PEER, priority.Priority.SOON, priority.Priority.LATER
+PEER, READAHEAD, PREFETCH = (
+    priority.Priority.PEER,
+    priority.Priority.READAHEAD,
+    priority.Priority.PREFETCH,
+)
 
 
 def numbered(oid):
@@ -85,9 +89,9 @@ def test_work_is_shared_whoever_comes_first():
 
 def test_nobody_is_sent_to_one_who_asked_with_less_urgency():
     known = make()
-    known.record_served([REF], host(1), LATER)
+    known.record_served([REF], host(1), PREFETCH)
     assert known.referrals_for(REF, host(2), PEER) == ()
-    assert known.referrals_for(REF, host(3), LATER) == (host(1),)
+    assert known.referrals_for(REF, host(3), PREFETCH) == (host(1),)
 
 
 def test_nobody_is_sent_to_a_host_that_is_forgotten_until_it_asks_again():
@@ -168,10 +172,10 @@ def test_it_is_said_which_chunks_were_given_before():
 
 def test_each_chunk_of_a_host_is_as_urgent_as_it_was_when_it_was_asked_for_first():
     known, some = make(), segment()
-    for ref, asked in zip(some, (PEER, SOON, LATER), strict=False):
+    for ref, asked in zip(some, (PEER, READAHEAD, PREFETCH), strict=False):
         known.record_served([ref], host(1), asked)
         known.record_served([ref], host(1), PEER)
-    for asker, asked in enumerate((PEER, SOON, LATER), start=2):
+    for asker, asked in enumerate((PEER, READAHEAD, PREFETCH), start=2):
         told = [known.referrals_for(ref, host(asker), asked) for ref in some[:3]]
         assert [bool(hosts) for hosts in told] == [asker > at for at in (1, 2, 3)]
 

@@ -65,7 +65,7 @@ def ask_run(machine, count=8, urgency=P.GUEST, home="h2", token="run"):
     """Have chunks of one home asked for; return their numbers and the attempt."""
     numbers = chunks_of(machine, home, count)
     machine.request_chunks([chunk(n) for n in numbers], urgency, token)
-    [ask] = machine.got(actions.Ask)
+    [ask] = machine.got(actions.RequestChunks)
     [attempt] = ask.attempts
     assert ask.host == home and [number for number, _, _ in ask.iter_chunks()] == [*attempt.numbers]
     return numbers, attempt
@@ -86,12 +86,14 @@ def test_chunks_of_one_home_are_one_transfer_and_one_attempt(machine):
     assert len(transfers(machine)) == 1 and len(machine.core) == 8
     assert attempt.refs == tuple(chunk(n) for n in numbers)
     assert len(set(attempt.numbers)) == 8 and machine.core.context.peers.pending_attempts(H2) == 8
-    assert [machine.core.asked_of(H2, n) for n in attempt.numbers] == [*attempt.refs]
+    assert [machine.core.requested_chunk(H2, n) for n in attempt.numbers] == [*attempt.refs]
     give(machine, attempt, numbers, [7, 0, 1, 2, 3, 4, 5, 6])
     [store], [done] = machine.got(actions.Store), machine.completes()
     assert done.chunks == [data_of(n) for n in numbers]
     assert [run.refs for run in store.runs] == [attempt.refs]
-    assert not len(machine.core) and not machine.core.context.peers.get_or_create(H2).under_bytes
+    assert (
+        not len(machine.core) and not machine.core.context.peers.get_or_create(H2).credit_used_bytes
+    )
 
 
 def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(machine):
@@ -111,14 +113,16 @@ def test_holders_of_a_part_are_asked_for_that_part():
     others = chunks_of(machine, "h3", 2)
     machine.announcement_received(ids.HostId("h4"), one_machine.announced(chunk(others[0])), [], [])
     machine.request_chunks([chunk(n) for n in (*numbers, *others)], P.GUEST, "both")
-    asked = {ask.host: [len(a.refs) for a in ask.attempts] for ask in machine.got(actions.Ask)}
+    asked = {
+        ask.host: [len(a.refs) for a in ask.attempts] for ask in machine.got(actions.RequestChunks)
+    }
     assert asked == {"h2": [2], "h4": [2]}
 
 
 def test_run_is_no_longer_than_is_allowed(machine):
     numbers = chunks_of(machine, "h2", 40)
     machine.request_chunks([chunk(n) for n in numbers], P.GUEST, "long")
-    asks = machine.got(actions.Ask)
+    asks = machine.got(actions.RequestChunks)
     assert [a.transfer.count for ask in asks for a in ask.attempts] == [16, 16, 8]
     assert max(len(list(ask.iter_chunks())) for ask in asks) <= peer_request.MAX_BATCH
 
@@ -134,7 +138,7 @@ def test_run_that_is_asked_for_is_no_longer_than_a_request_may_be():
 def test_chunk_that_is_not_given_goes_on_alone(machine, why):
     numbers, attempt = ask_run(machine)
     machine.peer_refused(H2, [(attempt.numbers[3], why)])
-    [again] = machine.got(actions.Ask)
+    [again] = machine.got(actions.RequestChunks)
     [alone] = again.attempts
     assert alone.refs == (chunk(numbers[3]),) and again.host != "h2"
     assert attempt.numbers == attempt.transfer.attempts[0].numbers and len(attempt.refs) == 7
@@ -161,7 +165,10 @@ def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
     assert len(machine.core) == 6 and not machine.completes()
     found = machine.wait(peer_state.LATEST_S + 1.0)
     hedged = [
-        ref for ask in found if isinstance(ask, actions.Ask) for _, ref, _ in ask.iter_chunks()
+        ref
+        for ask in found
+        if isinstance(ask, actions.RequestChunks)
+        for _, ref, _ in ask.iter_chunks()
     ]
     rest = {chunk(n) for at, n in enumerate(numbers) if at not in (2, 4)}
     assert len(hedged) == peer_state.HEDGES_FIRST and rest > set(hedged)  # the budget is in chunks
@@ -170,7 +177,7 @@ def test_part_that_came_leaves_the_rest_to_its_host_with_its_time(machine):
 def test_second_guest_joins_a_part(machine):
     numbers, attempt = ask_run(machine)
     machine.request_chunks([chunk(numbers[5]), chunk(numbers[4])], P.GUEST, "second")
-    assert not machine.got(actions.Ask)
+    assert not machine.got(actions.RequestChunks)
     assert sorted(one.count for one in transfers(machine)) == [2, 6]
     every = {number: at for at, number in enumerate(range(min(attempt.numbers), 1 + 8))}
     chunks = [(number, data_of(numbers[at])) for number, at in every.items()]
@@ -184,7 +191,7 @@ def test_second_guest_who_wants_the_same_run_joins_it_whole(machine):
     numbers, attempt = ask_run(machine)
     machine.request_chunks([chunk(n) for n in reversed(numbers)], P.GUEST, "second")
     [one] = transfers(machine)
-    assert one.count == 8 and not machine.got(actions.Ask)
+    assert one.count == 8 and not machine.got(actions.RequestChunks)
     give(machine, attempt, numbers, range(8))
     done = {one.token: one.chunks for one in machine.completes()}
     assert done["second"] == [data_of(n) for n in reversed(numbers)]
@@ -228,7 +235,7 @@ def test_guest_who_leaves_lets_go_of_the_whole_run(machine):
 def test_lost_connection_ends_a_run_once(machine):
     _, attempt = ask_run(machine)
     machine.connection_lost(H2, attempt.connection)
-    [ask] = machine.got(actions.Ask)
+    [ask] = machine.got(actions.RequestChunks)
     assert ask.host != "h2" and [len(one.refs) for one in ask.attempts] == [8]
     assert machine.core.counters.fallbacks == 8
     assert not machine.core.context.peers.get_or_create(H2).asks
@@ -239,7 +246,9 @@ def test_new_table_splits_runs(machine):
     numbers, attempt = ask_run(machine)
     sent = dict(zip(attempt.numbers, numbers, strict=True))
     machine.table_changed(one_machine.table(8, epoch=2), None)
-    assert [one.count for one in transfers(machine)] == 8 * [1] and not machine.got(actions.Ask)
+    assert [one.count for one in transfers(machine)] == 8 * [1] and not machine.got(
+        actions.RequestChunks
+    )
     machine.chunks_arrived(H2, [(number, data_of(n)) for number, n in sent.items()])
     assert machine.completes()[0].chunks == [data_of(n) for n in numbers]
 
@@ -253,10 +262,10 @@ def test_hedges_that_the_budget_does_not_allow_split_no_run(machine):
 
 
 def test_read_ahead_counts_chunks(machine):
-    machine.core.context.prefetch_limits._left[P.SOON] = 20
+    machine.core.context.prefetch_limits._left[P.READAHEAD] = 20
     numbers = chunks_of(machine, "h2", 64)
-    machine.request_chunks([chunk(n) for n in numbers], P.SOON, None)
-    begun = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, None)
+    begun = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert [len(one.refs) for one in begun] == [16, 16]
     assert machine.core.context.prefetch_limits.under_way == 32
 
@@ -272,7 +281,7 @@ class Player:
         self.asked, self.read, self.done = {}, {}, {}
 
     def want(self, batch, token):
-        self.machine.request_chunks(batch, self.rng.choice((P.GUEST, P.SOON)), token)
+        self.machine.request_chunks(batch, self.rng.choice((P.GUEST, P.READAHEAD)), token)
 
     def _some(self, owed):
         """Return who answers, and what of it."""
@@ -312,10 +321,10 @@ class Player:
 
     def look(self):
         """Take note of what is to be done."""
-        for ask in self.machine.got(actions.Ask):
+        for ask in self.machine.got(actions.RequestChunks):
             for number, ref, _ in ask.iter_chunks():
                 self.asked[ask.host, number] = ref.offset // one_machine.CHUNK
-        for cancel in self.machine.got(actions.Cancel):
+        for cancel in self.machine.got(actions.CancelRequests):
             for number in cancel.numbers:
                 self.asked.pop((cancel.host, number), None)
         for read in self.machine.got(actions.ReadSource):

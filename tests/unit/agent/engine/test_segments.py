@@ -126,7 +126,7 @@ def test_host_of_the_former_table_is_asked_where_a_home_names_it(machine):
     machine.table_changed(table, machine.table)
     number = next(n for n in range(100) if table.home_at(chunk(n).oid) == H2)
     machine.request_chunks([chunk(number)], GUEST, "read")
-    (ask,) = machine.got(actions.Ask)
+    (ask,) = machine.got(actions.RequestChunks)
     machine.peer_referred(H2, next(ask.iter_chunks())[0], (H8,))
     assert [*machine.asks()] == [H8]
 
@@ -136,13 +136,13 @@ def test_host_of_the_former_table_is_asked_where_a_home_names_it(machine):
 
 def arrived(refs, giver=None):
     how = giver, None, False, True, GUEST
-    return actions.Arrived(tuple(refs), tuple(ref.key for ref in refs), (b"",) * len(refs), *how)
+    return actions.ArrivedRun(tuple(refs), tuple(ref.key for ref in refs), (b"",) * len(refs), *how)
 
 
 def tells(machine):
     """Return what is told meanwhile, by host."""
     machine.wait(announcements.DELAY_S + 0.1)
-    return {tell.host: tell for tell in machine.got(actions.Tell)}
+    return {tell.host: tell for tell in machine.got(actions.SendAnnouncement)}
 
 
 def not_at_home(machine):

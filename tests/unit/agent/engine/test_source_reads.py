@@ -17,7 +17,7 @@ P = priority.Priority
 
 @pytest.fixture
 def out():
-    return actions.Out()
+    return actions.ActionQueue()
 
 
 def begun(out, reads):
@@ -53,7 +53,7 @@ def test_one_image_leaves_a_place_for_others(out):
 def test_where_places_are_few_none_is_reserved(out, places):
     reads = source_reads.SourceReads(out, places=places)
     for number in range(0, 20, 2):
-        reads.read(chunks(number), P.WHOLE, "image", 0.0)
+        reads.read(chunks(number), P.HYDRATE, "image", 0.0)
     assert len(begun(out, reads)) == places
 
 
@@ -91,7 +91,7 @@ class Steps:
     """Reads that come, change and go in any order."""
 
     def __init__(self):
-        self.out, self.made, self.seen = actions.Out(), [], []
+        self.out, self.made, self.seen = actions.ActionQueue(), [], []
         self.reads = source_reads.SourceReads(self.out, places=3)
         self.reads.divide = self.split
 
@@ -101,7 +101,7 @@ class Steps:
 
     def read(self, number, opener):
         at, who = 5 * len(self.made), ("image", "h2")[number % 2]
-        priority = (P.GUEST, P.PEER, P.SOON)[number % 3]
+        priority = (P.GUEST, P.PEER, P.READAHEAD)[number % 3]
         wanted = chunks(at, at + 1, at + 3 + number % 2)
         self.made.append(self.reads.read(wanted, priority, who, 0.0, opener))
 
@@ -151,7 +151,7 @@ def test_every_read_is_begun_once_or_forgotten_whoever_has_the_image_open(steps)
 def test_peers_and_background_leave_a_place_for_guests(out):
     reads = source_reads.SourceReads(out, places=4)
     for number in range(10):
-        priority = (P.PEER, P.SOON, P.WHOLE)[number % 3]
+        priority = (P.PEER, P.READAHEAD, P.HYDRATE)[number % 3]
         reads.read(chunks(2 * number), priority, f"h{number}", 0.0)
     assert len(begun(out, reads)) == 3
     reads.read(chunks(31), P.GUEST, "image", 0.0)
@@ -161,7 +161,7 @@ def test_peers_and_background_leave_a_place_for_guests(out):
 def test_neighbours_that_wait_become_one_range(out):
     reads = source_reads.SourceReads(out, places=1)
     for number in (3, 1, 2, 0, 5):
-        reads.read(chunks(number), P.SOON, "image", 0.0)
+        reads.read(chunks(number), P.READAHEAD, "image", 0.0)
     [first] = begun(out, reads)
     assert tuple(first.wants) == chunks(0, 1, 2, 3)
     assert len(told(reads, first.number, 0, 1, 2, 3)) == 4
@@ -170,14 +170,14 @@ def test_neighbours_that_wait_become_one_range(out):
 
 def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
     reads = source_reads.SourceReads(out, places=1)
-    reads.read(chunks(2), P.LATER, "h2", 0.0)
+    reads.read(chunks(2), P.PREFETCH, "h2", 0.0)
     reads.read(chunks(1), P.GUEST, "image", 0.0)
     reads.read(chunks(0), P.GUEST, "image", 0.0)
     [first] = begun(out, reads)
     assert (first.priority, tuple(first.wants)) == (P.GUEST, chunks(0, 1))
     reads.end_range(first.number)
     reads.read(chunks(3), P.GUEST, "image", 0.0)
-    reads.read(chunks(4), P.LATER, "h2", 0.0)
+    reads.read(chunks(4), P.PREFETCH, "h2", 0.0)
     assert wants_of(begun(out, reads)) == [chunks(3)]
 
 
@@ -206,9 +206,9 @@ def test_read_that_becomes_urgent_goes_before_others_and_is_made_once(out):
     reads = source_reads.SourceReads(out, places=1)
     first = reads.read(chunks(1), P.GUEST, "image", 0.0)
     begun(out, reads)
-    others = [reads.read(chunks(number), P.SOON, "h2", 0.0) for number in range(3, 30, 2)]
+    others = [reads.read(chunks(number), P.READAHEAD, "h2", 0.0) for number in range(3, 30, 2)]
     reads.raise_priority(others[-1], P.GUEST, "image")
-    reads.raise_priority(others[-1], P.WHOLE, "h3")  # it is more urgent already
+    reads.raise_priority(others[-1], P.HYDRATE, "h3")  # it is more urgent already
     reads.raise_priority(first, P.GUEST, "other")  # it is under way
     assert reads.end_range(first.number) == [first]
     (read,) = begun(out, reads)
@@ -236,7 +236,7 @@ def test_what_nobody_wants_is_not_read_or_cancelled_when_nothing_of_it_is_wanted
     reads.drop_read(first)
     assert not out.take_all() and not begun(out, reads)
     reads.drop_read(second)
-    assert out.take_all() == [actions.CancelRead(read.number)]
+    assert out.take_all() == [actions.CancelSourceRead(read.number)]
     assert not len(reads) and told(reads, read.number, 1) == []
 
 

@@ -31,9 +31,11 @@ def test_guest_of_a_peer_makes_its_request_urgent(machine):
     machine.cache.update(chunk(n).cid for n in numbers)
     machine.core.requests.uploads.places.count = 0
     for n in numbers:
-        machine.ask_me("h2", machine.request(n, "h2", Mode.HOME_ONLY, urgency=Priority.LATER))
-    machine.peer_hurried("h2", [numbers[2] + 1, 12345])
-    machine.ask_me("h3", machine.request(numbers[0], "h3", Mode.HELD_ONLY, urgency=Priority.SOON))
+        machine.ask_me("h2", machine.request(n, "h2", Mode.HOME_ONLY, urgency=Priority.PREFETCH))
+    machine.peer_raised_priority("h2", [numbers[2] + 1, 12345])
+    machine.ask_me(
+        "h3", machine.request(numbers[0], "h3", Mode.HELD_ONLY, urgency=Priority.READAHEAD)
+    )
     machine.core.requests.uploads.places.count = 64
     machine.answers_delivered(["h2"])
     order = [given.want.offset // one_machine.CHUNK for given in machine.answers()]
@@ -56,7 +58,7 @@ def test_urgent_answers_go_first_but_others_are_not_starved(machine, monkeypatch
     machine.cache.update(chunk(n).cid for n in range(40))
     only = Mode.HELD_ONLY
     machine.ask_me("h9", machine.request(0, "h9", only))
-    home, later = Mode.HOME_ONLY, Priority.LATER
+    home, later = Mode.HOME_ONLY, Priority.PREFETCH
     background = [machine.request(n, "h2", home, urgency=later) for n in range(1, 5)]
     machine.ask_me("h2", *background)
     machine.ask_me("h3", *(machine.request(n, "h3", only) for n in range(10, 30)))
@@ -64,7 +66,7 @@ def test_urgent_answers_go_first_but_others_are_not_starved(machine, monkeypatch
     for _ in range(24):
         machine.now += 0.03
         machine.answers_delivered([last])
-        (reply,) = machine.got(actions.Reply)
+        (reply,) = machine.got(actions.SendAnswers)
         last = reply.connection
         order.append(last)
     assert order[:8] == ["h3", "h3", "h3", "h2"] * 2 and order.count("h2") == 4
@@ -78,7 +80,7 @@ def test_receiver_that_does_not_read_keeps_a_place_for_a_moment_only(machine):
     machine.ask_me("h3", machine.request(1, "h3", Mode.HELD_ONLY))
     assert not machine.answers()
     machine.wait(upload_scheduler.PATIENCE_S + 0.01)
-    assert [reply.connection for reply in machine.got(actions.Reply)] == ["h3"]
+    assert [reply.connection for reply in machine.got(actions.SendAnswers)] == ["h3"]
 
 
 def test_receiver_that_reads_in_time_keeps_its_places_however_often_it_is_asked_for(machine):
@@ -118,12 +120,12 @@ def flood(machine, connection, host, count, first=0, **more):
         machine.request(n % 400, host, Mode.HELD_ONLY, request_id=first + n + 1, **more)
         for n in range(count)
     ]
-    machine.peer_asked(connection, ids.HostId(host), asked)
+    machine.peer_requested(connection, ids.HostId(host), asked)
     return given_bytes(machine)
 
 
 def given_bytes(machine):
-    return sum(a.want.length for a in machine.answers() if isinstance(a, actions.Given))
+    return sum(a.want.length for a in machine.answers() if isinstance(a, actions.SendChunk))
 
 
 def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
@@ -147,7 +149,7 @@ def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
         given += given_bytes(machine)
     assert given > 17 * 1024 * 1024
     for connection in ("c0", "c1", "c2"):
-        machine.peer_left(connection)
+        machine.peer_disconnected(connection)
     assert not vars_of(receiver) and not machine.core.requests.uploads.used
 
 
@@ -157,12 +159,12 @@ def test_receiver_that_reads_all_the_time_is_given_all(machine):
     given, is_asked = 0, False
     for at in range(0, 2000, 100):
         given += flood(machine, "c", "h2", 100, at)
-        is_asked |= bool(machine.got(actions.Watch))
+        is_asked |= bool(machine.got(actions.WatchDelivery))
         for _ in range(3):
             if is_asked:
                 machine.answers_delivered(["c"])
                 given += given_bytes(machine)
-                is_asked = bool(machine.got(actions.Watch))
+                is_asked = bool(machine.got(actions.WatchDelivery))
     assert given > 0.9 * 2000 * one_machine.CHUNK
 
 
@@ -179,14 +181,14 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
         given += given_bytes(machine)
     (receiver,) = machine.core.requests.receivers.values()
     (link,) = machine.core.requests._links.values()
-    held = [asker for asker in link.askers.values() if asker.data is not None]
-    assert not given and len(link.askers) == 400 and machine.core.requests.uploads._parked
+    held = [asker for asker in link.peer_requests.values() if asker.data is not None]
+    assert not given and len(link.peer_requests) == 400 and machine.core.requests.uploads._parked
     assert len(held) * one_machine.CHUNK <= upload_scheduler.UNDELIVERED_BYTES
-    machine.peer_cancelled("h2", list(link.askers))
+    machine.peer_cancelled("h2", list(link.peer_requests))
     assert all(asker.data is None for asker in held)
     machine.core.requests.uploads.places.count = 64
     machine.answers_delivered(["h2"])
-    machine.peer_left("h2")
+    machine.peer_disconnected("h2")
     assert not receiver.requests and not receiver.undelivered
 
 
@@ -197,7 +199,7 @@ def test_requests_that_are_cancelled_in_the_line_leave_it(machine):
     for at in range(0, 5000, 500):
         flood(machine, "c", "h2", 500, at)
         assert len(line) and len(line._parked)
-        machine.peer_cancelled("c", list(machine.core.requests._links["c"].askers))
+        machine.peer_cancelled("c", list(machine.core.requests._links["c"].peer_requests))
         (receiver,) = machine.core.requests.receivers.values()
         assert not len(line) and not len(line._parked) and not vars_of(receiver)
 
@@ -212,7 +214,7 @@ def test_each_connection_is_watched_once_however_many_answers_wait(machine):
     watched = []
     for n in range(1002, 1012):
         machine.ask_me(f"h{n}", machine.request(3, f"h{n}", Mode.HELD_ONLY))
-        watched.append(sum(len(watch.connections) for watch in machine.got(actions.Watch)))
+        watched.append(sum(len(watch.connections) for watch in machine.got(actions.WatchDelivery)))
     assert watched == [999, *9 * [0]]  # one was watched from the beginning
 
 
@@ -255,9 +257,9 @@ def test_by_place_what_comes_back_under_another_name_is_not_given_in_its_turn():
 def test_what_nobody_waits_for_is_refused_while_others_wait_for_the_uplink(machine, mode):
     machine.cache.update(chunk(n).cid for n in range(4))
     machine.core.requests.uploads.places.count = 1
-    later = Priority.LATER
+    later = Priority.PREFETCH
     machine.ask_me("h2", machine.request(0, "h2", mode, urgency=later))
-    assert isinstance(machine.answers()[0], actions.Given)  # the uplink is free
+    assert isinstance(machine.answers()[0], actions.SendChunk)  # the uplink is free
     machine.ask_me("h3", machine.request(1, "h3", mode))  # its guest waits, and so does it
     assert not machine.answers()
     machine.ask_me("h2", machine.request(2, "h2", mode, urgency=later))
@@ -273,7 +275,7 @@ def test_what_nobody_waits_for_is_refused_when_it_comes_while_others_wait(machin
     number = machine.chunk_of("h3")
     machine.request_chunks([chunk(number)], Priority.GUEST, "a guest")
     attempt = machine.attempt()
-    machine.ask_me("h2", machine.request(number, "h2", Mode.HELD, urgency=Priority.LATER))
+    machine.ask_me("h2", machine.request(number, "h2", Mode.HELD, urgency=Priority.PREFETCH))
     machine.cache.add(chunk(0).cid)
     machine.core.requests.uploads.places.count = 0
     machine.ask_me("h4", machine.request(0, "h4", Mode.HELD))

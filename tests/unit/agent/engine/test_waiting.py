@@ -36,12 +36,12 @@ def machine():
 
 def test_empty_batch_is_complete_at_once(machine):
     machine.request_chunks([], P.GUEST, "a guest")
-    assert machine.completes() == [actions.Complete("a guest", [], None, "")]
+    assert machine.completes() == [actions.CompleteRead("a guest", [], None, "")]
     assert not machine.core.pending
-    assert not machine.request_chunks([], P.SOON, None)
+    assert not machine.request_chunks([], P.READAHEAD, None)
 
 
-@pytest.mark.parametrize("priority", [P.PEER, P.LATER])
+@pytest.mark.parametrize("priority", [P.PEER, P.PREFETCH])
 def test_reasons_of_other_hosts_are_refused_before_anything_begins(machine, priority):
     with pytest.raises(errors.LocalProtocolError, match=priority.name):
         machine.request_chunks([chunk(1)], priority, "who")
@@ -73,7 +73,7 @@ def test_dead_home_does_not_keep_a_guest_from_asking_every_host():
 
 def test_bad_chunk_does_not_take_its_neighbours_along():
     machine = one_machine.Machine(1)
-    machine.request_chunks([chunk(n) for n in range(16, 32)], P.SOON, "ahead")
+    machine.request_chunks([chunk(n) for n in range(16, 32)], P.READAHEAD, "ahead")
     reads = {}
 
     def source(wanted):
@@ -103,7 +103,7 @@ def test_chunks_of_a_read_are_given_as_they_come():
 
 def test_read_that_ends_early_fails_for_the_rest_only():
     machine = one_machine.Machine(1)
-    machine.request_chunks([chunk(1), chunk(2)], P.SOON, "ahead")
+    machine.request_chunks([chunk(1), chunk(2)], P.READAHEAD, "ahead")
     (read,) = machine.got(actions.ReadSource)
     machine.source_read_progressed(read.number, [(0, b"1")])
     machine.source_ended(read.number, F.UNREACHABLE)
@@ -153,21 +153,20 @@ def test_what_is_tried_again_is_bounded_and_each_image_has_its_turn():
 
 def test_lanes_forget_guesses_alone_and_only_those_of_who_guesses_most():
     machine = one_machine.Machine(hosts=1, background_limit=1)
-    seeds = [chunk(n) for n in range(prefetch_limits.WISHES + 100)]
-    others = [chunk(n, one_machine.OTHER) for n in range(5000, 5000 + prefetch_limits.WISHES + 100)]
-    machine.request_chunks(seeds, P.SEED, "a")
-    assert not machine.completes() and not machine.request_chunks(others, P.SEED, "b")
-    machine.request_chunks(others[:2], P.SOON, "few")
-    machine.request_chunks(
-        [chunk(n) for n in range(20_000, 20_002 + prefetch_limits.WISHES)], P.SOON, "many"
-    )
+    most = prefetch_limits.QUEUED_PREFETCHES
+    seeds = [chunk(n) for n in range(most + 100)]
+    others = [chunk(n, one_machine.OTHER) for n in range(5000, 5000 + most + 100)]
+    machine.request_chunks(seeds, P.PRE_SEED, "a")
+    assert not machine.completes() and not machine.request_chunks(others, P.PRE_SEED, "b")
+    machine.request_chunks(others[:2], P.READAHEAD, "few")
+    machine.request_chunks([chunk(n) for n in range(20_000, 20_002 + most)], P.READAHEAD, "many")
     assert [(done.token, done.failure) for done in machine.completes()] == [("many", F.FORGOTTEN)]
 
 
 def test_lanes_have_turns_among_images():
     machine = one_machine.Machine(hosts=1, background_limit=2)
-    machine.request_chunks([chunk(n) for n in range(100)], P.SEED, "a")
-    machine.request_chunks([chunk(n, one_machine.OTHER) for n in range(500, 600)], P.SEED, "b")
+    machine.request_chunks([chunk(n) for n in range(100)], P.PRE_SEED, "a")
+    machine.request_chunks([chunk(n, one_machine.OTHER) for n in range(500, 600)], P.PRE_SEED, "b")
     seen = []
     for _ in range(20):
         for number, found in list(machine.core.context.source_reads._ranges.items()):
@@ -178,8 +177,8 @@ def test_lanes_have_turns_among_images():
 
 def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
-    machine.request_batches([(n, (chunk(n),)) for n in numbers], P.SEED)
-    [ask] = machine.got(actions.Ask)
+    machine.request_batches([(n, (chunk(n),)) for n in numbers], P.PRE_SEED)
+    [ask] = machine.got(actions.RequestChunks)
     assert len(ask.attempts) == 3
 
     def source(wanted):
@@ -196,11 +195,11 @@ def test_each_of_many_is_answered_for_itself_and_one_in_vain_fails_no_other(mach
 
 def test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it():
     machine = one_machine.Machine(1, background_limit=2)
-    machine.request_batches([(n, (chunk(n),)) for n in range(9)], P.SEED)
+    machine.request_batches([(n, (chunk(n),)) for n in range(9)], P.PRE_SEED)
     [read] = machine.got(actions.ReadSource)
     assert len(read.wants) == 2
-    machine.request_chunks([chunk(5)], P.SEED, "another")
-    machine.request_chunks([chunk(6)], P.SOON, None)
+    machine.request_chunks([chunk(5)], P.PRE_SEED, "another")
+    machine.request_chunks([chunk(6)], P.READAHEAD, None)
     machine.cancel_reads(*range(2, 9))
     assert [one.offset // one_machine.CHUNK for one in read.wants] == [0, 1]
     lanes_, transfers = machine.core.pending.prefetch_limits, machine.core.context.transfers
@@ -253,7 +252,7 @@ def test_what_came_is_given_until_the_cache_has_it_and_is_not_fetched_again(mach
     assert machine.completes()[0].chunks == [b"bytes"] and not machine.got(actions.ReadSource)
     machine.ask_me("h2", machine.request(number, "h2"))
     assert machine.answers()[0].data == b"bytes"
-    machine.not_stored(store.runs)
+    machine.chunks_not_stored(store.runs)
     machine.request_chunks([chunk(number)], P.GUEST, 3)
     assert machine.got(actions.ReadSource)
 
@@ -266,7 +265,7 @@ def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
         for read in machine.got(actions.ReadSource):
             machine.source_read_progressed(read.number, [(n, b"") for n in range(len(read.wants))])
             chunks += machine.got(actions.Store)[0].runs
-    machine.request_chunks([chunk(5000)], P.WHOLE, "ahead")
+    machine.request_chunks([chunk(5000)], P.HYDRATE, "ahead")
     assert not machine.last
     machine.chunks_stored(chunks[:1])
     assert machine.got(actions.ReadSource)
@@ -275,7 +274,7 @@ def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
 def test_lost_connection_ends_what_was_asked_on_it_and_nothing_else(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     for number, connection in zip(numbers, ("old", "new", None), strict=True):
-        machine.request_chunks([chunk(number)], P.SOON, number)
+        machine.request_chunks([chunk(number)], P.READAHEAD, number)
         machine.attempt().connection = connection
     machine.connection_lost(H2, "old")
     assert machine.core.context.peers.pending_attempts(H2) == 2
@@ -305,7 +304,7 @@ def test_guests_ask_peers_first_where_the_source_may_not_go_first():
     numbers = with_slow_peers(machine)
     for turn in range(8, 16):
         machine.request_chunks([chunk(numbers.pop())], P.GUEST, turn)
-        assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
+        assert machine.got(actions.RequestChunks) and not machine.got(actions.ReadSource)
     assert machine.core.counters.source_firsts == 0
 
 
@@ -314,11 +313,13 @@ def test_guests_go_to_the_source_first_where_peers_are_clearly_slower(machine):
     firsts = []
     for turn in range(8, 16):
         machine.request_chunks([chunk(numbers.pop())], P.GUEST, turn)
-        firsts.append(bool(machine.got(actions.ReadSource)) and not machine.got(actions.Ask))
+        firsts.append(
+            bool(machine.got(actions.ReadSource)) and not machine.got(actions.RequestChunks)
+        )
     assert firsts.count(True) == 7  # one still asks the peers
     assert machine.core.counters.source_firsts == 7
-    machine.request_chunks([chunk(numbers.pop())], P.SOON, "ahead")
-    assert machine.got(actions.Ask)
+    machine.request_chunks([chunk(numbers.pop())], P.READAHEAD, "ahead")
+    assert machine.got(actions.RequestChunks)
 
 
 def ask_home(machine, host, numbers):
@@ -337,13 +338,13 @@ def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read
     ]
     machine.request_chunks([chunk(numbers.pop())], P.GUEST, "a guest")
     ask_home(machine, "h2", own)
-    machine.request_chunks([chunk(numbers.pop())], P.SOON, "ahead")
-    assert machine.got(actions.ReadSource) and not machine.got(actions.Ask)
-    machine.request_chunks([chunk(numbers.pop())], P.SEED, "for an operator")
-    assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
+    machine.request_chunks([chunk(numbers.pop())], P.READAHEAD, "ahead")
+    assert machine.got(actions.ReadSource) and not machine.got(actions.RequestChunks)
+    machine.request_chunks([chunk(numbers.pop())], P.PRE_SEED, "for an operator")
+    assert machine.got(actions.RequestChunks) and not machine.got(actions.ReadSource)
     ask_home(machine, "h3", own[:16])  # they read the same
-    machine.request_chunks([chunk(numbers.pop())], P.SOON, "ahead again")
-    assert machine.got(actions.Ask) and not machine.got(actions.ReadSource)
+    machine.request_chunks([chunk(numbers.pop())], P.READAHEAD, "ahead again")
+    assert machine.got(actions.RequestChunks) and not machine.got(actions.ReadSource)
 
 
 def test_what_neighbours_advertised_counts_as_read_by_others():
@@ -380,7 +381,7 @@ def test_home_that_only_says_that_it_is_alive_does_not_hold_a_guests_chunk(machi
         machine.keep_alive_received(H2)
         todo = machine.wait(0.25)
         found = [action for action in todo if isinstance(action, actions.ReadSource)]
-    assert machine.now <= 1.0 and machine.got(actions.Cancel) == []
+    assert machine.now <= 1.0 and machine.got(actions.CancelRequests) == []
 
 
 def test_home_that_is_overtaken_twice_is_left_alone(machine):
@@ -390,14 +391,14 @@ def test_home_that_is_overtaken_twice_is_left_alone(machine):
         while not machine.got(actions.ReadSource):
             machine.wait(0.25)
         machine.source_read_progressed(machine.got(actions.ReadSource)[0].number, [(0, b"")])
-        alone += machine.got(actions.LeftAlone)
+        alone += machine.got(actions.ReportBackoff)
         machine.chunks_stored(machine.got(actions.Store)[0].runs)
         machine.ask_me("h4", machine.request(number, "h4", request_id=request_id))
     assert [action.host for action in alone] == [H2]
 
 
 def test_relay_for_nobody_who_waits_ends_in_time_whatever_its_home_says(machine):
-    relayed(machine, P.LATER)
+    relayed(machine, P.PREFETCH)
     while machine.now < 9.9:
         machine.keep_alive_received(H2)
         assert not [a for a in machine.wait(0.3) if isinstance(a, actions.ReadSource)]
@@ -406,15 +407,15 @@ def test_relay_for_nobody_who_waits_ends_in_time_whatever_its_home_says(machine)
 
 
 def test_who_joins_makes_what_is_under_way_as_urgent_as_he_is(machine):
-    number, relay = relayed(machine, P.LATER)
+    number, relay = relayed(machine, P.PREFETCH)
     machine.ask_me("h4", machine.request(number, "h4"))
-    assert machine.got(actions.Hurry) == [actions.Hurry(H2, [relay.number])]
+    assert machine.got(actions.RaisePriority) == [actions.RaisePriority(H2, [relay.number])]
     machine.request_chunks([chunk(number)], P.GUEST, "a guest")
-    assert not machine.got(actions.Hurry)  # it is no more to a peer than that
+    assert not machine.got(actions.RaisePriority)  # it is no more to a peer than that
 
 
 def test_relay_that_somebody_joins_who_waits_is_late_from_then_on(machine):
-    number, _ = relayed(machine, P.LATER)
+    number, _ = relayed(machine, P.PREFETCH)
     machine.wait(2.0)
     machine.ask_me("h4", machine.request(number, "h4"))
     todo = machine.last + machine.wait(1.0)
@@ -424,7 +425,7 @@ def test_relay_that_somebody_joins_who_waits_is_late_from_then_on(machine):
 @pytest.mark.parametrize("joins", [True, False])
 def test_question_has_its_time_from_when_it_was_sent_whatever_happens(joins, machine):
     number = machine.chunk_of("h2")
-    machine.request_chunks([chunk(number)], P.SOON, "ahead")
+    machine.request_chunks([chunk(number)], P.READAHEAD, "ahead")
     asked = machine.attempt()
     machine.wait(9.9)
     if joins:
@@ -432,16 +433,16 @@ def test_question_has_its_time_from_when_it_was_sent_whatever_happens(joins, mac
     else:
         machine.recover_from_fault("a fault")
     machine.wait(0.2)
-    assert machine.got(actions.Cancel) == [actions.Cancel(H2, [asked.number])]
+    assert machine.got(actions.CancelRequests) == [actions.CancelRequests(H2, [asked.number])]
 
 
 def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machine):
     machine = one_machine.Machine(background_limit=1000)
     numbers = [machine.chunk_of("h2", skip) for skip in range(140)]
-    machine.request_chunks([chunk(n) for n in numbers], P.SOON, "ahead")
-    asked = [a for ask in machine.got(actions.Ask) for a in ask.attempts]
+    machine.request_chunks([chunk(n) for n in numbers], P.READAHEAD, "ahead")
+    asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     machine.request_chunks([chunk(numbers[5]), chunk(numbers[-1])], P.GUEST, "a guest")
-    assert machine.got(actions.Hurry) == [actions.Hurry(H2, [asked[5].number])]
+    assert machine.got(actions.RaisePriority) == [actions.RaisePriority(H2, [asked[5].number])]
     machine.chunks_arrived(H2, [(asked[0].number, data_of(numbers[0]))])
     assert machine.attempt().want == chunk(numbers[-1])
 
@@ -454,7 +455,9 @@ def test_read_that_nobody_waits_for_gives_way_to_those_that_others_wait_for():
     machine.cancel_reads("gone")
     assert not machine.last  # it goes on: it may be of use
     machine.request_chunks([chunk(5)], P.GUEST, "waits")
-    assert machine.got(actions.CancelRead) == [actions.CancelRead(reads[1].number)]  # and no more
+    assert machine.got(actions.CancelSourceRead) == [
+        actions.CancelSourceRead(reads[1].number)
+    ]  # and no more
     assert [wanted.wants for wanted in machine.got(actions.ReadSource)] == [[chunk(5)]]
     machine.request_chunks([chunk(7)], P.GUEST, "waits, too")
-    assert machine.got(actions.CancelRead) == [actions.CancelRead(reads[0].number)]
+    assert machine.got(actions.CancelSourceRead) == [actions.CancelSourceRead(reads[0].number)]
