@@ -99,7 +99,7 @@ class ImageTasks:
             return
         LOG.info("image %s: asked to %s", task.image_id, task.kind)
         if not is_ahead or told is None or told.kind is task.kind:
-            self._set_progress(task, decision_messages.TaskState.WAITING)
+            self._report(task, decision_messages.TaskState.WAITING, is_new=True)
         if task.kind is decision_messages.TaskKind.RECORD_BOOTS:
             self._record(task)
             return
@@ -176,7 +176,7 @@ class ImageTasks:
         except errors.Unusable as e:
             self._fail(task, str(e))
         else:
-            self._set_progress(task, decision_messages.TaskState.RUNNING, 0, task.boots)
+            self._report(task, decision_messages.TaskState.RUNNING, 0, task.boots)
 
     def _update_recording(self, image_id: str, told: decision_messages.TaskProgress) -> None:
         is_open = told.state is decision_messages.TaskState.RUNNING
@@ -202,24 +202,15 @@ class ImageTasks:
         done: int = 0,
         total: int = 0,
         why: str = "",
+        is_new: bool = False,
     ) -> None:
-        """Set a task's progress, unless a newer task replaced it."""
+        """Set a task's progress; that of another task of the image stays unless this is new."""
         told = self._progress.get(task.image_id)
-        if told is None or told.request == task.request:
-            self._set_progress(task, state, done, total, why)
-
-    def _set_progress(
-        self,
-        task: decision_messages.ImageTask,
-        state: decision_messages.TaskState,
-        done: int = 0,
-        total: int = 0,
-        why: str = "",
-    ) -> None:
-        self._progress[task.image_id] = decision_messages.TaskProgress(
-            request=task.request, kind=task.kind, state=state, done=done, total=total, why=why
-        )
-        self._changed.add(task.image_id)
+        if is_new or told is None or told.request == task.request:
+            self._progress[task.image_id] = decision_messages.TaskProgress(
+                request=task.request, kind=task.kind, state=state, done=done, total=total, why=why
+            )
+            self._changed.add(task.image_id)
 
     # In a thread
 

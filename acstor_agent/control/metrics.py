@@ -7,6 +7,7 @@ The agent counts in plain integers, so that reads do not pay for labels and lock
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import prometheus_client
@@ -17,6 +18,9 @@ from prometheus_client import registry
 from acstor_agent.core import counters
 from acstor_common.service import metrics_endpoint
 
+Gauge = core.GaugeMetricFamily
+Counter = core.CounterMetricFamily
+Histogram = core.HistogramMetricFamily
 ReadStatus = Callable[[], dict[str, Any]]
 Rows = dict[str | None, dict[str, Any]]
 """Numbers by image, or of all images under None."""
@@ -54,7 +58,7 @@ class Collector(registry.Collector):
         yield _of_fallbacks(status["nova"]["fallbacks"])
         for name, text in (("epoch", "Epoch"), ("hosts", "Hosts")):
             text = f"{text} of the current v-node table"
-            yield core.GaugeMetricFamily(f"acstor_ring_{name}", text, status["ring"][name])
+            yield Gauge(f"acstor_ring_{name}", text, status["ring"][name])
         yield from _of_identity(status["identity"])
 
 
@@ -88,7 +92,7 @@ async def run_endpoint(
 
 
 def _of_event_loop(iterations: dict[str, Any]) -> core.Metric:
-    found = core.HistogramMetricFamily(
+    found = Histogram(
         "acstor_event_loop_lag_seconds",
         "Duration of event loop iterations, the longest wait of a request for the loop",
     )
@@ -97,49 +101,45 @@ def _of_event_loop(iterations: dict[str, Any]) -> core.Metric:
 
 
 def _of_faults(faults: dict[str, dict[str, Any]]) -> core.Metric:
-    found = core.GaugeMetricFamily(
-        "acstor_fault_start_timestamp_seconds",
-        "Beginning of a fault, by the part that fails; absent for parts that work",
-        labels=["part"],
-    )
-    for part, fault in faults.items():
-        found.add_metric([part], fault["since_s"])
-    return found
+    text = "Beginning of a fault, by the part that fails; absent for parts that work"
+    since_s = {part: fault["since_s"] for part, fault in faults.items()}
+    return _labelled(Gauge("acstor_fault_start_timestamp_seconds", text, labels=["part"]), since_s)
 
 
 def _of_fallbacks(fallbacks: dict[str, int]) -> core.Metric:
-    found = core.CounterMetricFamily(
-        "acstor_nova_fallbacks",
-        "Fallbacks of Nova to its own download, by reason",
-        labels=["reason"],
-    )
-    for reason, times in fallbacks.items():
-        found.add_metric([reason], times)
-    return found
+    text = "Fallbacks of Nova to its own download, by reason"
+    return _labelled(Counter("acstor_nova_fallbacks", text, labels=["reason"]), fallbacks)
 
 
 def _of_identity(identity: dict[str, Any]) -> Iterator[core.Metric]:
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_certificate_expiry_timestamp_seconds",
         "End of this host's certificate; 0: it has none",
         identity["certificate_not_after_s"] or 0,
     )
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_trusted_signers",
         "Keys that this host trusts to sign v-node tables and tasks",
         identity["signers"],
     )
     enrolment = identity["enrolment"] or {"failures": 0, "clock_off_s": 0.0}
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_enrolment_consecutive_failures",
         "Failed attempts to get a certificate since the last success",
         enrolment["failures"],
     )
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_clock_offset_seconds",
         "Offset of this host's clock from the decision service's; above 0: it is ahead",
         enrolment["clock_off_s"],
     )
+
+
+def _labelled(family: Gauge | Counter, values: Mapping[str, float]) -> core.Metric:
+    """Return a family of metrics with values by their label."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 def _key(image_id: str | None) -> list[str]:
@@ -153,7 +153,7 @@ def _labels(by_image: bool, *others: str) -> list[str]:
 def _of_reads(reads: Rows, by_image: bool) -> Iterator[core.Metric]:
     by_origin, labels = _labels(by_image, "origin"), _labels(by_image)
     families = {
-        (name, unit): core.CounterMetricFamily(f"acstor_{name}_{unit}", text, labels=by_origin)
+        (name, unit): Counter(f"acstor_{name}_{unit}", text, labels=by_origin)
         for name, unit, text in (
             ("read", "bytes", "Bytes that guests read, by origin"),
             ("read", "requests", "Read requests of guests, counted once for each origin"),
@@ -161,16 +161,10 @@ def _of_reads(reads: Rows, by_image: bool) -> Iterator[core.Metric]:
             ("fetched", "requests", "Chunks that this host fetched, by origin"),
         )
     }
-    seconds = core.HistogramMetricFamily(
-        "acstor_read_duration_seconds", "Duration of guests' reads", labels=labels
-    )
-    in_flight = core.GaugeMetricFamily(
-        "acstor_reads_in_flight", "Reads that have no answer yet", labels=labels
-    )
-    failed = core.CounterMetricFamily(
-        "acstor_failed_reads", "Reads that failed with EIO", labels=labels
-    )
-    lost = core.CounterMetricFamily(
+    seconds = Histogram("acstor_read_duration_seconds", "Duration of guests' reads", labels=labels)
+    in_flight = Gauge("acstor_reads_in_flight", "Reads that have no answer yet", labels=labels)
+    failed = Counter("acstor_failed_reads", "Reads that failed with EIO", labels=labels)
+    lost = Counter(
         "acstor_lost_reads", "Reads that failed with EIO because the data is lost", labels=labels
     )
     for image_id, row in reads.items():
@@ -194,12 +188,12 @@ def _of_detached(detached: dict[str, int]) -> Iterator[core.Metric]:
             detached["purged_chunks"],
         ),
     ):
-        yield core.CounterMetricFamily(f"acstor_{name}", text, count)
+        yield Counter(f"acstor_{name}", text, count)
 
 
 def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
     families = {
-        key: core.GaugeMetricFamily(f"acstor_fill_{name}", text, labels=_labels(by_image))
+        key: Gauge(f"acstor_fill_{name}", text, labels=_labels(by_image))
         for key, name, text in (
             ("total_bytes", "target_bytes", "Data of images to cache completely, without zeros"),
             ("remaining_bytes", "remaining_bytes", "Part of this data that is not cached yet"),
@@ -209,11 +203,7 @@ def _of_whole(whole: Rows, by_image: bool) -> Iterator[core.Metric]:
             ("is_late", "late_images", "Images that missed their deadline, or will miss it"),
         )
     }
-    states = core.GaugeMetricFamily(
-        "acstor_fill_images",
-        "Images by fill state",
-        labels=_labels(by_image, "state"),
-    )
+    states = Gauge("acstor_fill_images", "Images by fill state", labels=_labels(by_image, "state"))
     for image_id, row in whole.items():
         key = _key(image_id)
         for name, family in families.items():
@@ -232,24 +222,24 @@ def _of_shares(shares: dict[str, int] | None) -> Iterator[core.Metric]:
         ("bytes", "Data of these parts"),
         ("leased_images", "Images of which other hosts lease a part from this host"),
     ):
-        yield core.GaugeMetricFamily(f"acstor_replica_{name}", text, shares[name])
+        yield Gauge(f"acstor_replica_{name}", text, shares[name])
     for key, name, text in (
         ("refused", "refused_images", "Leases refused because the host had too many"),
         ("ignored", "ignored_messages", "Lease messages of hosts outside the v-node table"),
     ):
-        yield core.CounterMetricFamily(f"acstor_replica_{name}", text, shares[key])
+        yield Counter(f"acstor_replica_{name}", text, shares[key])
 
 
 def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_chunks_in_flight", "Chunks that this host fetches now", exchange["chunks_in_flight"]
     )
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_peers_in_backoff",
         "Peers that are backing off after failures",
         len(exchange["in_backoff"]),
     )
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_is_source_preferred",
         "Whether guests' reads prefer the source because peers are slower: 1, or 0",
         exchange["is_source_preferred"],
@@ -274,18 +264,12 @@ def _of_exchange(exchange: dict[str, Any]) -> Iterator[core.Metric]:
         ("demotion_requests_sent", "Chunks that this home asked other hosts to evict first"),
         ("demoted_chunks", "Chunks that their home asked this host to evict first"),
     ):
-        yield core.CounterMetricFamily(f"acstor_{name}", text, exchange[name])
+        yield Counter(f"acstor_{name}", text, exchange[name])
 
 
 def _of_refused(refused: dict[str, int]) -> core.Metric:
-    family = core.CounterMetricFamily(
-        "acstor_refused_peer_requests",
-        "Requests of peers that were refused, and connections without a valid certificate",
-        labels=["kind"],
-    )
-    for what, times in refused.items():
-        family.add_metric([what], times)
-    return family
+    text = "Requests of peers that were refused, and connections without a valid certificate"
+    return _labelled(Counter("acstor_refused_peer_requests", text, labels=["kind"]), refused)
 
 
 def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
@@ -303,7 +287,7 @@ def _of_boots(boots: dict[str, Any]) -> Iterator[core.Metric]:
         ("prefetched_used_bytes", "Part of these bytes that a guest has read since"),
     ):
         is_gauge = name in ("memory_bytes", "memory_limit_bytes")
-        family = core.GaugeMetricFamily if is_gauge else core.CounterMetricFamily
+        family = Gauge if is_gauge else Counter
         yield family(f"acstor_boot_{name}", text, boots[name.removeprefix("images_")])
 
 
@@ -319,36 +303,33 @@ def _of_cache(cache: dict[str, Any]) -> Iterator[core.Metric]:
         ("pending_bytes", "Data that is not written to disk yet"),
         ("chunks", "Chunks in the cache"),
     ):
-        yield core.GaugeMetricFamily(f"acstor_cache_{name}", text, cache[name])
+        yield Gauge(f"acstor_cache_{name}", text, cache[name])
     text = "Whether the cache's folder has a fault: 1, or 0"
-    yield core.GaugeMetricFamily("acstor_cache_fault", text, bool(cache["fault"]))
+    yield Gauge("acstor_cache_fault", text, bool(cache["fault"]))
     for name, text in (
         ("evictions", "Chunks evicted"),
         ("corrupt_chunks", "Chunks dropped because their data was corrupt"),
         ("rejected_chunks", "Chunks not cached because nothing could be evicted for them"),
         ("write_errors", "Chunks and slab files that could not be written"),
     ):
-        yield core.CounterMetricFamily(f"acstor_cache_{name}", text, cache[name])
+        yield Counter(f"acstor_cache_{name}", text, cache[name])
 
 
 def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
-    waiting = core.GaugeMetricFamily(
-        "acstor_waiting_requests", "Requests that wait for data that is not cached", labels=["kind"]
-    )
-    for kind in ("reads", "writes"):
-        waiting.add_metric([kind], guests[f"waiting_{kind}"])
-    yield waiting
-    yield core.GaugeMetricFamily(
+    text = "Requests that wait for data that is not cached"
+    waiting = {kind: guests[f"waiting_{kind}"] for kind in ("reads", "writes")}
+    yield _labelled(Gauge("acstor_waiting_requests", text, labels=["kind"]), waiting)
+    yield Gauge(
         "acstor_guests_on_dead_mounts",
         "Guests that use a dead mount and get I/O errors",
         len(guests["on_dead_mounts"]),
     )
-    yield core.CounterMetricFamily(
+    yield Counter(
         "acstor_rejected_requests",
         "Requests rejected because too many waited, of the guest with the most",
         guests["refused"],
     )
-    yield core.CounterMetricFamily(
+    yield Counter(
         "acstor_aborted_requests",
         "Waiting requests aborted because their process was killed",
         guests["ended"],
@@ -356,12 +337,12 @@ def _of_guests(guests: dict[str, Any]) -> Iterator[core.Metric]:
 
 
 def _of_late(late: Rows, by_image: bool) -> Iterator[core.Metric]:
-    waiting = core.GaugeMetricFamily(
+    waiting = Gauge(
         "acstor_late_requests",
         "Requests that have waited for 5 s or more",
         labels=_labels(by_image),
     )
-    longest = core.GaugeMetricFamily(
+    longest = Gauge(
         "acstor_oldest_wait_seconds",
         "Age of the oldest of these requests; 0: there is none",
         labels=_labels(by_image),
@@ -373,38 +354,26 @@ def _of_late(late: Rows, by_image: bool) -> Iterator[core.Metric]:
 
 
 def _of_sources(sources: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
-    hanging = core.GaugeMetricFamily(
-        "acstor_source_hanging_calls",
-        "Calls to a source that hang in the kernel, one thread each",
-        labels=["source"],
-    )
-    missed = core.CounterMetricFamily(
-        "acstor_source_timeouts",
-        "Requests to a source that timed out",
-        labels=["source"],
-    )
-    for where, health in sources.items():
-        hanging.add_metric([where], health["hanging_calls"])
-        missed.add_metric([where], health["missed_attempts"])
-    yield from [hanging, missed]
+    text = "Calls to a source that hang in the kernel, one thread each"
+    hanging = {where: health["hanging_calls"] for where, health in sources.items()}
+    yield _labelled(Gauge("acstor_source_hanging_calls", text, labels=["source"]), hanging)
+    text = "Requests to a source that timed out"
+    missed = {where: health["missed_attempts"] for where, health in sources.items()}
+    yield _labelled(Counter("acstor_source_timeouts", text, labels=["source"]), missed)
 
 
 def _of_disk_io(io: dict[str, Any], by_image: bool) -> Iterator[core.Metric]:
     yield core.InfoMetricFamily(
         "acstor_disk_policy", "Scheduling policy of the agent's disk", {"policy": io["policy"]}
     )
-    yield core.GaugeMetricFamily(
+    yield Gauge(
         "acstor_disk_queued_requests", "Disk requests in the scheduler's queue", io["waiting"]
     )
-    yield core.CounterMetricFamily(
+    yield Counter(
         "acstor_disk_stalls", "Times when the disk did not complete a request in time", io["stalls"]
     )
-    seeks = core.CounterMetricFamily(
-        "acstor_disk_seeks", "Disk requests by seek distance", labels=["distance"]
-    )
-    for distance, count in io["seeks"].items():
-        seeks.add_metric([distance], count)
-    yield seeks
+    text = "Disk requests by seek distance"
+    yield _labelled(Counter("acstor_disk_seeks", text, labels=["distance"]), io["seeks"])
     streams = io["streams"]
     yield from _of_streams(streams if by_image else _by_class(streams))
 
@@ -430,20 +399,20 @@ def _by_class(streams: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _of_streams(streams: dict[str, dict[str, Any]]) -> Iterator[core.Metric]:
     families = {
-        name: core.CounterMetricFamily(f"acstor_disk_stream_{name}", text, labels=["stream"])
+        name: Counter(f"acstor_disk_stream_{name}", text, labels=["stream"])
         for name, text in (
             ("requests", "Disk requests by stream"),
             ("bytes", "Bytes of disk requests by stream"),
             ("slices", "Time slices by stream"),
         )
     }
-    length = core.GaugeMetricFamily(
+    length = Gauge(
         "acstor_disk_stream_slice_seconds", "Length of the last time slice", labels=["stream"]
     )
-    waits = core.CounterMetricFamily(
+    waits = Counter(
         "acstor_disk_stream_waits", "Anticipation waits by their end", labels=["stream", "end"]
     )
-    seconds = core.HistogramMetricFamily(
+    seconds = Histogram(
         "acstor_disk_stream_duration_seconds",
         "Duration of disk requests, from submission to completion",
         labels=["stream"],

@@ -118,6 +118,16 @@ async def test_progress_comes_before_the_result(served):
     assert [reply["reply"] for reply in replies] == ["progress", "progress", "done"]
 
 
+async def leave_work(served, work, ended):
+    """Ask for work, hang up, and see that it ends and that others are served."""
+    served.handle = work
+    await served.ask(STATUS)
+    with trio.fail_after(5):
+        await ended.wait()
+    served.handle = served.echo
+    assert (await served.ask(STATUS))[0]["reply"] == "done"
+
+
 async def test_work_ends_when_nobody_waits_for_it(served):
     ended = trio.Event()
 
@@ -129,12 +139,7 @@ async def test_work_ends_when_nobody_waits_for_it(served):
         finally:
             ended.set()
 
-    served.handle = work
-    await served.ask(STATUS)
-    with trio.fail_after(5):
-        await ended.wait()
-    served.handle = served.echo
-    assert (await served.ask(STATUS))[0]["reply"] == "done"
+    await leave_work(served, work, ended)
 
 
 async def test_work_ends_when_nobody_waits_for_it_even_inside_a_nursery(served):
@@ -152,12 +157,7 @@ async def test_work_ends_when_nobody_waits_for_it_even_inside_a_nursery(served):
         finally:
             ended.set()
 
-    served.handle = work
-    await served.ask(STATUS)
-    with trio.fail_after(5):
-        await ended.wait()
-    served.handle = served.echo
-    assert (await served.ask(STATUS))[0]["reply"] == "done"
+    await leave_work(served, work, ended)
 
 
 async def connected(served, count):
