@@ -182,8 +182,8 @@ class ProtectionState:
     ) -> None:
         """Store an image's record as read from Glance."""
         self._forget(image_id)
-        self._known[image_id] = standing = protection_of(record, project_id)
-        if record is not None and standing is ProtectionStatus.OURS:
+        self._known[image_id] = status = protection_of(record, project_id)
+        if record is not None and status is ProtectionStatus.OURS:
             self._marked_s[image_id] = marked_s(record, project_id) or 0.0
         if record is not None and is_to_be_noted(record, project_id):
             self._to_note.add(image_id)

@@ -93,9 +93,9 @@ class ListenerMetrics:
     def show_needed(self, standings: Iterable[deletion_protection.ProtectionStatus | None]) -> None:
         """Show the number of needed images by protection status; None: status unknown."""
         counted = collections.Counter(standings)
-        for standing in (*deletion_protection.ProtectionStatus, None):
-            label = standing.value if standing else "unknown"
-            self.needed.labels(label).set(counted[standing])
+        for status in (*deletion_protection.ProtectionStatus, None):
+            label = status.value if status else "unknown"
+            self.needed.labels(label).set(counted[status])
 
     def serve(self, address: str) -> Callable[[], None]:
         """Start the Prometheus endpoint in a thread; return a function that stops it."""

@@ -45,7 +45,7 @@ class _Project:
 
 
 class WorkQueue:
-    """Queue of images for ``workers`` workers; an image is queued once at most.
+    """Queue of up to ``limit`` images for ``workers`` workers; each is queued once at most.
 
     Images with rank BOOTED go first. Then the next image is of the project with the fewest busy
     workers; among equals, of the project served longest ago. Within a project, images go by rank,
@@ -57,7 +57,8 @@ class WorkQueue:
     the rest.
     """
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1, *, limit: int = MOST_WAITING) -> None:
+        self._limit = limit
         self._most_of_project = max(1, workers - 1)
         self._projects: collections.OrderedDict[str, _Project] = collections.OrderedDict()
         self._waiting: dict[ids.ImageId, tuple[str, Rank]] = {}
@@ -89,7 +90,7 @@ class WorkQueue:
 
     def _has_room_for(self, project: str, rank: Rank) -> bool:
         """Return whether one more image fits, after displacing another if necessary."""
-        if len(self._waiting) < MOST_WAITING:
+        if len(self._waiting) < self._limit:
             return True
         largest = max(self._projects.values(), key=len)
         own = len(self._projects.get(project, ()))

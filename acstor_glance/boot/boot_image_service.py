@@ -7,7 +7,6 @@ the first reconcile refill it.
 
 import functools
 import logging
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -30,26 +29,24 @@ WORKERS = 2
 
 
 class BootImageService:
-    """Threads that make boot images; ``needed`` returns the images that hosts use."""
+    """Threads that make boot images."""
 
     def __init__(
         self,
-        made: boot_image_maker.BootImageMaker,
+        maker: boot_image_maker.BootImageMaker,
         modes: build_modes.BuildModes,
         counters: metrics.ListenerMetrics,
-        needed: Callable[[], Collection[str]],
-        ahead: boot_image_announcer.BootImageAnnouncer,
+        announcer: boot_image_announcer.BootImageAnnouncer,
     ) -> None:
         self.hears_traces = modes.records
-        self._made, self._counters, self._needed = made, counters, needed
-        self._ahead = ahead
+        self._maker, self._counters, self._announcer = maker, counters, announcer
         self._queue = work_queue.WorkQueue(WORKERS)
         self._owed: set[ids.ImageId] = set()
 
     def start(self) -> None:
         """Start the threads, and queue images with recorded boots."""
         if self.hears_traces:
-            for image_id in self._made.list_recorded():
+            for image_id in self._maker.list_recorded():
                 self._put(image_id, Rank.BOOTED)
         for number in range(WORKERS):
             supervision.start(f"acstor-boot-images-{number}", self._work)
@@ -62,10 +59,18 @@ class BootImageService:
         """Queue an image that may need a boot image; ``is_asked``: by an operator."""
         self._put(image_id, Rank.BOOTED if is_asked else Rank.NEW, project)
 
-    def requeue(self, image_ids: Iterable[ids.ImageId], owners: Mapping[ids.ImageId, str]) -> None:
-        """Queue images whose boot image is due, or failed earlier."""
-        self._ahead.announce_pending()
-        booted = {*self._needed(), *self._made.list_recorded()}
+    def requeue(
+        self,
+        image_ids: Iterable[ids.ImageId],
+        owners: Mapping[ids.ImageId, str],
+        used: Collection[str] = (),
+    ) -> None:
+        """Queue images whose boot image is due, or failed earlier.
+
+        :param used: images that hosts use, which go first
+        """
+        self._announcer.announce_pending()
+        booted = {*used, *self._maker.list_recorded()}
         while self._owed:
             self._put(self._owed.pop(), Rank.BOOTED)
         for image_id in image_ids:
@@ -74,7 +79,7 @@ class BootImageService:
 
     def add_trace(self, trace: trace_message.BootTrace) -> None:
         """Store the trace of one boot, and queue its image."""
-        self._put(self._made.add_trace(trace), Rank.BOOTED)
+        self._put(self._maker.add_trace(trace), Rank.BOOTED)
 
     def _put(self, image_id: ids.ImageId, rank: Rank, project: str = work_queue.UNKNOWN) -> None:
         self._queue.add_image(image_id, rank, project)
@@ -89,10 +94,10 @@ class BootImageService:
             image_id = turn.image_id
             self._show()
             try:
-                if self._made.make_boot_image(
+                if self._maker.make_boot_image(
                     image_id, functools.partial(self._queue.may_begin, turn)
                 ):
-                    self._ahead.announce(image_id)
+                    self._announcer.announce(image_id)
             except errors.AcstorError as exc:
                 LOG.warning("image %s: no boot image yet: %s", image_id, exc)
                 self._owed.add(image_id)

@@ -23,7 +23,8 @@ ENDING = ".actraces"
 class TraceStore:
     """The folder of traces; thread-safe."""
 
-    def __init__(self, state_dir: pathlib.Path) -> None:
+    def __init__(self, state_dir: pathlib.Path, *, images_limit: int = IMAGES_LIMIT) -> None:
+        self._images_limit = images_limit
         self._folder = state_dir / "traces"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
@@ -74,7 +75,7 @@ class TraceStore:
 
     def _make_room(self, image_id: ids.ImageId) -> None:
         others = [path for path in self._folder.glob(f"*{ENDING}") if path.stem != image_id]
-        if len(others) >= IMAGES_LIMIT:
+        if len(others) >= self._images_limit:
             min(others, key=lambda path: path.stat().st_mtime).unlink()
 
 

@@ -32,11 +32,18 @@ class WorkLeases:
     leases are files below ``state_dir``.
     """
 
-    def __init__(self, url: str | None, state_dir: pathlib.Path, what: str) -> None:
+    def __init__(
+        self,
+        url: str | None,
+        state_dir: pathlib.Path,
+        what: str,
+        *,
+        answer_s: float = ANSWER_S,
+    ) -> None:
         self._what = what
         self._own_folder = None if url else state_dir / "claims"
         self._url = url or f"file://{self._own_folder}"
-        self._deadline = call_deadline.CallDeadline("coordination", ANSWER_S)
+        self._deadline = call_deadline.CallDeadline("coordination", answer_s)
         self._mine: set[ids.ImageId] = set()
         self._guard = threading.Lock()
 

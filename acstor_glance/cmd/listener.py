@@ -43,9 +43,7 @@ def build(conf: cfg.ConfigOpts) -> tuple[listener_service.ListenerService, metri
     if modes.any:
         built = boot_image_maker.BootImageMaker(images, conf, modes)
         ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
-        boots = boot_image_service.BootImageService(
-            built, modes, counters, lambda: guard.needed, ahead
-        )
+        boots = boot_image_service.BootImageService(built, modes, counters, ahead)
     compared = base_comparison.BaseComparer(images, conf, counters)
     made = listener_service.ListenerService(
         conf, preparer, reconciler, counters, guard, boots, compared

@@ -217,20 +217,20 @@ class ImageScan:
             self._add(image.id, status_of(image, found, cloud))
             yield number
 
-    def _add(self, image_id: str, standing: ImageStatus) -> None:
-        count = self.counts.setdefault(self._label(standing), Count(standing.reason))
+    def _add(self, image_id: str, status: ImageStatus) -> None:
+        count = self.counts.setdefault(self._label(status), Count(status.reason))
         count.images += 1
-        count.why = count.why or standing.why
+        count.why = count.why or status.why
         if len(count.examples) < EXAMPLES:
             count.examples.append(image_id)
 
-    def _label(self, standing: ImageStatus) -> str:
-        if not standing.detail:
-            return standing.reason.value
-        shown = standing.detail if _DETAIL.fullmatch(standing.detail) else OTHER_DETAIL
-        label = f"{standing.reason}:{shown}"
+    def _label(self, status: ImageStatus) -> str:
+        if not status.detail:
+            return status.reason.value
+        shown = status.detail if _DETAIL.fullmatch(status.detail) else OTHER_DETAIL
+        label = f"{status.reason}:{shown}"
         is_room = label in self.counts or len(self.counts) < MOST_LABELS
-        return label if is_room else f"{standing.reason}:{OTHER_DETAIL}"
+        return label if is_room else f"{status.reason}:{OTHER_DETAIL}"
 
     @property
     def is_healthy(self) -> bool:

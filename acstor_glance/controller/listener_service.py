@@ -180,7 +180,7 @@ class ListenerService:
         for image_id in findings.todo:
             self._put(image_id, Rank.OLD, findings.owners[image_id])
         if self._boots is not None:
-            self._boots.requeue(findings.to_boot, findings.owners)
+            self._boots.requeue(findings.to_boot, findings.owners, self._guard.needed)
         if self._comparing is not None:
             self._comparing.requeue(findings.to_compare)
         self._counters.show_boot_states(findings.boot_states)

@@ -100,8 +100,8 @@ def _standings(
 ) -> Iterator[Finding]:
     looked_at, project_id = needed.images[:MOST_LOOKED_AT], images.project_id
     for image_id in looked_at:
-        standing = deletion_protection.protection_of(images.read_or_none(image_id), project_id)
-        why = _WHY.get(standing, "")
+        status = deletion_protection.protection_of(images.read_or_none(image_id), project_id)
+        why = _WHY.get(status, "")
         yield Finding(f"image {image_id}", not why, why)
     left = len(needed.images) - len(looked_at)
     if left:

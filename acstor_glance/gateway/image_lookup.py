@@ -104,12 +104,12 @@ class ImageLookup:
 
     def __init__(self, conf: cfg.ConfigOpts, counted: gateway_metrics.GatewayMetrics) -> None:
         self._images, self._counted = glance_client.connect(conf), counted
-        for_s, self._glance = conf.acstor_gateway.auth_cache_s, adapter_of(conf)
+        ttl_s, self._glance = conf.acstor_gateway.auth_cache_s, adapter_of(conf)
         self._limit = concurrency_limit.ConcurrencyLimit("Glance", CALLERS, time.monotonic)
         self._fault, self._locations_fault = log_once.LogOnce(LOG), log_once.LogOnce(LOG)
-        self._known: ttl_cache.TtlCache[Image] = ttl_cache.TtlCache(for_s, MOST_REMEMBERED)
+        self._known: ttl_cache.TtlCache[Image] = ttl_cache.TtlCache(ttl_s, MOST_REMEMBERED)
         self._locations: ttl_cache.TtlCache[list[stores.Location]] = ttl_cache.TtlCache(
-            for_s, MOST_REMEMBERED
+            ttl_s, MOST_REMEMBERED
         )
 
     def get_image(self, image_id: ids.ImageId, caller: Caller) -> Image:

@@ -25,8 +25,15 @@ class ReadAdmission:
     """The reads of one store: ``reads`` at a time, ``timeout_s`` each."""
 
     def __init__(
-        self, name: str, reads: int, timeout_s: float, counted: gateway_metrics.StoreMetrics
+        self,
+        name: str,
+        reads: int,
+        timeout_s: float,
+        counted: gateway_metrics.StoreMetrics,
+        *,
+        queue_s: float = QUEUE_S,
     ) -> None:
+        self._queue_s = queue_s
         self._name, self._reads, self._timeout_s = name, reads, timeout_s
         self._counted = counted
         self._places = threading.BoundedSemaphore(reads)
@@ -37,7 +44,7 @@ class ReadAdmission:
     def run(self, read: Callable[[], T]) -> T:
         """Run ``read`` in a thread; HttpError if there is no slot, or no result in time."""
         all_are_late = len(self._late) >= self._reads
-        wait_s = 0.0 if all_are_late else min(QUEUE_S, self._timeout_s)
+        wait_s = 0.0 if all_are_late else min(self._queue_s, self._timeout_s)
         if not self._places.acquire(timeout=wait_s):
             self._counted.count_fault("full")
             raise http_errors.HttpError(

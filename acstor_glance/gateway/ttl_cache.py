@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 class TtlCache(Generic[T]):
-    """Up to ``most`` values by key, for ``for_s`` each; thread-safe."""
+    """Up to ``limit`` values by key, for ``ttl_s`` each; thread-safe."""
 
     def __init__(
-        self, for_s: float, most: int, clock: Callable[[], float] = time.monotonic
+        self, ttl_s: float, limit: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._for_s, self._clock = for_s, clock
-        self._known: lru_table.LruTable[Hashable, tuple[float, T]] = lru_table.LruTable(most)
+        self._ttl_s, self._clock = ttl_s, clock
+        self._known: lru_table.LruTable[Hashable, tuple[float, T]] = lru_table.LruTable(limit)
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> T | None:
@@ -32,7 +32,7 @@ class TtlCache(Generic[T]):
     def put(self, key: Hashable, value: T) -> None:
         """Store a value."""
         with self._lock:
-            self._known[key] = (self._clock() + self._for_s, value)
+            self._known[key] = (self._clock() + self._ttl_s, value)
 
     def invalidate(self, key: Hashable) -> None:
         """Drop the value of a key."""

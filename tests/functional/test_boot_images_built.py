@@ -126,8 +126,8 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     owners = {image_id: images.records[image_id]["owner"] for image_id in [*catalogue, booted, new]}
     counters = metrics.ListenerMetrics()
     ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
-    service = boot_image_service.BootImageService(made, BOTH, counters, lambda: {booted}, ahead)
-    service.requeue([*catalogue, booted], owners)
+    service = boot_image_service.BootImageService(made, BOTH, counters, ahead)
+    service.requeue([*catalogue, booted], owners, {booted})
     service.put(new, owners[new])
     assert counters.registry.get_sample_value("acstor_glance_queued_boot_images") == 5
     service.start()
@@ -161,7 +161,7 @@ def test_image_that_glances_import_prepared_is_built_without_a_reconcile(images,
     counters = metrics.ListenerMetrics()
     guard = protection_reconciler.ProtectionReconciler(conf, images, counters)
     ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
-    boots = boot_image_service.BootImageService(made, BOTH, counters, lambda: guard.needed, ahead)
+    boots = boot_image_service.BootImageService(made, BOTH, counters, ahead)
     preparing = image_preparer.ImagePreparer(images, conf, counters)
     looking = image_reconciler.ImageReconciler(images, preparing.wanted, builds=True)
     service = listener_service.ListenerService(conf, preparing, looking, counters, guard, boots)

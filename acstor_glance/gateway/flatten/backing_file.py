@@ -38,7 +38,9 @@ class BackingFile:
         watched: watchdog.Watchdog,
         *,
         pages: int = PAGES,
+        pause_s: float = PAUSE_S,
     ) -> None:
+        self._pause_s = pause_s
         self.name, self.size_bytes = name, size_bytes
         self._read, self._watch = read, watched
         self._pages: lru_table.LruTable[int, bytes] = lru_table.LruTable(pages)
@@ -62,7 +64,7 @@ class BackingFile:
             try:
                 data = self._read(byte_range.ByteRange(offset, length))
             except http_errors.HttpError as error:
-                if error.status not in PASSING or self._watch.left_s <= PAUSE_S:
+                if error.status not in PASSING or self._watch.left_s <= self._pause_s:
                     words = f"the base: {error.message}"
                     raise http_errors.FlattenAborted(error.status, words, "base") from error
             else:
@@ -70,7 +72,7 @@ class BackingFile:
                 self.read_bytes += length
                 return data
             self._watch.check()
-            time.sleep(PAUSE_S)
+            time.sleep(self._pause_s)
 
     def _page(self, number: int) -> bytes:
         page = self._pages.use(number)

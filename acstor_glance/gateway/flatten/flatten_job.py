@@ -93,17 +93,17 @@ class FlattenJob:
 
     def __init__(
         self,
-        known: image_lookup.ImageLookup,
-        made: range_reader.RangeReader,
-        fills: image_upload.ImageUploader,
-        order: FlattenRequest,
+        lookup: image_lookup.ImageLookup,
+        reader: range_reader.RangeReader,
+        uploader: image_upload.ImageUploader,
+        request: FlattenRequest,
         body: delta_body.DeltaBody,
-        watched: watchdog.Watchdog,
+        watch: watchdog.Watchdog,
         ratio: int,
     ) -> None:
         self._ratio, self._budget = ratio, preparation_budget.PreparationBudget("the base")
-        self._lookup, self._reader, self._uploader = known, made, fills
-        self._request, self._body, self._watch = order, body, watched
+        self._lookup, self._reader, self._uploader = lookup, reader, uploader
+        self._request, self._body, self._watch = request, body, watch
         self._file: backing_file.BackingFile | None = None
         self._data = image_upload.UploadBody((), 0)
         self._last_decoded: tuple[layout.Extent | None, codecs.Buffer] = (None, b"")
@@ -129,14 +129,14 @@ class FlattenJob:
         :param timeout_s: longest wait for Glance per part
         :raises http_errors.HttpError: the job is refused, or failed
         """
-        order = self._request
-        self._uploader.check_target(order.image_id, order.caller, order.disk_format)
+        request = self._request
+        self._uploader.check_target(request.image_id, request.caller, request.disk_format)
         head, table = self._body.read_header()
         image = self._base_image(head)
         pool = futures.ThreadPoolExecutor(READS_AHEAD, thread_name_prefix="base")
         try:
             self._data = self._make_body(self._open_backing(image), head, table, pool)
-            self._uploader.upload_image(order.image_id, order.caller, self._data, timeout_s)
+            self._uploader.upload_image(request.image_id, request.caller, self._data, timeout_s)
         finally:
             self._watch.stop_work(_conflict("the composition is over"))  # stops reads in progress
             pool.shutdown(wait=False, cancel_futures=True)

@@ -40,14 +40,14 @@ class FlattenJobs:
 
     def __init__(
         self,
-        known: image_lookup.ImageLookup,
-        made: range_reader.RangeReader,
-        fills: image_upload.ImageUploader,
+        lookup: image_lookup.ImageLookup,
+        reader: range_reader.RangeReader,
+        uploader: image_upload.ImageUploader,
         own: Any,
         ratio: int,
         counted: gateway_metrics.GatewayMetrics,
     ) -> None:
-        self._lookup, self._reader, self._uploader = known, made, fills
+        self._lookup, self._reader, self._uploader = lookup, reader, uploader
         self._ratio = ratio
         self._still_s, self._counted = IDLE_TIMEOUTS * own.timeout_s, counted
         self._places = job_slots.JobSlots(own.max_compositions, -(-own.max_compositions // 2))

@@ -50,9 +50,7 @@ def test_slow_builds_of_a_project_leave_a_worker_to_the_others(is_told: bool) ->
     owners = {**dict.fromkeys(slow, "slow"), **dict.fromkeys(quick, "quick")}
     made = Made(owners)
     ways = build_modes.BuildModes(builds=True, records=True)
-    service = boot_image_service.BootImageService(
-        made, ways, metrics.ListenerMetrics(), lambda: set(), Ahead()
-    )
+    service = boot_image_service.BootImageService(made, ways, metrics.ListenerMetrics(), Ahead())
     if is_told:  # by messages, which say nothing of the owner that counts
         for image_id in (*slow, *quick):
             service.put(image_id, "")

@@ -61,9 +61,9 @@ def numbers():
 def open_door(numbers):
     """Return what makes the door of a store, whose reads are counted."""
 
-    def make(reads, timeout_s):
+    def make(reads, timeout_s, queue_s=read_admission.QUEUE_S):
         counted = gateway_metrics.StoreMetrics(numbers, "s", "s3", reads)
-        return read_admission.ReadAdmission("s", reads, timeout_s, counted)
+        return read_admission.ReadAdmission("s", reads, timeout_s, counted, queue_s=queue_s)
 
     return make
 
@@ -99,9 +99,8 @@ def raise_timeout():
     raise TimeoutError("of a socket")
 
 
-def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch, open_door, numbers):
-    monkeypatch.setattr(read_admission, "QUEUE_S", 0.05)
-    door, go_on = open_door(reads=2, timeout_s=0.05), threading.Event()
+def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(open_door, numbers):
+    door, go_on = open_door(reads=2, timeout_s=0.05, queue_s=0.05), threading.Event()
     try:
         for _ in range(2):
             with pytest.raises(http_errors.HttpError, match="no answer within") as late:
@@ -117,14 +116,12 @@ def test_store_that_hangs_costs_its_reads_and_nobody_waits_for_it(monkeypatch, o
         assert (faults, shown(numbers, "reads_in_flight")) == ([2, 3], 2)
     finally:
         go_on.set()
-    monkeypatch.setattr(read_admission, "QUEUE_S", 5)
-    door = open_door(reads=2, timeout_s=5)
+    door = open_door(reads=2, timeout_s=5, queue_s=5)
     assert [door.run(lambda: 1) for _ in range(5)] == [1] * 5
 
 
-def test_place_of_a_late_read_is_free_when_it_ends(monkeypatch, open_door):
-    monkeypatch.setattr(read_admission, "QUEUE_S", 5)
-    door, go_on = open_door(reads=1, timeout_s=0.2), threading.Event()
+def test_place_of_a_late_read_is_free_when_it_ends(open_door):
+    door, go_on = open_door(reads=1, timeout_s=0.2, queue_s=5), threading.Event()
     with pytest.raises(http_errors.HttpError):
         door.run(go_on.wait)
     go_on.set()
@@ -139,7 +136,7 @@ def test_place_of_a_late_read_is_free_when_it_ends(monkeypatch, open_door):
 
 def test_what_is_remembered_ends_and_is_bounded():
     now = [0.0]
-    known = ttl_cache.TtlCache(for_s=10, most=2, clock=lambda: now[0])
+    known = ttl_cache.TtlCache(ttl_s=10, limit=2, clock=lambda: now[0])
     known.put("a", 1)
     known.put("b", 2)
     assert known.get("a") == 1  # used last

@@ -242,11 +242,10 @@ def test_tables_are_read_in_pages_that_are_kept_and_parts_are_not():
     assert file.read_bytes == 65_536 * 2 + 256_000 % 65_536 + 20
 
 
-def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not(monkeypatch):
-    monkeypatch.setattr(backing_file, "PAUSE_S", 0.01)
+def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not():
     passing = [http_errors.HttpError(status, "later") for status in (502, 503, 504)]
     store = Store(b"x" * 100, *passing)
-    assert file_of(store).read_part(0, 10) == b"x" * 10
+    assert file_of(store, pause_s=0.01).read_part(0, 10) == b"x" * 10
     assert len(store.asked) == 4
     gone = Store(b"x" * 100, http_errors.HttpError(409, "no such object"))
     with pytest.raises(http_errors.FlattenAborted, match="the base: no such object") as caught:
@@ -254,9 +253,8 @@ def test_store_that_is_busy_is_asked_again_and_one_that_refuses_is_not(monkeypat
     assert (caught.value.status, caught.value.who) == (409, "base")
 
 
-def test_store_that_stays_busy_ends_the_composition_in_time(monkeypatch):
-    monkeypatch.setattr(backing_file, "PAUSE_S", 0.01)
+def test_store_that_stays_busy_ends_the_composition_in_time():
     store = Store(b"x", *[http_errors.HttpError(503, "full")] * 1000)
     with pytest.raises(http_errors.FlattenAborted, match="full") as caught:
-        file_of(store, longest_s=0.1).read_part(0, 1)
+        file_of(store, longest_s=0.1, pause_s=0.01).read_part(0, 1)
     assert caught.value.status == 503

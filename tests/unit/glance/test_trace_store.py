@@ -50,9 +50,8 @@ def test_forged_hosts_gain_no_more_than_the_places_that_there_are(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 10_000
 
 
-def test_images_that_are_too_many_push_out_the_oldest(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace_store, "IMAGES_LIMIT", 5)
-    store = trace_store.TraceStore(tmp_path)
+def test_images_that_are_too_many_push_out_the_oldest(tmp_path):
+    store = trace_store.TraceStore(tmp_path, images_limit=5)
     for _ in range(20):
         store.add_trace(message(1, image_id=str(uuid.uuid4())))
     assert len(list((tmp_path / "traces").iterdir())) == 5

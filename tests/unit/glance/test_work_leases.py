@@ -75,12 +75,10 @@ def test_coordination_service_that_is_away_is_said_without_its_password() -> Non
     assert "secret" not in str(caught.value)
 
 
-def test_coordination_service_that_hangs_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    monkeypatch.setattr(work_leases, "ANSWER_S", 0.5)
+def test_coordination_service_that_hangs_is_given_up(tmp_path: pathlib.Path) -> None:
     with silent_server.serve() as server:
-        hung = work_leases.WorkLeases(f"mysql://root@{server.address}/db", tmp_path, "chunk_map")
+        url = f"mysql://root@{server.address}/db"
+        hung = work_leases.WorkLeases(url, tmp_path, "chunk_map", answer_s=0.5)
         began_s = time.monotonic()
         for _ in range(3):
             with (

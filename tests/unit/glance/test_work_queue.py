@@ -59,9 +59,8 @@ def test_closed_queue_lets_workers_end() -> None:
     assert take(queue) is None
 
 
-def test_no_more_images_wait_than_there_is_room_for(monkeypatch) -> None:
-    monkeypatch.setattr(work_queue, "MOST_WAITING", 1)
-    queue = work_queue.WorkQueue(9)
+def test_no_more_images_wait_than_there_is_room_for() -> None:
+    queue = work_queue.WorkQueue(9, limit=1)
     queue.add_image(A)
     queue.add_image(B)
     assert queue.queue_sizes() == (1, 0) and take(queue) == A
@@ -86,9 +85,8 @@ def test_image_that_waits_moves_up_and_never_down() -> None:
     assert [take(queue), take(queue), take(queue)] == [C, B, A]
 
 
-def test_full_queue_leaves_out_what_is_least_urgent(monkeypatch) -> None:
-    monkeypatch.setattr(work_queue, "MOST_WAITING", 2)
-    queue = work_queue.WorkQueue(9)
+def test_full_queue_leaves_out_what_is_least_urgent() -> None:
+    queue = work_queue.WorkQueue(9, limit=2)
     queue.add_image(A, Rank.OLD)
     queue.add_image(B, Rank.OLD)
     queue.add_image(C, Rank.OLD)  # no room, and no more urgent than the others
@@ -187,9 +185,8 @@ def test_image_of_which_a_message_told_waits_for_the_turn_of_its_project() -> No
     assert queue.take_image() == (B, Rank.BOOTED, "its own")
 
 
-def test_flood_of_messages_keeps_out_nothing_that_a_reconcile_found(monkeypatch) -> None:
-    monkeypatch.setattr(work_queue, "MOST_WAITING", 50)
-    queue = work_queue.WorkQueue()
+def test_flood_of_messages_keeps_out_nothing_that_a_reconcile_found() -> None:
+    queue = work_queue.WorkQueue(limit=50)
     for image_id in images(200):
         queue.add_image(image_id, Rank.NEW)
     for image_id in (A, B):
