@@ -288,7 +288,7 @@ class PeerNetwork:
                 raise
         return (
             client_connection.ClientConnection(
-                line.host, link, receiver, line.peer, line.klass, self._gate, self._share
+                line.host, link, receiver, line.klass, self._gate, self._share
             ),
             early,
         )
@@ -377,11 +377,10 @@ class PeerNetwork:
                 link, receiver, self._host_id, self._ring_epoch(), self._may_speak
             )
             link.join_limits(self._traffic, theirs.klass)
-            receiver.peer = peer = f"{theirs.host_id} ({peer})"
+            receiver.peer = f"{theirs.host_id} ({peer})"
             connection = server_connection.ServerConnection(
                 link,
                 receiver,
-                peer,
                 theirs,
                 self._gate,
                 self._giver,

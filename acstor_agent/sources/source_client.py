@@ -167,9 +167,11 @@ class SourceClient(base.Source):
         def may_copy() -> bool:
             return self._copies is not None and self._copies.can_serve(blob)
 
-        asked = self.failover, _key(blob), blob.image_id, count, what, may_copy, ignores_refusals
-        now, until_s = trio.current_time(), trio.current_effective_deadline()
-        with contextlib.closing(failover.SourceRequest(*asked, now, until_s)) as request:
+        known, key, now = self.failover, _key(blob), trio.current_time()
+        sources = known.ordered_sources(now) if ignores_refusals else known.sources_of(key, now)
+        asked = known, key, blob.image_id, count, what, may_copy
+        until_s = trio.current_effective_deadline()
+        with contextlib.closing(failover.SourceRequest(*asked, until_s, sources)) as request:
             run = _Run(self._sources, request, read, told)
             await (run.hedged() if request.may_hedge else run.alone())
         if run.fault is not None:

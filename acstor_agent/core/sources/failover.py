@@ -97,6 +97,10 @@ class Failover:
         """Return the sources, those that are down last."""
         return sorted(self.sources, key=lambda source: not source.breaker.may_be_first(now))
 
+    def sources_of(self, key: Hashable, now: float) -> list[SourceState]:
+        """Return the sources to ask for a key, in order; none if all refused it recently."""
+        return [] if self.refused.get(key, 0.0) > now else self.ordered_sources(now)
+
     def fault_of(self, source: SourceState) -> health_issues.HealthIssue | None:
         """Return what is wrong with a source; may be called from any thread."""
         return source.down or source.refusals.last_refusal(self._clock())
@@ -163,6 +167,7 @@ class SourceRequest:
     :param key: what is read; a refusal holds for all of it
     :param what: describes a piece in words
     :param may_copy: returns whether the copies can give the key after all sources refused it
+    :param sources: to be asked in order; none: all have refused the key recently
     """
 
     def __init__(
@@ -173,16 +178,14 @@ class SourceRequest:
         count: int,
         what: Callable[[int], str],
         may_copy: Callable[[], bool],
-        ignores_refusals: bool,
-        now: float,
         deadline_s: float,
+        sources: list[SourceState],
     ) -> None:
         self._failover, self._key, self._image_id = failover, key, image_id
         self._what, self._may_copy, self._deadline_s = what, may_copy, deadline_s
         self.left = dict.fromkeys(range(count))  # numbers of the missing pieces
-        self._is_refused = not ignores_refusals and failover.refused.get(key, 0.0) > now
+        self._sources, self._is_refused = sources, not sources
         self._is_copied = False
-        self._sources = [] if self._is_refused else failover.ordered_sources(now)
         self._under_way: dict[Attempt, None] = {}
         self._hedged: list[SourceState] = []
         self._winner: SourceState | None = None

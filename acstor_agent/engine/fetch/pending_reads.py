@@ -88,14 +88,8 @@ class PendingReads:
             raise errors.LocalProtocolError(f"{priority.name} is no reason of a host's own")
         waiter = Waiter(token, list(batch), is_patient and is_guest, deadline_s)
         if token is not None:
-            self._waiters[token] = waiter
-            if deadline_s < math.inf:
-                context.timers.put(deadline_s, timers.Due.READ_DEADLINE, waiter)
-        is_source_first = (
-            is_guest
-            and context.settings.may_ask_source_first
-            and self.selection.preference.choose_source_first(context.now)
-        )
+            self._add_waiter(waiter)
+        is_source_first = is_guest and self._choose_source_first()
         self._record_position(batch, priority)
         index = 0
         while index < len(batch):
@@ -105,11 +99,8 @@ class PendingReads:
                 waiter.left -= 1
                 index += 1
                 continue
-            refs = self._joinable_chunks(batch, index)
-            transfer = context.transfers.get_or_create(refs, priority)
-            if token is not None:
-                transfer.waiters.append((waiter, _positions(transfer, refs, index)))
-            index += len(refs)
+            transfer = self._join_transfer(waiter, batch, index, priority)
+            index += transfer.count
             if is_guest:
                 transfer.opener = transfer.opener or opener
                 self._start_for_guest(transfer, want, is_source_first)
@@ -120,6 +111,29 @@ class PendingReads:
                 return  # its first chunks were dropped from a full queue
         if not waiter.left and token is not None:
             self._complete(waiter, None, "")
+
+    def _add_waiter(self, waiter: Waiter) -> None:
+        self._waiters[waiter.token] = waiter
+        if waiter.deadline_s < math.inf:
+            self._context.timers.put(waiter.deadline_s, timers.Due.READ_DEADLINE, waiter)
+
+    def _join_transfer(
+        self, waiter: Waiter, batch: Sequence[chunk_ref.ChunkRef], index: int, priority: Priority
+    ) -> Transfer:
+        """Return the transfer of the chunks from ``index`` on, after the waiter has joined it."""
+        refs = self._joinable_chunks(batch, index)
+        transfer = self._context.transfers.get_or_create(refs, priority)
+        if waiter.token is not None:
+            transfer.waiters.append((waiter, _positions(transfer, refs, index)))
+        return transfer
+
+    def _choose_source_first(self) -> bool:
+        """Return whether this guest read goes to the source first."""
+        context = self._context
+        return (
+            context.settings.may_ask_source_first
+            and self.selection.preference.choose_source_first(context.now)
+        )
 
     def _joinable_chunks(self, batch: Sequence[chunk_ref.ChunkRef], index: int) -> transfer_.Refs:
         """Return the chunks from ``index`` on that can be in one transfer.

@@ -139,14 +139,8 @@ class RequestsOut:
         peer = self._book.get(host)
         if peer is None:
             return []
-        taken: list[tuple[Attempt, list[T]]] = []
-        begin = 0
-        if fate is None:
-            while (attempt := self._completed_attempt(peer, answers, begin)) is not None:
-                end = begin + len(attempt.numbers)
-                taken.append((attempt, [answer for _, answer in answers[begin:end]]))
-                self._answered(peer, attempt)
-                begin = end
+        taken = self._end_completed(peer, answers) if fate is None else []
+        begin = sum([len(some) for _, some in taken])
         left = dict(reversed(answers[begin:])) if begin < len(answers) else {}  # the first counts
         while left:
             number, answer = left.popitem()
@@ -163,6 +157,19 @@ class RequestsOut:
         if taken:
             peer.last_heard_s = now
             self._send_more(peer, now)
+        return taken
+
+    def _end_completed(
+        self, peer: peer_state.Peer, answers: Sequence[tuple[int, T]]
+    ) -> list[tuple[Attempt, list[T]]]:
+        """End the attempts that the first answers complete, in their order."""
+        taken: list[tuple[Attempt, list[T]]] = []
+        begin = 0
+        while (attempt := self._completed_attempt(peer, answers, begin)) is not None:
+            end = begin + len(attempt.numbers)
+            taken.append((attempt, [answer for _, answer in answers[begin:end]]))
+            self._answered(peer, attempt)
+            begin = end
         return taken
 
     def _completed_attempt(

@@ -99,7 +99,7 @@ class Connection(abc.ABC):
     """One end of a connection: a link, an outbox, and the tasks that read and write.
 
     :param receiver: has already received Hello
-    :param peer: the other side in words, for logs and errors
+    :ivar peer: the other side in words, for logs and errors
     """
 
     def __init__(
@@ -107,14 +107,13 @@ class Connection(abc.ABC):
         host: ids.HostId,
         link: peer_link.Link,
         receiver: peer_wire.Receiver,
-        peer: str,
         klass: peer_wire.Klass,
         gate: DemandGate,
         share: loop_share.LoopShare,
     ) -> None:
         self.host = host
         self.link = link
-        self.peer = peer
+        self.peer = receiver.peer
         self.klass = klass
         self.is_closed = self.is_left = False  # is_left: by the other side
         self.last_progress = trio.current_time()

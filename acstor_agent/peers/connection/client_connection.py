@@ -57,12 +57,11 @@ class ClientConnection(base_connection.Connection):
         host: ids.HostId,
         link: peer_link.Link,
         receiver: peer_wire.Receiver,
-        peer: str,
         klass: peer_wire.Klass,
         gate: base_connection.DemandGate,
         share: loop_share.LoopShare,
     ) -> None:
-        super().__init__(host, link, receiver, peer, klass, gate, share)
+        super().__init__(host, link, receiver, klass, gate, share)
         self._account(0, is_useful=True)  # this host asks it
         self._waiting: dict[int, tuple[peer_wire.Request, Hear]] = {}
         self._soon = send_queue.SendQueue()  # requests and announcements not sent yet

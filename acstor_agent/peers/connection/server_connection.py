@@ -85,7 +85,6 @@ class ServerConnection(base_connection.Connection):
         self,
         link: peer_link.Link,
         receiver: peer_wire.Receiver,
-        peer: str,
         hello: peer_wire.Hello,
         gate: base_connection.DemandGate,
         giver: RequestHandler,
@@ -93,7 +92,7 @@ class ServerConnection(base_connection.Connection):
         budgets: Budgets,
         share: loop_share.LoopShare,
     ) -> None:
-        super().__init__(hello.host_id, link, receiver, peer, hello.klass, gate, share)
+        super().__init__(hello.host_id, link, receiver, hello.klass, gate, share)
         self._giver = giver
         self._heard = heard
         self._budgets = budgets

@@ -20,6 +20,10 @@ KINDS = (
 )
 
 
+def to_ask(known, key, now, ignores_refusals):
+    return known.ordered_sources(now) if ignores_refusals else known.sources_of(key, now)
+
+
 class World:
     """Sources that do what chance wants, and requests of them, one after the other."""
 
@@ -41,7 +45,7 @@ class World:
         deadline_s = self.now + rng.choice([1.0, 1e6])
         request = failover.SourceRequest(
             *(self.failover, "key", IMAGE, count, str, lambda: self.has_copies),
-            *(rng.random() < 0.3, self.now, deadline_s),
+            *(deadline_s, to_ask(self.failover, "key", self.now, rng.random() < 0.3)),
         )
         told, tries, waiting = {}, {}, {}  # of attempts: until when they pause, or 0
         failures = {}
@@ -131,9 +135,9 @@ def ask(known, outcomes, *, copies=None, key="key", ignores_refusals=False):
     :param copies: their outcomes at the copies; None: there are none
     """
     may_copy = lambda: copies is not None  # noqa: E731 - what a caller gives
-    request = failover.SourceRequest(
-        known, key, IMAGE, len(outcomes), str, may_copy, ignores_refusals, 0.0, float("inf")
-    )
+    asked = known, key, IMAGE, len(outcomes), str, may_copy
+    first = to_ask(known, key, 0.0, ignores_refusals)
+    request = failover.SourceRequest(*asked, float("inf"), first)
     failures = {}
     while (attempt := request.next_attempt(0.0)) is not None:
         failures.update(request.final_failures(attempt))
