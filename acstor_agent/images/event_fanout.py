@@ -26,10 +26,10 @@ class EventFanout:
         chunks: exchange.Exchange,
         images: mirrors.Mirrors,
         cache: cache_files.CacheFiles,
-        sharing: replication.Replication | None = None,
+        replicas: replication.Replication | None = None,
         is_for_others: Callable[[ids.ImageId], bool] = lambda image_id: False,
     ) -> None:
-        self._sharing, self._is_for_others = sharing, is_for_others
+        self._replicas, self._is_for_others = replicas, is_for_others
         self._chunks, self._images, self._cache = chunks, images, cache
         chunks.on_action(actions.ForwardAnnouncement, self.announcements_accepted)
         cache.on_evicted(self.chunk_evicted)
@@ -38,8 +38,8 @@ class EventFanout:
         """Process an unsolicited message of a peer."""
         if isinstance(news, peer_wire.SegmentNews):
             self._chunks.announcement_received(host, news)
-        elif self._sharing is not None:
-            self._sharing.report_received(host, news)
+        elif self._replicas is not None:
+            self._replicas.report_received(host, news)
 
     def announcements_accepted(self, heard: actions.ForwardAnnouncement) -> None:
         """Process accepted announcements: prefetch candidates and copy hints."""

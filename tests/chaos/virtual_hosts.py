@@ -215,14 +215,14 @@ class Host:
             self._named = place_identity.ByOid() if settings.by_oid else place_identity.ByPlace()
         for part in ("maps", "state"):
             (folder / part).mkdir(parents=True, exist_ok=True)
-        self.promises = pins.ImagePins(folder / "state", settings.cache_bytes, geometry.MIB)
+        self.pins = pins.ImagePins(folder / "state", settings.cache_bytes, geometry.MIB)
         if settings.is_keeping:
-            self.promises.load()
+            self.pins.load()
         self.cache_dir = folder / "cache"
         self.cache = cache_files.CacheFiles.open(
-            self.cache_dir, settings.cache_bytes, geometry.MIB // 4, pins=self.promises.pins
+            self.cache_dir, settings.cache_bytes, geometry.MIB // 4, pins=self.pins.pins
         )
-        self.promises.cache = self.cache
+        self.pins.cache = self.cache
         self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
         self.net = peer_network.PeerNetwork(
             here,
@@ -238,7 +238,7 @@ class Host:
         self.images = mirrors.Mirrors(folder / "maps", self.source)
         self.images.make_with(self._make_mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery, self._clock)
-        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.promises.pinned_of)
+        self.naming = chunk_lookup.ChunkLookup(self.images, looked_up, self.pins.pinned_of)
         self._named.restore_names(self.cache.iter_cids())
         core = engine.Engine(
             here,
@@ -291,7 +291,7 @@ class Host:
         self.uses = usage.ImageUsage(self.images, set, set, self._clock)
         filler = background_fill.BackgroundFill(
             self.images,
-            self.promises,
+            self.pins,
             self.chunks,
             boot_deferral.BootDeferral(self.images, self.boots, 2.0, 20.0),
             self.waiting,
@@ -299,7 +299,7 @@ class Host:
             limit_bytes_s=2e6,
             first_chunk=rng.randrange(64),
         )
-        self.whole = hydration.Hydration(self.images, self.uses, self.promises, filler)
+        self.whole = hydration.Hydration(self.images, self.uses, self.pins, filler)
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.boots_of(image_map)

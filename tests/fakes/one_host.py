@@ -116,20 +116,20 @@ class OneHost:
         (folder / "maps").mkdir(exist_ok=True)
         self.maps = folder / "maps"
         self.io = disk_io.DiskIo()
-        self.promises = pins.ImagePins(
+        self.pins = pins.ImagePins(
             folder, limit_bytes, geometry.MIB, may_grow=may_grow, shares=shares
         )
         if is_keeping:
-            self.promises.load()
+            self.pins.load()
         self.cache = cache_files.CacheFiles.open(
-            folder / "cache", limit_bytes, geometry.MIB, io=self.io, pins=self.promises.pins
+            folder / "cache", limit_bytes, geometry.MIB, io=self.io, pins=self.pins.pins
         )
-        self.promises.cache = self.cache
+        self.pins.cache = self.cache
         here = ids.HostId("h1")
         self.mirrors = mirrors.Mirrors(self.maps, base.Wrapper(self.source))
         self.mirrors.make_with(self._mirror)
         looked_up = detached_maps.DetachedMaps(self.source, nursery)
-        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.promises.pinned_of)
+        self.naming = chunk_lookup.ChunkLookup(self.mirrors, looked_up, self.pins.pinned_of)
         core = engine.Engine(
             here,
             table,

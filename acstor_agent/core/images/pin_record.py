@@ -50,9 +50,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder: msgspec.json.Decoder[_File] = msgspec.json.Decoder(_File)
 
 
-def encode(promises: Iterable[ImagePin]) -> bytes:
+def encode(pins: Iterable[ImagePin]) -> bytes:
     """Return the bytes of the pin file."""
-    return msgspec.json.format(msgspec.json.encode(_File(VERSION, list(promises))), indent=1)
+    return msgspec.json.format(msgspec.json.encode(_File(VERSION, list(pins))), indent=1)
 
 
 def decode(raw: bytes, what: str) -> dict[ids.ImageId, ImagePin]:

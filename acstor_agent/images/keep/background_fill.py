@@ -52,7 +52,7 @@ FillMode = pin_record.FillMode
 class Progress:
     """Fill state of one image.
 
-    ``left_bytes`` is None until counted; ``to_do`` has one chunk of each missing content of
+    ``left_bytes`` is None until counted; ``missing`` has one chunk of each missing content of
     ``part``.
     """
 
@@ -63,7 +63,7 @@ class Progress:
         self.unwritten: list[int] = []  # cached in memory only, as of the count
         self.unwritten_bytes = 0  # of these, at the last check
         self.lacking_bytes = 0
-        self.to_do: collections.deque[int] = collections.deque()
+        self.missing: collections.deque[int] = collections.deque()
         self.deadline: fill_rate.Deadline | None = None
         self.is_miss_told = False
         self.speed = fill_rate.Speed()
@@ -102,7 +102,7 @@ class _Slice:
         """Record a failed chunk, and queue it again."""
         self.failures += 1
         self.why = why
-        self.progress.to_do.append(number)
+        self.progress.missing.append(number)
 
 
 class BackgroundFill:
@@ -146,7 +146,7 @@ class BackgroundFill:
         progress.unwritten = unwritten  # at the end, because others read and replace it
         progress.part, progress.total_bytes = part, part.total_bytes
         progress.left_bytes = sum(map(lengths, missing))
-        progress.to_do = collections.deque(missing)
+        progress.missing = collections.deque(missing)
         self.update_unwritten(progress)
 
     def update_unwritten(self, progress: Progress) -> None:
@@ -200,11 +200,11 @@ class BackgroundFill:
                     what = read_request.in_words(self._chunks.chunk_ref_of(part.map, number))
                     filling.chunk_failed(number, f"{what} did not come in {FETCH_S:.0f} s")
             nursery.cancel_scope.cancel()
-        if progress.to_do or not filling.came:
+        if progress.missing or not filling.came:
             return "" if filling.came else filling.why
         await self._pins.cache.wait_for_room()
         await self.count_missing(part, progress)
-        return self._why_refused() if progress.to_do else ""
+        return self._why_refused() if progress.missing else ""
 
     def _why_refused(self) -> str:
         trouble = self._pins.cache.trouble
@@ -225,25 +225,25 @@ class BackgroundFill:
 
         :return: seconds until the next request; None: not in this slice
         """
-        progress, promised = filling.progress, self._pins.get(filling.map.image_id)
-        if promised is None or promised.mode is FillMode.PAUSED or filling.failures >= FAILURES:
+        progress, pin = filling.progress, self._pins.get(filling.map.image_id)
+        if pin is None or pin.mode is FillMode.PAUSED or filling.failures >= FAILURES:
             return None
-        if not progress.to_do or trio.current_time() >= filling.until_s:
+        if not progress.missing or trio.current_time() >= filling.until_s:
             return None
-        is_hurry = promised.mode is FillMode.URGENT and self._is_pressing(promised, progress)
-        room = (UNDER_WAY if is_hurry or self._is_calm() else 1) - len(ahead)
+        is_urgent = pin.mode is FillMode.URGENT and self._is_pressing(pin, progress)
+        room = (UNDER_WAY if is_urgent or self._is_calm() else 1) - len(ahead)
         if room <= 0:
             return CALM_S / 10
-        numbers = self._next_of(filling, room, math.inf if is_hurry else self._pacer.bytes_s)
-        if not is_hurry:
+        numbers = self._next_of(filling, room, math.inf if is_urgent else self._pacer.bytes_s)
+        if not is_urgent:
             wait_s = self._pacer.wait_s(
                 sum(map(filling.chunk_length, numbers)), trio.current_time()
             )
             if wait_s:
                 return min(wait_s, MEASURE_S)  # the rate may have changed by then
         for _ in numbers:
-            progress.to_do.popleft()
-        if not is_hurry:
+            progress.missing.popleft()
+        if not is_urgent:
             await self._yield_to_guests()
         await self._fetch(filling, numbers, ahead)
         return 0.0
@@ -252,7 +252,7 @@ class BackgroundFill:
         """Return the chunks to request together: TOGETHER_S worth, at least one."""
         numbers: list[int] = []
         left_bytes = TOGETHER_S * bytes_s
-        for number in itertools.islice(filling.progress.to_do, room):
+        for number in itertools.islice(filling.progress.missing, room):
             left_bytes -= filling.chunk_length(number)
             if numbers and left_bytes < 0:
                 break
@@ -295,9 +295,9 @@ class BackgroundFill:
             return False
         return cid in self._pins.cache
 
-    def _is_pressing(self, promised: pin_record.ImagePin, progress: Progress) -> bool:
+    def _is_pressing(self, pin: pin_record.ImagePin, progress: Progress) -> bool:
         if progress.deadline is None:
-            return not promised.deadline_s  # else the deadline is not set yet
+            return not pin.deadline_s  # else the deadline is not set yet
         return progress.deadline.is_pressing(trio.current_time())
 
     def _is_calm(self) -> bool:

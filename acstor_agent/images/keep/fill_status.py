@@ -40,10 +40,10 @@ class FillStatus:
 
     def is_for_others(self, image_id: ids.ImageId) -> bool:
         """Return whether an image is kept here only for instances of other hosts."""
-        promised = self._pins.get(image_id)
+        pin = self._pins.get(image_id)
         if self._replicas is None or self._uses.is_seen(image_id):
             return False
-        return promised.is_for_others if promised else self._uses.is_only_for_others(image_id)
+        return pin.is_for_others if pin else self._uses.is_only_for_others(image_id)
 
     def list_status(self) -> dict[ids.ImageId, dict[str, Any]]:
         """Return the status of all images to be fully cached here."""
@@ -52,12 +52,12 @@ class FillStatus:
 
     def status_of(self, image_id: ids.ImageId) -> dict[str, Any] | None:
         """Return the status of an image; None if it need not be cached fully here."""
-        known, promised = self._filler.progress.get(image_id), self._pins.get(image_id)
+        known, pin = self._filler.progress.get(image_id), self._pins.get(image_id)
         if known is None or self.is_for_others(image_id):
             return None
         left_bytes = known.to_come_bytes  # read once: the event loop may change it
         total_bytes, speed = max(known.total_bytes, left_bytes or 0), known.speed
-        state, why = self._state(image_id, known, promised, left_bytes)
+        state, why = self._state(image_id, known, pin, left_bytes)
         if (cloud := self._in_cloud(known)) is not None:
             left_bytes, total_bytes, speed = cloud.left_bytes, cloud.total_bytes, known.cloud_speed
             state, why = _state_in_cloud(cloud, state, why)
@@ -76,23 +76,23 @@ class FillStatus:
             "is_late": deadline.is_late(takes_s, now_s) if deadline else None,
             "shortfall_bytes": known.lacking_bytes,
             "is_shared": cloud is not None,
-            "is_pinned": bool(promised and promised.is_asked),
-            "mode": (promised.mode if promised else FillMode.NORMAL).value,
+            "is_pinned": bool(pin and pin.is_asked),
+            "mode": (pin.mode if pin else FillMode.NORMAL).value,
         }
 
     def _state(
         self,
         image_id: ids.ImageId,
         known: background_fill.Progress,
-        promised: pin_record.ImagePin | None,
+        pin: pin_record.ImagePin | None,
         left_bytes: int | None,
     ) -> tuple[State, str]:
         failure: fill_rate.Failure | None = known.backoff.failure
         if known.lacking_bytes:
             return State.NO_SPACE, f"the cache lacks {known.lacking_bytes} bytes"
-        if promised is not None and left_bytes == 0 and image_id != self._filler.current:
+        if pin is not None and left_bytes == 0 and image_id != self._filler.current:
             return State.FULLY_CACHED, ""
-        if promised is not None and promised.mode is FillMode.PAUSED:
+        if pin is not None and pin.mode is FillMode.PAUSED:
             return State.PAUSED, "by the operator"
         if failure is not None:
             return State.FAILING, failure.why

@@ -68,9 +68,9 @@ class Hydration:
     async def run(self) -> None:
         """Pin and fill images, for ever."""
         if self._replicas is not None and not self._has_begun:
-            for promised_id, one in self._pins.list_pins().items():
-                if one.is_for_others or one.leased_until_s:
-                    self._replicas.restore_lease(promised_id, one.leased_until_s)
+            for pinned_id, pin in self._pins.list_pins().items():
+                if pin.is_for_others or pin.leased_until_s:
+                    self._replicas.restore_lease(pinned_id, pin.leased_until_s)
         self._has_begun = True
         while True:
             await self._settle()
@@ -84,12 +84,12 @@ class Hydration:
                 await self._changed.wait()
 
     async def _settle(self) -> None:
-        promised = self._pins.list_pins()
+        all_pins = self._pins.list_pins()
         await self._pins.release_former()
         self._attach_by_s = trio.current_time() + ATTACHING_S
-        every = {**promised, **dict.fromkeys(self._images.list_attached())}
+        every = {**all_pins, **dict.fromkeys(self._images.list_attached())}
         for image_id in every:
-            one = promised.get(image_id)
+            one = all_pins.get(image_id)
             is_used, is_asked = self._is_used(image_id, one), one is not None and one.is_asked
             if is_used or is_asked or self._is_leased(image_id):
                 known = self._known.setdefault(image_id, background_fill.Progress())
@@ -126,35 +126,50 @@ class Hydration:
         self._boots.note_reads(image_id)
         self._filler.update_unwritten(known)
         await self._look_at_deadline(image_id, known)
-        is_due = trio.current_time() - known.counted_s >= RECOUNT_S
-        lost = self._pins.cache.pinned_lost
         if is_for_others and not self._pins.has_share:
             return  # the pinned part stays: others fetch it from here
         await self._note_leases(image_id, is_for_others=is_for_others)
+        is_due = trio.current_time() - known.counted_s >= RECOUNT_S
         if self._pins.pinned_of(image_id) is None:
-            if known.part is not None:  # it was unpinned for another image
-                known.part = known.left_bytes = None
-                known.to_do.clear()
-                is_due = True
-            is_other_room = known.changes_then != self._pins.changes
-            if is_due and is_other_room and self._may_attach(image_id, known):
-                known.counted_s = trio.current_time()
-                await self._promise(image_id, known, is_for_others=is_for_others)
+            await self._pin_if_due(image_id, known, is_due, is_for_others=is_for_others)
             return
         if is_due or not known.is_behind:
             # An image that an operator pinned lacks nothing.
             known.lacking_bytes = await self._pins.apply_ring(image_id)
             known.is_behind = bool(known.lacking_bytes)
             known.counted_s = trio.current_time() if known.is_behind else known.counted_s
-        part = self._pins.pinned_of(image_id)
-        if part is not None and known.part is not part:
+        await self._count_if_due(image_id, known, is_due)
+
+    async def _pin_if_due(
+        self,
+        image_id: ids.ImageId,
+        known: background_fill.Progress,
+        is_due: bool,
+        *,
+        is_for_others: bool,
+    ) -> None:
+        if known.part is not None:  # it was unpinned for another image
+            known.part = known.left_bytes = None
+            known.missing.clear()
+            is_due = True
+        is_other_room = known.changes_then != self._pins.changes
+        if is_due and is_other_room and self._may_attach(image_id, known):
+            known.counted_s = trio.current_time()
+            await self._pin_image(image_id, known, is_for_others=is_for_others)
+
+    async def _count_if_due(
+        self, image_id: ids.ImageId, known: background_fill.Progress, is_due: bool
+    ) -> None:
+        part, cache = self._pins.pinned_of(image_id), self._pins.cache
+        if part is None:
+            return  # it was unpinned meanwhile
+        is_same, is_complete = known.part is part, not cache.pinned_missing
+        if is_same and is_complete and not known.left_bytes:
+            known.left_bytes, known.lost_then = 0, cache.pinned_lost
+            known.missing.clear()
+        elif not is_same or is_complete:  # the last chunks arrived otherwise
             await self._filler.count_missing(part, known)
-        elif part is not None and known.left_bytes and not self._pins.cache.pinned_missing:
-            await self._filler.count_missing(part, known)  # the last chunks arrived otherwise
-        elif not self._pins.cache.pinned_missing:
-            known.left_bytes, known.lost_then = 0, lost
-            known.to_do.clear()
-        elif part is not None and not known.to_do and self._must_count(known, lost, is_due):
+        elif not known.missing and self._must_count(known, cache.pinned_lost, is_due):
             await self._filler.count_missing(part, known)
 
     async def _note_leases(self, image_id: ids.ImageId, *, is_for_others: bool) -> None:
@@ -173,7 +188,7 @@ class Hydration:
         is_open, now_s = self._images.get_nowait(image_id) is not None, trio.current_time()
         return is_open or (now_s < self._attach_by_s and known.backoff.may_try(now_s))
 
-    async def _promise(
+    async def _pin_image(
         self, image_id: ids.ImageId, known: background_fill.Progress, *, is_for_others: bool = False
     ) -> None:
         try:
@@ -203,16 +218,14 @@ class Hydration:
         self, image_id: ids.ImageId, known: background_fill.Progress
     ) -> None:
         """Update the deadline of an image; log a miss, and clear it when it is met."""
-        promised, now_s = self._pins.get(image_id), trio.current_time()
-        if promised is None or promised.mode is not FillMode.URGENT or not promised.deadline_s:
+        pin, now_s = self._pins.get(image_id), trio.current_time()
+        if pin is None or pin.mode is not FillMode.URGENT or not pin.deadline_s:
             known.deadline = None
             return
         if known.deadline is None:
             known.is_miss_told = False
-            left_s = fill_rate.time_left_s(
-                promised.due_at_s, promised.deadline_s, self._wall_clock()
-            )
-            known.deadline = fill_rate.Deadline(now_s + left_s, promised.deadline_s)
+            left_s = fill_rate.time_left_s(pin.due_at_s, pin.deadline_s, self._wall_clock())
+            known.deadline = fill_rate.Deadline(now_s + left_s, pin.deadline_s)
         left_s, is_known = known.deadline.left_s(now_s), known.counted_s > -math.inf
         if known.left_bytes == 0:
             LOG.info("image %s: is whole %.0f s before it was due", image_id, left_s)
@@ -224,23 +237,23 @@ class Hydration:
             LOG.warning(
                 "image %s: missed its deadline of %.0f s: %s left; filling as fast as possible now",
                 image_id,
-                promised.deadline_s,
+                pin.deadline_s,
                 left,
             )
 
     def _next(self) -> ids.ImageId | None:
         """Return the image to fill now."""
-        promised = self._pins.list_pins()
-        hurried = [image_id for image_id, one in promised.items() if one.mode is FillMode.URGENT]
-        usual = [image_id for image_id, one in promised.items() if one.mode is FillMode.NORMAL]
-        usual.sort(key=lambda image_id: promised[image_id].is_for_others)
-        for image_id in (*sorted(hurried, key=self._due_s), *usual):
+        all_pins = self._pins.list_pins()
+        urgent = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.URGENT]
+        normal = [image_id for image_id, one in all_pins.items() if one.mode is FillMode.NORMAL]
+        normal.sort(key=lambda image_id: all_pins[image_id].is_for_others)
+        for image_id in (*sorted(urgent, key=self._due_s), *normal):
             known = self._known.get(image_id)
-            if known is None or not known.to_do or not known.backoff.may_try(trio.current_time()):
+            if known is None or not known.missing or not known.backoff.may_try(trio.current_time()):
                 continue
             if known.part is not self._pins.pinned_of(image_id):
                 continue  # the missing chunks are counted first
-            if promised[image_id].mode is FillMode.URGENT or not self._boots.is_booting(image_id):
+            if all_pins[image_id].mode is FillMode.URGENT or not self._boots.is_booting(image_id):
                 return image_id
         return None
 
@@ -250,21 +263,21 @@ class Hydration:
 
     def _due_besides(self, current: background_fill.Progress) -> list[background_fill.Progress]:
         now_s, every = trio.current_time(), self._known.values()
-        due = [one for one in every if one is not current and one.deadline and one.to_do]
+        due = [one for one in every if one is not current and one.deadline and one.missing]
         return [one for one in due if one.backoff.may_try(now_s)]
 
     async def _fill(self, image_id: ids.ImageId) -> None:
         part, known = self._pins.pinned_of(image_id), self._known[image_id]
         if part is None:
             return
-        before = len(known.to_do)
+        before = len(known.missing)
         why = await self._filler.fill_slice(part, known, self._due_besides(known))
         if why:
             LOG.info("image %s: does not become whole: %s", image_id, why)
             known.backoff.record_failure(why, trio.current_time(), known.deadline)
-        elif len(known.to_do) < before:
+        elif len(known.missing) < before:
             known.backoff.record_success()
-            if not known.to_do:
+            if not known.missing:
                 LOG.info("image %s: is whole", image_id)
 
     # Requests of operators
@@ -289,7 +302,7 @@ class Hydration:
 
         :raises errors.Unusable: it is not kept here
         """
-        self._check_promised(image_id)
+        self._check_pinned(image_id)
         await self._pins.change_pin(image_id, is_asked=False)
         self._changed.set()
 
@@ -302,10 +315,10 @@ class Hydration:
         :raises errors.Unusable: the image is not kept here
         """
         if self._pins.get(image_id) is None and self._uses.is_used(image_id):
-            await self._promise(
+            await self._pin_image(
                 image_id, self._known.setdefault(image_id, background_fill.Progress())
             )
-        self._check_promised(image_id)
+        self._check_pinned(image_id)
         due_at_s = self._wall_clock() + deadline_s if deadline_s else 0.0
         await self._pins.change_pin(image_id, mode=mode, deadline_s=deadline_s, due_at_s=due_at_s)
         if (known := self._known.get(image_id)) is not None:
@@ -314,7 +327,7 @@ class Hydration:
             await self._look_at_deadline(image_id, known)
         self._changed.set()
 
-    def _check_promised(self, image_id: ids.ImageId) -> None:
+    def _check_pinned(self, image_id: ids.ImageId) -> None:
         if self._pins.get(image_id) is None:
             known = self._known.get(image_id)
             lacks = f": the cache lacks {known.lacking_bytes} bytes" if known else ""

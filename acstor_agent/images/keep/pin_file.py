@@ -40,12 +40,12 @@ class PinFile:
             LOG.warning("%s; pinning the attached images again", e)
             return None
 
-    def write(self, promised: Mapping[ids.ImageId, pin_record.ImagePin]) -> None:
+    def write(self, pins: Mapping[ids.ImageId, pin_record.ImagePin]) -> None:
         """Write the file.
 
         :raises OSError: the write failed; the former file is intact
         """
-        _write(self._path, pin_record.encode(promised.values()))
+        _write(self._path, pin_record.encode(pins.values()))
 
     def derive_pins(self) -> Pins:
         """Return pins of all attached images, most recently touched first."""

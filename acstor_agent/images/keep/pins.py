@@ -86,9 +86,9 @@ class ImagePins:
         An image without a chunk map is pinned when it is attached again.
         """
         kept = self._file.read()
-        promised = self._file.derive_pins() if kept is None else kept
+        all_pins = self._file.derive_pins() if kept is None else kept
         # Images used here have precedence.
-        for image_id, one in sorted(promised.items(), key=lambda item: item[1].is_for_others):
+        for image_id, one in sorted(all_pins.items(), key=lambda item: item[1].is_for_others):
             image_map = self._file.map_of(image_id)
             if image_map is None:
                 if kept is not None:
@@ -114,7 +114,7 @@ class ImagePins:
             self._pinned[image_id] = part
             self._add(contents)
         self._kept = {
-            image_id: self._kept[image_id] for image_id in promised if image_id in self._kept
+            image_id: self._kept[image_id] for image_id in all_pins if image_id in self._kept
         }
 
     def _add(self, contents: Contents) -> None:
@@ -171,9 +171,9 @@ class ImagePins:
         """Whether this host has shares of images, as a member of the v-node table."""
         return self._shares is not None and self._shares.share_table() is not None
 
-    def _table_for(self, promised: ImagePin) -> hash_ring.Ring | None:
+    def _table_for(self, pin: ImagePin) -> hash_ring.Ring | None:
         """Return the table that defines the pinned part; None: the whole image."""
-        return None if self._shares is None or promised.is_asked else self._shares.share_table()
+        return None if self._shares is None or pin.is_asked else self._shares.share_table()
 
     def _part_of(
         self, image_map: chunk_map.ChunkMap, table: hash_ring.Ring | None
@@ -221,8 +221,8 @@ class ImagePins:
                 return 0  # without a table, the part by the former one stays
             return await self._pin(now, part.map)
 
-    async def _pin(self, promised: ImagePin, image_map: chunk_map.ChunkMap) -> int:
-        image_id, table = ids.ImageId(promised.image_id), self._table_for(promised)
+    async def _pin(self, pin: ImagePin, image_map: chunk_map.ChunkMap) -> int:
+        image_id, table = ids.ImageId(pin.image_id), self._table_for(pin)
         before = self._pinned.get(image_id)
         if before is not None and before.table is table:
             return 0
@@ -237,8 +237,8 @@ class ImagePins:
                 False,
             )  # all of it is pinned already
         else:
-            lacking_bytes = await self._make_room(promised, part)
-            must_fit = not self.may_grow or promised.is_for_others
+            lacking_bytes = await self._make_room(pin, part)
+            must_fit = not self.may_grow or pin.is_for_others
         if lacking_bytes and must_fit:
             self._found[image_id] = part
             return lacking_bytes
@@ -258,18 +258,18 @@ class ImagePins:
     def _is_pinned(self, part: replica_placement.Part) -> bool:
         return all(part.map.cid_of(number) in self.pins for number in part.numbers)
 
-    async def _make_room(self, promised: ImagePin, part: replica_placement.Part) -> int:
+    async def _make_room(self, pin: ImagePin, part: replica_placement.Part) -> int:
         """Unpin others' images if needed; return the bytes that the cache lacks."""
-        if too_many_bytes := self._too_many_for_others(promised, part):
+        if too_many_bytes := self._too_many_for_others(pin, part):
             return too_many_bytes
-        must_fit = not self.may_grow or promised.is_for_others
+        must_fit = not self.may_grow or pin.is_for_others
         if must_fit and (beyond_bytes := self._beyond_bytes(part)):
             return beyond_bytes
-        image_id = ids.ImageId(promised.image_id)
+        image_id = ids.ImageId(pin.image_id)
         contents = await trio.to_thread.run_sync(part.list_contents)
         slots = await trio.to_thread.run_sync(capacity.slots_of, contents, self.pins)
         gives_way = any(one.is_for_others for one in self._kept.values())
-        if gives_way and self.cache.lacking_bytes(slots) and not promised.is_for_others:
+        if gives_way and self.cache.lacking_bytes(slots) and not pin.is_for_others:
             for one in await trio.to_thread.run_sync(self._in_the_way, image_id, contents):
                 LOG.warning(
                     "image %s: no longer kept for other hosts: image %s needs the space",
@@ -317,11 +317,11 @@ class ImagePins:
     def _formers(self, image_id: ids.ImageId) -> list[replica_placement.Part]:
         return [part for _, part in self._former.get(image_id, [])]
 
-    def _too_many_for_others(self, promised: ImagePin, part: replica_placement.Part) -> int:
-        if not promised.is_for_others:
+    def _too_many_for_others(self, pin: ImagePin, part: replica_placement.Part) -> int:
+        if not pin.is_for_others:
             return 0
         _, kept_bytes = self.for_others()
-        before = self._pinned.get(ids.ImageId(promised.image_id))
+        before = self._pinned.get(ids.ImageId(pin.image_id))
         kept_bytes += part.total_bytes - (before.total_bytes if before else 0)
         return max(0, kept_bytes - self._limit_bytes // FOR_OTHERS)
 
@@ -375,17 +375,17 @@ class ImagePins:
             if (before := self._kept.get(image_id)) is not None:
                 await self._set(msgspec.structs.replace(before, **changes))
 
-    async def _set(self, promised: ImagePin) -> None:
-        image_id = ids.parse_image_id(promised.image_id)
-        if self._kept.get(image_id) != promised:
-            self._kept[image_id] = promised
+    async def _set(self, pin: ImagePin) -> None:
+        image_id = ids.parse_image_id(pin.image_id)
+        if self._kept.get(image_id) != pin:
+            self._kept[image_id] = pin
             await self._save()
 
     async def _save(self) -> None:
         try:
             await trio.to_thread.run_sync(self._file.write, self.list_pins())
         except OSError as e:
-            self.tell(f"cannot be written: {e.strerror}; a restart would not know of all promises")
+            self.tell(f"cannot be written: {e.strerror}; a restart would not know all pins")
         else:
             self.tell("")
 

@@ -60,7 +60,7 @@ class Keeper:
         boots = boot_deferral.BootDeferral(host.mirrors, host.boots, BOOT_IDLE_S, BOOT_LONGEST_S)
         self.filler = background_fill.BackgroundFill(
             host.mirrors,
-            host.promises,
+            host.pins,
             host.chunks,
             boots,
             reads=self,
@@ -70,7 +70,7 @@ class Keeper:
         self.whole = hydration.Hydration(
             host.mirrors,
             self.uses,
-            host.promises,
+            host.pins,
             self.filler,
             wall_clock=lambda: time.time() + self.wall_jumped_s,
         )
@@ -187,18 +187,18 @@ async def test_at_the_start_promises_are_kept_and_none_is_made_before_a_use_is_s
         host.add(SECOND, OTHER)
         for image_id in (IMAGE, OTHER):
             await host.mirrors.attach_image(image_id)
-        await host.promises.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map)
+        await host.pins.pin_image(IMAGE, host.mirrors.get_nowait(IMAGE).map)
         made = Keeper(host)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.whole.run)  # nobody has looked yet
             await made.wait("fully_cached", IMAGE)
-            assert host.promises.get(OTHER) is None
+            assert host.pins.get(OTHER) is None
             told = made.told(OTHER)
             assert told.is_used and told.state is fill_status.State.EVICTABLE and told.why
             nursery.start_soon(made.uses.run)
             await until(lambda: made.uses._has_looked)
             await made.whole._settle()
-            assert host.promises.get(IMAGE) and not host.promises.get(OTHER)
+            assert host.pins.get(IMAGE) and not host.pins.get(OTHER)
             host.mirrors.save_time_stamp(OTHER, 10**18)
             await made.wait("fully_cached", OTHER)
             nursery.cancel_scope.cancel()
@@ -212,7 +212,7 @@ async def test_image_that_nobody_uses_is_not_kept(keeper):
         keeper.uses.image_touched(OTHER)
         await trio.sleep(IN_USE_S / 5)
     assert keeper.state(IMAGE) is None and keeper.state(OTHER) == "fully_cached"
-    assert keeper.host.promises.get(IMAGE) is None
+    assert keeper.host.pins.get(IMAGE) is None
     assert keeper.promised_bytes() == 30 * CHUNK
     assert image.count_cached().missing_bytes == 0  # until others need the room
 
@@ -434,7 +434,7 @@ async def test_image_with_a_deadline_comes_at_the_rate_that_it_needs(keeper):
     assert trio.current_time() - began_s > 2.0  # and not as fast as it can
     assert image.count_cached().missing_bytes == 0
     await until(lambda: keeper.whole.status.status_of(IMAGE)["due_in_s"] is None)
-    assert keeper.host.promises.get(IMAGE).deadline_s == 0
+    assert keeper.host.pins.get(IMAGE).deadline_s == 0
     assert shown["mode"] == "urgent"
 
 
@@ -518,9 +518,9 @@ async def test_deadline_outlives_a_restart_and_a_clock_that_jumps(
         assert (
             3500 < made.whole.status.status_of(IMAGE)["due_in_s"] <= 3600
         )  # while it runs nothing jumps
-        kept = made.host.promises.get(IMAGE)
+        kept = made.host.pins.get(IMAGE)
     async with one_host.one_host(tmp_path, 8 * MIB, is_keeping=True) as host:
-        assert host.promises.get(IMAGE) == kept
+        assert host.pins.get(IMAGE) == kept
         host.add(DATA)
         again = Keeper(host)
         again.wall_jumped_s = jumped_s
@@ -658,7 +658,7 @@ async def test_image_without_room_that_is_asked_for_when_there_is_some_becomes_w
         image = await keeper.use(OTHER)
         await keeper.wait("no_space", OTHER)
         monkeypatch.setattr(hydration, "RECOUNT_S", math.inf)
-        await keeper.host.promises.unpin_image(IMAGE)
+        await keeper.host.pins.unpin_image(IMAGE)
         await keeper.whole.request_hydration(image)
         assert (await keeper.wait("fully_cached", OTHER))["shortfall_bytes"] == 0
 
@@ -774,7 +774,7 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
         monkeypatch.setattr(keeper.host.mirrors, "attach_image", hang)
         for image_id in (IMAGE, OTHER):
             keeper.uses.image_touched(image_id)
-            await keeper.host.promises._set(pin_record.ImagePin(image_id, 1.0))
+            await keeper.host.pins._set(pin_record.ImagePin(image_id, 1.0))
         for settled in range(1, 5):
             await keeper.whole._settle()
             assert len(asked) == min(settled, 2)
@@ -787,7 +787,7 @@ async def test_source_that_hangs_holds_up_one_image_at_a_time_and_ever_less_ofte
         await keeper.whole._settle()
         await keeper.whole._settle()
         assert keeper.whole._known[IMAGE].backoff.failure is None
-        assert keeper.host.promises.pinned_of(IMAGE) and keeper.host.promises.pinned_of(OTHER)
+        assert keeper.host.pins.pinned_of(IMAGE) and keeper.host.pins.pinned_of(OTHER)
 
 
 async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_it_is_counted(
@@ -808,7 +808,7 @@ async def test_what_is_in_memory_only_is_not_whole_though_it_is_looked_at_while_
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            pinned = keeper.host.promises._pinned
+            pinned = keeper.host.pins._pinned
             for _ in range(3):
                 await keeper.whole._settle()
                 pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table: it is counted again
@@ -832,7 +832,7 @@ async def test_image_that_is_to_be_counted_first_is_not_the_next_to_be_filled(tm
         await trio.sleep(BOOT_IDLE_S)
         await keeper.whole._settle()
         await until(lambda: keeper.whole._next() == IMAGE)
-        pinned = keeper.host.promises._pinned
+        pinned = keeper.host.pins._pinned
         pinned[IMAGE] = pinned[IMAGE]._replace()  # as by another table
         assert keeper.whole._next() is None
 
@@ -846,12 +846,12 @@ async def test_map_of_an_image_without_room_goes_when_it_is_used_no_more(
         await keeper.use()
         await keeper.uses.scan_processes()
         await keeper.whole._settle()
-        assert list(keeper.host.promises._found) == [IMAGE]
+        assert list(keeper.host.pins._found) == [IMAGE]
         await keeper.whole._settle()
-        assert list(keeper.host.promises._found) == [IMAGE]
+        assert list(keeper.host.pins._found) == [IMAGE]
         keeper.uses.image_closed(IMAGE)
         if is_detached:
             keeper.host.mirrors.detach_image(IMAGE)
         keeper.uses.image_detached(IMAGE)
         await keeper.whole._settle()
-        assert not keeper.host.promises._found
+        assert not keeper.host.pins._found

@@ -36,7 +36,7 @@ class Host:
             host.mirrors,
             host.boots,
             self.uses,
-            host.promises,
+            host.pins,
             unused_s=HOUR_S,
             others=[self.told.append],
             wall_clock=lambda: self.wall_s,

@@ -29,7 +29,7 @@ def keeping(folder, limit_bytes=8 * MIB, **options):
 
 async def make(host, image_id, **options):
     image = await host.mirrors.attach_image(image_id)
-    return await host.promises.pin_image(image_id, image.map, **options)
+    return await host.pins.pin_image(image_id, image.map, **options)
 
 
 @pytest.fixture
@@ -49,20 +49,20 @@ async def test_images_share_what_they_have_in_common(host):
     assert promised_bytes(host) == 2 * MIB  # zeros need nothing
     assert await make(host, OTHER) == 0
     assert promised_bytes(host) == 3 * MIB
-    await host.promises.unpin_image(IMAGE)
+    await host.pins.unpin_image(IMAGE)
     assert promised_bytes(host) == 2 * MIB
-    await host.promises.unpin_image(OTHER)
-    await host.promises.unpin_image(OTHER)
-    assert promised_bytes(host) == 0 and not host.promises.list_pins()
+    await host.pins.unpin_image(OTHER)
+    await host.pins.unpin_image(OTHER)
+    assert promised_bytes(host) == 0 and not host.pins.list_pins()
 
 
 async def test_promise_that_is_made_twice_counts_once(host):
     await make(host, IMAGE)
-    since_s = host.promises.get(IMAGE).since_s
+    since_s = host.pins.get(IMAGE).since_s
     await make(host, IMAGE, is_asked=True)
     await make(host, IMAGE)
-    assert host.promises.get(IMAGE) == pin_record.ImagePin(IMAGE, since_s, is_asked=True)
-    await host.promises.unpin_image(IMAGE)
+    assert host.pins.get(IMAGE) == pin_record.ImagePin(IMAGE, since_s, is_asked=True)
+    await host.pins.unpin_image(IMAGE)
     assert promised_bytes(host) == 0
 
 
@@ -79,7 +79,7 @@ async def test_promises_made_at_the_same_time_do_not_both_take_the_last_room(tmp
             for image_id in (IMAGE, OTHER):
                 nursery.start_soon(promise_one, image_id)
         assert sorted(map(bool, lacking)) == [False, True]
-        assert len(host.promises.list_pins()) == 1
+        assert len(host.pins.list_pins()) == 1
 
 
 async def test_promises_outlive_the_worker_in_their_order(tmp_path):
@@ -88,10 +88,10 @@ async def test_promises_outlive_the_worker_in_their_order(tmp_path):
         host.add(SHARED, OTHER)
         await make(host, OTHER)
         await make(host, IMAGE, is_asked=True)
-        await host.promises.change_pin(OTHER, mode=pin_record.FillMode.PAUSED)
-        before = host.promises.list_pins()
+        await host.pins.change_pin(OTHER, mode=pin_record.FillMode.PAUSED)
+        before = host.pins.list_pins()
     async with keeping(tmp_path) as host:
-        assert host.promises.list_pins() == before and list(before) == [OTHER, IMAGE]
+        assert host.pins.list_pins() == before and list(before) == [OTHER, IMAGE]
         assert promised_bytes(host) == 3 * MIB
         assert host.source.reads == []
 
@@ -103,12 +103,12 @@ async def test_promise_whose_map_is_lost_is_kept_and_pins_when_it_is_back(tmp_pa
         await make(host, IMAGE, is_asked=True)
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
     async with keeping(tmp_path) as host:
-        assert host.promises.get(IMAGE).is_asked
-        assert host.promises.pinned_of(IMAGE) is None and promised_bytes(host) == 0
+        assert host.pins.get(IMAGE).is_asked
+        assert host.pins.pinned_of(IMAGE) is None and promised_bytes(host) == 0
         host.add(DATA)
         assert await make(host, IMAGE) == 0
         assert promised_bytes(host) == 2 * MIB
-        assert host.promises.get(IMAGE).is_asked
+        assert host.pins.get(IMAGE).is_asked
 
 
 @pytest.mark.allow_log("pinning the attached images again")
@@ -126,7 +126,7 @@ async def test_lost_file_is_made_up_for_by_what_is_attached_the_latest_first(tmp
     else:
         path.write_bytes(raw)
     async with keeping(tmp_path, 3 * MIB) as host:
-        assert list(host.promises.list_pins()) == [OTHER]
+        assert list(host.pins.list_pins()) == [OTHER]
 
 
 async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
@@ -134,7 +134,7 @@ async def test_smaller_limit_breaks_no_promise_and_allows_no_new_one(tmp_path):
         host.add(DATA)
         await make(host, IMAGE)
     async with keeping(tmp_path, MIB) as host:
-        assert list(host.promises.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+        assert list(host.pins.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
         host.add(SHARED, OTHER)
         assert await make(host, OTHER) > 0
 
@@ -146,12 +146,12 @@ async def test_cache_that_may_grow_has_room_for_all(tmp_path):
             host.add(SHARED, OTHER)
             if is_first:
                 assert await make(host, IMAGE) == 0 == await make(host, OTHER)
-            assert host.promises.pins.beyond_bytes >= MIB
+            assert host.pins.pins.beyond_bytes >= MIB
             assert promised_bytes(host) == 3 * MIB
     async with keeping(tmp_path, 2 * MIB, may_grow=True) as host:
         for image_id in (IMAGE, OTHER):
-            await host.promises.unpin_image(image_id)
-        assert host.promises.pins.beyond_bytes == 0
+            await host.pins.unpin_image(image_id)
+        assert host.pins.pins.beyond_bytes == 0
 
 
 async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch):
@@ -159,7 +159,7 @@ async def test_disk_that_takes_no_file_costs_no_pin(host, tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     told = []
-    host.promises.tell = told.append
+    host.pins.tell = told.append
     with monkeypatch.context() as patch:
         patch.setattr(pin_file, "_write", full)
         assert await make(host, IMAGE) == 0
@@ -175,7 +175,7 @@ async def test_map_that_is_replaced_does_not_matter_to_what_is_unpinned(host):
     host.mirrors.detach_image(IMAGE)
     host.add(SHARED)
     await host.mirrors.attach_image(IMAGE)
-    await host.promises.unpin_image(IMAGE)
+    await host.pins.unpin_image(IMAGE)
     assert promised_bytes(host) == 0
 
 
@@ -207,24 +207,24 @@ async def test_shares_by_several_tables_stay_until_each_has_had_its_time(
     async with keeping(tmp_path, shares=place.shares()) as host:
         host.add(DATA)
         await make(host, IMAGE)
-        parts, names = [host.promises.pinned_of(IMAGE)], ["h1", "h2"]
+        parts, names = [host.pins.pinned_of(IMAGE)], ["h1", "h2"]
         for number in range(3, 9):  # more tables than are remembered one by one
             mock_clock.jump(100)
             names.append(f"h{number}")
             place.be(*names)
-            assert await host.promises.apply_ring(IMAGE) == 0
-            parts.append(host.promises.pinned_of(IMAGE))
-            await host.promises.release_former()
+            assert await host.pins.apply_ring(IMAGE) == 0
+            parts.append(host.pins.pinned_of(IMAGE))
+            await host.pins.release_former()
             assert promised_bytes(host) == 2 * MIB
-        assert len(host.promises._former[IMAGE]) == 3
+        assert len(host.pins._former[IMAGE]) == 3
         left = {cid for part in parts[-3:] for cid in part.list_contents()}
         mock_clock.jump(pins.FORMER_S - 200)  # FORMER_S after the fourth change
-        await host.promises.release_former()
+        await host.pins.release_former()
         assert promised_bytes(host) == CHUNK * len(left) < 2 * MIB
         mock_clock.jump(200)
-        await host.promises.release_former()
+        await host.pins.release_former()
         assert promised_bytes(host) == parts[-1].total_bytes
-        await host.promises.unpin_image(IMAGE)
+        await host.pins.unpin_image(IMAGE)
         assert promised_bytes(host) == 0
 
 
@@ -247,7 +247,7 @@ async def test_image_gives_way_only_where_that_makes_room(tmp_path):
     async with keeping(tmp_path, SMALL) as host:
         await place_three(host)
         assert await make(host, THIRD) > 0
-        assert OTHER in host.promises.list_pins()  # its contents stay pinned in any case
+        assert OTHER in host.pins.list_pins()  # its contents stay pinned in any case
 
 
 @pytest.mark.expect_log("no longer kept for other hosts")
@@ -257,10 +257,10 @@ async def test_images_with_the_same_contents_give_way_together_before_the_cache_
         folder.mkdir()
         async with keeping(folder, SMALL, may_grow=may_grow) as host:
             await place_three(host)
-            await host.promises.change_pin(IMAGE, is_for_others=True)
+            await host.pins.change_pin(IMAGE, is_for_others=True)
             assert await make(host, THIRD) == 0
-            assert list(host.promises.list_pins()) == [THIRD]
-            assert host.promises.pins.beyond_bytes == 0 and promised_bytes(host) == 2 * MIB
+            assert list(host.pins.list_pins()) == [THIRD]
+            assert host.pins.pins.beyond_bytes == 0 and promised_bytes(host) == 2 * MIB
 
 
 @pytest.mark.expect_log("no longer kept for other hosts")
@@ -271,9 +271,9 @@ async def test_share_that_grows_with_the_table_is_given_room(tmp_path):
         host.add(one_host.image_bytes(3 * MIB, seed=4), OTHER)
         assert await make(host, IMAGE) == 0 == await make(host, OTHER, is_for_others=True)
         place.be("h1", "h2")
-        assert await host.promises.apply_ring(OTHER) > 0
-        assert await host.promises.apply_ring(IMAGE) == 0
-        assert list(host.promises.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
+        assert await host.pins.apply_ring(OTHER) > 0
+        assert await host.pins.apply_ring(IMAGE) == 0
+        assert list(host.pins.list_pins()) == [IMAGE] and promised_bytes(host) == 2 * MIB
 
 
 @pytest.mark.expect_log("no space")
@@ -285,7 +285,7 @@ async def test_smaller_limit_lets_images_of_others_make_room_at_the_start(tmp_pa
         assert await make(host, OTHER, is_for_others=True) == 0 == await make(host, IMAGE)
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
         assert promised_bytes(host) == 2 * MIB
-        assert list(host.promises.list_pins()) == [OTHER, IMAGE]
+        assert list(host.pins.list_pins()) == [OTHER, IMAGE]
 
 
 async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_path, monkeypatch):
@@ -307,7 +307,7 @@ async def test_share_of_an_image_without_room_is_found_once_for_each_table(tmp_p
         assert found == [IMAGE]
         place.be("h1", "h2")
         assert await make(host, IMAGE) > 0 < await make(host, OTHER)
-        assert found == [IMAGE, IMAGE, OTHER] and list(host.promises._found) == [OTHER]
+        assert found == [IMAGE, IMAGE, OTHER] and list(host.pins._found) == [OTHER]
 
 
 async def test_where_no_image_can_give_way_none_is_looked_for(tmp_path, monkeypatch):
@@ -332,7 +332,7 @@ async def test_contents_of_an_image_that_is_larger_than_the_cache_are_not_looked
         monkeypatch.setattr(replica_placement.Part, "list_contents", None)
         assert await make(host, IMAGE) == MIB
     async with keeping(tmp_path, MIB) as host:  # with no file of promises
-        assert not host.promises.list_pins()
+        assert not host.pins.list_pins()
 
 
 async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
@@ -344,7 +344,7 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
         host.add(DATA)
         await make(host, IMAGE)
         place.be("h1", "h2", "h3", "h4")
-        await host.promises.apply_ring(IMAGE)
+        await host.pins.apply_ring(IMAGE)
         place.be("h1", "h2", "h3", "h4", "h5")
         with trio.CancelScope() as scope:
 
@@ -353,11 +353,11 @@ async def test_who_gives_up_while_former_shares_are_merged_leaves_no_wrong_pin(
                 return both(*parts)
 
             monkeypatch.setattr(replica_placement, "union_of_parts", give_up)
-            await host.promises.apply_ring(IMAGE)
+            await host.pins.apply_ring(IMAGE)
         mock_clock.jump(10 * pins.FORMER_S)
-        await host.promises.release_former()
-        assert promised_bytes(host) == host.promises.pinned_of(IMAGE).total_bytes
-        await host.promises.unpin_image(IMAGE)
+        await host.pins.release_former()
+        assert promised_bytes(host) == host.pins.pinned_of(IMAGE).total_bytes
+        await host.pins.unpin_image(IMAGE)
         assert promised_bytes(host) == 0
 
 
@@ -370,14 +370,14 @@ async def test_share_that_only_shrinks_follows_the_table_though_there_is_no_room
         host.add(DATA)
         assert await make(host, IMAGE, is_for_others=is_for_others) == 0
         host.cache.lacking_bytes = lambda more: MIB  # pins exceed the limit
-        host.promises._limit_bytes = CHUNK
+        host.pins._limit_bytes = CHUNK
         place.be("h1", "h2", "h3", "h4")
-        assert await host.promises.apply_ring(IMAGE) == 0
-        assert host.promises.pinned_of(IMAGE).table is place.table
-        assert host.promises.pinned_of(IMAGE).total_bytes < 2 * MIB
+        assert await host.pins.apply_ring(IMAGE) == 0
+        assert host.pins.pinned_of(IMAGE).table is place.table
+        assert host.pins.pinned_of(IMAGE).total_bytes < 2 * MIB
         place.be("h1", "h2")
-        await host.promises._release(IMAGE)
-        assert await host.promises.apply_ring(IMAGE) > 0  # it grows
+        await host.pins._release(IMAGE)
+        assert await host.pins.apply_ring(IMAGE) > 0  # it grows
 
 
 async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_has_room(tmp_path):
@@ -388,12 +388,12 @@ async def test_where_the_table_comes_later_no_more_is_pinned_at_the_start_than_h
         assert await make(host, IMAGE) == 0 == await make(host, OTHER)
     place.be("h2", "h3")
     async with keeping(tmp_path, SMALL, shares=place.shares()) as host:
-        assert promised_bytes(host) == 2 * MIB and not host.promises.pinned_of(OTHER)
-        assert list(host.promises.list_pins()) == [IMAGE, OTHER]
+        assert promised_bytes(host) == 2 * MIB and not host.pins.pinned_of(OTHER)
+        assert list(host.pins.list_pins()) == [IMAGE, OTHER]
         place.be("h1", "h2", "h3", "h4", "h5", "h6")
-        assert await host.promises.apply_ring(IMAGE) == 0
-        await host.promises._release(IMAGE)
-        assert await make(host, OTHER) == 0 and host.promises.pinned_of(OTHER)
+        assert await host.pins.apply_ring(IMAGE) == 0
+        await host.pins._release(IMAGE)
+        assert await make(host, OTHER) == 0 and host.pins.pinned_of(OTHER)
 
 
 async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, monkeypatch):
@@ -402,4 +402,4 @@ async def test_what_is_kept_for_others_is_summed_up_without_its_chunks(host, mon
     monkeypatch.setattr(
         geometry.Geometry, "chunk_length", lambda *_: pytest.fail("it takes long for many images")
     )
-    assert host.promises.for_others() == (2, 4 * MIB)
+    assert host.pins.for_others() == (2, 4 * MIB)

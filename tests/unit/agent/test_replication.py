@@ -73,14 +73,14 @@ class Keeper:
         host.boots.clock = trio.current_time
         self.filler = background_fill.BackgroundFill(
             host.mirrors,
-            host.promises,
+            host.pins,
             host.chunks,
             boot_deferral.BootDeferral(host.mirrors, host.boots, 0.2, 1.0),
             host.waiting,
             read_traffic=self.look,
             limit_bytes_s=1e9,
         )
-        self.sharing = replication.Replication(
+        self.replicas = replication.Replication(
             H1,
             host.mirrors,
             self.filler,
@@ -89,10 +89,10 @@ class Keeper:
             wall_clock=lambda: place.wall_s,
         )
         self.uses = usage.ImageUsage(
-            host.mirrors, set, set, clock=trio.current_time, is_for_others=self.sharing.is_leased
+            host.mirrors, set, set, clock=trio.current_time, is_for_others=self.replicas.is_leased
         )
         self.whole = hydration.Hydration(
-            host.mirrors, self.uses, host.promises, self.filler, self.sharing
+            host.mirrors, self.uses, host.pins, self.filler, self.replicas
         )
 
     def look(self):
@@ -101,7 +101,7 @@ class Keeper:
 
     def asks(self, host, *images, lease_s=3600):
         entries = tuple(replica_messages.Lease(one, lease_s) for one in images)
-        self.sharing.report_received(host, peer_wire.ReplicaRequest(entries))
+        self.replicas.report_received(host, peer_wire.ReplicaRequest(entries))
 
     def answers(self, host, image_id=IMAGE):
         """Return what a host was told of this one's share of an image."""
@@ -138,7 +138,7 @@ async def running(folder, place, limit_bytes=16 * MIB):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.uses.run)
             nursery.start_soon(made.whole.run)
-            nursery.start_soon(made.sharing.run)
+            nursery.start_soon(made.replicas.run)
             yield made
             nursery.cancel_scope.cancel()
 
@@ -171,9 +171,9 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         epoch, share = await keeper.answer(H2)
         assert epoch == 1 and 0 < share.total_bytes < 200 * CHUNK
         assert share.total_bytes == keeper.promised_bytes()
-        assert keeper.host.promises.get(IMAGE).is_for_others
+        assert keeper.host.pins.get(IMAGE).is_for_others
         assert keeper.whole.status.status_of(IMAGE) is None  # nobody uses it here
-        assert not keeper.sharing._images_in_use()
+        assert not keeper.replicas._images_in_use()
         assert not keeper.answers(H3)  # who did not ask
         keeper.asks(H3, IMAGE)
         keeper.asks(H2, IMAGE, lease_s=0)
@@ -181,7 +181,7 @@ async def test_share_is_kept_for_who_asks_until_he_takes_it_back(tmp_path, place
         assert keeper.promised_bytes()
         keeper.asks(H3, IMAGE, lease_s=0)
         await until(lambda: not keeper.promised_bytes())
-        assert not keeper.host.promises.list_pins()
+        assert not keeper.host.pins.list_pins()
 
 
 async def test_lease_that_is_not_renewed_ends(tmp_path, place):
@@ -223,16 +223,16 @@ async def test_lease_outlives_a_restart_and_ends_within_a_day_whatever_the_date(
     async with running(tmp_path, place) as keeper:
         keeper.asks(H2, IMAGE, lease_s=86400)
         await keeper.answer(H2)
-        await until(lambda: keeper.host.promises.get(IMAGE).leased_until_s)
+        await until(lambda: keeper.host.pins.get(IMAGE).leased_until_s)
     place.wall_s = 0.0  # a host without a battery
     async with running(tmp_path, place) as keeper:
-        await until(lambda: keeper.sharing.is_leased(IMAGE))
-        assert keeper.sharing.leased_until_s(IMAGE) <= 86400
+        await until(lambda: keeper.replicas.is_leased(IMAGE))
+        assert keeper.replicas.leased_until_s(IMAGE) <= 86400
         await trio.sleep(0.5)
-        assert keeper.host.promises.get(IMAGE).is_for_others and keeper.promised_bytes()
+        assert keeper.host.pins.get(IMAGE).is_for_others and keeper.promised_bytes()
     place.wall_s = 1e12  # or the host was off for long
     async with running(tmp_path, place) as keeper:
-        await until(lambda: keeper.sharing.is_leased(IMAGE))
+        await until(lambda: keeper.replicas.is_leased(IMAGE))
         await keeper.whole._settle()
         assert keeper.promised_bytes()  # until who used it had time to ask again
     monkeypatch.setattr(replication, "GRACE_S", 0.2)
@@ -247,7 +247,7 @@ async def test_hosts_of_another_table_are_not_listened_to(tmp_path, place):
             keeper.asks(stranger, IMAGE)
         place.table = table_of("h2", "h3", epoch=2)  # this host has left
         keeper.asks(H2, IMAGE)
-        assert keeper.sharing.ignored == 3 and not keeper.sharing.is_leased(IMAGE)
+        assert keeper.replicas.ignored == 3 and not keeper.replicas.is_leased(IMAGE)
         await trio.sleep(0.3)
         assert keeper.told == [] and keeper.host.source.reads == []
 
@@ -279,11 +279,11 @@ async def test_host_that_asks_for_too_much_is_told_so(tmp_path, place):
         keeper.asks(H3, *unknown[:256])
         await keeper.answer(H3, unknown[255], replica_messages.ShareState.REFUSED)
         keeper.asks(H3, *unknown[256:], IMAGE)
-        assert keeper.sharing.refused == 45
+        assert keeper.replicas.refused == 45
         await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)  # others are not kept from it
-        assert len(keeper.sharing._leases) == replica_leases.IMAGES_OF_HOST + 1
+        assert len(keeper.replicas._leases) == replica_leases.IMAGES_OF_HOST + 1
 
 
 async def test_pause_after_a_failure_outlives_the_lease(tmp_path, place, monkeypatch):
@@ -312,8 +312,8 @@ async def test_host_cannot_have_ever_new_images_looked_for(tmp_path, place):
             image_id = ids.ImageId(str(uuid.UUID(int=number)))
             keeper.asks(H3, image_id)
             keeper.asks(H3, image_id, lease_s=0)
-        assert 80 <= keeper.sharing.refused <= 88
-        await until(lambda: not keeper.sharing._owed)
+        assert 80 <= keeper.replicas.refused <= 88
+        await until(lambda: not keeper.replicas._owed)
         keeper.asks(H3, IMAGE)
         await keeper.answer(H3, state=replica_messages.ShareState.CROWDED)
         keeper.asks(H2, IMAGE)
@@ -346,12 +346,12 @@ async def test_share_is_not_said_to_be_there_while_some_of_it_is_in_memory_only(
         lock = keeper.host.cache._mends.writing  # nothing is written while it is held
         async with lock:
             keeper.asks(H2, IMAGE)
-            await until(lambda: keeper.host.promises.pinned_of(IMAGE))
+            await until(lambda: keeper.host.pins.pinned_of(IMAGE))
             await until(lambda: not keeper.host.cache.pinned_missing)
-            await until(lambda: keeper.sharing.share_of(IMAGE) is not None)
+            await until(lambda: keeper.replicas.share_of(IMAGE) is not None)
 
             def is_all_left() -> bool:
-                share = keeper.sharing.share_of(IMAGE)
+                share = keeper.replicas.share_of(IMAGE)
                 assert share is None or share.left_bytes  # while it is counted, too
                 return share is not None and share.left_bytes == share.total_bytes
 
@@ -393,11 +393,11 @@ async def test_image_that_needs_room_does_not_make_way_for_itself(tmp_path, plac
             await keeper.answer(H2, image_id)
     (tmp_path / "maps" / f"{IMAGE}.acmap").unlink()
     async with running(tmp_path, place, 4 * MIB) as keeper:
-        await until(lambda: list(keeper.host.promises.list_pins()) == [OTHER, IMAGE])
+        await until(lambda: list(keeper.host.pins.list_pins()) == [OTHER, IMAGE])
         assert keeper.promised_bytes() == 100 * CHUNK
         await keeper.use(IMAGE)
         await until(lambda: keeper.promised_bytes() == 200 * CHUNK)
-        await until(lambda: OTHER not in keeper.host.promises.list_pins())
+        await until(lambda: OTHER not in keeper.host.pins.list_pins())
 
 
 async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path, place):
@@ -418,7 +418,7 @@ async def test_image_that_is_used_here_is_whole_when_the_others_say_so(tmp_path,
         say = [(H2, rest - CHUNK), (H3, CHUNK)]
         for host, total_bytes in say:
             share = replica_messages.Share(IMAGE, replica_messages.ShareState.KEPT, total_bytes, 0)
-            keeper.sharing.report_received(host, peer_wire.ReplicaReport(1, (share,)))
+            keeper.replicas.report_received(host, peer_wire.ReplicaReport(1, (share,)))
         assert (shown()["state"], shown()["remaining_bytes"], shown()["cached_share"]) == (
             "fully_cached",
             0,
@@ -458,9 +458,9 @@ async def test_host_that_leaves_the_table_keeps_what_others_fetch_from_it_and_no
         await trio.sleep(0.5)
         assert keeper.promised_bytes() == share.total_bytes
     async with running(tmp_path, place) as keeper:  # by no table it has a share
-        await until(lambda: keeper.host.promises.get(IMAGE))
+        await until(lambda: keeper.host.pins.get(IMAGE))
         await trio.sleep(0.3)
-        assert keeper.promised_bytes() == 0 and keeper.host.promises.get(IMAGE).is_for_others
+        assert keeper.promised_bytes() == 0 and keeper.host.pins.get(IMAGE).is_for_others
         place.table = table_of("h1", "h2", "h3", epoch=3)
         await until(lambda: keeper.promised_bytes() == share.total_bytes)
 
@@ -470,7 +470,7 @@ async def test_host_that_keeps_nothing_for_others_any_more_pins_nothing_of_it(tm
         keeper.asks(H2, IMAGE)
         await keeper.answer(H2)
     async with one_host.one_host(tmp_path, is_keeping=True) as host:  # keep_images = host
-        assert not host.promises.list_pins() and not host.cache.statistics.reserved_bytes
+        assert not host.pins.list_pins() and not host.cache.statistics.reserved_bytes
 
 
 async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
@@ -482,7 +482,7 @@ async def test_many_hosts_are_answered_a_few_at_a_time(tmp_path):
         most = 0
         while not all(keeper.answers(name) for name in names[1:]):
             before = len(keeper.told)
-            keeper.sharing.send_due_messages()
+            keeper.replicas.send_due_messages()
             most = max(most, len(keeper.told) - before)
             await trio.sleep(0.01)
         assert 0 < most <= replication.AT_A_TIME
@@ -494,15 +494,15 @@ async def test_image_that_was_kept_for_others_is_told_as_used_as_soon_as_it_is(t
     place.table = table_of("h1", "h2")
     async with running(tmp_path, place, 2 * MIB) as keeper:
         keeper.asks(H2, IMAGE)
-        await keeper.host.promises._set(pin_record.ImagePin(IMAGE, 1.0, is_for_others=True))
+        await keeper.host.pins._set(pin_record.ImagePin(IMAGE, 1.0, is_for_others=True))
         await keeper.answer(H2, state=replica_messages.ShareState.NO_ROOM)
         assert not fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE).is_used
         await keeper.use(IMAGE)
         told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (True, fill_status.State.NO_SPACE)
-        await until(lambda: not keeper.host.promises.get(IMAGE).is_for_others)
-        assert not keeper.host.promises.pinned_of(IMAGE)
-        assert keeper.sharing._images_in_use() == [IMAGE]
+        await until(lambda: not keeper.host.pins.get(IMAGE).is_for_others)
+        assert not keeper.host.pins.pinned_of(IMAGE)
+        assert keeper.replicas._images_in_use() == [IMAGE]
 
 
 async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_no_more(
@@ -513,7 +513,7 @@ async def test_image_attached_for_others_is_not_told_as_used_when_they_need_it_n
         await keeper.answer(H2)
         await keeper.uses.scan_processes()
         keeper.asks(H2, IMAGE, lease_s=0)
-        await until(lambda: not keeper.host.promises.list_pins())
+        await until(lambda: not keeper.host.pins.list_pins())
         told = fill_status.fill_report(keeper.whole.status, keeper.uses, IMAGE)
         assert (told.is_used, told.state) == (False, fill_status.State.EVICTABLE)
         await keeper.use(IMAGE)
