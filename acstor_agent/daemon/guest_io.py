@@ -42,14 +42,11 @@ class GuestIo:
             pathlib.Path(own.state_dir) / "disks",
             self.reattach,
             io=io,
-            claim=inode_numbers.know_disk,
-            forget=inode_numbers.forget_disk,
+            known=inode_numbers,
             reads=self.read_admission,
             link=checkpoint_client.Link(cloud.vault_tls_context, deadline_s),
         )
-        self.checkpoint_restore = checkpoint_restore.CheckpointRestore(
-            self.disks, images.attach_image
-        )
+        self.checkpoint_restore = checkpoint_restore.CheckpointRestore(self.disks, images)
 
     def status(self) -> dict[str, Any]:
         """Return the numbers of waiting and refused requests; thread-safe."""

@@ -13,8 +13,6 @@ import contextlib
 import logging
 import pathlib
 from collections.abc import AsyncIterator
-from collections.abc import Awaitable
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,13 +27,13 @@ from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
 from acstor_agent.disks import restore_files
+from acstor_agent.images.image import mirrors
 from acstor_agent.images.read import mirror
 from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.formats import checkpoint_manifest
 from acstor_common.image import image_record
 from acstor_common.model import geometry
-from acstor_common.model import ids
 
 LOG = logging.getLogger(__name__)
 
@@ -51,12 +49,8 @@ TURNS = 256
 class CheckpointRestore:
     """The restored disks of this host; keep :meth:`run` running."""
 
-    def __init__(
-        self,
-        made: disks.Disks,
-        attach: Callable[[ids.ImageId], Awaitable[mirror.Mirror]],
-    ) -> None:
-        self._disks, self._attach = made, attach
+    def __init__(self, made: disks.Disks, images: mirrors.Mirrors) -> None:
+        self._disks, self._images = made, images
         self._changing: dict[disk_header.DiskId, trio.Lock] = {}
         self._wanted = trio.Event()
         self._under_way: set[disk_header.DiskId] = set()
@@ -104,7 +98,7 @@ class CheckpointRestore:
         of = checkpoint_client.CheckpointClient(self._disks.link, recovery)
         sealed = await of.fetch_manifest()
         manifest = await trio.to_thread.run_sync(of.open_manifest, sealed)
-        image = await self._attach(recovery.image_id)
+        image = await self._images.attach_image(recovery.image_id)
         _check(recovery, manifest.subject, image)
         _check_size(recovery, manifest.subject, max_bytes)
         plan = await trio.to_thread.run_sync(checkpoint_file.plan, manifest, backing)

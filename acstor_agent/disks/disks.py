@@ -9,7 +9,6 @@ import contextlib
 import logging
 import pathlib
 import uuid
-from collections.abc import Callable
 from collections.abc import Iterable
 
 import trio
@@ -44,7 +43,8 @@ def this_boot() -> bytes:
 class Disks:
     """All writable disks of this host.
 
-    :param claim: called before a disk is created; may raise
+    :param boot_id: ID of the host's boot; None: of the current one
+    :param known: the inode numbers, one for each disk
     :param link: connections to holders of checkpoints; without it, restored disks wait
     """
 
@@ -52,15 +52,14 @@ class Disks:
         self,
         folder: pathlib.Path,
         opened: reattach.Reattach,
-        boot_id: Callable[[], bytes] = this_boot,
+        boot_id: bytes | None = None,
         io: disk_io.DiskIo | None = None,
-        claim: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
-        forget: Callable[[disk_header.DiskId], object] = lambda disk_id: None,
+        known: inodes.Inodes | None = None,
         reads: read_admission.ReadAdmission | None = None,
         link: checkpoint_client.Link | None = None,
     ) -> None:
         self.link = link
-        self._claim, self._forget = claim, forget
+        self._inodes = known or inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
         self._reads = reads
         table = None if reads is None else reads.table
         self.writes = read_admission.ReadAdmission(read_admission.WRITES_LIMIT_BYTES, table=table)
@@ -69,7 +68,7 @@ class Disks:
             folder.mkdir(mode=0o700, exist_ok=True)
         self.folder = folder
         self._opened = opened
-        self._boot_id = boot_id()
+        self._boot_id = boot_id or this_boot()
         self._disks: dict[disk_header.DiskId, disk.Disk] = {}
         self._opening = trio.Lock()
         self._being_made: set[disk_header.DiskId] = set()
@@ -172,7 +171,7 @@ class Disks:
         self._check_made(header.disk_id)
         self._being_made.add(header.disk_id)
         try:  # not under the lock: a beginning may be long
-            self._claim(header.disk_id)
+            self._inodes.know_disk(header.disk_id)
             await trio.to_thread.run_sync(
                 disk_files.create, self.folder, header, self._boot_id, beginning
             )
@@ -198,7 +197,7 @@ class Disks:
             except FileNotFoundError as e:
                 raise errors.Unusable(f"disk {disk_id}", "no such disk") from e
             await trio.to_thread.run_sync(restore_files.remove, self.folder, disk_id)
-            self._forget(disk_id)
+            self._inodes.forget_disk(disk_id)
         LOG.info("disk %s: dropped", disk_id)
 
     async def of_image(self, image_id: ids.ImageId) -> list[disk_header.DiskId]:

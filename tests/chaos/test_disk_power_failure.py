@@ -66,7 +66,7 @@ async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch
         safe = SafePages(monkeypatch)
         monkeypatch.setattr(disk_files.DiskFiles, "note_failure", lambda files: None)  # no power
         image = await host.mirrors.attach_image(one_host.IMAGE)
-        one = await disks.Disks(folder, host.opened, lambda: bytes(16)).make_disk(DISK, image, SIZE)
+        one = await disks.Disks(folder, host.opened, bytes(16)).make_disk(DISK, image, SIZE)
         safe._sync(one.fd)
         safe._sync(one._files._state_fd)
         may_be = [{page} for page in pages_of(DATA.ljust(SIZE, b"\0"))]
@@ -91,7 +91,7 @@ async def test_every_page_is_one_that_the_guest_may_expect(tmp_path, monkeypatch
             await one.aclose()
             safe.fail(folder, rng)
             boot_id = uuid.UUID(int=failure + 1).bytes
-            one = await disks.Disks(folder, host.opened, lambda: boot_id).open(DISK)  # noqa: B023
+            one = await disks.Disks(folder, host.opened, boot_id).open(DISK)
             left = b"".join([bytes(await one.read(at, CHUNK)) for at in range(0, SIZE, CHUNK)])
             for page_no, page in enumerate(pages_of(left)):
                 assert page in may_be[page_no], f"page {page_no} after failure {failure}"

@@ -73,12 +73,8 @@ class Worker:
 
     def __init__(self, host, folder, kept, boot=0) -> None:
         self.kept, self.link = kept, kept_checkpoints.Link(kept)
-        self.disks = disks.Disks(
-            folder / "disks", host.opened, lambda: bytes([boot] * 16), link=self.link
-        )
-        self.recovering = checkpoint_restore.CheckpointRestore(
-            self.disks, host.mirrors.attach_image
-        )
+        self.disks = disks.Disks(folder / "disks", host.opened, bytes([boot] * 16), link=self.link)
+        self.recovering = checkpoint_restore.CheckpointRestore(self.disks, host.mirrors)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from acstor_agent.core.disks import disk_header
+from acstor_agent.core.mount import inodes
 from acstor_agent.disks import disk
 from acstor_agent.disks import disk_files
 from acstor_agent.disks import disks
@@ -40,7 +41,7 @@ async def host(tmp_path):
 
 
 def all_disks(host, folder, boot=0):
-    return disks.Disks(folder / "disks", host.opened, lambda: BOOTS[boot])
+    return disks.Disks(folder / "disks", host.opened, BOOTS[boot])
 
 
 async def make(host, folder, size_bytes=SIZE):
@@ -353,10 +354,11 @@ async def test_disk_that_cannot_be_is_refused_and_leaves_nothing(host, tmp_path,
 
 
 async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
-    forgotten = []
-    every = disks.Disks(tmp_path / "disks", host.opened, forget=forgotten.append)
+    known = inodes.Inodes(inodes.keyed(bytes(inodes.KEY_BYTES)))
+    every = disks.Disks(tmp_path / "disks", host.opened, known=known)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     one = await every.make_disk(DISK, image)
+    assert list(known.disks.values()) == [DISK]
     await one.write(0, b"gone")
     await every.drop(DISK)
     assert (every.list_disks(), every.has_disk(DISK), list((tmp_path / "disks").iterdir())) == (
@@ -366,7 +368,7 @@ async def test_dropped_disk_is_gone_and_can_be_made_again(host, tmp_path):
     )
     with pytest.raises(OSError, match="Bad file"):
         await one.write(0, b"x")
-    assert forgotten == [DISK]
+    assert not known.disks
     with pytest.raises(errors.Unusable, match="no such disk"):
         await every.drop(DISK)
     assert await content(await every.make_disk(DISK, image)) == DATA
@@ -463,7 +465,7 @@ async def test_foreign_files_are_left_alone(host, tmp_path):
 
 
 async def test_disks_wait_where_all_guests_of_the_host_do(host, tmp_path, nursery):
-    made = disks.Disks(tmp_path / "more", host.opened, lambda: BOOTS[0], reads=host.waiting)
+    made = disks.Disks(tmp_path / "more", host.opened, BOOTS[0], reads=host.waiting)
     one = await made.make_disk(DISK, await host.mirrors.attach_image(one_host.IMAGE))
     host.source._delay, host.source._delay_s = range(1, 100), 0.2
     await one.write(0, b"x" * 10)  # a part of a chunk, so the next read is of both

@@ -31,7 +31,7 @@ class Host:
         self.reports = []
 
     def all_disks(self, boot=0):
-        return disks.Disks(self.folder, self.parts.opened, lambda: bytes([boot] * 16))
+        return disks.Disks(self.folder, self.parts.opened, bytes([boot] * 16))
 
     async def make(self, disk_id=IDS[0], size_bytes=SIZE):
         image = await self.parts.mirrors.attach_image(one_host.IMAGE)
