@@ -193,7 +193,9 @@ class CheckpointRegistry:
             raise errors.NotAuthenticated(what, fault)
         with self._lock:
             its = self._freshness.setdefault(told.host, replay_filter.ReplayFilter())
-            if fault := its.why_not((kind.__name__, told.sent_s), told.sent_s, self._wall()):
+            if fault := its.check_and_remember(
+                (kind.__name__, told.sent_s), told.sent_s, self._wall()
+            ):
                 raise errors.NotAuthenticated(what, fault)
         return told
 
@@ -217,7 +219,7 @@ class CheckpointRegistry:
             told = (taken.host, taken.checkpoint_id, why)
             self._complaints.log_line("%s: checkpoint %s is refused: %s", *told)
             return messages.CheckpointResponse(why)
-        stays = self._store.note_checkpoint(taken, self._wall(), self._kept)
+        stays = self._store.record_checkpoint(taken, self._wall(), self._kept)
         if stays is None:
             self.refused["stale"] += 1
             return messages.CheckpointResponse(
@@ -242,7 +244,7 @@ class CheckpointRegistry:
     def _intervals_of(self, asked: messages.IntervalRequest) -> messages.IntervalResponse:
         if self._clock() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:
             self._noted_s[asked.host] = self._clock()
-            self._store.note_checkpoint_failures(asked.host, asked.failing, self._wall())
+            self._store.record_checkpoint_failures(asked.host, asked.failing, self._wall())
         return self._intervals.intervals_of_host(asked.host)
 
     def _gone_of(self, asked: messages.OwnerRequest) -> messages.OwnerResponse:
@@ -275,7 +277,7 @@ class CheckpointRegistry:
                     return
                 server = self._nova.get_server(ids.ImageId(instance_id))
                 host = None if server is None else server.host
-                gone = self._store.note_presence(
+                gone = self._store.record_presence(
                     instance_id, host, self._wall(), self._kept_after_s
                 )
                 if gone:

@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 SEND_RETRIES = 1
 CALLERS = 3
 """Threads of one API process that may wait for the broker."""
-HEARD_S = 10
+CALL_TIMEOUT_S = 10
 """Timeout of a call; a daemon waits for libvirt at most."""
 
 AcceptSample = Callable[[decision_messages.Signed], None]
@@ -230,7 +230,7 @@ class TaskSender:
         )
         target = oslo_messaging.Target(topic=checkpoint_messages.DAEMON_TOPIC, server=host)
         encoded = decision_messages.encode(self._seal(wanted, signing.CHECKPOINT_WANTED))
-        client = _client(self._opened(), target, timeout=HEARD_S)
+        client = _client(self._opened(), target, timeout=CALL_TIMEOUT_S)
         try:
             with self._limit.hold_place():
                 said = client.call({}, checkpoint_messages.CHECKPOINT_WANTED, payload=encoded)

@@ -53,7 +53,7 @@ WAITING_OF_A_HOST = 32
 """Samples of one host that wait for the next round; the newest stay."""
 RESEND_AFTER_S = 45.0
 """Age at which an unacknowledged task is sent again; the command waits longer."""
-TOLD_WITHIN = 2
+ACKNOWLEDGED_WITHIN = 2
 """Collections within which a host acknowledges a task."""
 FORGET_EVERY_S = 3600.0
 TRAFFIC_KEPT_S = 3600
@@ -300,8 +300,8 @@ class DecisionService:
             for host, sample in self._fresh.items()
             if ids.HostId(host) in self.members
         }
-        self._store.note_samples(rows)
-        self._store.forget_traffic(self._wall() - TRAFFIC_KEPT_S)
+        self._store.record_samples(rows)
+        self._store.delete_traffic(self._wall() - TRAFFIC_KEPT_S)
         if self._clock() >= self._forgets_s:
             self._store.delete_stale(self._wall())
             self._forgets_s = self._clock() + FORGET_EVERY_S
@@ -311,11 +311,11 @@ class DecisionService:
         if self._verifier is None:
             return
         for proof in self._verifier.take_results():
-            self.members.note_proof(proof.address, proof.host, self._clock())
+            self.members.record_proof(proof.address, proof.host, self._clock())
             if not proof.host:
                 told = (*proof.address, proof.why)
                 self._complaints.log_line("no agent proves who it is at %s port %d: %s", *told)
-        due = self.members.to_prove(self._clock())
+        due = self.members.addresses_to_verify(self._clock())
         self._verifier.submit_addresses(due, self._trust)
 
     def _busy_levels(self) -> tuple[int, ...] | None:
@@ -389,8 +389,8 @@ class DecisionService:
     def _resend_tasks(self) -> None:
         """Send unacknowledged tasks again to hosts that send samples."""
         now_s = self._wall()
-        due_s = now_s - TOLD_WITHIN * decision_messages.COLLECTION_S
-        for given in self._store.unheard_tasks(now_s - RESEND_AFTER_S):
+        due_s = now_s - ACKNOWLEDGED_WITHIN * decision_messages.COLLECTION_S
+        for given in self._store.unacknowledged_tasks(now_s - RESEND_AFTER_S):
             if given.host not in self._fresh or given.given_s > due_s:
                 continue
             LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)

@@ -19,7 +19,7 @@ from acstor_osc import api_versions
 from acstor_osc import output_columns
 
 SERVICE_TYPE = "acstor"
-LOOK_AGAIN_S = 1.0
+POLL_INTERVAL_S = 1.0
 TIMEOUT_S = 60.0
 """Timeout of a request, unless clouds.yaml has api_timeout."""
 REQUEST_ID, REQUEST_ID_LENGTH = "X-OpenStack-Request-Id", 40
@@ -145,6 +145,6 @@ def wait_until_done(
                     f"{what}: {done} of {whole} after {deadline_s:g} s; it goes on without this "
                     "command" + (f" ({look_with})" if look_with else "")
                 )
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_INTERVAL_S)
             done, whole = look()
             bar.update(done - bar.n)

@@ -20,7 +20,7 @@ SLACK_S = 2.0
 MOST = 12
 
 
-def before(
+def list_before(
     compute: Any, server_id: str, timeline: boot_timeline.Timeline
 ) -> list[boot_chart.Event]:
     """Return Nova's events that led to a boot: the request, then those of services.

@@ -125,7 +125,7 @@ class DecisionReceiver:
         message = (task.request, task.kind, task.image_id, given.given_s)
         if given.hosts and self._here not in given.hosts:
             return "it is for other hosts"
-        if why := self._replay_filter.why_not(message, given.given_s, time.time()):
+        if why := self._replay_filter.check_and_remember(message, given.given_s, time.time()):
             return why
         self._tasks.queue_task(task)
         return ""

@@ -224,7 +224,7 @@ class Enrolment:
         signing.read_public_keys(new.signers)
         identity_files.write(folder, new)
         pending_key(folder).unlink(missing_ok=True)
-        self._files.look_again()
+        self._files.invalidate()
         return answer
 
     def _log_key(self, fingerprint: str) -> None:

@@ -82,11 +82,11 @@ class HandshakeLimits:
 
     def may_come(self, ip: str) -> bool:
         """Return whether to accept a connection from an address; count it if not."""
-        return self._may(self.handshakes.may_come, ip)
+        return self._may(self.handshakes.check_address, ip)
 
     def may_begin(self, ip: str) -> bool:
         """Return whether an address may start a handshake; count it if not."""
-        return self._may(self.handshakes.may_begin, ip)
+        return self._may(self.handshakes.try_begin, ip)
 
     def _may(self, rule: Callable[[str, float], bool], ip: str) -> bool:
         now = trio.current_time()

@@ -264,7 +264,7 @@ class Registration:
         if wanted.host != self._host:
             raise errors.NotAuthenticated(what, f"it is to {wanted.host}")
         with self._lock:
-            fault = self._freshness.why_not(wanted.request, wanted.given_s, self._wall())
+            fault = self._freshness.check_and_remember(wanted.request, wanted.given_s, self._wall())
         if fault:
             raise errors.NotAuthenticated(what, fault)
         number, why = 0, ""

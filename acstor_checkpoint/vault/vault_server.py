@@ -123,7 +123,7 @@ class VaultServer:
             stack.pop_all()
 
     def _may_begin(self, ip: str, now_s: float) -> bool:
-        may = self._handshakes.may_begin(ip, now_s)
+        may = self._handshakes.try_begin(ip, now_s)
         if not may and now_s - self._refusal_logged_s >= _SAY_AGAIN_S:
             LOG.warning(
                 "Handshakes come too quickly: one from %s is refused (and %d before it)",

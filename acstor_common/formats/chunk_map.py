@@ -308,7 +308,7 @@ class ChunkMap:
         at = self._firsts_at + content_no * NUMBER_BYTES
         return array.array("I", bytes(self._buffer[at : at + (stop - content_no) * NUMBER_BYTES]))
 
-    def content_behind(self, oid: ids.Oid, content_no: int = 0) -> int:
+    def first_content_above(self, oid: ids.Oid, content_no: int = 0) -> int:
         """Return the first content, from ``content_no``, with an OID above ``oid``."""
         with self.sorted_heads() as heads:
             at = bisect.bisect_left(heads, head_of(oid), content_no)

@@ -25,9 +25,9 @@ class HandshakeLimiter:
     :param hosts_at: returns how many hosts of the table have an address
 
     >>> handshakes = HandshakeLimiter({"10.0.0.1": 1}.get)
-    >>> sum(handshakes.may_begin(f"192.0.2.{n % 250}", 0.0) for n in range(1000))
+    >>> sum(handshakes.try_begin(f"192.0.2.{n % 250}", 0.0) for n in range(1000))
     100
-    >>> handshakes.may_begin("10.0.0.1", 0.0), handshakes.refused
+    >>> handshakes.try_begin("10.0.0.1", 0.0), handshakes.refused
     (True, 900)
     """
 
@@ -44,13 +44,13 @@ class HandshakeLimiter:
             OF_UNAUTHENTICATED, 1
         )
 
-    def may_come(self, ip: str, now: float) -> bool:
+    def check_address(self, ip: str, now: float) -> bool:
         """Return whether a handshake would be allowed; count a refusal."""
         may = self._is_left(ip, self._hosts_at(ip), now)
         self.refused += not may
         return may
 
-    def may_begin(self, ip: str, now: float) -> bool:
+    def try_begin(self, ip: str, now: float) -> bool:
         """Return whether a handshake may begin, and charge for it."""
         hosts = self._hosts_at(ip)
         may = self._is_left(ip, hosts, now)

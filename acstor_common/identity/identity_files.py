@@ -94,7 +94,7 @@ class IdentityFiles:
                 self._refresh()
             return self._identity
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         """Read the files again on next use."""
         with self._lock:
             self._refreshed_s = -LOOK_EVERY_S

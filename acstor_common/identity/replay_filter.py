@@ -21,7 +21,7 @@ class ReplayFilter:
     def __init__(self) -> None:
         self._seen: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
 
-    def why_not(self, message: Hashable, given_s: float, now_s: float) -> str:
+    def check_and_remember(self, message: Hashable, given_s: float, now_s: float) -> str:
         """Return why a message is rejected; remember it and return "" if accepted.
 
         :param message: identifies it; already authenticated

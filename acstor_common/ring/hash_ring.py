@@ -260,7 +260,7 @@ class Ring:
         at = bisect.bisect_left(self._points, oid)
         return at if at < len(self._points) else 0
 
-    def last_alike(self, oid: ids.Oid) -> ids.Oid:
+    def last_with_same_owners(self, oid: ids.Oid) -> ids.Oid:
         """Return the last position, from ``oid`` on, with the same owners."""
         at = bisect.bisect_left(self._points, oid)
         return ids.Oid(self._points[at]) if at < len(self._points) else ids.Oid(_LAST_OID)

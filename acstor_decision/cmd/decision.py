@@ -35,7 +35,7 @@ from acstor_decision.switch_loads import base
 
 LOG = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 2.0
+RETRY_S = 2.0
 
 
 def main() -> int:
@@ -142,7 +142,7 @@ def _wait_for_database(
             if not was_told:
                 LOG.warning("the database fails: %s; trying again", e)
             was_told = True
-            stopping.wait(LOOK_AGAIN_S)
+            stopping.wait(RETRY_S)
             continue
         if not is_current:
             raise errors.Unusable(

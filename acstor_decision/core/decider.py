@@ -22,7 +22,7 @@ from acstor_common.ring import location
 from acstor_common.ring import location_policies
 from acstor_common.util import minhash
 from acstor_decision.core import link_capacity
-from acstor_decision.core import place_routing
+from acstor_decision.core import location_tuning
 from acstor_decision.core import remap
 from acstor_decision.core import segment_length
 from acstor_decision.core import streak
@@ -125,7 +125,7 @@ class Decider:
         self._busy: Collection[int] = ()
         self._collections = 0
         needed = known.limits.overload_collections
-        self._standing = place_routing.PlaceRouting(needed, table.outward)
+        self._location_tuner = location_tuning.LocationTuner(needed, table.outward)
         self._revoked: Mapping[str, int] = table.revoked
 
     def observe_loads(self, busy: Collection[int] | None = ()) -> None:
@@ -154,7 +154,7 @@ class Decider:
             host: link_capacity.peer_waits(levels[host], self._members[host].last)
             for host in link_capacity.select_hosts(known, self._collections)
         }
-        self._standing.note_slowness(link_capacity.slowness(readers, levels))
+        self._location_tuner.record_slowness(link_capacity.slowness(readers, levels))
         if outer is None:
             return
         groups: dict[str, dict[ids.HostId, link_capacity.PeerWaits]] = collections.defaultdict(dict)
@@ -162,7 +162,7 @@ class Decider:
             groups["/".join(location.ancestor(reader.levels, near))][host] = reader
         depth = len(next(iter(levels.values())))
         outers = [outer, *range(near + 1, min(outer, depth + 1))]
-        self._standing.record_waits(
+        self._location_tuner.record_waits(
             outer,
             {
                 name: link_capacity.group_waits(group, levels, near, outers)
@@ -210,7 +210,7 @@ class Decider:
         """Adopt a table that another instance published."""
         if table != self.table:
             self.table = table
-            self._standing.load_rules(table.outward)
+            self._location_tuner.load_policies(table.outward)
             self._members.forget_overloads()
 
     def _steady(
@@ -278,7 +278,7 @@ class Decider:
             "/".join(levels[:depth]) for levels in where for depth in range(1, len(levels) + 1)
         }
         groups = {"/".join(location.ancestor(levels, near)) for levels in where}
-        return self._standing.place_rules(names, groups, near)
+        return self._location_tuner.make_policies(names, groups, near)
 
     def _usual_levels(self, hosts: Collection[ids.HostId]) -> int | None:
         """Return the number of levels that most hosts' locations have; None if none has."""

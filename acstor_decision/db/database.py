@@ -271,7 +271,7 @@ class Database:
 
         return self._write(work)
 
-    def note_samples(self, samples: Mapping[str, tuple[decision_messages.Sample, int]]) -> None:
+    def record_samples(self, samples: Mapping[str, tuple[decision_messages.Sample, int]]) -> None:
         """Store the last sample and the traffic of each host.
 
         :param samples: by host, with the number of consecutive overloaded collections
@@ -321,7 +321,7 @@ class Database:
 
     # Checkpoints
 
-    def note_checkpoint(
+    def record_checkpoint(
         self, taken: checkpoint_messages.RegisteredCheckpoint, told_s: float, kept: int
     ) -> list[models.Checkpoint] | None:
         """See :func:`checkpoint_queries.insert_checkpoint`."""
@@ -352,7 +352,7 @@ class Database:
         """Return the IDs above ``after`` of instances with checkpoints, sorted."""
         return self._read(lambda session: checkpoint_queries.list_instances(session, after, limit))
 
-    def note_checkpoint_failures(
+    def record_checkpoint_failures(
         self, host: str, failing: Sequence[checkpoint_messages.Failing], now_s: float
     ) -> None:
         """See :func:`checkpoint_failure_queries.record_failures`."""
@@ -372,17 +372,19 @@ class Database:
         """Return the newest checkpoint of each instance that is on a host."""
         return self._read(checkpoint_queries.list_newest)
 
-    def note_presence(self, instance_id: str, host: str | None, now_s: float, kept_s: float) -> int:
+    def record_presence(
+        self, instance_id: str, host: str | None, now_s: float, kept_s: float
+    ) -> int:
         """See :func:`checkpoint_queries.record_presence`."""
         seen = instance_id, host, now_s, kept_s
         return self._write(lambda session: checkpoint_queries.record_presence(session, *seen))
 
-    def note_recovery(self, checkpoint_id: str, now_s: float) -> models.Checkpoint | None:
+    def record_recovery(self, checkpoint_id: str, now_s: float) -> models.Checkpoint | None:
         """See :func:`checkpoint_queries.record_recovery`."""
         given = checkpoint_id, now_s
         return self._write(lambda session: checkpoint_queries.record_recovery(session, *given))
 
-    def forget_checkpoint(self, checkpoint_id: str) -> bool:
+    def delete_checkpoint(self, checkpoint_id: str) -> bool:
         """Delete a checkpoint; return whether it existed."""
         return self._write(
             lambda session: checkpoint_queries.delete_checkpoint(session, checkpoint_id)
@@ -404,14 +406,14 @@ class Database:
 
     # Tasks
 
-    def note_given(
+    def record_task(
         self, hosts: Sequence[str], task: decision_messages.ImageTask, given_s: float
     ) -> None:
         """Store a task of hosts for an image, in place of the previous one."""
         if hosts:
             self._write(lambda session: task_queries.record_task(session, hosts, task, given_s))
 
-    def unheard_tasks(self, since_s: float) -> list[task_queries.SentTask]:
+    def unacknowledged_tasks(self, since_s: float) -> list[task_queries.SentTask]:
         """Return unacknowledged tasks sent since then; delete the others."""
         is_any = sa.select(sa.exists(sa.select(models.GivenTask.host)))
         if not self._read(lambda session: session.execute(is_any).scalar()):
@@ -478,7 +480,7 @@ class Database:
 
     # Listeners
 
-    def note_listener(self, name: str, now_s: float) -> bool:
+    def record_listener(self, name: str, now_s: float) -> bool:
         """See :func:`listener_queries.record_listener`."""
         return self._write(lambda session: listener_queries.record_listener(session, name, now_s))
 
@@ -488,7 +490,7 @@ class Database:
 
     # Traffic
 
-    def forget_traffic(self, before_s: float) -> None:
+    def delete_traffic(self, before_s: float) -> None:
         """Delete the traffic of collections before a time."""
         self._write(lambda session: sample_queries.delete_traffic(session, before_s))
 

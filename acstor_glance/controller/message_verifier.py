@@ -109,6 +109,6 @@ class MessageVerifier:
         )
         wanted = asked.wanted
         message = (asked.request, wanted.image_id, wanted.is_forced, asked.given_s)
-        if why := self._fresh.why_not(message, asked.given_s, self._clock()):
+        if why := self._fresh.check_and_remember(message, asked.given_s, self._clock()):
             raise errors.NotAuthenticated(f"a request for image {wanted.image_id}", why)
         return wanted

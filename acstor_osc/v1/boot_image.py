@@ -61,4 +61,4 @@ class RecordBootImage(output_columns.Lister):
         """Return the hosts and the progress of each."""
         image_id = image.id_of(self.app.client_manager, parsed_args.image)
         what = {"hosts": parsed_args.hosts, "boots": parsed_args.boots}
-        return image.ask(self, parsed_args, image_id, "record-boots", what)
+        return image.give_task(self, parsed_args, image_id, "record-boots", what)

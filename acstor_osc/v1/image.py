@@ -31,7 +31,7 @@ LONG = (
 ORIGINS = ("local", "boot", "peer", "source")
 SIZES = ("size_bytes", "cached_bytes", "missing_bytes", "own_bytes", "shared_bytes")
 WAIT_S = 3600.0
-TAKEN_S = 60.0
+RECEIVED_WITHIN_S = 60.0
 """Time until a host reports that it received a task, several collections."""
 INSTANT = ("hydrate", "pause", "resume", "unpin")
 """Kinds of tasks that a host completes on receipt."""
@@ -198,7 +198,7 @@ class PreSeedImage(output_columns.Lister):
         """Return the hosts and the progress of each."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
         where = {"hosts": parsed_args.hosts, "count": parsed_args.count}
-        return ask(self, parsed_args, image_id, "pre-seed", where)
+        return give_task(self, parsed_args, image_id, "pre-seed", where)
 
 
 class FlattenImage(output_columns.Lister):
@@ -215,30 +215,30 @@ class FlattenImage(output_columns.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
-        return ask(self, parsed_args, image_id, "flatten", {"hosts": parsed_args.hosts})
+        return give_task(self, parsed_args, image_id, "flatten", {"hosts": parsed_args.hosts})
 
 
-class _AskKeepers(output_columns.Lister):
+class _ReplicaTask(output_columns.Lister):
     action = ""
 
     def get_parser(self, prog_name: str) -> argparse.ArgumentParser:
         """Return the parser of the command line."""
         parser = command_arguments.with_image(super().get_parser(prog_name))
         command_arguments.with_hosts(parser, "all that use it or have it pinned")
-        return command_arguments.with_wait(parser, TAKEN_S, "the hosts have received it")
+        return command_arguments.with_wait(parser, RECEIVED_WITHIN_S, "the hosts have received it")
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the hosts and the progress of each."""
         image_id = id_of(self.app.client_manager, parsed_args.image)
         body = {"hosts": parsed_args.hosts, **self.request_fields(parsed_args)}
-        return ask(self, parsed_args, image_id, self.action, body)
+        return give_task(self, parsed_args, image_id, self.action, body)
 
     def request_fields(self, parsed_args: argparse.Namespace) -> dict[str, object]:
         """Return further fields of the request."""
         return {}
 
 
-class HydrateImage(_AskKeepers):
+class HydrateImage(_ReplicaTask):
     """Cache an image completely before others, by a deadline or as soon as possible."""
 
     action = "hydrate"
@@ -274,19 +274,19 @@ class HydrateImage(_AskKeepers):
         return {"deadline_s": deadline_s}
 
 
-class PauseImage(_AskKeepers):
+class PauseImage(_ReplicaTask):
     """Stop filling caches with an image."""
 
     action = "pause"
 
 
-class ResumeImage(_AskKeepers):
+class ResumeImage(_ReplicaTask):
     """Fill caches with an image at the normal rate; ends a hydrate and a pause."""
 
     action = "resume"
 
 
-class UnpinImage(_AskKeepers):
+class UnpinImage(_ReplicaTask):
     """Keep an image only as long as servers use it, although it was pre-seeded."""
 
     action = "unpin"
@@ -301,7 +301,7 @@ def id_of(manager: Any, name: str) -> str:
         return found
 
 
-def ask(
+def give_task(
     asking: command.Command,
     parsed_args: argparse.Namespace,
     image_id: str,
@@ -337,7 +337,7 @@ class _GivenTask:
         answer = api.post(f"/v1/images/{image_id}/{what}", body)
         self.hosts: list[str] = answer["hosts"]
         self._request = answer["request"]
-        self._taken_by_s = time.monotonic() + TAKEN_S
+        self._received_by_s = time.monotonic() + RECEIVED_WITHIN_S
 
     def reports(self) -> dict[str, dict[str, Any]]:
         """Return the reports of the hosts that received the task."""
@@ -352,7 +352,7 @@ class _GivenTask:
         """Return how much is done, of how much; CommandError if hosts did not receive it."""
         known = self.reports()
         silent = [host for host in self.hosts if host not in known]
-        if silent and time.monotonic() > self._taken_by_s:
+        if silent and time.monotonic() > self._received_by_s:
             raise exceptions.CommandError(
                 f"{self._what} {self._image_id}: {len(silent)} of {len(self.hosts)} hosts did not "
                 f"receive it ({', '.join(silent[:5])}): they were cut off from the message bus, or "

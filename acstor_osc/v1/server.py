@@ -93,7 +93,7 @@ class ShowServerTimeline(command.Command):
                 "week (on the host: acstor-agent-ctl timeline)"
             )
         told = msgspec.convert(boot["timeline"], boot_timeline.Timeline)
-        events = nova_events.before(manager.sdk_connection.compute, place.server_id, told)
+        events = nova_events.list_before(manager.sdk_connection.compute, place.server_id, told)
         if parsed_args.json:
             whole = {**boot, "nova": [event._asdict() for event in events]}
             self.app.stdout.write(json.dumps(whole, indent=2) + "\n")
@@ -116,7 +116,9 @@ class PreSeedServer(output_columns.Lister):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Return the host and its progress."""
         place = _place_of(self.app.client_manager, parsed_args.server)
-        return image.ask(self, parsed_args, place.image_id, "pre-seed", {"hosts": [place.host]})
+        return image.give_task(
+            self, parsed_args, place.image_id, "pre-seed", {"hosts": [place.host]}
+        )
 
 
 def _with_server(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -48,17 +48,17 @@ class ShowStatus(output_columns.ShowOne):
         return list(shown), list(shown.values())
 
 
-class _Said(columns.FormattableColumn[Any]):
+class _WordsColumn(columns.FormattableColumn[Any]):
     """Data for machines, with a text for people."""
 
 
-def _words(say: Any) -> type[_Said]:
+def _words(say: Any) -> type[_WordsColumn]:
     """Return a column class whose text is ``say`` of the data.
 
     The data is sanitized first, so only ``say`` adds line ends.
     """
 
-    class Words(_Said):
+    class Words(_WordsColumn):
         def human_readable(self) -> str:
             return str(say(output_columns.data(self._value)))
 

@@ -134,7 +134,7 @@ class Suite:
         assert not store.is_current()
         store.upgrade()
         assert store.is_current()
-        store.note_samples({"h1": (sample("h1"), 0)})
+        store.record_samples({"h1": (sample("h1"), 0)})
         store.upgrade()
         assert [host.host for host in store.list_hosts()] == ["h1"]
 
@@ -147,7 +147,7 @@ class Suite:
             for second in rounds:
                 for host in hosts[:: 1 - 2 * (number % 2)]:
                     told = FAILING[: second % 3]
-                    store.note_checkpoint_failures(host, told, 2000.0 + second)
+                    store.record_checkpoint_failures(host, told, 2000.0 + second)
                 if number == 2:
                     store.delete_stale(2000.0 + second + checkpoint_failure_queries.KEPT_S)
             done.append(number)
@@ -206,10 +206,10 @@ class Suite:
 
     def test_samples_are_noted_and_drains_outlive_them(self, store: database.Database) -> None:
         assert not store.set_drained("h1", True)
-        store.note_samples({h: (sample(h), 1) for h in ("h2", "h1")})
+        store.record_samples({h: (sample(h), 1) for h in ("h2", "h1")})
         assert [host.host for host in store.list_hosts()] == ["h1", "h2"]
         assert store.set_drained("h1", True) and store.set_drained("h1", True)
-        store.note_samples({"h1": (sample("h1", 1005.0, ring_epoch=7), 2)})
+        store.record_samples({"h1": (sample("h1", 1005.0, ring_epoch=7), 2)})
         found = store.get_host("h1")
         assert found is not None and found.is_drained
         assert (found.first_seen_s, found.seen_s, found.ring_epoch) == (1000.0, 1005.0, 7)
@@ -237,8 +237,8 @@ class Suite:
             fill=FILLING,
         )
         told = {"h1": {ids[0]: whole, ids[1]: whole}, "h2": {ids[0]: part, ids[2]: part}}
-        store.note_samples({h: (sample(h, images=told[h]), 0) for h in told})
-        store.note_samples({"h1": (sample("h1", 1001.0), 0)})  # says nothing of images
+        store.record_samples({h: (sample(h, images=told[h]), 0) for h in told})
+        store.record_samples({"h1": (sample("h1", 1001.0), 0)})  # says nothing of images
         assert [image.image_id for image in store.list_images("", 9, 0)] == ids
         first = store.get_image(ids[0], 0)
         assert first is not None and (first.hosts, first.warm_hosts) == (2, 1)
@@ -250,7 +250,7 @@ class Suite:
         assert [row.host for row in rows] == ["h1", "h2"]
         assert [image_queries.fill_of(row) for row in rows] == [OWNED, FILLING]
         assert store.list_images(ids[0], 1, 0)[0].image_id == ids[1]
-        store.note_samples({"h2": (sample("h2", 1000.5, images={}), 0)})
+        store.record_samples({"h2": (sample("h2", 1000.5, images={}), 0)})
         assert store.get_image(ids[2], 0) is None
         assert store.get_image(ids[0], 1000.9) == store.get_image(ids[0], 0)
         assert store.list_images("", 9, 1002.0) == []
@@ -269,7 +269,7 @@ class Suite:
         }
         held = {host: decision_messages.HeldImage(fill=whole) for host, whole in by_host.items()}
         told = {host: (sample(host, images={image_id: held[host]}), 0) for host in held}
-        store.note_samples(told)
+        store.record_samples(told)
         found = store.get_image(image_id, 0)
         assert found is not None and (found.using_hosts, found.whole_hosts) == (4, 1)
         rows = store.image_hosts(image_id, 0)
@@ -280,10 +280,10 @@ class Suite:
         self, store: database.Database
     ) -> None:
         for name, now_s in (("c1", 100.0), ("c2", 200.0), ("c1", 300.0)):
-            assert store.note_listener(name, now_s)
+            assert store.record_listener(name, now_s)
         known = [(one.listener, one.reported_s) for one in store.list_listeners()]
         assert known == [("c1", 300.0), ("c2", 200.0)]
-        assert store.note_listener("c1", 250.0 + listener_queries.KEPT_S)
+        assert store.record_listener("c1", 250.0 + listener_queries.KEPT_S)
         assert [one.listener for one in store.list_listeners()] == ["c1"]
 
     def test_images_are_needed_where_some_host_uses_them_and_lacks_parts(
@@ -302,7 +302,7 @@ class Suite:
                 image_id: decision_messages.HeldImage(fill=whole)
                 for image_id, whole in by_host[host].items()
             }
-            store.note_samples({host: (sample(host, sent_s, images=held), 0)})
+            store.record_samples({host: (sample(host, sent_s, images=held), 0)})
         # Those of the host that is known longest come first; of what one says nothing it may use.
         in_order = [ids[2], ids[4], ids[1], ids[3]]
         assert store.needed_images(1000, 0, 9) == (in_order, True, 2000.0, 1000.0, 0)
@@ -310,13 +310,13 @@ class Suite:
         assert store.needed_images(1000, 1500, 2) == (in_order[:2], False, 2000.0, 1000.0, 1)
         assert store.needed_images(1500, 1500, 9)[:2] == ([ids[1], ids[2], ids[3]], True)
         assert store.needed_images(1500, 1500, 9).silent_hosts == 0
-        store.note_samples({"h2": (sample("h2", 3000.0, images={}), 0)})
+        store.record_samples({"h2": (sample("h2", 3000.0, images={}), 0)})
         assert store.needed_images(1500, 0, 9) == ([], True, 3000.0, 1000.0, 0)
 
     def test_host_that_is_revoked_needs_nothing(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         held = {image_id: decision_messages.HeldImage(fill=FILLING)}
-        store.note_samples({"h1": (sample("h1", 1000.0, images=held), 0)})
+        store.record_samples({"h1": (sample("h1", 1000.0, images=held), 0)})
         for state, needed in (("enrolled", [image_id]), ("revoked", [])):
             store.change_enrolment("h1", functools.partial(_in_state, state))
             assert store.needed_images(0, 0, 9).image_ids == needed
@@ -326,7 +326,7 @@ class Suite:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         held = {image_id: decision_messages.HeldImage(size_bytes=9)}
         for host, sent_s in (("h1", 1000.0), ("h2", 2000.0)):
-            store.note_samples({host: (sample(host, sent_s, images=held), 0)})
+            store.record_samples({host: (sample(host, sent_s, images=held), 0)})
         store.delete_stale(1000.0 + image_queries.KEPT_S)
         assert [row.host for row in store.image_hosts(image_id, 0)] == ["h1", "h2"]
         store.delete_stale(1500.0 + image_queries.KEPT_S)
@@ -338,8 +338,8 @@ class Suite:
     ) -> None:
         failing = (checkpoint_messages.Failing("", "full"),)
         kept_s = checkpoint_failure_queries.KEPT_S
-        store.note_checkpoint_failures("h1", failing, 1000.0)
-        store.note_checkpoint_failures("h2", failing, 2000.0 + kept_s)
+        store.record_checkpoint_failures("h1", failing, 1000.0)
+        store.record_checkpoint_failures("h2", failing, 2000.0 + kept_s)
         assert set(store.checkpoint_failures(1000.0)) == {"h1", "h2"}  # one host deletes its own
         store.delete_stale(1000.5 + kept_s)
         assert set(store.checkpoint_failures(1000.0)) == {"h2"}
@@ -349,8 +349,8 @@ class Suite:
     ) -> None:
         for host, sent_s, reads in (("h1", 1000.0, 1), ("h2", 2000.0, 2), ("h1", 3000.0, 3)):
             told = sample(host, sent_s, boots=(boot(SERVER, reads), boot("", 9)))
-            store.note_samples({host: (told, 0)})
-        store.note_samples({"h2": (sample("h2", 2500.0), 0)})  # says nothing new
+            store.record_samples({host: (told, 0)})
+        store.record_samples({"h2": (sample("h2", 2500.0), 0)})  # says nothing new
         rows = store.list_boots(SERVER)
         assert [(row.host, row.told_s) for row in rows] == [("h2", 2000.0), ("h1", 3000.0)]
         assert [boot_queries.timeline_of(row).reads for row in rows] == [2, 3]
@@ -362,10 +362,10 @@ class Suite:
         servers = [
             f"7d2c1f9e-5d6b-4a5c-9c61-{n:012}" for n in range(boot_queries.KEPT_OF_HOST + each)
         ]
-        store.note_samples({"h2": (sample("h2", 1.0, boots=(boot(servers[0], 1),)), 0)})
+        store.record_samples({"h2": (sample("h2", 1.0, boots=(boot(servers[0], 1),)), 0)})
         for at in range(0, len(servers), each):
             told = tuple(boot(server, 1) for server in servers[at : at + each])
-            store.note_samples({"h1": (sample("h1", 1000.0 + at, boots=told), 0)})
+            store.record_samples({"h1": (sample("h1", 1000.0 + at, boots=told), 0)})
         kept = [one for one in servers if "h1" in [row.host for row in store.list_boots(one)]]
         assert kept == servers[each:]
         assert [row.host for row in store.list_boots(servers[0])] == ["h2"], "another host's stay"
@@ -379,7 +379,7 @@ class Suite:
         )
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"
         hosts = [f"h{n}" for n in range(1, 6)]
-        store.note_samples({h: (sample(h, images={image_id: huge}), 0) for h in hosts})
+        store.record_samples({h: (sample(h, images={image_id: huge}), 0) for h in hosts})
         [found] = store.list_images("", 9, 0)
         assert found.cached_bytes >= 4 * most and found.read.source >= 4 * most
 
@@ -391,13 +391,13 @@ class Suite:
             )
             for request, image in ((1, image_id), ((1 << 52) - 1, image_id), (3, other_id))
         )
-        assert store.unheard_tasks(0) == []
-        store.note_given([], first, 10.0)
-        store.note_given(["h1", "h2"], first, 10.0)
-        store.note_given(["h2"], second, 20.0)
-        store.note_given(["h2"], other, 30.0)
+        assert store.unacknowledged_tasks(0) == []
+        store.record_task([], first, 10.0)
+        store.record_task(["h1", "h2"], first, 10.0)
+        store.record_task(["h2"], second, 20.0)
+        store.record_task(["h2"], other, 30.0)
         waiting = [("h1", 10.0, first), ("h2", 20.0, second), ("h2", 30.0, other)]
-        assert store.unheard_tasks(10.0) == waiting
+        assert store.unacknowledged_tasks(10.0) == waiting
         for request, left in ((1, waiting[:2]), (second.request, waiting[:1])):
             told = decision_messages.TaskProgress(
                 request=request, kind=first.kind, state=decision_messages.TaskState.WAITING
@@ -408,17 +408,17 @@ class Suite:
                     task=msgspec.structs.replace(told, request=3)
                 ),
             }
-            store.note_samples({"h2": (sample("h2", images=held), 0)})
-            assert store.unheard_tasks(10.0) == left
-        assert store.unheard_tasks(10.5) == []
-        assert store.unheard_tasks(0) == []
+            store.record_samples({"h2": (sample("h2", images=held), 0)})
+            assert store.unacknowledged_tasks(10.0) == left
+        assert store.unacknowledged_tasks(10.5) == []
+        assert store.unacknowledged_tasks(0) == []
 
     def test_traffic_is_kept_for_a_while(self, store: database.Database) -> None:
         for second in range(10):
-            store.note_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")})
+            store.record_samples({h: (sample(h, float(second)), 0) for h in ("h1", "h2")})
         assert len(store.list_traffic(0)) == 20
         assert len(store.list_traffic(5, ["h2"])) == 5
-        store.forget_traffic(8)
+        store.delete_traffic(8)
         assert [(row.collected_s, row.host) for row in store.list_traffic(0)] == [
             (8.0, "h1"),
             (8.0, "h2"),
@@ -429,20 +429,20 @@ class Suite:
     def test_what_two_leaders_note_is_there_once(self, store: database.Database) -> None:
         for epoch in (7, 8):
             both = {h: (sample(h, 5.0, ring_epoch=epoch), 0) for h in ("h1", "h2")}
-            store.note_samples(both)
+            store.record_samples(both)
         assert len(store.list_traffic(0)) == 2
         assert {host.ring_epoch for host in store.list_hosts()} == {8}
 
     def test_writers_at_once_lose_nothing(self, store: database.Database) -> None:
         """Rows are taken in various orders: what MariaDB answers with deadlocks."""
         hosts = [f"h{n}" for n in range(1, 13)]
-        store.note_samples({h: (sample(h), 0) for h in hosts})
+        store.record_samples({h: (sample(h), 0) for h in hosts})
         failures: list[Exception] = []
 
         def collect() -> None:
             try:
                 for second in range(15):
-                    store.note_samples({h: (sample(h, 2000.0 + second), 0) for h in hosts})
+                    store.record_samples({h: (sample(h, 2000.0 + second), 0) for h in hosts})
             except Exception as e:
                 failures.append(e)
 
@@ -510,7 +510,7 @@ class Suite:
 
     def test_a_host_is_forgotten_with_all_that_it_told(self, store: database.Database) -> None:
         store.change_enrolment("h1", lambda _: models.Enrolment(host="h1", state="waiting"))
-        store.note_samples({"h1": (sample("h1"), 0)})
+        store.record_samples({"h1": (sample("h1"), 0)})
         assert store.forget_host("h1", lambda _: False)
         assert (store.get_host("h1"), store.get_enrolment("h1")) == (None, None)
         assert not store.forget_host("h1", lambda _: False)

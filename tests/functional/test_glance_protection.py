@@ -148,7 +148,7 @@ def guarded(
         listener = acstor_glance.Listener(
             "guard", glance.lab, tmp_path, decision_endpoint=api.url, **options
         )
-        store.note_listener("controller1", time.time())  # in whose place a test makes passes
+        store.record_listener("controller1", time.time())  # in whose place a test makes passes
         return World(glance, store, api, listener)
 
     try:

@@ -47,7 +47,7 @@ class Recovery:
         )
         made.put(self.holders)
         checkpoint_id = str(uuid.uuid4())
-        assert self._store.note_checkpoint(made.told(checkpoint_id, self.holders), time.time(), 2)
+        assert self._store.record_checkpoint(made.told(checkpoint_id, self.holders), time.time(), 2)
         return checkpoint_id
 
     @contextlib.contextmanager

@@ -146,7 +146,9 @@ class ReplicaPlacement:
         first, contents = 0, image_map.tables.contents
         while first < contents:
             oid = ids.oid_of(image_map.cid_of(image_map.first_chunk(first)))
-            stop = max(first + 1, image_map.content_behind(group.last_alike(oid), first))
+            stop = max(
+                first + 1, image_map.first_content_above(group.last_with_same_owners(oid), first)
+            )
             if self._here in group.owners_at(oid, COPIES):
                 yield first, stop
             first = stop

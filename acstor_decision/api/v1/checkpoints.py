@@ -156,7 +156,7 @@ def one(call: operation.Call) -> Checkpoint:
 def recovery(call: operation.Call) -> CheckpointRecovery:
     """Return the data for a recovery, with the key; protect the checkpoint meanwhile."""
     checkpoint_id = _id(call)
-    row = call.store.note_recovery(checkpoint_id, call.wall())
+    row = call.store.record_recovery(checkpoint_id, call.wall())
     if row is None:
         raise _unknown(checkpoint_id)
     return CheckpointRecovery(
@@ -233,7 +233,7 @@ def delete(call: operation.Call) -> DeletedCheckpoint:
             "deletes it now"
         )
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, why)
-    call.store.forget_checkpoint(row.checkpoint_id)
+    call.store.delete_checkpoint(row.checkpoint_id)
     return DeletedCheckpoint(row.checkpoint_id)
 
 

@@ -241,7 +241,7 @@ def _give(
     call: operation.Call, task: decision_messages.ImageTask, chosen: list[str], *, is_for_all: bool
 ) -> AcceptedTask:
     call.bus.send_task(task, None if is_for_all else chosen)
-    call.store.note_given(chosen, task, call.wall())
+    call.store.record_task(chosen, task, call.wall())
     return AcceptedTask(task.image_id, task.request, chosen)
 
 
@@ -282,7 +282,7 @@ def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
     return list(dict.fromkeys(wanted)) if wanted else names
 
 
-def _of_keepers(
+def _replica_operation(
     name: str,
     summary: str,
     handler: Callable[[operation.Call], AcceptedTask],
@@ -335,12 +335,16 @@ OPERATIONS = (
         body=FlattenRequest,
         status=http.HTTPStatus.ACCEPTED,
     ),
-    _of_keepers("hydrate", "Cache an image completely, before others", hydrate, HydrateRequest),
-    _of_keepers("pause", "Stop filling caches with an image", pause, HostSelection),
-    _of_keepers(
+    _replica_operation(
+        "hydrate", "Cache an image completely, before others", hydrate, HydrateRequest
+    ),
+    _replica_operation("pause", "Stop filling caches with an image", pause, HostSelection),
+    _replica_operation(
         "resume", "Fill caches with an image at the normal rate again", resume, HostSelection
     ),
-    _of_keepers("unpin", "Keep an image only as long as servers use it", unpin, HostSelection),
+    _replica_operation(
+        "unpin", "Keep an image only as long as servers use it", unpin, HostSelection
+    ),
     operation.Operation(
         "image:record_boots",
         "POST",

@@ -50,7 +50,7 @@ def every(call: operation.Call) -> Listeners:
 
 def report(call: operation.Call) -> Listeners:
     """Record that a listener runs."""
-    if not call.store.note_listener(call.body.listener, call.wall()):
+    if not call.store.record_listener(call.body.listener, call.wall()):
         message = f"the limit of {listener_queries.MOST} listeners is reached"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, message)
     return every(call)

@@ -63,7 +63,7 @@ class AddressProofs:
         pause_s = backoff.pause_s(max(0, last.failures - 1), FIRST_PAUSE_S, LONGEST_PAUSE_S)
         return now_s - last.at_s >= pause_s
 
-    def note_attempt(
+    def record_attempt(
         self, address: address_book.Address, found: str, now_s: float, *, has_failed: bool
     ) -> None:
         """Record which host authenticated at an address.

@@ -200,7 +200,7 @@ class Members:
             self._members.pop(ids.HostId(host), None)
         self._addresses.retain_hosts(self._members)
 
-    def to_prove(self, now_s: float) -> list[address_book.Address]:
+    def addresses_to_verify(self, now_s: float) -> list[address_book.Address]:
         """Return the addresses to verify now: unproven ones and those of silent hosts."""
         if not self.limits.verify_addresses:
             return []
@@ -213,11 +213,11 @@ class Members:
         ]
         return self._proofs.next_addresses(wanted, now_s)
 
-    def note_proof(self, address: address_book.Address, found: str, now_s: float) -> None:
+    def record_proof(self, address: address_book.Address, found: str, now_s: float) -> None:
         """Record which host authenticated at an address; "": none."""
         host = ids.HostId(found)
         has_failed = host not in self._members or self._claim(host) != address
-        self._proofs.note_attempt(address, found, now_s, has_failed=has_failed)
+        self._proofs.record_attempt(address, found, now_s, has_failed=has_failed)
         if not has_failed:
             self._proofs.record_proof(host, address)
             self._addresses.set_address(host, address)

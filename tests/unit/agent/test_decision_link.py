@@ -87,11 +87,11 @@ async def test_what_is_new_of_boots_is_told_when_a_sample_can_be_sent_again(host
     news = [(first,), (second,)]
     host.new_boots = lambda: news.pop(0) if news else ()
     identity_files.write(host.folder, KEYS.host("h1")._replace(certificate=b""))
-    host.files.look_again()
+    host.files.invalidate()
     await trio.sleep(2 * COLLECTION_S)
     assert host.bus.samples == []
     identity_files.write(host.folder, KEYS.host("h1"))
-    host.files.look_again()
+    host.files.invalidate()
     await until(lambda: len(host.bus.samples) >= 3)
     assert [sample.boots for sample in host.bus.samples[:3]] == [(first,), (second,), ()]
 
@@ -221,7 +221,7 @@ async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
 ):
     made = linked_host.LinkedHost(tmp_path)
     made.folder.unlink()
-    made.files.look_again()
+    made.files.invalidate()
     nursery.start_soon(made.link.run)
     await trio.sleep(2.5 * COLLECTION_S)
     with pytest.raises(errors.NotAuthenticated, match="has no key of who signs them"):
@@ -235,12 +235,12 @@ async def test_a_host_without_files_takes_and_sends_nothing_and_says_so_once(
 @pytest.mark.expect_log("no samples and boot traces are sent: this host has no certificate")
 async def test_a_host_without_a_certificate_sends_nothing_and_says_so_once(host, watched_log):
     identity_files.write(host.folder, KEYS.host("h1")._replace(certificate=b""))
-    host.files.look_again()
+    host.files.invalidate()
     await trio.sleep(3 * COLLECTION_S)
     assert host.bus.samples == []
     assert len(watched_log.messages) == 1
     identity_files.write(host.folder, KEYS.host("h1"))
-    host.files.look_again()
+    host.files.invalidate()
     await trio.sleep(COLLECTION_S)
     assert len(host.bus.samples) == 1
 

@@ -337,7 +337,7 @@ def answered(asks, count=20):
 
 
 def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatch):
-    monkeypatch.setattr(rpc, "HEARD_S", 3)
+    monkeypatch.setattr(rpc, "CALL_TIMEOUT_S", 3)
     daemon.listen_for_requests(lambda instance: 5)
     heard = opened(decision_messages.encode(answered(asks)))
     assert (heard.host, heard.number) == (HOST, 5)
@@ -346,7 +346,7 @@ def test_request_over_the_bus_is_answered_until_the_end(daemon, asks, monkeypatc
 
 @pytest.mark.expect_log("is of no use")
 def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks, monkeypatch):
-    monkeypatch.setattr(rpc, "HEARD_S", 3)
+    monkeypatch.setattr(rpc, "CALL_TIMEOUT_S", 3)
     asked = []
     daemon.listen_for_requests(lambda instance: asked.append(instance) or 5)
     answered(asks)
@@ -355,5 +355,5 @@ def test_request_that_proves_nothing_is_not_answered_over_the_bus(daemon, asks, 
 
 
 def test_host_whose_daemon_is_not_there_answers_nothing_soon(asks, monkeypatch):
-    monkeypatch.setattr(rpc, "HEARD_S", 1)
+    monkeypatch.setattr(rpc, "CALL_TIMEOUT_S", 1)
     assert asks(1) is None

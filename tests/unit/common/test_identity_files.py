@@ -77,7 +77,7 @@ def test_a_new_set_is_seen_after_some_seconds_or_when_told_so(files, folder, key
     first = files.current_credentials()
     identity_files.write(folder, keys.host("h1"))
     assert files.current_credentials() is first
-    files.look_again()
+    files.invalidate()
     assert files.current_credentials().key not in (b"", first.key)
 
 

@@ -12,9 +12,9 @@ def fresh():
 
 
 def test_a_message_is_taken_once(fresh):
-    assert fresh.why_not((1, "a"), NOW_S, NOW_S) == ""
-    assert "taken before" in fresh.why_not((1, "a"), NOW_S, NOW_S + replay_filter.AGE_S)
-    assert fresh.why_not((1, "b"), NOW_S, NOW_S) == ""
+    assert fresh.check_and_remember((1, "a"), NOW_S, NOW_S) == ""
+    assert "taken before" in fresh.check_and_remember((1, "a"), NOW_S, NOW_S + replay_filter.AGE_S)
+    assert fresh.check_and_remember((1, "b"), NOW_S, NOW_S) == ""
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_message_is_taken_once(fresh):
     ],
 )
 def test_a_message_of_another_time_is_not_taken(fresh, age_s, why):
-    found = fresh.why_not(1, NOW_S, NOW_S + age_s)
+    found = fresh.check_and_remember(1, NOW_S, NOW_S + age_s)
     assert why in found
     assert bool(found) == bool(why)
 
@@ -37,8 +37,8 @@ def test_a_message_of_another_time_is_not_taken(fresh, age_s, why):
 def test_a_message_is_remembered_until_it_is_old_and_no_longer(fresh, monkeypatch):
     monkeypatch.setattr(replay_filter, "MAX_REMEMBERED", 3)
     for number in range(3):
-        assert fresh.why_not(number, NOW_S, NOW_S) == ""
-    assert "3 others" in fresh.why_not(3, NOW_S, NOW_S)
+        assert fresh.check_and_remember(number, NOW_S, NOW_S) == ""
+    assert "3 others" in fresh.check_and_remember(3, NOW_S, NOW_S)
     later_s = NOW_S + replay_filter.AGE_S + 1
-    assert fresh.why_not(4, later_s, later_s) == ""
-    assert "ago" in fresh.why_not(0, NOW_S, later_s)
+    assert fresh.check_and_remember(4, later_s, later_s) == ""
+    assert "ago" in fresh.check_and_remember(0, NOW_S, later_s)

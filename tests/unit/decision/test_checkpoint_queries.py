@@ -77,7 +77,7 @@ class Hosts:
         return self.opened(self.service.list_kept(asked))
 
     def tells_where_it_is(self, host):
-        self.store.note_samples({host: (decision_databases.sample(host), 0)})
+        self.store.record_samples({host: (decision_databases.sample(host), 0)})
 
     def intervals(self, host="h1", sent_s=NOW_S, failing=(), **how):
         told = messages.IntervalRequest(host=host, sent_s=sent_s, failing=failing)
@@ -117,7 +117,7 @@ def test_newest_checkpoints_of_a_server_stay(hosts):
 
 def test_one_that_a_server_is_recovered_from_stays_until_its_new_host_has_all(hosts):
     hosts.register(taken(1))
-    hosts.store.note_recovery(checkpoint_id(1), hosts.now_s)
+    hosts.store.record_recovery(checkpoint_id(1), hosts.now_s)
     for number in (2, 3, 4):  # the old host was not dead, and Nova believes it now and then
         hosts.now_s += 1
         answer = hosts.register(taken(number))
@@ -133,7 +133,7 @@ def test_one_that_a_server_is_recovered_from_stays_until_its_new_host_has_all(ho
 
 def test_one_that_a_server_is_recovered_from_does_not_stay_for_ever(hosts):
     hosts.register(taken(1))
-    hosts.store.note_recovery(checkpoint_id(1), hosts.now_s)
+    hosts.store.record_recovery(checkpoint_id(1), hosts.now_s)
     hosts.now_s += checkpoint_queries.RECOVERY_S
     for number in (2, 3):
         hosts.now_s += 1
@@ -310,7 +310,7 @@ def test_messages_that_prove_nothing_fill_no_log(hosts, watched_log):
 def test_copy_of_a_message_means_nothing(hosts):
     message = hosts.sealed(hosts.concealed(taken(1)))
     hosts.service.register_checkpoint(message)
-    hosts.store.forget_checkpoint(checkpoint_id(1))
+    hosts.store.delete_checkpoint(checkpoint_id(1))
     hosts.service.register_checkpoint(message)
     assert hosts.ids() == []
 
@@ -426,7 +426,7 @@ def test_who_is_revoked_or_forgotten_and_has_no_checkpoint_is_gone(hosts):
     hosts.keeper.revoke_host("h1")
     hosts.keeper.delete_host("h3")
     assert hosts.gone() == ("h3",)  # h1's may still be wanted; h9 never was one of this cloud's
-    hosts.store.forget_checkpoint(checkpoint_id(1))
+    hosts.store.delete_checkpoint(checkpoint_id(1))
     assert hosts.gone() == ("h1", "h3")
     hosts.keeper.allow_host("h1")
     assert hosts.gone() == ("h3",)

@@ -759,7 +759,7 @@ def test_what_a_host_told_of_images_goes_when_it_was_silent_for_a_day(lone, stor
     cloud.collect(2)
     held = {IMAGE: decision_messages.HeldImage(size_bytes=5)}
     gone = sample("h9", 1, 0.0, 0)
-    store.note_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)})
+    store.record_samples({"h9": (msgspec.structs.replace(gone, images=held), 0)})
     cloud.collect(2)
     assert [row.host for row in store.image_hosts(IMAGE, 0)] == ["h9"]
     lone.now_s += image_queries.KEPT_S + service.FORGET_EVERY_S
@@ -772,7 +772,7 @@ def ask(store: database.Database, given_s: float, *hosts: str) -> decision_messa
     task = decision_messages.ImageTask(
         request=int(given_s), kind=decision_messages.TaskKind.PRE_SEED, image_id=IMAGE
     )
-    store.note_given(hosts, task, WALL_S + given_s)
+    store.record_task(hosts, task, WALL_S + given_s)
     return task
 
 
@@ -806,7 +806,7 @@ def test_a_task_is_given_up_after_a_while(lone, store):
     ask(store, 10.0, "h1")
     cloud.collect(20)
     assert len(lone.given) == (service.RESEND_AFTER_S - 2 * COLLECTION_S) // COLLECTION_S + 1
-    assert store.unheard_tasks(0) == []
+    assert store.unacknowledged_tasks(0) == []
 
 
 def test_tasks_of_silent_hosts_wait_and_a_broker_that_is_gone_is_asked_once_a_round(lone, store):
@@ -816,7 +816,7 @@ def test_tasks_of_silent_hosts_wait_and_a_broker_that_is_gone_is_asked_once_a_ro
     lone.has_broker = False
     cloud.collect(2)
     assert lone.given == [("h1", 10)]
-    assert [given.host for given in store.unheard_tasks(0)] == ["h1", "h2", "h9"]
+    assert [given.host for given in store.unacknowledged_tasks(0)] == ["h1", "h2", "h9"]
 
 
 def test_only_who_leads_gives_tasks_again(configure, store):

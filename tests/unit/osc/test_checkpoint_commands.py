@@ -53,7 +53,7 @@ def run(api_configuration, store, glance, bus, nova):
 @pytest.fixture
 def two(store):
     for number in (1, 2):
-        store.note_checkpoint(taken(number), time.time() + number, 10)
+        store.record_checkpoint(taken(number), time.time() + number, 10)
 
 
 @pytest.mark.parametrize("name", ["web", SERVER])
@@ -89,7 +89,7 @@ def test_one_that_began_after_the_request_is_waited_for(run, bus, two, store, mo
         looks.append(1)
         now = {2: taken(3), 4: taken(9, host="h4"), 6: taken(4)}.get(len(looks))
         if now is not None:
-            store.note_checkpoint(now, time.time() + len(looks), 10)
+            store.record_checkpoint(now, time.time() + len(looks), 10)
 
     waits(monkeypatch, look_again)
     shown = commands.fields(run(checkpoint.CreateCheckpoint, "web", "--wait"))
@@ -120,7 +120,7 @@ def test_all_that_can_be_are_deleted(run, two, store):
 
 
 def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(run, two, store):
-    store.note_recovery(checkpoint_id(1), time.time())
+    store.record_recovery(checkpoint_id(1), time.time())
     with pytest.raises(exceptions.CommandError, match="--force deletes it now"):
         run(checkpoint.DeleteCheckpoint, checkpoint_id(1))
     run(checkpoint.DeleteCheckpoint, checkpoint_id(1), "--force")

@@ -160,7 +160,7 @@ def test_share_is_that_of_the_owners_of_each_content_whatever_the_map(monkeypatc
             for n, cid in enumerate(drawn)
         ]
         for n in range(1, count, 3):  # at a point of the ring, and beside it
-            point = min(table.last_alike(rng.getrandbits(64)) + n % 2, (1 << 64) - 1)
+            point = min(table.last_with_same_owners(rng.getrandbits(64)) + n % 2, (1 << 64) - 1)
             drawn[n] = point.to_bytes(8, "big") + drawn[n][8:]
         drawn[0] = b"\xff" * 31 + b"\0"
         cids = [cid[:32].ljust(32, b"\0") for cid in rng.choices([*drawn, ids.ZERO_CID], k=count)]

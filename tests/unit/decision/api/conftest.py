@@ -141,7 +141,7 @@ def sample(number: int, **fields: Any) -> decision_messages.Sample:
 
 
 def note(store: database.Database, *samples: decision_messages.Sample, overloaded: int = 0) -> None:
-    store.note_samples({one.host: (one, overloaded) for one in samples})
+    store.record_samples({one.host: (one, overloaded) for one in samples})
 
 
 def publish(

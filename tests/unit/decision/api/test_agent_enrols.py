@@ -75,7 +75,7 @@ def test_a_host_that_was_revoked_is_told_so_and_keeps_its_files(client, files):
     client.post("/v1/hosts/h1/revoke")
     with pytest.raises(errors.NotEnrolled, match=r"refuses \(403\).*revoked"):
         host._enrol()
-    files.look_again()
+    files.invalidate()
     assert files.current_credentials() is before
 
 

@@ -53,7 +53,7 @@ def filled(store, glance):
     conftest.note(store, conftest.sample(0), conftest.sample(1))
     conftest.note(store, conftest.sample(2, sent_s=1.0))
     conftest.publish(store, 1, hosts=2)
-    store.note_checkpoint(checkpoint_hosts.taken(1), conftest.NOW_S, 10)
+    store.record_checkpoint(checkpoint_hosts.taken(1), conftest.NOW_S, 10)
     return store
 
 

@@ -44,7 +44,7 @@ def client(api_configuration, store, glance, bus, nova):
 @pytest.fixture
 def three(store):
     for number in (1, 2, 3):
-        store.note_checkpoint(taken(number), NOW_S + number, 10)
+        store.record_checkpoint(taken(number), NOW_S + number, 10)
 
 
 def listed(client, query=""):
@@ -138,13 +138,13 @@ def test_one_that_a_host_may_be_recovering_from_is_deleted_by_force_alone(client
 def test_one_that_is_pruned_before_its_recovery_is_noted_is_not_given_out(
     client, three, store, monkeypatch
 ):
-    note = store.note_recovery
+    note = store.record_recovery
 
     def pruned_before(checkpoint_id, now_s):
-        store.forget_checkpoint(checkpoint_id)
+        store.delete_checkpoint(checkpoint_id)
         return note(checkpoint_id, now_s)
 
-    monkeypatch.setattr(store, "note_recovery", pruned_before)
+    monkeypatch.setattr(store, "record_recovery", pruned_before)
     answer = client.get(f"{ONE}/recovery")
     assert answer.status_code == 404 and "cd" * 32 not in answer.text
 
@@ -154,7 +154,7 @@ def test_recovery_is_over_after_three_days_at_the_latest(client, three, store):
         (checkpoint_queries.RECOVERY_S - 60, 409),
         (checkpoint_queries.RECOVERY_S + 60, 200),
     ):
-        store.note_recovery(checkpoint_id(1), time.time() - ago_s)
+        store.record_recovery(checkpoint_id(1), time.time() - ago_s)
         assert client.post(f"{ONE}/delete").status_code == status
 
 
@@ -233,5 +233,5 @@ def test_id_that_is_none_is_refused(client, path):
 
 
 def test_moment_that_no_calendar_has_can_be_shown(client, store):
-    store.note_checkpoint(taken(1, taken_ms=(1 << 63) - 1), NOW_S, 10)
+    store.record_checkpoint(taken(1, taken_ms=(1 << 63) - 1), NOW_S, 10)
     assert client.get(ONE).json["taken_at"].startswith("9999")

@@ -225,7 +225,7 @@ def test_who_keeps_an_image_is_asked_about_it_or_who_is_named(action, client, st
         (action, ["h0003"]),
     ]
     assert {task.deadline_s for task, _ in bus.tasks} == {0.0}
-    assert [given.host for given in store.unheard_tasks(0)] == [f"h{n:04}" for n in range(4)]
+    assert [given.host for given in store.unacknowledged_tasks(0)] == [f"h{n:04}" for n in range(4)]
 
 
 @pytest.mark.parametrize("deadline_s", [-1, 1e9, "soon", None])
@@ -315,7 +315,7 @@ def test_who_was_asked_is_noted_to_be_asked_again(client, store, glance, bus):
     hold(store, {}, {})
     client.post(f"/v1/images/{IMAGES[0]}/pre-seed")
     client.post(f"/v1/images/{IMAGES[0]}/record-boots", json={"hosts": ["h0001"]})
-    noted = [(given.host, given.task) for given in store.unheard_tasks(0)]
+    noted = [(given.host, given.task) for given in store.unacknowledged_tasks(0)]
     assert noted == [("h0000", bus.tasks[0][0]), ("h0001", bus.tasks[1][0])]
 
 
@@ -367,7 +367,7 @@ def test_a_bus_that_is_gone_is_said_so(client, store, glance, bus):
         answer = client.post(f"/v1/images/{IMAGES[0]}/{action}")
         assert answer.status_code == 503
         assert "message bus" in answer.json["error"]["message"]
-    assert store.unheard_tasks(0) == []
+    assert store.unacknowledged_tasks(0) == []
 
 
 @pytest.mark.parametrize(
@@ -409,7 +409,7 @@ def test_all_hosts_are_told_of_a_boot_image_and_nobody_is_asked_again(client, st
     assert (task.kind, task.image_id, hosts) == ("prefetch_boot_image", IMAGES[0], None)
     assert (task.previous_images, task.is_public) == ((IMAGES[1], IMAGES[2]), True)
     assert answer.json == {"image_id": IMAGES[0], "request": task.request}
-    assert store.unheard_tasks(0) == []
+    assert store.unacknowledged_tasks(0) == []
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def test_name_that_no_host_has_is_refused(name, client):
 
 def test_silent_listener_is_named_by_list_and_status(client, store):
     now_s = time.time()
-    store.note_listener("c1", now_s)
-    store.note_listener("c2", now_s - health_checks.LISTENER_S - 1)
+    store.record_listener("c1", now_s)
+    store.record_listener("c2", now_s - health_checks.LISTENER_S - 1)
     listed = client.get("/v1/listeners").json["listeners"]
     assert [(one["listener"], one["is_silent"]) for one in listed] == [("c1", False), ("c2", True)]
     found = {one["code"]: one for one in client.get("/v1/status").json["findings"]}
@@ -39,7 +39,7 @@ def test_silent_listener_is_named_by_list_and_status(client, store):
 
 def test_no_more_are_noted_than_there_is_room_for(client, store):
     for number in range(listener_queries.MOST):
-        assert store.note_listener(f"c{number}", time.time())
+        assert store.record_listener(f"c{number}", time.time())
     answer = client.post("/v1/listeners", json={"listener": "one-more"})
     assert answer.status_code == 409 and len(store.list_listeners()) == listener_queries.MOST
     assert client.post("/v1/listeners", json={"listener": "c7"}).status_code == 200

@@ -64,7 +64,7 @@ def test_all_is_told_together(status, store, glance):
         IMAGE.format(3): held(fill_progress.FillState.QUEUED),
     }
     api.note(store, sample(0, health=told, images=images), sample(1, health=told))
-    store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
+    store.record_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
     api.publish(store, 1, 2)
     glance.add(IMAGE.format(1))
     glance.add(IMAGE.format(2), acstor_state="failed", acstor_message="the store fails")
@@ -72,7 +72,7 @@ def test_all_is_told_together(status, store, glance):
     now = datetime.datetime.now(datetime.UTC).isoformat()
     glance.add(IMAGE.format(4), acstor_state="", updated_at=now)
     glance.add(IMAGE.format(5), acstor_state="", updated_at="2020-01-01T00:00:00Z")
-    store.note_checkpoint(checkpoint_hosts.taken(1), time.time(), 10)
+    store.record_checkpoint(checkpoint_hosts.taken(1), time.time(), 10)
 
     found = status()
     assert found["health"] == "warning"
@@ -113,7 +113,7 @@ def test_rest_is_told_when_glance_is_away(status, store, glance):
 
 
 def test_hosts_that_are_shut_out_are_not_missed(status, store):
-    store.note_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
+    store.record_samples({"h0009": (api.sample(9, sent_s=LONG_AGO_S), 0)})
     assert codes(status()) == ["no-samples", "no-table"]
 
     store.change_enrolment("h0009", lambda _: models.Enrolment(host="h0009", state="revoked"))
@@ -143,7 +143,7 @@ def test_vaults_are_named_for_half_an_hour_after_their_hosts_reported_them(statu
     api.note(store, sample(0))
     full = [messages.Failing("", "full")]
     for host, ago_s in (("h0000", 1700), ("h0001", 1900)):
-        store.note_checkpoint_failures(host, full, time.time() - ago_s)
+        store.record_checkpoint_failures(host, full, time.time() - ago_s)
     (found,) = status()["findings"]
     assert (found["code"], found["subjects"]) == ("checkpoint-failed", ["vault on h0000: full"])
     assert "vault_limit_bytes" in found["remedy"]

@@ -22,16 +22,16 @@ def cloud() -> known.Cloud:
 
 def prove(cloud: known.Cloud, *hosts: str) -> None:
     for host in hosts:
-        cloud.members.note_proof(at(host), host, cloud.now_s)
+        cloud.members.record_proof(at(host), host, cloud.now_s)
 
 
 def test_a_host_is_a_member_once_it_proved_its_address(cloud):
     cloud.collect("h1", "h2", times=3)
     assert cloud.living() == []
-    assert cloud.members.to_prove(cloud.now_s) == [at("h1"), at("h2")]
+    assert cloud.members.addresses_to_verify(cloud.now_s) == [at("h1"), at("h2")]
     prove(cloud, "h1")
     assert cloud.living() == ["h1"]
-    assert cloud.members.to_prove(cloud.now_s) == [at("h2")]
+    assert cloud.members.addresses_to_verify(cloud.now_s) == [at("h2")]
 
 
 def test_a_host_that_is_found_where_another_one_says_to_be_gets_the_address(cloud):
@@ -49,11 +49,11 @@ def test_a_silent_host_leaves_after_it_was_not_reached(cloud):
     prove(cloud, "h1", "h2", "h3")
     cloud.collect("h1", "h2", times=4)
     assert cloud.living() == ["h1", "h2", "h3"]
-    assert cloud.members.to_prove(cloud.now_s) == [at("h3")]
+    assert cloud.members.addresses_to_verify(cloud.now_s) == [at("h3")]
     prove(cloud, "h3")
     assert cloud.living() == ["h1", "h2", "h3"]
     cloud.collect("h1", "h2", times=2)
-    cloud.members.note_proof(at("h3"), "", cloud.now_s)
+    cloud.members.record_proof(at("h3"), "", cloud.now_s)
     assert cloud.living() == ["h1", "h2"]
 
 
@@ -65,13 +65,13 @@ def test_nobody_takes_the_address_of_a_silent_host_without_being_there(cloud):
     assert cloud.living() == ["h1", "h2", "h3"]
     prove(cloud, "h1")
     assert cloud.living() == ["h1", "h2", "h3"]
-    cloud.members.note_proof(at("h1"), "h9", cloud.now_s)  # h1 was installed anew as h9
+    cloud.members.record_proof(at("h1"), "h9", cloud.now_s)  # h1 was installed anew as h9
     assert cloud.living() == ["h2", "h3", "h9"]
 
 
 def test_hosts_of_a_table_need_no_proof_again(cloud):
     cloud.members.restore_member("h1", "10.0.0.1:7201", "", cloud.now_s)
-    assert cloud.living() == ["h1"] and cloud.members.to_prove(cloud.now_s) == []
+    assert cloud.living() == ["h1"] and cloud.members.addresses_to_verify(cloud.now_s) == []
 
 
 def test_addresses_where_nobody_is_are_tried_less_and_less_and_after_new_ones():
@@ -81,7 +81,7 @@ def test_addresses_where_nobody_is_are_tried_less_and_less_and_after_new_ones():
     tried = []
     for now_s in range(4000):
         for address in proofs.next_addresses(wanted[:1], float(now_s)):
-            proofs.note_attempt(address, "", float(now_s), has_failed=True)
+            proofs.record_attempt(address, "", float(now_s), has_failed=True)
             tried.append(now_s)
     assert tried[:4] == [0, 5, 15, 35]
     assert tried[-1] - tried[-2] == address_proofs.LONGEST_PAUSE_S

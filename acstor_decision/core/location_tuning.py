@@ -26,7 +26,7 @@ FORGET_AFTER = 60
 """Collections without figures before a share doubles; five minutes."""
 HOLD = 24
 """Collections until a group retries the usual way; two minutes."""
-MOST_PLACES = 1024
+MAX_LOCATIONS = 1024
 """Limit of locations with a policy; the lowest shares stay."""
 AT_ONCE = 4
 """One group in so many may switch to the source with one table."""
@@ -51,7 +51,7 @@ class _Detour:
     worse: int = 0
 
 
-class PlaceRouting:
+class LocationTuner:
     """Shares and detours; a change needs ``needed`` collections in a row."""
 
     def __init__(self, needed: int, places: location_policies.LocationPolicies) -> None:
@@ -59,9 +59,9 @@ class PlaceRouting:
         self._shares: dict[str, _Share] = {}
         self._detours: dict[str, _Detour] = {}
         self._ways: dict[str, streak.Streak[int]] = {}
-        self.load_rules(places)
+        self.load_policies(places)
 
-    def load_rules(self, places: location_policies.LocationPolicies) -> None:
+    def load_policies(self, places: location_policies.LocationPolicies) -> None:
         """Adopt the policies of a table that another instance published."""
         self._ways.clear()
         self._shares = {
@@ -73,7 +73,7 @@ class PlaceRouting:
             if rule.outer_threshold is not None
         }
 
-    def place_rules(
+    def make_policies(
         self, names: Collection[str], groups: Collection[str], near: int
     ) -> dict[str, location_policies.LocationPolicy]:
         """Return the location policies for the table.
@@ -94,7 +94,7 @@ class PlaceRouting:
             )
             for place in sorted(shares.keys() | outers.keys())
         }
-        slowest = sorted(said, key=lambda place: said[place].share)[:MOST_PLACES]
+        slowest = sorted(said, key=lambda place: said[place].share)[:MAX_LOCATIONS]
         return {
             place: said[place]
             for place in slowest
@@ -103,7 +103,7 @@ class PlaceRouting:
 
     # Shares
 
-    def note_slowness(self, slowness: Mapping[str, float]) -> None:
+    def record_slowness(self, slowness: Mapping[str, float]) -> None:
         """Record locations' slowness (:func:`link_capacity.slowness`), once a collection."""
         for place in slowness.keys() | self._shares.keys():
             share = self._shares.setdefault(place, _Share())
