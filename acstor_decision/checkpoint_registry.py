@@ -82,7 +82,7 @@ class CheckpointRegistry:
         self._noted_s: dict[str, float] = {}
         self._asking: set[tuple[object, ...]] = set()
         self._lock = threading.Lock()
-        self._complaints = message_bus.ThrottledWarnings(clock)
+        self._warnings = message_bus.ThrottledWarnings(clock)
 
     def rpc_methods(self) -> Mapping[str, Callable[[object], dict[str, Any]]]:
         """Return the RPC handlers by method name."""
@@ -151,7 +151,7 @@ class CheckpointRegistry:
             return work()
         except errors.NotAuthenticated as e:
             self.refused["not_authentic"] += 1
-            self._complaints.log_line("checkpoints: %s", e)
+            self._warnings.log_line("checkpoints: %s", e)
             return messages.Response(str(e))
         except errors.RemoteProtocolError as e:
             self.refused["not_authentic"] += 1
@@ -161,7 +161,7 @@ class CheckpointRegistry:
             return messages.Response(str(e), may_pass=True)
         except (nova_client.NovaUnreachable, database.DatabaseError) as e:
             self.refused["unknown"] += 1
-            self._complaints.log_line("checkpoints: a host must retry: %s", e)
+            self._warnings.log_line("checkpoints: a host must retry: %s", e)
             is_database = isinstance(e, database.DatabaseError)  # its address is not for hosts
             return messages.Response(
                 "the database is away" if is_database else str(e), may_pass=True
@@ -217,7 +217,7 @@ class CheckpointRegistry:
         if why:
             self.refused["not_its_own"] += 1
             told = (taken.host, taken.checkpoint_id, why)
-            self._complaints.log_line("%s: checkpoint %s is refused: %s", *told)
+            self._warnings.log_line("%s: checkpoint %s is refused: %s", *told)
             return messages.CheckpointResponse(why)
         stays = self._store.record_checkpoint(taken, self._wall(), self._kept)
         if stays is None:

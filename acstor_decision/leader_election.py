@@ -47,14 +47,16 @@ class LeaderElection:
         end
     """
 
-    def __init__(self, url: str, instance: str, lease_s: float = 5.0) -> None:
+    def __init__(
+        self, url: str, instance: str, lease_s: float = 5.0, answer_s: float = ANSWER_S
+    ) -> None:
         self._url = _with_lease(url, lease_s)
         self.instance = instance
         self._coordinator: coordination.CoordinationDriver | None = None
         self._lock: Any = None  # a locking.Lock; its subclasses have ``acquired``
         self._leads = False
         self._was_reachable = True
-        self._deadline = call_deadline.CallDeadline("coordination", ANSWER_S)
+        self._deadline = call_deadline.CallDeadline("coordination", answer_s)
 
     def is_leader(self) -> bool:
         """Return whether this instance leads now; acquire the lock if it is free."""

@@ -100,11 +100,13 @@ def options() -> list[cfg.Opt]:
 class NovaClient:
     """Client of Nova; thread-safe. Requests raise NovaUnreachable without a response."""
 
-    def __init__(self, conf: cfg.ConfigOpts, callers: int = CALLERS) -> None:
+    def __init__(
+        self, conf: cfg.ConfigOpts, callers: int = CALLERS, wait_s: float = WAIT_S
+    ) -> None:
         self._conf = conf
         self._lock = threading.Lock()
         self._limit = concurrency_limit.ConcurrencyLimit(
-            "Nova", callers, time.monotonic, WAIT_S, WAITING
+            "Nova", callers, time.monotonic, wait_s, WAITING
         )
         self._trouble = log_once.LogOnce(LOG)
         self._adapter: Any = None

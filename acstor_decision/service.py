@@ -35,7 +35,6 @@ from acstor_decision.core import ring_conversion
 from acstor_decision.core import threshold
 from acstor_decision.core.membership import address_book
 from acstor_decision.core.membership import members
-from acstor_decision.core.membership import replay_filter
 from acstor_decision.core.membership import sample_inbox
 from acstor_decision.db import database
 from acstor_decision.db import identity_queries
@@ -48,9 +47,6 @@ LOG = logging.getLogger(__name__)
 
 HIGHEST_TRUSTED_EPOCH = hash_ring.MAX_EPOCH // 2
 """A higher epoch is ignored, because following it would exhaust the epochs."""
-WAITING_SAMPLES = 100_000
-WAITING_OF_A_HOST = 32
-"""Samples of one host that wait for the next round; the newest stay."""
 RESEND_AFTER_S = 45.0
 """Age at which an unacknowledged task is sent again; the command waits longer."""
 ACKNOWLEDGED_WITHIN = 2
@@ -65,6 +61,8 @@ _CLAIMS = (
     members.Refusal.UNREACHABLE,
     members.Refusal.CROWDED,
 )
+
+_EMPTY_TABLE = decision_messages.RingTable(0, hash_ring.encode(hash_ring.Ring(0, ())).decode())
 
 
 class AgentSender(Protocol):
@@ -114,41 +112,34 @@ class DecisionService:
         limits = decision_conf.limits(self.own)
         limits = dataclasses.replace(limits, verify_addresses=verifier is not None)
         self.members = members.Members(limits)
-        self.decider = decider.Decider(
-            decision_conf.policy(self.own), self.members, decider.Table({})
-        )
-        self.current = decision_messages.RingTable(
-            0, hash_ring.encode(hash_ring.Ring(0, ())).decode()
-        )
+        policy = decision_conf.policy(self.own)
+        self.decider = decider.Decider(policy, self.members, decider.Table({}))
+        self.current = _EMPTY_TABLE
         self.leads = False
         self.metrics = metrics.InstanceMetrics()
         self._store, self._lead, self._loads = store, lead, loads
         self._bus, self._verifier = bus, verifier
         self._clock, self._wall = clock, wall
-        self._keeper = certificate_authority.CertificateAuthority(self.own, store, wall)
+        self._authority = certificate_authority.CertificateAuthority(self.own, store, wall)
         self._trust = trust_state.TrustState()
         self._refused_enrolments: dict[str, int] = {}
-        order: replay_filter.ReplayFilter[sample_inbox.Identity] = replay_filter.ReplayFilter(
-            members.silent_s(self.members.limits)
-        )
-        self._inbox = sample_inbox.SampleInbox(order, WAITING_SAMPLES, WAITING_OF_A_HOST)
+        self._inbox = sample_inbox.SampleInbox(members.silent_s(limits))
         self._inbox_lock = threading.Lock()
-        self._disbelieved = 0
-        self._complaints = message_bus.ThrottledWarnings(clock)
-        self._stale_ones = message_bus.ThrottledWarnings(clock, logging.INFO)
-        self._fresh: dict[str, decision_messages.Sample] = {}
+        self._untrusted = 0
+        self._warnings = message_bus.ThrottledWarnings(clock)
+        self._replay_log = message_bus.ThrottledWarnings(clock, logging.INFO)
+        self._new_samples: dict[str, decision_messages.Sample] = {}
         self._published_s = 0.0
-        self._forgets_s = float("-inf")
-        self._has_database = True
+        self._cleanup_due_s = float("-inf")
+        self._has_database = self._knows_loads = True
         self._failed = ""
-        self._knows_loads = True
-        self._heard = self._moved = 0
+        self._accepted = self._moved = 0
         self._silent = identity_queries.Silent()
         self._tables_published: collections.Counter[str] = collections.Counter()
 
     def load_trust(self) -> None:
         """Load the trust state, before any sample is received."""
-        self._keeper.issuing_authority()
+        self._authority.issuing_authority()
         self._reload_trust()
 
     def accept_sample(self, message: decision_messages.Signed) -> None:
@@ -171,11 +162,9 @@ class DecisionService:
             has_dropped, waiting = self._inbox.dropped > before, len(self._inbox)
         if refusal is not None:
             told = (sample.host, sample.number, refusal.value)
-            self._stale_ones.log_line("%s: sample %d is refused: %s", *told)
+            self._replay_log.log_line("%s: sample %d is refused: %s", *told)
         elif has_dropped:
-            self._complaints.log_line(
-                "%s: a sample of it is dropped, %d wait", sample.host, waiting
-            )
+            self._warnings.log_line("%s: a sample of it is dropped, %d wait", sample.host, waiting)
 
     def trust_state(self) -> trust_state.TrustState:
         """Return the trust state; thread-safe."""
@@ -187,7 +176,7 @@ class DecisionService:
 
     def run_round(self) -> None:
         """Process samples, load the newest table, and decide if this instance leads."""
-        self._fresh.clear()
+        self._new_samples.clear()
         try:
             try:
                 self._reload_trust()
@@ -221,7 +210,7 @@ class DecisionService:
         self.metrics = self._new_metrics()
 
     def _reload_trust(self) -> None:
-        self._trust = self._keeper.load_trust_state()
+        self._trust = self._authority.load_trust_state()
         self._refused_enrolments = self._store.refused_enrolments()
         self._silent = self._store.silent_hosts(self._wall() - health_checks.UNHEARD_S)
         revoked = self._trust.list_revoked(self._wall())
@@ -239,9 +228,9 @@ class DecisionService:
             received = self._inbox.drain_samples(self._clock())
         for heard_s, certificate, sample in received:
             if fault := self._trust.why_untrusted(certificate, self._wall()):
-                self._disbelieved += 1
+                self._untrusted += 1
                 told = (sample.host, sample.number, fault)
-                self._complaints.log_line("%s: sample %d is refused: %s", *told)
+                self._warnings.log_line("%s: sample %d is refused: %s", *told)
                 continue
             self._accept(sample, heard_s)
 
@@ -249,7 +238,7 @@ class DecisionService:
         refusal = self.members.accept_sample(sample, heard_s, self._wall())
         if refusal is None:
             self._merge_sample(sample)
-            self._heard += 1
+            self._accepted += 1
             return
         level = logging.WARNING if refusal in _CLAIMS else logging.INFO
         told = (sample.host, sample.number, refusal.value, sample.address)
@@ -257,12 +246,12 @@ class DecisionService:
 
     def _merge_sample(self, sample: decision_messages.Sample) -> None:
         """Keep a sample for this round, with images and boots of earlier ones."""
-        former = self._fresh.get(sample.host)
+        former = self._new_samples.get(sample.host)
         if former is not None:
             images = former.images if sample.images is None else sample.images
             told = (*former.boots, *sample.boots)[-decision_messages.MAX_BOOTS :]
             sample = msgspec.structs.replace(sample, images=images, boots=told)
-        self._fresh[sample.host] = sample
+        self._new_samples[sample.host] = sample
 
     def _load_newest_table(self) -> None:
         """Load the newest table; another leader's table reveals a lost lock."""
@@ -289,22 +278,22 @@ class DecisionService:
         if decision is None and self._highest_epoch() > self.current.epoch:
             decision = decider.Decision(self.decider.table, decider.Reason.EPOCH, 0)
         if decision is not None:
-            self._put_in_force(decision)
+            self._publish_decision(decision)
         elif self._clock() - self._published_s > decision_messages.COLLECTION_S:
-            self._help_stragglers()
+            self._resend_table()
         self._resend_tasks()
 
     def _store_samples(self) -> None:
         rows = {
             host: (sample, self.members[ids.HostId(host)].overloaded_in_a_row)
-            for host, sample in self._fresh.items()
+            for host, sample in self._new_samples.items()
             if ids.HostId(host) in self.members
         }
         self._store.record_samples(rows)
         self._store.delete_traffic(self._wall() - TRAFFIC_KEPT_S)
-        if self._clock() >= self._forgets_s:
+        if self._clock() >= self._cleanup_due_s:
             self._store.delete_stale(self._wall())
-            self._forgets_s = self._clock() + FORGET_EVERY_S
+            self._cleanup_due_s = self._clock() + FORGET_EVERY_S
 
     def _prove_addresses(self) -> None:
         """Record verified addresses, and submit those that are due."""
@@ -314,7 +303,7 @@ class DecisionService:
             self.members.record_proof(proof.address, proof.host, self._clock())
             if not proof.host:
                 told = (*proof.address, proof.why)
-                self._complaints.log_line("no agent proves who it is at %s port %d: %s", *told)
+                self._warnings.log_line("no agent proves who it is at %s port %d: %s", *told)
         due = self.members.addresses_to_verify(self._clock())
         self._verifier.submit_addresses(due, self._trust)
 
@@ -345,7 +334,7 @@ class DecisionService:
         most = claimed[(len(claimed) - 1) // 2] if claimed else 0
         return max(self.current.epoch, most if most < HIGHEST_TRUSTED_EPOCH else 0)
 
-    def _put_in_force(self, decision: decider.Decision) -> None:
+    def _publish_decision(self, decision: decider.Decision) -> None:
         """Store a table in the database, then publish it; raise EpochTaken if too late."""
         epoch = self._highest_epoch() + 1
         text = hash_ring.encode(ring_conversion.to_ring(decision.table, epoch)).decode()
@@ -380,8 +369,8 @@ class DecisionService:
         )
         self._bus.publish_table(self.current)
 
-    def _help_stragglers(self) -> None:
-        for host, sample in sorted(self._fresh.items()):
+    def _resend_table(self) -> None:
+        for host, sample in sorted(self._new_samples.items()):
             is_late = sample.ring_epoch < self.current.epoch
             if is_late and not self._bus.send_table(host, self.current):
                 return
@@ -391,13 +380,15 @@ class DecisionService:
         now_s = self._wall()
         due_s = now_s - ACKNOWLEDGED_WITHIN * decision_messages.COLLECTION_S
         for given in self._store.unacknowledged_tasks(now_s - RESEND_AFTER_S):
-            if given.host not in self._fresh or given.given_s > due_s:
+            if given.host not in self._new_samples or given.given_s > due_s:
                 continue
             LOG.info("%s tells nothing of task %d: given again", given.host, given.task.request)
             again = decision_messages.TaskForHosts(
                 task=given.task, hosts=(given.host,), given_s=self._wall()
             )
-            if not self._bus.send_task(given.host, self._keeper.sign_payload(again, signing.TASK)):
+            if not self._bus.send_task(
+                given.host, self._authority.sign_payload(again, signing.TASK)
+            ):
                 return
 
     def _new_metrics(self) -> metrics.InstanceMetrics:
@@ -422,13 +413,13 @@ class DecisionService:
             hosts=hosts,
             silent=silent.names,
             silent_total=silent.total,
-            heard=self._heard,
+            heard=self._accepted,
             refused={
                 **{
                     reason.value: times + self._inbox.refused[reason]
                     for reason, times in self.members.refused.items()
                 },
-                "disbelieved": self._disbelieved,
+                "disbelieved": self._untrusted,
             },
             refused_enrolments=self._refused_enrolments,
             published=dict(self._tables_published),

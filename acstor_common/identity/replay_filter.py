@@ -16,9 +16,10 @@ MAX_REMEMBERED = 65_536
 
 
 class ReplayFilter:
-    """Remembers accepted messages until they are too old."""
+    """Remembers up to ``limit`` accepted messages until they are too old."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_REMEMBERED) -> None:
+        self._limit = limit
         self._seen: collections.OrderedDict[Hashable, float] = collections.OrderedDict()
 
     def check_and_remember(self, message: Hashable, given_s: float, now_s: float) -> str:
@@ -35,8 +36,8 @@ class ReplayFilter:
         self._forget(now_s)
         if message in self._seen:
             return "it was taken before"
-        if len(self._seen) >= MAX_REMEMBERED:
-            return f"{MAX_REMEMBERED} others were given since {AGE_S:.0f} s ago"
+        if len(self._seen) >= self._limit:
+            return f"{self._limit} others were given since {AGE_S:.0f} s ago"
         self._seen[message] = given_s
         return ""
 

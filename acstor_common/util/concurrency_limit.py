@@ -17,8 +17,6 @@ from typing import Final
 
 from acstor_common import errors
 
-WAIT_S: Final = 1.0
-"""Longest wait for a slot; a call that runs longer counts as late."""
 _REMEMBERED_S: Final = 60.0
 """After this time a caller's last request is forgotten."""
 
@@ -45,7 +43,7 @@ class ConcurrencyLimit:
     """Slots for calls to one service.
 
     :param most: slots
-    :param wait_s: longest wait; default WAIT_S
+    :param wait_s: longest wait; a call that runs longer counts as late
     :param waiting: length of the queue; one more call evicts the lowest-ranked
     """
 
@@ -54,11 +52,11 @@ class ConcurrencyLimit:
         what: str,
         most: int,
         clock: Callable[[], float],
-        wait_s: float | None = None,
+        wait_s: float = 1.0,
         waiting: int = sys.maxsize,
     ) -> None:
         self._what, self._most, self._clock = what, most, clock
-        self._wait_s, self._most_waiting = wait_s or WAIT_S, waiting
+        self._wait_s, self._most_waiting = wait_s, waiting
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._calls: list[_Call] = []

@@ -149,10 +149,12 @@ def _server(transport: Any, target: Any, dispatcher: Any, executor: str) -> Any:
     return rpc_server.RPCServer(transport, target, bounded, executor)
 
 
-def close_in_background(work: Callable[[], None]) -> Callable[[], None]:
-    """Run ``work`` in a thread; return a function that waits for STOP_WAIT_S."""
+def close_in_background(
+    work: Callable[[], None], wait_s: float = STOP_WAIT_S
+) -> Callable[[], None]:
+    """Run ``work`` in a thread; return a function that waits for it, ``wait_s`` at most."""
     last = supervision.start_once("bus-closer", work)
-    return functools.partial(last.join, STOP_WAIT_S)
+    return functools.partial(last.join, wait_s)
 
 
 def start(make: Callable[[], Any], topic: str, stopping: threading.Event, broker: str = "") -> Any:
@@ -198,11 +200,11 @@ class _Limit(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._complaints = ThrottledWarnings(time.monotonic)
+        self._warnings = ThrottledWarnings(time.monotonic)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log a record."""
-        return record.levelno < logging.WARNING or self._complaints.take_line()
+        return record.levelno < logging.WARNING or self._warnings.take_line()
 
 
 _LOGGERS = (
@@ -219,7 +221,7 @@ class Endpoint:
     target = oslo_messaging.Target(version=decision_messages.VERSION)
 
     def __init__(self, heard: Mapping[str, Heard], clock: Callable[[], float]) -> None:
-        self._complaints = ThrottledWarnings(clock)
+        self._warnings = ThrottledWarnings(clock)
         for method, callback in heard.items():
             setattr(self, method, self._safely(method, callback))
 
@@ -231,7 +233,7 @@ class Endpoint:
             try:
                 return callback(payload)
             except (errors.AcstorError, ValueError, OSError) as e:
-                self._complaints.log_line("message %s is of no use: %s", method, e)
+                self._warnings.log_line("message %s is of no use: %s", method, e)
                 return None
 
         return hear

@@ -36,8 +36,8 @@ class VerifyResult(NamedTuple):
 class AddressVerifier:
     """Threads that verify addresses."""
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
-        self._wall = wall
+    def __init__(self, wall: Callable[[], float] = time.time, attempt_s: float = ATTEMPT_S) -> None:
+        self._wall, self._attempt_s = wall, attempt_s
         self._wanted: queue.Queue[tuple[address_book.Address, trust_state.TrustState]]
         self._wanted = queue.Queue()
         self._found: queue.SimpleQueue[VerifyResult] = queue.SimpleQueue()
@@ -71,7 +71,8 @@ class AddressVerifier:
         while True:
             address, trust = self._wanted.get()
             try:
-                proof = VerifyResult(address, verify_address(address, trust, self._wall()))
+                host = verify_address(address, trust, self._wall(), self._attempt_s)
+                proof = VerifyResult(address, host)
             except (OSError, ValueError, errors.NotAuthenticated) as e:
                 proof = VerifyResult(address, "", str(e) or type(e).__name__)
             except BaseException:
@@ -81,7 +82,10 @@ class AddressVerifier:
 
 
 def verify_address(
-    address: address_book.Address, trust: trust_state.TrustState, now_s: float
+    address: address_book.Address,
+    trust: trust_state.TrustState,
+    now_s: float,
+    attempt_s: float = ATTEMPT_S,
 ) -> str:
     """Return the host that authenticates by TLS at an address.
 
@@ -94,9 +98,9 @@ def verify_address(
     context.verify_flags |= credentials.NO_CHECK_TIME
     context.set_alpn_protocols([credentials.PROOF_PROTOCOL])
     context.load_verify_locations(cadata=trust.ca.decode("ascii"))
-    with socket.create_connection(address, ATTEMPT_S) as link:
+    with socket.create_connection(address, attempt_s) as link:
         with context.wrap_socket(link, do_handshake_on_connect=False) as tls:
-            tls.settimeout(ATTEMPT_S)  # for the whole handshake
+            tls.settimeout(attempt_s)  # for the whole handshake
             tls.do_handshake()
             shown = tls.getpeercert(binary_form=True) or b""
     certificate = certificates.read_host_certificate(shown, trust.ca)

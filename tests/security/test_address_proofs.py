@@ -106,11 +106,10 @@ def test_agent_proves_where_it_is_and_nobody_else_does(tmp_path: pathlib.Path) -
 
 
 def test_addresses_where_nobody_answers_take_their_time_and_no_more(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path,
 ) -> None:
-    monkeypatch.setattr(address_verifier, "ATTEMPT_S", 0.5)
     files = identities.issue("h1")
-    prover = address_verifier.AddressVerifier()
+    prover = address_verifier.AddressVerifier(attempt_s=0.5)
 
     with contextlib.ExitStack() as stack:
         mute = [stack.enter_context(listening()) for _ in range(MUTE)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from acstor_decision import service
+from acstor_decision.core.membership import sample_inbox
 from tests.fakes import hosts
 from tests.fakes import sample_senders
 from tests.lab import decision
@@ -21,7 +21,7 @@ WAIT_S = 30.0
 COLLECTION_S = decision.COLLECTION_S
 DEAD_AFTER = 5
 ATTACK_COLLECTIONS = DEAD_AFTER + 3
-COPIES = 2 * service.WAITING_OF_A_HOST
+COPIES = 2 * sample_inbox.WAITING_OF_A_HOST
 NAMES = ("h1", "h2", "h3")
 
 

@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ADMIN = ROOT / "doc/source/admin"
 PAGES = sorted(ADMIN.glob("troubleshooting_*.rst"))
 LOGGED = re.compile(
-    r"\b_?LOG\.(error|warning|exception|critical)|self\.(_warn|_complaints\.log_line)"
+    r"\b_?LOG\.(error|warning|exception|critical)|self\.(_warn|_warnings\.log_line)"
 )
 ENDED = re.compile(r"(.*\.)?(CommandError|exit|SystemExit|error)")
 RAISED = re.compile(r"errors\.([A-Z]\w+)")

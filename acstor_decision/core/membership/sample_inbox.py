@@ -13,6 +13,8 @@ from acstor_decision.core.membership import replay_filter
 
 Identity = tuple[str, str]
 """Host and key fingerprint, so that a revoked key does not displace the next one."""
+WAITING_SAMPLES = 100_000
+WAITING_OF_A_HOST = 32
 
 
 class Received(NamedTuple):
@@ -24,14 +26,17 @@ class Received(NamedTuple):
 
 
 class SampleInbox:
-    """At most ``total`` samples, ``of_one`` of each identity."""
+    """At most ``total`` samples, ``of_one`` of each identity; the newest stay.
+
+    :param silent_s: as for ReplayFilter
+    """
 
     def __init__(
-        self, order: replay_filter.ReplayFilter[Identity], total: int, of_one: int
+        self, silent_s: float, total: int = WAITING_SAMPLES, of_one: int = WAITING_OF_A_HOST
     ) -> None:
         self.refused: collections.Counter[replay_filter.Refusal] = collections.Counter()
         self.dropped = 0
-        self._order = order
+        self._order = replay_filter.ReplayFilter[Identity](silent_s)
         self._total, self._of_one = total, of_one
         self._waiting: collections.defaultdict[Identity, collections.deque[Received]] = (
             collections.defaultdict(collections.deque)

@@ -45,6 +45,7 @@ from acstor_decision import conf as decision_conf
 from acstor_decision import interval_lookup
 from acstor_decision import rpc
 from acstor_decision import service
+from acstor_decision.core.membership import sample_inbox
 from acstor_decision.db import database
 from acstor_decision.switch_loads import none
 from tests.fakes import bus_log_limit
@@ -289,10 +290,10 @@ def test_samples_are_taken_or_refused(decision: Decision) -> None:
     for number, sent_s in enumerate(moments()):
         payload = changed(sample(sent_s), sign, rng)
         assert decision.call(decision_messages.SAMPLE_COLLECTED, payload) is None
-        assert len(decision.service._inbox) <= service.WAITING_OF_A_HOST
+        assert len(decision.service._inbox) <= sample_inbox.WAITING_OF_A_HOST
         if number % 20 == 0:  # whose failure would be logged
             decision.service.run_round()
-    assert decision.service._heard > CASES // 100
+    assert decision.service._accepted > CASES // 100
     assert_nothing_leaked(decision)
     assert (
         decision.call(decision_messages.GET_RING, deep(rng))["epoch"]

@@ -29,9 +29,8 @@ def test_caller_waits_for_a_place_that_becomes_free() -> None:
             one.result(10)
 
 
-def test_nobody_waits_once_all_calls_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(concurrency_limit, "WAIT_S", 0.2)
-    limit = concurrency_limit.ConcurrencyLimit("Glance", 2, time.monotonic)
+def test_nobody_waits_once_all_calls_are_late() -> None:
+    limit = concurrency_limit.ConcurrencyLimit("Glance", 2, time.monotonic, wait_s=0.2)
     ended, begun = threading.Event(), threading.Barrier(3)
 
     def hang() -> None:

@@ -34,8 +34,8 @@ def test_a_message_of_another_time_is_not_taken(fresh, age_s, why):
     assert bool(found) == bool(why)
 
 
-def test_a_message_is_remembered_until_it_is_old_and_no_longer(fresh, monkeypatch):
-    monkeypatch.setattr(replay_filter, "MAX_REMEMBERED", 3)
+def test_a_message_is_remembered_until_it_is_old_and_no_longer():
+    fresh = replay_filter.ReplayFilter(limit=3)
     for number in range(3):
         assert fresh.check_and_remember(number, NOW_S, NOW_S) == ""
     assert "3 others" in fresh.check_and_remember(3, NOW_S, NOW_S)

@@ -114,13 +114,12 @@ def test_user_who_may_not_see_hosts_is_told_nothing(client, web):
         client.get_server(SERVER)
 
 
-def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web, monkeypatch):
-    monkeypatch.setattr(nova_client, "WAIT_S", 1.0)
+def test_few_wait_while_nova_accepts_and_does_not_answer(configure, web):
     conf = configure()
     for name, value in {"auth_type": "none", "endpoint_override": web.url}.items():
         conf.set_override(name, value, "nova")
     client, asked, answered = (
-        nova_client.NovaClient(conf, callers=2),
+        nova_client.NovaClient(conf, callers=2, wait_s=1.0),
         threading.Semaphore(0),
         threading.Event(),
     )

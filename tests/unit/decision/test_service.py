@@ -28,6 +28,7 @@ from acstor_decision import rpc
 from acstor_decision import service
 from acstor_decision.core import threshold
 from acstor_decision.core.membership import address_book
+from acstor_decision.core.membership import sample_inbox
 from acstor_decision.db import database
 from acstor_decision.db import image_queries
 from acstor_decision.identity import address_verifier
@@ -634,7 +635,7 @@ def test_one_host_cannot_fill_the_inbox_and_its_newest_samples_stay(lone):
     for number in range(4, 60):
         lone.now_s += 1.0
         lone.hear(sample("h1", number, 0.0, 1, sent_s=lone.wall()))
-    assert len(lone.service._inbox) == service.WAITING_OF_A_HOST
+    assert len(lone.service._inbox) == sample_inbox.WAITING_OF_A_HOST
     lone.hear(sample("h2", 4, 0.0, 1))
     lone.service.run_round()
     assert lone.service.members[ids.HostId("h1")].last.number == 59
@@ -684,7 +685,7 @@ def test_a_key_that_counts_no_more_takes_no_place_of_the_next_one(lone):
     lone.enrolled.keeper.allow_host(ids.HostId("h1"))
     lone.now_s += COLLECTION_S
     lone.enrolled.enrol("h1")
-    for number in range(2**40, 2**40 + service.WAITING_OF_A_HOST):
+    for number in range(2**40, 2**40 + sample_inbox.WAITING_OF_A_HOST):
         newer = sample("h1", number, 0.0, 1, sent_s=lone.wall() + 25)
         lone.service.accept_sample(
             signed_messages.sign_payload(newer, signing.SAMPLE, stolen, certificate)
