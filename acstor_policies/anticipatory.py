@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
-from acstor_agent.core.disk_scheduling import running_mean
+from acstor_common.util import ewma
 
 READ_EXPIRE_S = 0.125
 WRITE_EXPIRE_S = 0.25
@@ -36,8 +36,8 @@ class _Habit:
     """How a stream behaves."""
 
     def __init__(self) -> None:
-        self.think_s = running_mean.RunningMean(MEMORY)
-        self.distance = running_mean.RunningMean(MEMORY)
+        self.think_s = ewma.Ewma(MEMORY)
+        self.distance = ewma.Ewma(MEMORY)
         self.last_stop: int | None = None
         self.done_s: float | None = None
         self.pending = 0  # reads that wait or are being served

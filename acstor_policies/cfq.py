@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from acstor_agent.core.disk_scheduling import policy
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
-from acstor_agent.core.disk_scheduling import running_mean
+from acstor_common.util import ewma
 from acstor_policies import anticipatory
 
 SLICE_S = 0.1
@@ -35,8 +35,8 @@ class _Turn:
 
     def __init__(self) -> None:
         self.queue = request_queue.RequestQueue()
-        self.think_s = running_mean.RunningMean(MEMORY)
-        self.distance = running_mean.RunningMean(MEMORY)
+        self.think_s = ewma.Ewma(MEMORY)
+        self.distance = ewma.Ewma(MEMORY)
         self.last_stop: int | None = None
         self.done_s: float | None = None
 

@@ -3,33 +3,28 @@
 
 
 class Ewma:
-    """Smoothed mean of values that come one by one; 0.0 before the first.
+    """Smoothed mean of values that come one by one; 0.0 and false before the first.
 
-    :param weight: of the newest value
-    :param is_plain_at_first: average the first ``1 / weight`` values equally, so that the very
-        first does not dominate
+    The first ``window`` values are averaged equally; later, the newest has the weight 1 / window.
 
-    >>> smooth, plain = Ewma(0.25), Ewma(0.25, is_plain_at_first=True)
-    >>> for value in (1, 2, 3):
-    ...     smooth.add(value), plain.add(value)
-    (1.0, 1.0)
-    (1.25, 1.5)
-    (1.6875, 2.0)
+    >>> mean = Ewma(window=2)
+    >>> [mean.add(value) for value in (1, 2, 3)]
+    [1.0, 1.5, 2.25]
     """
 
-    __slots__ = ("_is_plain", "_weight", "count", "value")
+    __slots__ = ("_count", "_window", "value")
 
-    def __init__(self, weight: float, *, is_plain_at_first: bool = False) -> None:
-        self._weight, self._is_plain = weight, is_plain_at_first
-        self.count, self.value = 0, 0.0
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._count = 0
+        self.value = 0.0
 
     def __bool__(self) -> bool:
         """Return whether any value was added."""
-        return self.count > 0
+        return self._count > 0
 
     def add(self, value: float) -> float:
         """Add a value; return the new mean."""
-        self.count += 1
-        is_plain = self.count == 1 or (self._is_plain and self.count * self._weight < 1.0)
-        self.value += (value - self.value) * (1 / self.count if is_plain else self._weight)
+        self._count = min(self._count + 1, self._window)
+        self.value += (value - self.value) / self._count
         return self.value

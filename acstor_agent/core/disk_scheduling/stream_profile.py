@@ -15,7 +15,7 @@ disk after each answer, and look slower still.
 from acstor_agent.core.disk_scheduling import navigator
 from acstor_agent.core.disk_scheduling import request as requests
 from acstor_agent.core.disk_scheduling import request_queue
-from acstor_agent.core.disk_scheduling import running_mean
+from acstor_common.util import ewma
 
 MEMORY = 512
 """Requests over which intervals, distances and the indicators are averaged."""
@@ -35,9 +35,9 @@ class StreamHabit:
         self.stream = stream
         self.queue = request_queue.RequestQueue()
         self.navigator = predicts
-        self.interval_s = running_mean.RunningMean(MEMORY)
-        self.distance = running_mean.RunningMean(MEMORY)
-        self.at_zero = running_mean.RunningMean(MEMORY)
+        self.interval_s = ewma.Ewma(MEMORY)
+        self.distance = ewma.Ewma(MEMORY)
+        self.at_zero = ewma.Ewma(MEMORY)
         self.slice_s: float | None = None
         self.served_s = 0.0  # before the present slice
         self.in_service: requests.Request | None = None
