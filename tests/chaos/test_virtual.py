@@ -10,7 +10,7 @@ from acstor_common.model import ids
 from tests.chaos import virtual
 
 pytestmark = pytest.mark.allow_log(r".")  # everything breaks
-SEEDS = 6
+SEEDS = 3
 
 
 def test_no_seed_breaks_a_promise():
