@@ -30,15 +30,15 @@ from acstor_common.model import ids
 
 UNNEEDED_S = 120.0
 """An image must be unneeded for so long before its protection is removed."""
-HEARD_S = 120.0
+SAMPLE_AGE_S = 120.0
 """Protection is removed only if a host has reported within this time."""
-SILENT_S = 86400.0
+SILENT_HOST_S = 86400.0
 """The decision service counts the needs of a silent host for so long."""
-LOOK_AGAIN_S = 300.0
+RELIST_S = 300.0
 """Interval between full reads of the protected images from Glance."""
-AGAIN_S = 30.0
+RETRY_S = 30.0
 """Delay before an image that could not be read or changed is tried again."""
-GAP_S = 60.0
+ANSWER_GAP_S = 60.0
 """Longest interval between answers over which an image counts as unneeded."""
 _GONE = frozenset({"deleted", "pending_delete", "killed"})
 
@@ -84,31 +84,31 @@ class Change(enum.StrEnum):
 
 
 def tags_after(
-    change: Change, record: image_record.Image, project_id: str, now_s: float
+    change: Change, image: image_record.Image, project_id: str, now_s: float
 ) -> list[str]:
     """Return an image's tags after a change at ``now_s``.
 
     >>> tags_after(Change.SET, image_record.Image(tags=("mine",)), "PROJECT", 1800000000.5)
     ['mine', 'acstor_protected=,PROJECT,2027-01-15T08:00:01+00:00']
     """
-    of_image = _of_image(record, project_id)
+    of_image = _of_image(image, project_id)
     now = datetime.datetime.fromtimestamp(math.ceil(now_s), datetime.UTC)
     words = {Change.SET: artefacts.PROTECTED, Change.NOTE: artefacts.UNPROTECTED}
     added = [words[change] + of_image + now.isoformat()] if change in words else []
-    return [*tags_of(record, project_id), *added]
+    return [*tags_of(image, project_id), *added]
 
 
-def tags_of(record: image_record.Image, project_id: str) -> list[str]:
+def tags_of(image: image_record.Image, project_id: str) -> list[str]:
     """Return an image's tags without acstor's own."""
     words = (artefacts.PROTECTED, artefacts.UNPROTECTED)
-    own = tuple(word + _of_image(record, project_id) for word in words)
-    return [tag for tag in record.tags if not tag.startswith(own)]
+    own = tuple(word + _of_image(image, project_id) for word in words)
+    return [tag for tag in image.tags if not tag.startswith(own)]
 
 
-def marked_s(record: image_record.Image, project_id: str) -> float | None:
+def marked_s(image: image_record.Image, project_id: str) -> float | None:
     """Return when acstor protected an image: None without mark, 0 if unreadable."""
-    own = artefacts.PROTECTED + _of_image(record, project_id)
-    marks = [tag.removeprefix(own) for tag in record.tags if tag.startswith(own)]
+    own = artefacts.PROTECTED + _of_image(image, project_id)
+    marks = [tag.removeprefix(own) for tag in image.tags if tag.startswith(own)]
     if not marks:
         return None
     try:
@@ -117,32 +117,32 @@ def marked_s(record: image_record.Image, project_id: str) -> float | None:
         return 0.0
 
 
-def _of_image(record: image_record.Image, project_id: str) -> str:
-    return f"{record.id},{project_id},"
+def _of_image(image: image_record.Image, project_id: str) -> str:
+    return f"{image.id},{project_id},"
 
 
-def _is_noted(record: image_record.Image, project_id: str) -> bool:
-    own = artefacts.UNPROTECTED + _of_image(record, project_id)
-    return any(tag.startswith(own) for tag in record.tags)
+def _is_noted(image: image_record.Image, project_id: str) -> bool:
+    own = artefacts.UNPROTECTED + _of_image(image, project_id)
+    return any(tag.startswith(own) for tag in image.tags)
 
 
-def protection_of(record: image_record.Image | None, project_id: str) -> ProtectionStatus:
-    """Return the protection status of an image; ``record`` None: it is not in Glance."""
-    if record is None or record.status in _GONE:
+def protection_of(image: image_record.Image | None, project_id: str) -> ProtectionStatus:
+    """Return the protection status of an image; ``image`` None: it is not in Glance."""
+    if image is None or image.status in _GONE:
         return ProtectionStatus.GONE
-    if artefacts.is_left_alone(record, project_id):
+    if artefacts.is_left_alone(image, project_id):
         return ProtectionStatus.ARTEFACT
-    is_noted = _is_noted(record, project_id)
-    is_marked = marked_s(record, project_id) is not None
-    if record.is_protected:
+    is_noted = _is_noted(image, project_id)
+    is_marked = marked_s(image, project_id) is not None
+    if image.is_protected:
         return ProtectionStatus.OURS if is_marked and not is_noted else ProtectionStatus.OTHERS
     return ProtectionStatus.DECLINED if is_marked or is_noted else ProtectionStatus.FREE
 
 
-def is_to_be_noted(record: image_record.Image, project_id: str) -> bool:
+def is_newly_declined(image: image_record.Image, project_id: str) -> bool:
     """Return whether a user removed acstor's protection and no tag records it yet."""
-    is_declined = protection_of(record, project_id) is ProtectionStatus.DECLINED
-    return is_declined and not _is_noted(record, project_id)
+    is_declined = protection_of(image, project_id) is ProtectionStatus.DECLINED
+    return is_declined and not _is_noted(image, project_id)
 
 
 class ProtectionState:
@@ -162,7 +162,7 @@ class ProtectionState:
         """Store an answer of the decision service."""
         needed = dict.fromkeys(told.images)
         before = {image_id: None for image_id in self._needed if image_id in needed}
-        if not told.is_complete or now_s - self._told_at_s > GAP_S:
+        if not told.is_complete or now_s - self._told_at_s > ANSWER_GAP_S:
             self._unneeded_since.clear()  # answers in between may have had them
         self._told, self._needed, self._told_at_s = told, before | needed, now_s
         self._settle(now_s)
@@ -178,21 +178,21 @@ class ProtectionState:
         self._settle(now_s)
 
     def update_image(
-        self, image_id: str, record: image_record.Image | None, project_id: str
+        self, image_id: str, image: image_record.Image | None, project_id: str
     ) -> None:
-        """Store an image's record as read from Glance."""
+        """Store an image as read from Glance."""
         self._forget(image_id)
-        self._known[image_id] = status = protection_of(record, project_id)
-        if record is not None and status is ProtectionStatus.OURS:
-            self._marked_s[image_id] = marked_s(record, project_id) or 0.0
-        if record is not None and is_to_be_noted(record, project_id):
+        self._known[image_id] = status = protection_of(image, project_id)
+        if image is not None and status is ProtectionStatus.OURS:
+            self._marked_s[image_id] = marked_s(image, project_id) or 0.0
+        if image is not None and is_newly_declined(image, project_id):
             self._to_note.add(image_id)
 
     def mark_failed(self, image_id: str, now_s: float) -> None:
         """Record a failure and delay the next attempt; OURS stays, to be removed one day."""
         if self._known.get(image_id) is not ProtectionStatus.OURS:
             self._known[image_id] = ProtectionStatus.FAILED
-        self._again[image_id] = now_s + AGAIN_S
+        self._again[image_id] = now_s + RETRY_S
 
     def mark_changed(self, image_id: str) -> None:
         """Queue an image for another look, if it is known here."""
@@ -248,12 +248,12 @@ class ProtectionState:
         told = self._told
         if not told.is_complete:
             return False
-        if told.last_sample_s is None or told.now_s - told.last_sample_s > HEARD_S:
+        if told.last_sample_s is None or told.now_s - told.last_sample_s > SAMPLE_AGE_S:
             return False
         if told.first_sample_s is None:
             return False
         is_of_this_database = self._marked_s.get(image_id, 0.0) >= told.first_sample_s
-        return is_of_this_database or told.now_s - told.first_sample_s > SILENT_S
+        return is_of_this_database or told.now_s - told.first_sample_s > SILENT_HOST_S
 
     def _settle(self, now_s: float) -> None:
         """Drop irrelevant images; record since when protected ones are unneeded."""

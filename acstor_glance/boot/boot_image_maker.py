@@ -213,7 +213,7 @@ class BootImageMaker:
     ) -> Iterator[pathlib.Path]:
         """Yield a file with the image's bytes: the store's own, or a sparse copy."""
         read = stored_bytes.find_stored_bytes(self._images, image)
-        local = self._images.local_path(read.own_record, self._conf.file_store_dirs)
+        local = self._images.local_path(read.own_image, self._conf.file_store_dirs)
         if local is not None:
             yield local
             return
@@ -354,7 +354,7 @@ class BootImageMaker:
                 file.writelines(pieces)
             with mapped_file.map_file(file) as view:
                 read = stored_bytes.find_stored_bytes(self._images, image)
-                yield artefacts.parse_chunk_map(read.record, view)
+                yield artefacts.parse_chunk_map(read.image, view)
 
     def _publish(
         self,

@@ -38,16 +38,16 @@ class BootImageService:
         counters: metrics.ListenerMetrics,
         announcer: boot_image_announcer.BootImageAnnouncer,
     ) -> None:
-        self.hears_traces = modes.records
+        self.uses_traces = modes.records
         self._maker, self._counters, self._announcer = maker, counters, announcer
         self._queue = work_queue.WorkQueue(WORKERS)
         self._owed: set[ids.ImageId] = set()
 
     def start(self) -> None:
         """Start the threads, and queue images with recorded boots."""
-        if self.hears_traces:
+        if self.uses_traces:
             for image_id in self._maker.list_recorded():
-                self._put(image_id, Rank.BOOTED)
+                self._add(image_id, Rank.BOOTED)
         for number in range(WORKERS):
             supervision.start(f"acstor-boot-images-{number}", self._work)
 
@@ -55,9 +55,9 @@ class BootImageService:
         """Start no further boot image."""
         self._queue.close()
 
-    def put(self, image_id: ids.ImageId, project: str, *, is_asked: bool = False) -> None:
+    def queue_image(self, image_id: ids.ImageId, project: str, *, is_asked: bool = False) -> None:
         """Queue an image that may need a boot image; ``is_asked``: by an operator."""
-        self._put(image_id, Rank.BOOTED if is_asked else Rank.NEW, project)
+        self._add(image_id, Rank.BOOTED if is_asked else Rank.NEW, project)
 
     def requeue(
         self,
@@ -72,16 +72,16 @@ class BootImageService:
         self._announcer.announce_pending()
         booted = {*used, *self._maker.list_recorded()}
         while self._owed:
-            self._put(self._owed.pop(), Rank.BOOTED)
+            self._add(self._owed.pop(), Rank.BOOTED)
         for image_id in image_ids:
             rank = Rank.BOOTED if image_id in booted else Rank.OLD
-            self._put(image_id, rank, owners.get(image_id, work_queue.UNKNOWN))
+            self._add(image_id, rank, owners.get(image_id, work_queue.UNKNOWN))
 
     def add_trace(self, trace: trace_message.BootTrace) -> None:
         """Store the trace of one boot, and queue its image."""
-        self._put(self._maker.add_trace(trace), Rank.BOOTED)
+        self._add(self._maker.add_trace(trace), Rank.BOOTED)
 
-    def _put(self, image_id: ids.ImageId, rank: Rank, project: str = work_queue.UNKNOWN) -> None:
+    def _add(self, image_id: ids.ImageId, rank: Rank, project: str = work_queue.UNKNOWN) -> None:
         self._queue.add_image(image_id, rank, project)
         self._show()
 

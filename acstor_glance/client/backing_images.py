@@ -65,7 +65,7 @@ def _parsed(
     images: glance_client.GlanceClient, image: image_record.Image, view: memoryview
 ) -> chunk_map.ChunkMap | None:
     try:
-        as_read = stored_bytes.find_stored_bytes(images, image).record
+        as_read = stored_bytes.find_stored_bytes(images, image).image
         return artefacts.parse_chunk_map(as_read, view)
     except (errors.ChunkMapFormatError, errors.Unusable) as exc:
         LOG.warning("image %s: no deduplication with it: %s", image.id, exc)

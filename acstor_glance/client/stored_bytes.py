@@ -17,23 +17,23 @@ CONVERTED = artefacts.Kind.CONVERTED
 class StoredBytes(NamedTuple):
     """The bytes that agents read of an image.
 
-    :param record: the image's record, with format and size of these bytes
+    :param image: with the format and the size of these bytes
     :param glance_id: the Glance image that holds them
     """
 
-    record: image_record.Image
+    image: image_record.Image
     glance_id: ids.ImageId
     os_hash: chunk_map.OsHash
 
     @property
-    def own_record(self) -> image_record.Image:
-        """``record`` with the ID of the stored bytes; only ID and size are valid."""
-        return dataclasses.replace(self.record, id=self.glance_id)
+    def own_image(self) -> image_record.Image:
+        """``image`` with the ID of the stored bytes; only ID and size are valid."""
+        return dataclasses.replace(self.image, id=self.glance_id)
 
     @property
     def other_hash(self) -> chunk_map.OsHash | None:
         """The hash of the bytes if they are a conversion's, else None."""
-        return None if self.glance_id == self.record.id else self.os_hash
+        return None if self.glance_id == self.image.id else self.os_hash
 
 
 def find_stored_bytes(images: glance_client.GlanceClient, image: image_record.Image) -> StoredBytes:

@@ -68,7 +68,7 @@ def _fault(
             _fetch(images, image.text(CHUNK_MAP.pointer), stored)
             with mapped_file.map_file(stored) as view:
                 read = stored_bytes.find_stored_bytes(images, image)
-                image_map = artefacts.parse_chunk_map(read.record, view)
+                image_map = artefacts.parse_chunk_map(read.image, view)
                 if is_thorough:
                     _compare(images, read, image_map, stored, progress)
                 _check_boot_image(images, image, image_map)
@@ -124,7 +124,7 @@ def _compare(
     chunk_bytes = image_map.geometry.chunk_bytes
     with tempfile.TemporaryFile() as fresh, images.open_image_data(read.glance_id) as pieces:
         stream_prehash.write_map(
-            *(read.record, pieces, chunk_bytes, fresh, progress, naming),
+            *(read.image, pieces, chunk_bytes, fresh, progress, naming),
             bytes_hash=read.other_hash,
         )
         for file in (fresh, stored):
@@ -132,5 +132,5 @@ def _compare(
         digests = {hashlib.file_digest(file, "sha256").digest() for file in (fresh, stored)}
         if len(digests) != 1:
             raise errors.Unusable(
-                f"chunk map of image {read.record.id}", "is not the one that its bytes give"
+                f"chunk map of image {read.image.id}", "is not the one that its bytes give"
             )

@@ -58,13 +58,13 @@ def export(
     stem = folder / image.id
     outcome = ExportOutcome.THERE
     stored = stored_bytes.find_stored_bytes(images, image)
-    disk_format = stored.record.disk_format
+    disk_format = stored.image.disk_format
     path = stem.with_suffix(IMAGE_ENDINGS[disk_format])
     if not path.exists():
         _write_image(images, stored, path, progress)
         outcome = ExportOutcome.EXPORTED
     read = {kind: _read(images, artefact.id) for kind, artefact in found.items() if artefact}
-    image_map = artefacts.parse_chunk_map(stored.record, read[artefacts.Kind.CHUNK_MAP])
+    image_map = artefacts.parse_chunk_map(stored.image, read[artefacts.Kind.CHUNK_MAP])
     if raw := read.get(artefacts.Kind.BOOT_IMAGE):
         boot_frames.check_boot_image([raw], f"boot image of image {image.id}", image_map.scope_keys)
     for kind, raw in read.items():
@@ -110,7 +110,7 @@ def _write_image(
         file.truncate(file.tell())
         if hasher.digest() != os_hash.value:
             why = f"its data does not have the {os_hash.algo} that Glance says"
-            raise errors.ContentMismatch(f"image {stored.record.id}", why)
+            raise errors.ContentMismatch(f"image {stored.image.id}", why)
 
 
 def _read(images: glance_client.GlanceClient, artefact_id: str) -> bytes:

@@ -79,7 +79,7 @@ class ListenerService:
         self._hints = hint_queue.HintQueue(preparer.image_exists, self._found, self._schedule_pass)
         self._listening = notifications.NotificationListener(conf, self._seen)
         heard: dict[str, message_bus.Heard] = {decision_messages.IMAGE_WANTED: self._requested}
-        if boots is not None and boots.hears_traces:
+        if boots is not None and boots.uses_traces:
             heard[trace_message.BOOT_TRACED] = lambda sent: boots.add_trace(
                 self._verifier.verify_trace(sent)
             )
@@ -216,7 +216,7 @@ class ListenerService:
                 elif outcome is image_preparer.PreparationOutcome.QUEUED and is_forced is not None:
                     self._requests.setdefault(image_id, is_forced)
                 elif self._boots is not None and outcome in GOOD_OUTCOMES:
-                    self._boots.put(image_id, turn.project, is_asked=is_forced is not None)
+                    self._boots.queue_image(image_id, turn.project, is_asked=is_forced is not None)
                 if (
                     self._comparing is not None
                     and outcome is image_preparer.PreparationOutcome.PREPARED

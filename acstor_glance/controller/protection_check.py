@@ -71,7 +71,7 @@ def _hosts(needed: deletion_protection.NeededImages) -> Finding:
     why = ""
     if (
         needed.last_sample_s is None
-        or needed.now_s - needed.last_sample_s > deletion_protection.HEARD_S
+        or needed.now_s - needed.last_sample_s > deletion_protection.SAMPLE_AGE_S
     ):
         why = (
             "no host tells which images it needs: new ones are not protected, and nothing is given "

@@ -219,7 +219,7 @@ class ProtectionReconciler:
             is deletion_protection.ProtectionStatus.OURS
         }
         self._known.set_protected(found, self._clock())
-        self._lists_at_s = self._clock() + deletion_protection.LOOK_AGAIN_S
+        self._lists_at_s = self._clock() + deletion_protection.RELIST_S
 
     def _each(self, image_ids: list[str], do: Callable[[str], None]) -> None:
         """Call ``do`` for some images; delay failed ones; raise if Glance is away."""

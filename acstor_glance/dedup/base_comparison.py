@@ -159,7 +159,7 @@ class BaseComparer:
 
     def _path_of(self, image: image_record.Image) -> pathlib.Path | None:
         stored = stored_bytes.find_stored_bytes(self._images, image)
-        return self._images.local_path(stored.own_record, self._conf.file_store_dirs)
+        return self._images.local_path(stored.own_image, self._conf.file_store_dirs)
 
 
 def _is_told(image: image_record.Image, base: image_record.Image) -> bool:

@@ -294,10 +294,10 @@ class ImagePreparer:
             with self.spool.temporary_map() as file:
                 with self._images.open_image_data(read.glance_id) as pieces:
                     stream_prehash.write_map(
-                        *(read.record, pieces, prehash.SERVICE_CHUNK_BYTES, file, progress),
+                        *(read.image, pieces, prehash.SERVICE_CHUNK_BYTES, file, progress),
                         *(naming, work, read.other_hash, budget),
                     )
-                self._publish(image, file, read.record)
+                self._publish(image, file, read.image)
         except (errors.LimitExceeded, errors.QuotaExceeded):
             raise
         except (errors.Unusable, errors.FormatError, errors.ImageGone) as exc:

@@ -81,7 +81,7 @@ DECISION_CONSTANTS: tuned.Constants = {
     tuned.METRICS_KEPT_S: 0.0,
     f"{HEALTH}.UNHEARD_S": 4.0,
 }
-MANAGE_CONSTANTS: tuned.Constants = {"acstor_glance.deletion_protection.HEARD_S": 4.0}
+MANAGE_CONSTANTS: tuned.Constants = {"acstor_glance.deletion_protection.SAMPLE_AGE_S": 4.0}
 LAST_ROUND = "acstor_decision_last_round_timestamp_seconds"
 THRESHOLDS = {
     "acstor_fault_start_timestamp_seconds > 300": "acstor_fault_start_timestamp_seconds > 2",

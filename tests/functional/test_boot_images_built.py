@@ -128,7 +128,7 @@ def test_image_that_hosts_boot_is_built_before_a_catalogue(images, conf, made):
     ahead = boot_image_announcer.BootImageAnnouncer(images, conf)
     service = boot_image_service.BootImageService(made, BOTH, counters, ahead)
     service.requeue([*catalogue, booted], owners, {booted})
-    service.put(new, owners[new])
+    service.queue_image(new, owners[new])
     assert counters.registry.get_sample_value("acstor_glance_queued_boot_images") == 5
     service.start()
     try:

@@ -231,7 +231,7 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     glance.patch(declined, "tenant", protected=False)
     world.guard.mark_changed(ids.parse_image_id(declined))
     for _ in range(3):
-        world.make_pass(deletion_protection.LOOK_AGAIN_S)
+        world.make_pass(deletion_protection.RELIST_S)
         assert world.standing(declined) == "declined"
     [noted] = glance.record(declined)["tags"]
     assert noted.startswith(f"{artefacts.UNPROTECTED}{declined},{world.images.project_id},")
@@ -253,7 +253,7 @@ def test_protection_of_the_owner_stays_and_what_he_takes_back_is_left_to_him(
     world.make_pass()
     assert f"image {declined}: it is not in Glance any more" in caplog.text
     world.tell({})
-    world.make_passes(deletion_protection.LOOK_AGAIN_S + deletion_protection.UNNEEDED_S)
+    world.make_passes(deletion_protection.RELIST_S + deletion_protection.UNNEEDED_S)
     assert world.standing(own) == "others"
 
 
@@ -331,7 +331,7 @@ def test_images_that_glance_refuses_and_artefacts_hold_the_others_up_by_nothing(
     def fail(**_: str) -> Iterator[image_record.Image]:
         raise errors.ImageServiceUnreachable("list of images", "it takes too long")
 
-    world.now_s += deletion_protection.LOOK_AGAIN_S
+    world.now_s += deletion_protection.RELIST_S
     with monkeypatch.context() as patched:
         patched.setattr(world.images, "list_images", fail)
         with pytest.raises(errors.ImageServiceUnreachable, match="takes too long"):
@@ -381,7 +381,7 @@ def test_glance_that_is_away_delays_and_a_pass_is_bounded(
     glance.lab.glance.wait_ready()
     assert len(world.images.asked) == protection_reconciler.MOST_FAILURES
     world.images.asked.clear()
-    world.make_pass(deletion_protection.AGAIN_S)
+    world.make_pass(deletion_protection.RETRY_S)
     assert len(world.images.asked) == 8  # four were looked at, and protected
     world.make_pass()
     world.make_pass()
@@ -398,13 +398,13 @@ def test_glance_that_is_away_delays_and_a_pass_is_bounded(
         world.make_pass(1)
     glance.lab.glance.start()
     glance.lab.glance.wait_ready()
-    world.make_passes(deletion_protection.LOOK_AGAIN_S + deletion_protection.UNNEEDED_S)
+    world.make_passes(deletion_protection.RELIST_S + deletion_protection.UNNEEDED_S)
     assert {world.standing(image_id) for image_id in made} == {"free"}
     world.tell({made[0]: FILLING})
     world.make_pass()
     world.api.stop()
     with pytest.raises(errors.ImageServiceUnreachable):
-        world.make_pass(2 * deletion_protection.SILENT_S)
+        world.make_pass(2 * deletion_protection.SILENT_HOST_S)
     assert world.standing(made[0]) == "acstor"
     [away] = uploads.checked(world.listener, status=3)[1:]
     assert (away["check"], away["outcome"]) == ("decision service", "not guaranteed")

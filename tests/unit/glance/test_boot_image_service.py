@@ -53,7 +53,7 @@ def test_slow_builds_of_a_project_leave_a_worker_to_the_others(is_told: bool) ->
     service = boot_image_service.BootImageService(made, ways, metrics.ListenerMetrics(), Ahead())
     if is_told:  # by messages, which say nothing of the owner that counts
         for image_id in (*slow, *quick):
-            service.put(image_id, "")
+            service.queue_image(image_id, "")
     else:
         service.requeue((*slow, *quick), owners)
     service.start()

@@ -173,7 +173,7 @@ def test_it_is_taken_back_when_nobody_has_needed_it_for_a_while():
     [
         ({}, 0.0, True),
         ({"last_sample_s": None}, 0.0, False),
-        ({"last_sample_s": 200.0 - deletion_protection.HEARD_S - 1}, 0.0, False),
+        ({"last_sample_s": 200.0 - deletion_protection.SAMPLE_AGE_S - 1}, 0.0, False),
         ({"first_sample_s": None}, 0.0, False),
         # the database was lost after the mark was set: who is silent may need it for a day more
         ({"first_sample_s": 10.0}, 0.0, False),
@@ -194,11 +194,11 @@ def test_image_that_cannot_be_changed_comes_again_later_and_after_the_others():
     made.set_needed(needed(IMAGE, OTHER), 0.0)
     made.mark_failed(OTHER, 0.0)
     assert made.images_to_check(0.0) == [IMAGE]
-    assert made.images_to_check(deletion_protection.AGAIN_S) == [IMAGE, OTHER]
+    assert made.images_to_check(deletion_protection.RETRY_S) == [IMAGE, OTHER]
     made.set_protected({}, 1.0)
     assert made.list_states() == {IMAGE: None, OTHER: Standing.FAILED}
     made.update_image(OTHER, record(OTHER, protected=True), BY)
-    assert made.images_to_check(deletion_protection.AGAIN_S) == [IMAGE]
+    assert made.images_to_check(deletion_protection.RETRY_S) == [IMAGE]
 
 
 def test_take_back_that_fails_is_tried_again():
@@ -210,7 +210,7 @@ def test_take_back_that_fails_is_tried_again():
         [IMAGE],
         [],
     )
-    again_s = late_s + deletion_protection.AGAIN_S
+    again_s = late_s + deletion_protection.RETRY_S
     assert tell_until(made, late_s + 1, again_s) == [IMAGE]
     assert made.plan_change(IMAGE, again_s) is deletion_protection.Change.TAKE_BACK
 
