@@ -49,6 +49,8 @@ def parser_of(command: str) -> argparse.ArgumentParser:
 
 def page(command: str, parser: argparse.ArgumentParser) -> str:
     """Return the manual page of a command in roff."""
+    for group in parser._action_groups:
+        group.title = group.title or "commands"  # argparse_manpage needs one
     made = manpage.Manpage(parser)
     first = (parser.description or DESCRIPTIONS[command]).partition("\n\n")[0]
     made.description = " ".join(first.removeprefix(f"{command}: ").split()).rstrip(".")
