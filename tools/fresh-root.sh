@@ -3,12 +3,13 @@
 # Usage: tools/fresh-root.sh [--keep] bookworm|trixie [unit | COMMAND...]
 #        tools/fresh-root.sh --in FOLDER COMMAND...
 #
-# Makes a Debian of that release from nothing (debootstrap, the smallest variant: no manual pages, no
-# init), clones what is committed here into it, and runs tools/demo.sh and tools/test.sh there.
-# "unit" runs only the part that needs no lab; a COMMAND runs instead of them, in the clone.  The root is left by pivot_root into mount and PID namespaces of its own, with /dev, /proc,
-# /sys and an empty /run, so FUSE, mounts, namespaces and guests behave as on a machine of that
-# release; the network is this machine's.  Everything is removed at the end, whatever that is; only
-# debootstrap stays, which is installed where it is missing.
+# Makes a Debian of that release from nothing (debootstrap, the smallest variant: no manual pages,
+# no init), clones what is committed here into it, and runs tools/demo.sh and tools/test.sh there.
+# "unit" runs only the part that needs no lab; a COMMAND runs instead of them, in the clone. The
+# root is left by pivot_root into mount and PID namespaces of its own, with /dev, /proc, /sys and an
+# empty /run, so FUSE, mounts, namespaces and guests behave as on a machine of that release; the
+# network is this machine's. Everything is removed at the end, whatever that is; only debootstrap
+# stays, which is installed where it is missing.
 #
 #   --keep       leave the folder, and say where it is
 #   --in FOLDER  run the command in a root that was kept, as it was left
