@@ -299,7 +299,9 @@ class Host:
             limit_bytes_s=2e6,
             first_chunk=rng.randrange(64),
         )
-        self.whole = hydration.Hydration(self.images, self.uses, self.pins, filler)
+        self.whole = hydration.Hydration(
+            self.images, self.uses, self.pins, filler, wall_clock=time.time
+        )
 
     async def _make_mirror(self, image_map: chunk_map.ChunkMap) -> mirror.Mirror:
         boots = self.boots.boots_of(image_map)
