@@ -89,7 +89,7 @@ class RingKeeper:
         """Return the revocations of the current table."""
         return self.ring.revoked
 
-    def may_speak(self, host: ids.HostId, not_before_s: float) -> str:
+    def why_not_admitted(self, host: ids.HostId, not_before_s: float) -> str:
         """Return why a host may not connect to this one; "" if it may.
 
         :param host: subject of its certificate

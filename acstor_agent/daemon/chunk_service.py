@@ -71,12 +71,10 @@ class ChunkService:
         rings = self._cloud.rings
         return peer_network.PeerNetwork(
             self._cloud.host,
-            may_speak=rings.may_speak,
+            admission=rings,
             credentials=self._cloud.credentials(),
-            ring_epoch=lambda: rings.ring.epoch,
-            hosts_at=rings.hosts_at,
             limits=settings.peer_limits(),
-            turn_s=lambda: lag.lasts_s,
+            turns=lag,
             traffic=settings.peer_traffic(self._own),
         )
 

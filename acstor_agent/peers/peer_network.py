@@ -42,36 +42,28 @@ RETRY_S = 1.0
 Limits = base_connection.Limits
 Credentials = credentials.Credentials
 SecurityMode = connection_setup.SecurityMode
-MaySpeak = hello_exchange.MaySpeak
 Heard = server_connection.Heard
 BrokeRules = Callable[[ids.HostId, errors.RemoteProtocolError], None]
 """Called with a host that was asked and broke the protocol."""
 
 
 class PeerNetwork:
-    """Client and server of the peer protocol; ``credentials`` None: insecure mode.
-
-    :param hosts_at: returns the number of admitted hosts at an address (``handshake_limits``)
-    :param turn_s: returns how long the current turn of the event loop has lasted
-    """
+    """Client and server of the peer protocol; ``credentials`` None: insecure mode."""
 
     def __init__(
         self,
         host_id: ids.HostId,
         *,
-        may_speak: MaySpeak,
+        admission: hello_exchange.Admission,
         credentials: Credentials | None = None,
-        ring_epoch: Callable[[], int] = lambda: 0,
-        hosts_at: Callable[[str], int] = lambda ip: 0,
         limits: Limits | None = None,
-        turn_s: Callable[[], float] = lambda: 0.0,
+        turns: loop_share.LoopTurns | None = None,
         traffic: traffic_control.Traffic | None = None,
     ) -> None:
         self._host_id = host_id
         self.subscribe()
-        self._ring_epoch = ring_epoch
         self._limits = limits or Limits()
-        self._may_speak = may_speak
+        self._admission = admission
         self._credentials = credentials
         self._gate = base_connection.DemandGate()
         self._lines: dict[tuple[ids.HostId, peer_wire.Klass], channel.Channel] = {}
@@ -79,11 +71,11 @@ class PeerNetwork:
         self._answering: set[server_connection.ServerConnection] = set()
         self._budgets = server_connection.Budgets(self._limits)
         many = self._limits.incoming + self._limits.outgoing
-        self._share = loop_share.LoopShare(many, turn_s)
+        self._share = loop_share.LoopShare(many, turns)
         self._traffic = traffic or traffic_control.unbounded()
         self.faults = fault_log.FaultLog()
         self.unauthenticated = handshake_limits.HandshakeLimits(
-            self._limits.unauthenticated, self._limits.hello_s, hosts_at
+            self._limits.unauthenticated, self._limits.hello_s, admission.hosts_at
         )
         may_enter = self.unauthenticated.may_come if credentials else lambda ip: True
         self.endpoint = peer_listener.PeerListener(self._accept, may_enter)
@@ -142,7 +134,7 @@ class PeerNetwork:
                 sweep = functools.partial(
                     periodic_checks.sweep, self._asking, self._limits.idle_s, self._limits
                 )
-                rights_ = periodic_checks.Reauthorization(self._may_speak, self._credentials)
+                rights_ = periodic_checks.Reauthorization(self._admission, self._credentials)
                 watch = functools.partial(rights_.watch_files, self._all)
                 nursery.start_soon(self._keep, "a look at connections to peers", sweep)
                 nursery.start_soon(self._keep, "a check of peers' certificates", watch)
@@ -278,9 +270,9 @@ class PeerNetwork:
             )
             try:
                 receiver = peer_wire.receiver(line.peer, peer_wire.FROM_SERVER, link.receiving)
-                ours = peer_wire.Hello(self._host_id, line.klass, self._ring_epoch())
+                ours = peer_wire.Hello(self._host_id, line.klass, self._admission.ring.epoch)
                 early = await hello_exchange.send_hello(
-                    link, receiver, ours, line.host, self._may_speak
+                    link, receiver, ours, line.host, self._admission
                 )
                 link.join_limits(self._traffic, line.klass)
             except BaseException:
@@ -374,7 +366,7 @@ class PeerNetwork:
         try:
             receiver = peer_wire.receiver(peer, peer_wire.FROM_CLIENT, link.receiving)
             theirs, early = await hello_exchange.await_hello(
-                link, receiver, self._host_id, self._ring_epoch(), self._may_speak
+                link, receiver, self._host_id, self._admission
             )
             link.join_limits(self._traffic, theirs.klass)
             receiver.peer = f"{theirs.host_id} ({peer})"

@@ -41,6 +41,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
 from evaluation.bench import plain_sockets
+from tests.fakes import admission
 from tests.lab import local
 
 CHUNK = geometry.DEFAULT_CHUNK_BYTES
@@ -159,7 +160,7 @@ async def give(folder: pathlib.Path, cids: list[ids.Cid], mode: str, pipe: socke
     """Serve; tell the port, then, when told to, what it cost."""
     cache = open_cache(folder / "giver")
     made = identity(GIVER, mode, folder)
-    net = peer_network.PeerNetwork(GIVER, may_speak=lambda host, at: "", credentials=made)
+    net = peer_network.PeerNetwork(GIVER, admission=admission.Admission(), credentials=made)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)
         listeners = await trio.open_tcp_listeners(0, host=local.LOOPBACK)
@@ -256,7 +257,7 @@ async def read(
     """Read all of it; return what it cost."""
     cache = open_cache(folder / f"reader-{time.monotonic_ns()}")
     made = identity(READER, mode, folder)
-    net = peer_network.PeerNetwork(READER, may_speak=lambda host, at: "", credentials=made)
+    net = peer_network.PeerNetwork(READER, admission=admission.Admission(), credentials=made)
     reader = Reader(net, f"{local.LOOPBACK}:{port}", cids, cache)
     async with trio.open_nursery() as nursery:
         await nursery.start(cache.run)

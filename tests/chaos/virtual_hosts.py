@@ -226,9 +226,7 @@ class Host:
         self.rings = ring_keeper.RingKeeper(folder / "ring.json", None, 60.0, self._clock)
         self.net = peer_network.PeerNetwork(
             here,
-            may_speak=self.rings.may_speak,
-            ring_epoch=lambda: self.rings.ring.epoch,
-            hosts_at=self.rings.hosts_at,
+            admission=self.rings,
             limits=settings.limits,
         )
         self.net.endpoint = memory_network.Endpoint(self.net._accept)

@@ -39,6 +39,7 @@ from acstor_common.model import geometry
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 from acstor_policies import topologies
+from tests.fakes import admission
 from tests.fakes import chunk_maps
 from tests.fakes import faulty_source
 
@@ -138,7 +139,7 @@ class OneHost:
             rng=random.Random(1),
             settings=settings.Settings(background_limit=4, topology=topologies.everybody),
         )
-        self.net = peer_network.PeerNetwork(here, may_speak=lambda host, not_before_s: "")
+        self.net = peer_network.PeerNetwork(here, admission=admission.Admission())
         self.chunks = exchange.Exchange(
             nursery,
             core=core,

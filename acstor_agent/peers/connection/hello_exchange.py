@@ -6,15 +6,30 @@ the dialled host, and is admitted.
 """
 
 import math
-from collections.abc import Callable
+from typing import Protocol
 
 from acstor_agent.peers import peer_link
 from acstor_common import errors
 from acstor_common.model import ids
+from acstor_common.ring import hash_ring
 from acstor_common.wire import peer_wire
 
-MaySpeak = Callable[[ids.HostId, float], str]
-"""Returns why a host, with a certificate valid from a time on, is not admitted, or ""."""
+
+class Admission(Protocol):
+    """Which hosts may connect to this one."""
+
+    @property
+    def ring(self) -> hash_ring.Ring:
+        """The current v-node table."""
+
+    def why_not_admitted(self, host: ids.HostId, not_before_s: float) -> str:
+        """Return why a host may not connect; "" if it may.
+
+        :param not_before_s: beginning of its certificate, wall clock
+        """
+
+    def hosts_at(self, ip: str) -> int:
+        """Return the number of admitted hosts at an address (``handshake_limits``)."""
 
 
 async def send_hello(
@@ -22,7 +37,7 @@ async def send_hello(
     receiver: peer_wire.Receiver,
     ours: peer_wire.Hello,
     expected: ids.HostId,
-    may_speak: MaySpeak,
+    admission: Admission,
 ) -> list[peer_wire.Message]:
     """Send Hello and check the answer; return the messages that came with it.
 
@@ -30,7 +45,7 @@ async def send_hello(
     :raises errors.NotAuthenticated: the host is not admitted
     """
     await _send(link, ours)
-    theirs, early = await _receive_hello(link, receiver, may_speak)
+    theirs, early = await _receive_hello(link, receiver, admission)
     if theirs.host_id != expected:
         raise errors.RemoteProtocolError(
             receiver.peer,
@@ -45,22 +60,21 @@ async def await_hello(
     link: peer_link.Link,
     receiver: peer_wire.Receiver,
     host_id: ids.HostId,
-    ring_epoch: int,
-    may_speak: MaySpeak,
+    admission: Admission,
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     """Wait for Hello and answer it; return it and the messages that came with it.
 
     :raises errors.NotAuthenticated: the host is not admitted, or uses this host's name
     """
-    theirs, early = await _receive_hello(link, receiver, may_speak)
+    theirs, early = await _receive_hello(link, receiver, admission)
     if theirs.host_id == host_id:
         raise errors.NotAuthenticated(f"Hello of {host_id}", "that is this host's own name")
-    await _send(link, peer_wire.Hello(host_id, theirs.klass, ring_epoch))
+    await _send(link, peer_wire.Hello(host_id, theirs.klass, admission.ring.epoch))
     return theirs, early
 
 
 async def _receive_hello(
-    link: peer_link.Link, receiver: peer_wire.Receiver, may_speak: MaySpeak
+    link: peer_link.Link, receiver: peer_wire.Receiver, admission: Admission
 ) -> tuple[peer_wire.Hello, list[peer_wire.Message]]:
     messages = await link.receive(receiver)
     if messages is None:
@@ -68,18 +82,18 @@ async def _receive_hello(
     hello, *early = messages
     if not isinstance(hello, peer_wire.Hello):  # the receiver enforces this
         raise errors.RemoteProtocolError(receiver.peer, f"{type(hello).__name__} before Hello")
-    if why := refusal_reason(link, hello.host_id, may_speak):
+    if why := refusal_reason(link, hello.host_id, admission):
         raise errors.NotAuthenticated(f"Hello of {hello.host_id}", why)
     return hello, early
 
 
-def refusal_reason(link: peer_link.Link, host: ids.HostId, may_speak: MaySpeak) -> str:
+def refusal_reason(link: peer_link.Link, host: ids.HostId, admission: Admission) -> str:
     """Return why ``host`` is not admitted on a link; empty if it is."""
     if link.certificate is None:
-        return may_speak(host, math.inf)
+        return admission.why_not_admitted(host, math.inf)
     if link.certificate.host != host:
         return f"its certificate is of {link.certificate.host}"
-    return may_speak(host, link.certificate.not_before_s)
+    return admission.why_not_admitted(host, link.certificate.not_before_s)
 
 
 async def _send(link: peer_link.Link, message: peer_wire.Message) -> None:

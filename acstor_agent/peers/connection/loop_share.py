@@ -8,10 +8,10 @@ that send many small messages have a slow queue of their own.
 """
 
 import math
-from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Hashable
 from collections.abc import Sequence
+from typing import Protocol
 
 import trio
 
@@ -31,11 +31,19 @@ MANY_EVERY_S = 0.004
 _SMALL = (peer_wire.Ping, peer_wire.Pong, peer_wire.Hurry, peer_wire.Cancel)
 
 
-class LoopShare:
-    """Shares the event loop; ``turn_s`` returns how long the current turn has lasted."""
+class LoopTurns(Protocol):
+    """Measures the turns of the event loop."""
 
-    def __init__(self, limit: int, turn_s: Callable[[], float] = lambda: 0.0) -> None:
-        self._turn_s = turn_s
+    @property
+    def lasts_s(self) -> float:
+        """Duration of the current turn so far."""
+
+
+class LoopShare:
+    """Shares the event loop; ``turns`` None: each turn counts as young."""
+
+    def __init__(self, limit: int, turns: LoopTurns | None = None) -> None:
+        self._turns = turns
         self._small: token_buckets.TokenBuckets[Hashable] = token_buckets.TokenBuckets(
             SMALL_MESSAGES, limit
         )
@@ -44,7 +52,8 @@ class LoopShare:
 
     async def reserve_turn(self, sharer: Hashable) -> None:
         """Wait until work for a host and class may start; at once early in a turn."""
-        if self._few.locked() or self._turn_s() >= TURN_S or not self.sends_few(sharer):
+        turn_s = self._turns.lasts_s if self._turns is not None else 0.0
+        if self._few.locked() or turn_s >= TURN_S or not self.sends_few(sharer):
             await self.next_turn(sharer)
 
     async def next_turn(self, sharer: Hashable) -> None:

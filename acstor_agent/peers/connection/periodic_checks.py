@@ -31,9 +31,9 @@ class Reauthorization:
     """Checks open connections; ``credentials`` None: insecure mode."""
 
     def __init__(
-        self, may_speak: hello_exchange.MaySpeak, credentials: credentials.Credentials | None
+        self, admission: hello_exchange.Admission, credentials: credentials.Credentials | None
     ) -> None:
-        self._may_speak = may_speak
+        self._admission = admission
         self._credentials = credentials
 
     async def watch_files(
@@ -74,7 +74,7 @@ class Reauthorization:
             if before != link.credentials_generation and pem not in checked:
                 checked[pem] = credentials.chain_fault(link.certificate)
             why = checked.get(pem) or credentials.time_fault(link.certificate)
-        return why or hello_exchange.refusal_reason(link, connection.host, self._may_speak)
+        return why or hello_exchange.refusal_reason(link, connection.host, self._admission)
 
 
 async def sweep(

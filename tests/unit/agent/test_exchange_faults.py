@@ -32,7 +32,7 @@ class OneOfTwo(exchange_cloud.Cloud):
     """A host among two; what it asks ``h2`` goes over a connection."""
 
     def _net(self, here):
-        net = peer_network.PeerNetwork(here, may_speak=nets.everybody)
+        net = peer_network.PeerNetwork(here, admission=nets.EVERYBODY)
         net.subscribe(protocol_violated=lambda *told: self.hosts[here].protocol_violated(*told))
         self.nets = {**getattr(self, "nets", {}), here: net}
         return net

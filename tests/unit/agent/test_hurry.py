@@ -50,7 +50,7 @@ class Joined(exchange_cloud.Cloud):
         self.ring = hash_ring.Ring(2, tuple(table))
 
 
-ANYBODY = {"may_speak": nets.everybody}
+ANYBODY = {"admission": nets.EVERYBODY}
 
 
 @pytest.fixture

@@ -19,6 +19,13 @@ YOUNG, OLD = loop_share.TURN_S / 2, loop_share.TURN_S * 2
 HOSTS = 8
 
 
+class Turns:
+    """Turns of the loop that have all lasted as long."""
+
+    def __init__(self, lasts_s: float) -> None:
+        self.lasts_s = lasts_s
+
+
 class Steps(trio.abc.Instrument):
     """Counts what is done in each turn of the loop from now on."""
 
@@ -55,19 +62,19 @@ async def steps_of(share: loop_share.LoopShare, sharers: list[str]) -> Steps:
 
 
 async def test_all_may_begin_in_a_young_turn():
-    share = loop_share.LoopShare(100, lambda: YOUNG)
+    share = loop_share.LoopShare(100, Turns(YOUNG))
     steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
     assert max(steps.in_turns) == HOSTS
 
 
 async def test_one_goes_on_in_each_turn_that_is_old():
-    share = loop_share.LoopShare(100, lambda: OLD)
+    share = loop_share.LoopShare(100, Turns(OLD))
     steps = await steps_of(share, [f"h{number}" for number in range(HOSTS)])
     assert max(steps.in_turns) == 1
 
 
 async def test_who_sends_many_small_messages_waits_and_holds_up_nobody_else(autojump_clock):
-    share = loop_share.LoopShare(100, lambda: YOUNG)
+    share = loop_share.LoopShare(100, Turns(YOUNG))
     began_s, ended = trio.current_time(), []
 
     async def step(sharer):
@@ -120,7 +127,7 @@ async def test_requests_of_many_hosts_are_taken_some_in_each_turn():
 
     numbers = range(peer_wire.MAX_BATCH)
     requests = tuple(nets.REQUEST._replace(request_id=n, offset=n << 16) for n in numbers)
-    net = peer_network.PeerNetwork(nets.SERVER, may_speak=nets.everybody, turn_s=lambda: OLD)
+    net = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY, turns=Turns(OLD))
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         await nursery.start(net.serve_forever, Refusing(nets.serve_data, nursery), listeners)

@@ -16,9 +16,10 @@ from acstor_agent.peers import peer_network
 from acstor_agent.runtime import disk_io
 from acstor_common import errors
 from acstor_common.model import ids
+from tests.fakes import admission
 from tests.fakes import one_host
 
-NET = peer_network.PeerNetwork(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
+NET = peer_network.PeerNetwork(ids.HostId("h1"), admission=admission.Admission())
 CHUNK = one_host.CHUNK
 WHOLE = {
     "state": "filling",

@@ -147,7 +147,7 @@ async def test_flood_of_bad_requests_from_who_does_not_read_is_bounded(monkeypat
             connection.send_answers([peer_wire.Refuse(one.request_id, missing) for one in requests])
 
     limits = peer_network.Limits(answer_bytes=1 << 20, host_answer_bytes=1 << 18)
-    net = peer_network.PeerNetwork(nets.SERVER, limits=limits, may_speak=nets.everybody)
+    net = peer_network.PeerNetwork(nets.SERVER, limits=limits, admission=nets.EVERYBODY)
     # Requests for one byte each, more than the sockets and the other side have room for.
     sent = hello("h1") + b"".join(nets.get_of(request_id=n, length=1) for n in range(50_000))
     async with trio.open_nursery() as nursery:

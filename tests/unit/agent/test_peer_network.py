@@ -20,6 +20,7 @@ from acstor_common import errors
 from acstor_common.model import ids
 from acstor_common.util import token_buckets
 from acstor_common.wire import peer_wire
+from tests.fakes import admission
 from tests.fakes import announced
 from tests.fakes import peer_giver
 
@@ -49,8 +50,7 @@ def requests_in(messages) -> list[peer_wire.Request]:
     return [r for m in messages if isinstance(m, peer_wire.Get) for r in m.requests]
 
 
-def everybody(host: ids.HostId, not_before_s: float) -> str:
-    return ""
+EVERYBODY = admission.Admission()
 
 
 async def serve_data(host: ids.HostId, get: peer_wire.Request) -> bytes:
@@ -69,13 +69,13 @@ async def serving(
     host=SERVER,
     tls=None,
     limits=PATIENT,
-    may_speak=everybody,
+    admission=EVERYBODY,
     giver=None,
     **options,
 ):
     """Run the answering side; gives it and its address."""
     net = peer_network.PeerNetwork(
-        host, credentials=tls, limits=limits, may_speak=may_speak, **options
+        host, credentials=tls, limits=limits, admission=admission, **options
     )
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -108,14 +108,14 @@ class Client:
 
 @contextlib.asynccontextmanager
 async def asking(
-    address: str, host=CLIENT, tls=None, limits=PATIENT, may_speak=everybody, told=None, **options
+    address: str, host=CLIENT, tls=None, limits=PATIENT, admission=EVERYBODY, told=None, **options
 ):
     """Run the asking side.
 
     :param told: callbacks for events of peers
     """
     net = peer_network.PeerNetwork(
-        host, credentials=tls, limits=limits, may_speak=may_speak, **options
+        host, credentials=tls, limits=limits, admission=admission, **options
     )
     net.subscribe(**(told or {}))
     async with trio.open_nursery() as nursery:
@@ -161,7 +161,7 @@ async def test_chunk_comes_from_the_peer():
 
 
 async def test_who_asks_while_it_ends_is_told_at_every_moment():
-    net, told = peer_network.PeerNetwork(CLIENT, limits=PATIENT, may_speak=everybody), 0
+    net, told = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), 0
     async with serving() as (_server, address), trio.open_nursery() as nursery:
         await nursery.start(net.run)
         nursery.cancel_scope.cancel()
@@ -176,7 +176,7 @@ async def test_who_asks_while_it_ends_is_told_at_every_moment():
 async def test_loss_is_heard_in_the_context_of_who_asked():
     """What it begins then is that host's, and not nobody's."""
     who: contextvars.ContextVar[str] = contextvars.ContextVar("who")
-    net, heard = peer_network.PeerNetwork(CLIENT, limits=PATIENT, may_speak=everybody), []
+    net, heard = peer_network.PeerNetwork(CLIENT, limits=PATIENT, admission=EVERYBODY), []
     who.set("me")
     net.send_requests(
         SERVER, "127.0.0.1:1", [REQUEST], lambda answers: heard.append(who.get("nobody"))

@@ -23,6 +23,7 @@ from acstor_common.identity import credentials
 from acstor_common.identity import identity_files
 from acstor_common.model import ids
 from acstor_common.wire import peer_wire
+from tests.fakes import admission
 from tests.unit.agent import test_peer_network as nets
 
 CLIENT, SERVER, DATA, DEMAND = nets.CLIENT, nets.SERVER, nets.DATA, nets.DEMAND
@@ -194,14 +195,16 @@ async def test_sides_with_different_modes_refuse_each_other_and_say_why(pair, ou
 
 
 def nobody_but(*hosts):
-    return lambda host, not_before_s: "" if host in hosts else "it is not on the table"
+    return admission.Admission(
+        lambda host, not_before_s: "" if host in hosts else "it is not on the table"
+    )
 
 
 @pytest.mark.expect_log("Hello of client.example proves nothing: it is not on the table")
 @pytest.mark.parametrize("security", [SECURE, INSECURE])
 async def test_host_that_is_not_on_the_table_gets_no_hello(pair, security):
     tls = pair(security) if security is SECURE else {CLIENT: None, SERVER: None}
-    await refused(tls[SERVER], tls[CLIENT], may_speak=nobody_but(SERVER))
+    await refused(tls[SERVER], tls[CLIENT], admission=nobody_but(SERVER))
 
 
 @pytest.mark.expect_log("Connection to .* dropped: Hello of server.example .* not on the table")
@@ -209,7 +212,7 @@ async def test_host_that_left_is_not_asked_either(pair):
     tls = pair()
     async with (
         serving(tls=tls[SERVER]) as (_server, address),
-        asking(address, tls=tls[CLIENT], may_speak=nobody_but(CLIENT)) as client,
+        asking(address, tls=tls[CLIENT], admission=nobody_but(CLIENT)) as client,
     ):
         with pytest.raises(errors.SourceUnreachable, match="not on the table"):
             await client.fetch()
@@ -224,7 +227,7 @@ async def test_right_is_asked_for_with_the_certificate_s_time(pair):
 
     tls = pair()
     async with (
-        serving(tls=tls[SERVER], may_speak=may_speak) as (_server, address),
+        serving(tls=tls[SERVER], admission=admission.Admission(may_speak)) as (_server, address),
         asking(address, tls=tls[CLIENT]) as client,
     ):
         await client.fetch(0, 1)
@@ -239,11 +242,11 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeyp
     tls = pair()
 
     def may_speak(host, not_before_s):
-        return nobody_but(*allowed)(host, not_before_s)
+        return nobody_but(*allowed).why_not_admitted(host, not_before_s)
 
     async with (
         serving(tls=tls[SERVER]) as (server, address),
-        asking(address, tls=tls[CLIENT], may_speak=may_speak) as client,
+        asking(address, tls=tls[CLIENT], admission=admission.Admission(may_speak)) as client,
     ):
         await client.fetch(0, 10)
         allowed.discard(SERVER)
@@ -308,7 +311,7 @@ async def test_hello_that_comes_after_its_authority_went_ends_the_connection(ide
     """The handshake was before, and the look at all connections was before it was one."""
     found = identity(SERVER)
     ours = found.read()
-    looks = periodic_checks.Reauthorization(nets.everybody, ours)
+    looks = periodic_checks.Reauthorization(nets.EVERYBODY, ours)
     async with serving(tls=ours) as (server, address):
         ip, port = address.split(":")
         client = identity(CLIENT).read()
@@ -505,7 +508,8 @@ class Connected(base_connection.Connection):
         link = peer_link.Link(ours)
         link.certificate = certificate
         share = loop_share.LoopShare(1)
-        super().__init__(host, link, None, host, DEMAND, base_connection.DemandGate(), share)
+        receiver = peer_wire.receiver(host, peer_wire.FROM_CLIENT, None)
+        super().__init__(host, link, receiver, DEMAND, base_connection.DemandGate(), share)
 
     def _handle(self, message):
         pass
@@ -548,7 +552,7 @@ async def test_new_files_are_followed_by_some_checks_in_each_turn(identity, conn
 
     monkeypatch.setattr(ours, "chain_fault", counted)
     trio.lowlevel.add_instrument(turns)
-    watched = periodic_checks.Reauthorization(nets.everybody, ours)
+    watched = periodic_checks.Reauthorization(nets.EVERYBODY, ours)
     await watched._look(connections)
     assert turns.total == 40  # once for each host
     assert turns.most <= periodic_checks.AT_A_TIME / periodic_checks.CHECK + 1
@@ -566,5 +570,5 @@ async def test_tables_are_followed_by_some_looks_in_each_turn(connected):
 
     connections = [connected(f"h{n}", None) for n in range(3 * periodic_checks.AT_A_TIME)]
     trio.lowlevel.add_instrument(turns)
-    await periodic_checks.Reauthorization(may_speak, None)._look(connections)
+    await periodic_checks.Reauthorization(admission.Admission(may_speak), None)._look(connections)
     assert turns.total == len(connections) and turns.most <= periodic_checks.AT_A_TIME + 1

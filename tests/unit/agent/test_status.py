@@ -11,9 +11,10 @@ from acstor_agent.peers import peer_network
 from acstor_agent.sources import base
 from acstor_agent.sources import source_client
 from acstor_common.model import ids
+from tests.fakes import admission
 from tests.fakes import one_host
 
-NET = peer_network.PeerNetwork(ids.HostId("h1"), may_speak=lambda host, not_before_s: "")
+NET = peer_network.PeerNetwork(ids.HostId("h1"), admission=admission.Admission())
 CHUNK = one_host.CHUNK
 USE = image_usage.UsageEvidence(is_open=True, is_base=False, idle_s=7.0)
 

@@ -117,7 +117,7 @@ async def test_long_wait_for_the_download_limit_does_not_end_the_connection():
 @pytest.mark.parametrize("ip", ["127.0.0.1", "::1"])
 async def test_both_ends_mark_what_no_guest_waits_for(ip):
     marks = traffic_control.unbounded()._replace(background_dscp=8)
-    server = peer_network.PeerNetwork(nets.SERVER, may_speak=nets.everybody, traffic=marks)
+    server = peer_network.PeerNetwork(nets.SERVER, admission=nets.EVERYBODY, traffic=marks)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host=ip)
         giver = nets.peer_giver.TaskGiver(nets.serve_data, nursery)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which hosts a host admits, without a v-node table."""
+
+from collections.abc import Callable
+
+from acstor_common.model import ids
+from acstor_common.ring import hash_ring
+
+
+class Admission:
+    """Stands in for ``ring_keeper.RingKeeper``; ``why_not`` returns why a host is refused."""
+
+    def __init__(
+        self, why_not: Callable[[ids.HostId, float], str] = lambda host, not_before_s: ""
+    ) -> None:
+        self._why_not = why_not
+        self.ring = hash_ring.Ring(0, ())
+
+    def why_not_admitted(self, host: ids.HostId, not_before_s: float) -> str:
+        """Return why a host is refused; empty: it is not."""
+        return self._why_not(host, not_before_s)
+
+    def hosts_at(self, ip: str) -> int:
+        """Return that no address is known to have hosts."""
+        return 0
