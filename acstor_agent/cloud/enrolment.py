@@ -133,7 +133,7 @@ class Enrolment:
     ) -> None:
         self.state = State()
         self._here, self._files, self._api = here, files, api
-        self._clock, self._dice, self._revoked = clock, rng, revoked
+        self._clock, self._rng, self._revoked = clock, rng, revoked
         self._configured = f" ({configured})" if configured else ""
         self._asked_for = ""
         self._answered = (0.0, 0.0)
@@ -173,7 +173,7 @@ class Enrolment:
         certificate = self._files.current_credentials().certificate
         if certificate is None:
             return
-        due_s = certificate_renewal.due_s(certificate, self._dice())
+        due_s = certificate_renewal.due_s(certificate, self._rng())
         while True:
             self._compare_clocks()
             now_s = self._clock() - self.state.clock_off_s
@@ -206,7 +206,7 @@ class Enrolment:
         level = logging.INFO if why == self.state.error else logging.WARNING
         LOG.log(level, "no new certificate: %s; trying again", why)
         self.state = self.state._replace(failures=failures, error=why, fingerprint=self._asked_for)
-        await trio.sleep(certificate_renewal.retry_s(failures, self._dice()))
+        await trio.sleep(certificate_renewal.retry_s(failures, self._rng()))
 
     # In a thread
 

@@ -36,6 +36,7 @@ from acstor_agent.process import folders
 from acstor_agent.process import fuse_relay
 from acstor_agent.runtime import process_cleanup
 from acstor_common import errors
+from acstor_common.util import backoff
 
 LOG = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ ALARM_EARLY_S = 0.1
 """Tolerance for clock differences to the timer."""
 LOOK_AGAIN_S = 2.0
 """Interval of checks for guests while a stop is delayed."""
-RESTART_STEP_S = 0.2
-RESTART_LONGEST_S = 5.0
+RESTART_PAUSE_S = 0.2, 5.0
+"""First and longest pause between workers that end at once."""
 STEADY_AFTER_S = 1.0
 """A worker that lived longer is replaced without delay."""
 RENEW_S = 2.0
@@ -265,7 +266,7 @@ class Supervisor:
         self._set_alarm(STOP_WAIT_S)
 
     def _keep_worker(self, connection: fuse_connection.Connection) -> int:
-        delay_s = 0.0
+        failures = 0  # in a row
         while True:
             started_s = time.monotonic()
             try:
@@ -283,10 +284,11 @@ class Supervisor:
                     return 1
                 LOG.error("worker %d ended (%s); starting another", pid, how)
             if time.monotonic() - started_s > STEADY_AFTER_S:
-                delay_s = 0.0
+                failures = 0
+            delay_s = backoff.pause_s(failures - 1, *RESTART_PAUSE_S) if failures else 0.0
             if self._has_come(signal.sigtimedwait(HELD_BACK, delay_s)) and self._may_stop():
                 return 0
-            delay_s = min(RESTART_LONGEST_S, 2 * delay_s + RESTART_STEP_S)
+            failures += 1
 
     def _has_come(self, found: signal.struct_siginfo | None) -> bool:
         return found is not None and (found.si_signo in STOPS or self._is_alarm_over())

@@ -3,38 +3,38 @@
 
 Requests are spread so that hosts started together do not act together. A host asks in the tenth of
 the lifetime before two thirds of it; after failures it waits twice as long each time, up to
-RETRY_LAST_S, plus or minus a quarter. With a lifetime of 24 h it has 8 h before expiry, and the
+RETRY_LONGEST_S, plus or minus a quarter. With a lifetime of 24 h it has 8 h before expiry, and the
 days of ``certificates.GRACE_S`` after.
 """
 
 from acstor_common.identity import certificates
+from acstor_common.util import backoff
 
 LATEST_SHARE = 2 / 3
 STRETCH = 0.1
 RETRY_FIRST_S = 5.0
-RETRY_LAST_S = 600.0
+RETRY_LONGEST_S = 600.0
 CLOCK_FAULT_S = 60.0
 """Smaller differences of clocks are not reported."""
 
 
-def due_s(certificate: certificates.HostCertificate, dice: float) -> float:
+def due_s(certificate: certificates.HostCertificate, jitter: float) -> float:
     """Return when to request the next certificate, by the issuer's clock.
 
-    :param dice: from 0 to 1, drawn once for each certificate
+    :param jitter: from 0 to 1, drawn once for each certificate
     """
     begin_s = min(certificate.not_before_s + certificates.BACKDATE_S, certificate.not_after_s)
     life_s = certificate.not_after_s - begin_s
-    return begin_s + life_s * (LATEST_SHARE - STRETCH * dice)
+    return begin_s + life_s * (LATEST_SHARE - STRETCH * jitter)
 
 
-def retry_s(failures: int, dice: float) -> float:
+def retry_s(failures: int, jitter: float) -> float:
     """Return the wait after ``failures`` in a row.
 
     >>> [retry_s(failures, 0.5) for failures in (1, 2, 3, 100)]
     [5.0, 10.0, 20.0, 600.0]
     """
-    doubled = RETRY_FIRST_S * 2.0 ** min(failures - 1, 16)
-    return min(RETRY_LAST_S, doubled) * (0.75 + dice / 2)
+    return backoff.pause_s(failures - 1, RETRY_FIRST_S, RETRY_LONGEST_S) * (0.75 + jitter / 2)
 
 
 def clock_fault(off_s: float) -> str:

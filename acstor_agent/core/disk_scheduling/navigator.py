@@ -36,11 +36,12 @@ Windows are windows of time for which the guest was *served*, as the paper has
 it: while others are, nothing decays.  The caller passes such a clock.
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable
 from typing import NamedTuple
+
+from acstor_common.util import lru_table
 
 SECTOR_BYTES = 512
 ZONE_BYTES = 2000 * SECTOR_BYTES
@@ -108,7 +109,7 @@ class Navigator:
         self._decay = decay
         self._window_s = window_s
         self._zone_limit = zone_limit
-        self._zones: collections.OrderedDict[int, _Zone] = collections.OrderedDict()
+        self._zones = lru_table.LruTable[int, _Zone](zone_limit)
         self._leaving: dict[int, set[int]] = {}  # window: zones that leave the sum in it
         self._now_s = 0.0
         self._window = 0
@@ -129,17 +130,17 @@ class Navigator:
         """Record a served request, which makes its zone denser."""
         self.advance_time(now_s)
         number = offset // self.zone_bytes
-        zone = self._zones.pop(number, None)
+        zone = self._zones.get(number)
         if zone is None:
             zone = _Zone(0.0, self._window, _NEVER, self._now_s)
-        self._zones[number] = zone
+        evicted = self._zones.put(number, zone)
         self._leave(number, zone)
         zone.last_s = self._now_s
         zone.density = self._density(zone) + 1.0
         zone.window = self._window
         self._join(number, zone)
-        if len(self._zones) > self._zone_limit:
-            self._leave(*self._zones.popitem(last=False))
+        if evicted is not None:
+            self._leave(*evicted)
 
     def advance_time(self, now_s: float) -> None:
         """Let time pass."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from acstor_agent.core.cloud import interface_traffic
+from acstor_common.util import backoff
 
 SHARE = 0.9
 """Share of the spare bandwidth that fills use; the rest is for traffic that begins now."""
@@ -205,17 +206,17 @@ class Backoff:
 
     def __init__(self) -> None:
         self.failure: Failure | None = None
-        self._pause_s = FIRST_PAUSE_S
+        self.failures = 0
 
     def record_failure(self, why: str, now_s: float, deadline: Deadline | None = None) -> None:
         """Record a failure; the pause is at most a tenth of the time to a deadline."""
-        self.failure = Failure(why, now_s + min(self._pause_s, _longest_pause_s(deadline, now_s)))
-        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        pause_s = backoff.pause_s(self.failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.failure = Failure(why, now_s + min(pause_s, _longest_pause_s(deadline, now_s)))
+        self.failures += 1
 
     def record_success(self) -> None:
         """Reset after a success."""
-        self.failure = None
-        self._pause_s = FIRST_PAUSE_S
+        self.failure, self.failures = None, 0
 
     def may_try(self, now_s: float) -> bool:
         """Return whether it is time to try."""

@@ -14,11 +14,11 @@ copying program's window is refilled when half of it was read, so reads share re
 an image are identified by the offset where they stopped; the least recent one is forgotten.
 """
 
-import collections
 import dataclasses
 from typing import Protocol
 
 from acstor_common.model import geometry
+from acstor_common.util import lru_table
 
 SEQUENTIAL_READS = 3
 FIRST_WINDOW_BYTES = 256 * 1024
@@ -73,7 +73,7 @@ class ReadAhead:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._readers: collections.OrderedDict[int, _Reader] = collections.OrderedDict()
+        self._readers = lru_table.LruTable[int, _Reader](READERS)
         self._read_bytes = 0
         self._unread: set[int] = set()
 
@@ -86,20 +86,20 @@ class ReadAhead:
         self._unread.difference_update(_blocks(offset, stop))
         reader = self._readers.pop(offset, None)
         if reader is None:
-            self._remember(stop, _Reader(offset, 0, stop))
+            self._readers[stop] = _Reader(offset, 0, stop)
             return (0, 0)
         reader.reads += 1
         if reader.reads < SEQUENTIAL_READS:
-            self._remember(stop, reader)
+            self._readers[stop] = reader
             return (0, 0)
         start = max(reader.fetched_to, stop)
         if length >= COPY_READ_BYTES and start - stop > reader.window_bytes // 2:
-            self._remember(stop, reader)
+            self._readers[stop] = reader
             return (0, 0)
         reader.window_bytes = self._window_bytes(reader, stop, start - stop, length)
         reader.fetched_to = max(start, stop + reader.window_bytes)
         self._unread.update(_blocks(start, reader.fetched_to))
-        self._remember(stop, reader)
+        self._readers[stop] = reader
         return (start, reader.fetched_to)
 
     def _window_bytes(self, reader: _Reader, stop: int, own_bytes: int, length: int) -> int:
@@ -115,11 +115,6 @@ class ReadAhead:
         if window > length:
             window -= window % length
         return window if window >= min(BLOCK_BYTES, self._limit_bytes) else 0
-
-    def _remember(self, stop: int, reader: _Reader) -> None:
-        self._readers[stop] = reader
-        if len(self._readers) > READERS:
-            self._readers.popitem(last=False)
 
 
 def _blocks(start: int, stop: int) -> range:

@@ -10,6 +10,8 @@ a queue answers one after the other, a dead one none. Times are seconds of one c
 caller.
 """
 
+from acstor_common.util import backoff
+
 FIRST_PAUSE_S = 5.0
 LONGEST_PAUSE_S = 60.0
 
@@ -20,7 +22,7 @@ class CircuitBreaker:
     >>> breaker = CircuitBreaker()
     >>> breaker.record_failure(0.0), breaker.record_failure(0.0)
     (True, False)
-    >>> breaker.may_be_first(4.9), breaker.may_be_first(5.0), breaker.may_be_first(5.0)
+    >>> breaker.attempt_request(4.9), breaker.attempt_request(5.0), breaker.attempt_request(5.0)
     (False, True, False)
     >>> breaker.begin_wait(5.0)
     >>> breaker.record_answer(7.0), breaker.is_down
@@ -31,20 +33,23 @@ class CircuitBreaker:
         self.is_down = False
         self.silent_since_s = 0.0
         """Valid only while a request waits."""
-        self._first_pause_s = self._pause_s = first_pause_s
+        self._first_pause_s, self._failed_tries = first_pause_s, 0
         self._try_again_s = 0.0
         self._is_tried = False
         self._waiting = 0
 
-    def may_be_first(self, now_s: float) -> bool:
-        """Return whether to ask it first; while it is down, one request may try."""
+    def attempt_request(self, now_s: float) -> bool:
+        """Return whether to ask it first; while it is down, only once in each pause."""
         if not self.is_down:
             return True
         if now_s < self._try_again_s:
             return False
-        self._try_again_s = now_s + self._pause_s
+        self._try_again_s = now_s + self._pause_s()
         self._is_tried = True
         return True
+
+    def _pause_s(self) -> float:
+        return backoff.pause_s(self._failed_tries, self._first_pause_s, LONGEST_PAUSE_S)
 
     def begin_wait(self, now_s: float) -> None:
         """Record the start of a wait for an answer."""
@@ -61,15 +66,15 @@ class CircuitBreaker:
         silent_s = now_s - self.silent_since_s
         self.silent_since_s = now_s
         self.is_down = self._is_tried = False
-        self._pause_s = self._first_pause_s
+        self._failed_tries = 0
         return silent_s
 
     def record_failure(self, now_s: float) -> bool:
         """Record a failure; return whether the source was up before."""
         is_news = not self.is_down
         if self._is_tried:
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._failed_tries += 1
         if is_news or self._is_tried:
-            self._try_again_s = now_s + self._pause_s
+            self._try_again_s = now_s + self._pause_s()
         self.is_down, self._is_tried = True, False
         return is_news

@@ -95,7 +95,7 @@ class Failover:
 
     def ordered_sources(self, now: float) -> list[SourceState]:
         """Return the sources, those that are down last."""
-        return sorted(self.sources, key=lambda source: not source.breaker.may_be_first(now))
+        return sorted(self.sources, key=lambda source: not source.breaker.attempt_request(now))
 
     def sources_of(self, key: Hashable, now: float) -> list[SourceState]:
         """Return the sources to ask for a key, in order; none if all refused it recently."""

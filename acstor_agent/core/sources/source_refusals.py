@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Refusals of a source, by image, for operators."""
 
-import collections
-
 from acstor_agent.core import health_issues
 from acstor_common.model import ids
+from acstor_common.util import lru_table
 
 IMAGES = 64
 KEPT_S = 600.0
@@ -24,9 +23,9 @@ class Refusals:
     """
 
     def __init__(self) -> None:
-        self._known: collections.OrderedDict[
-            ids.ImageId, tuple[health_issues.HealthIssue, float]
-        ] = collections.OrderedDict()
+        self._known = lru_table.LruTable[ids.ImageId, tuple[health_issues.HealthIssue, float]](
+            IMAGES
+        )
 
     def record_refusal(self, image_id: ids.ImageId, why: str, now_s: float) -> bool:
         """Record a refusal; return whether its reason is new for this source."""
@@ -37,9 +36,6 @@ class Refusals:
             health_issues.HealthIssue(why, now_s if since_s is None else since_s),
             now_s,
         )
-        self._known.move_to_end(image_id)
-        if len(self._known) > IMAGES:
-            self._known.popitem(last=False)
         return is_news
 
     def clear_refusal(self, image_id: ids.ImageId) -> None:
@@ -51,4 +47,4 @@ class Refusals:
         return next(reversed(self._live(now_s)), None)
 
     def _live(self, now_s: float) -> list[health_issues.HealthIssue]:
-        return [one for one, seen_s in self._known.copy().values() if now_s < seen_s + KEPT_S]
+        return [one for one, seen_s in list(self._known.values()) if now_s < seen_s + KEPT_S]

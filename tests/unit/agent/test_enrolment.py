@@ -165,7 +165,7 @@ async def test_a_revoked_host_asks_until_it_is_allowed_and_not_after_that(
     assert len(api.asked) > 1
     assert files.current_credentials().certificate == first
     api.instead = None
-    await trio.sleep(certificate_renewal.RETRY_LAST_S)
+    await trio.sleep(certificate_renewal.RETRY_LONGEST_S)
     second = files.current_credentials().certificate
     assert not certificates.is_revoked(second, revoked)
     asked = len(api.asked)
@@ -205,7 +205,7 @@ async def test_what_goes_wrong_is_told_once_and_tried_again(
     assert re.search(said, enrolling.state.error)
     assert files.current_credentials().certificate is None
     api.instead = None
-    await trio.sleep(certificate_renewal.RETRY_LAST_S * 1.25)
+    await trio.sleep(certificate_renewal.RETRY_LONGEST_S * 1.25)
     assert files.current_credentials().certificate is not None
     assert (enrolling.state.failures, enrolling.state.error) == (0, "")
 
@@ -223,7 +223,7 @@ async def test_a_host_that_waits_tells_its_key_once_in_the_log_and_in_its_status
     assert enrolling.state.fingerprint == key
     assert caplog.text.count(f"host h1 asks for a certificate of the key {key}") == 1
     api.instead = None
-    await trio.sleep(certificate_renewal.RETRY_LAST_S * 1.25)
+    await trio.sleep(certificate_renewal.RETRY_LONGEST_S * 1.25)
     assert enrolling.state.fingerprint == ""
 
 

@@ -562,7 +562,7 @@ async def test_source_that_fails_is_asked_less_and_less_often(keeper):
     shown = await keeper.wait("failing")
     assert shown["why"] and shown["remaining_bytes"] > 0
     backoff = keeper.whole._known[IMAGE].backoff
-    await until(lambda: backoff._pause_s == fill_rate.LONGEST_PAUSE_S)
+    await until(lambda: backoff.failures >= 6)
     before = len(keeper.host.source.reads)
     await trio.sleep(1)
     assert len(keeper.host.source.reads) - before <= 2 * (
@@ -640,7 +640,7 @@ async def test_cache_that_takes_nothing_is_a_failure_and_is_tried_less_and_less_
         await keeper.wait("failing")
         await until(lambda: "no space" in keeper.whole.status.status_of(IMAGE)["why"])
         backoff = keeper.whole._known[IMAGE].backoff
-        await until(lambda: backoff._pause_s == fill_rate.LONGEST_PAUSE_S)
+        await until(lambda: backoff.failures >= 6)
         assert keeper.whole.status.status_of(IMAGE)["remaining_bytes"] > 30 * CHUNK
         for data in others:
             host.cache.unpin_chunk(ids.cid_of(data), CHUNK)

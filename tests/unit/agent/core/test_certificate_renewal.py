@@ -24,7 +24,7 @@ def test_a_certificate_is_renewed_before_two_thirds_of_its_life(valid_s):
 def test_waits_grow_and_differ_and_have_an_end():
     waits = [certificate_renewal.retry_s(failures, 0.5) for failures in range(1, 40)]
     assert waits == sorted(waits)
-    assert waits[-1] == certificate_renewal.RETRY_LAST_S
+    assert waits[-1] == certificate_renewal.RETRY_LONGEST_S
     assert certificate_renewal.retry_s(3, 0.0) == pytest.approx(15.0)
     assert certificate_renewal.retry_s(3, 1.0) == pytest.approx(25.0)
 

@@ -5,10 +5,10 @@ from acstor_agent.core.sources import circuit_breaker
 def test_one_at_a_time_tries_a_source_that_is_down():
     one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     assert one.record_failure(0.0)
-    assert not one.may_be_first(4.9)
-    assert one.may_be_first(5.0)
-    assert not one.may_be_first(5.1)  # the first one has no answer yet
-    assert one.may_be_first(10.0)  # nor will it get any: the next one tries
+    assert not one.attempt_request(4.9)
+    assert one.attempt_request(5.0)
+    assert not one.attempt_request(5.1)  # the first one has no answer yet
+    assert one.attempt_request(10.0)  # nor will it get any: the next one tries
 
 
 def test_pause_doubles_when_a_try_fails_and_is_short_again_after_an_answer():
@@ -16,7 +16,7 @@ def test_pause_doubles_when_a_try_fails_and_is_short_again_after_an_answer():
     now_s, pauses = 0.0, []
     one.record_failure(now_s)
     for _ in range(6):
-        pause_s = next(s for s in range(1000) if one.may_be_first(now_s + s))
+        pause_s = next(s for s in range(1000) if one.attempt_request(now_s + s))
         pauses.append(pause_s)
         now_s += pause_s
         assert not one.record_failure(now_s)
@@ -24,13 +24,13 @@ def test_pause_doubles_when_a_try_fails_and_is_short_again_after_an_answer():
     one.begin_wait(now_s)
     one.record_answer(now_s)
     assert one.record_failure(now_s)
-    assert one.may_be_first(now_s + 5)
+    assert one.attempt_request(now_s + 5)
 
 
 def test_many_who_fail_together_are_one_failure():
     one = circuit_breaker.CircuitBreaker(first_pause_s=5.0)
     assert [one.record_failure(0.1 * number) for number in range(8)] == [True] + [False] * 7
-    assert one.may_be_first(5.0)
+    assert one.attempt_request(5.0)
 
 
 def test_silence_begins_with_the_first_who_waits_and_with_each_answer():
