@@ -258,7 +258,7 @@ def wait_for_checkpoint(host: imagebackend.HostContext, checkpoint_id: str, path
 
     :raises Exception: Nova's: it is not on this host, or the agent does not answer in time
     """
-    ends_s = time.monotonic() + imagebackend.AGENT_WAIT_S
+    ends_s = time.monotonic() + host.agent_wait_s
     while True:
         try:
             known = {one["checkpoint_id"]: one for one in host.agent.list_recovered()}

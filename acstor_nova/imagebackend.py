@@ -33,7 +33,6 @@ LOG = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 0.5
 AGENT_WAIT_S = 60.0
-"""Longest wait for an agent that is not running yet, as after a reboot."""
 CACHEMODE = "writeback"
 """Cache mode of root disks on a mirror, unless [libvirt] disk_cachemodes sets one.
 
@@ -87,10 +86,13 @@ class NotEligibleError(Exception):
 
 
 class HostContext:
-    """The agent, the paths and the fallback counters of this nova-compute."""
+    """The agent, the paths and the fallback counters of this nova-compute.
 
-    def __init__(self, nova: NovaFunctions) -> None:
-        self.nova = nova
+    :param agent_wait_s: longest wait for an agent that is not running yet, as after a reboot
+    """
+
+    def __init__(self, nova: NovaFunctions, *, agent_wait_s: float = AGENT_WAIT_S) -> None:
+        self.nova, self.agent_wait_s = nova, agent_wait_s
         self.fallbacks = fallbacks.Fallbacks()
 
     @property
@@ -230,9 +232,9 @@ class HostContext:
     ) -> None:
         """Wait until an image's mirror can be read; ``os_hash`` is the disk's, if known.
 
-        :raises errors.AcstorError: not readable within AGENT_WAIT_S, or other bytes
+        :raises errors.AcstorError: not readable within ``agent_wait_s``, or other bytes
         """
-        ends_s = time.monotonic() + AGENT_WAIT_S
+        ends_s = time.monotonic() + self.agent_wait_s
         while True:
             try:
                 self.agent.attach_image(image_id, mirror_link.HEAD_BYTES, os_hash)

@@ -98,7 +98,7 @@ class Nova:
             inspect=lambda image_id, path: self.inspected.append((image_id, path)),
             cannot_start=CannotStartError,
         )
-        self.host = imagebackend.HostContext(nova)
+        self.host = imagebackend.HostContext(nova, agent_wait_s=0.0)
         self.stock = type("Stock", (Stock,), {})
         bases = evacuation.RecoveringBase, imagebackend.MirrorBase, self.stock
         self.backend = type("Acstor", bases, {"host": self.host})

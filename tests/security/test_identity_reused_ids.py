@@ -52,6 +52,7 @@ def nova(tmp_path: pathlib.Path, agent: agents.Agent) -> nova_backend.Nova:
     folder = tmp_path / "nova"
     folder.mkdir()
     made = nova_backend.Nova(folder)
+    made.host.agent_wait_s = 60.0
     made.conf.set_override("control_socket", str(agent.control_socket), group="acstor")
     made.conf.set_override("mount_point", str(agent.mount_point), group="acstor")
     return made

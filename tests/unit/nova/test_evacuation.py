@@ -89,8 +89,7 @@ def api():
 
 
 @pytest.fixture
-def nova(tmp_path, monkeypatch, api):
-    monkeypatch.setattr(imagebackend, "AGENT_WAIT_S", 0.0)
+def nova(tmp_path, api):
     made = nova_backend.Nova(tmp_path)
     made.conf.set_override("decision_url", api.url, group="acstor")
     made.answers[control_wire.AttachCheckpoint] = ATTACHED

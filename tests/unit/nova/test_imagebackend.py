@@ -24,8 +24,7 @@ R = control_wire.Fallback
 
 
 @pytest.fixture
-def nova(tmp_path, monkeypatch):
-    monkeypatch.setattr(imagebackend, "AGENT_WAIT_S", 0.0)
+def nova(tmp_path):
     return nova_backend.Nova(tmp_path)
 
 
@@ -324,7 +323,7 @@ def test_start_goes_on_when_the_agent_comes(nova, monkeypatch):
     with scripted_agent.running(nova.socket, nova.answers):
         made = nova.spawn()
     nova.socket.unlink()
-    monkeypatch.setattr(imagebackend, "AGENT_WAIT_S", 60.0)
+    nova.host.agent_wait_s = 60.0
     later = []
     start = lambda _: later.append(scripted_agent.ScriptedAgent(nova.socket, nova.answers))  # noqa: E731
     # In place of the module: time.sleep itself is also called by the threads of oslo.messaging.
