@@ -90,7 +90,7 @@ class DecisionReceiver:
         :raises errors.NotAuthenticated: it is not authentic or not acceptable
         """
         sent = decision_messages.decode(payload, decision_messages.RingTable)
-        if why := self._rings.why_not_taken(sent.epoch):
+        if why := self._rings.rejection_reason(sent.epoch):
             if sent.epoch == self._rings.ring.epoch:
                 return  # it was sent to all, and to this host alone
             raise errors.NotAuthenticated(f"v-node table {sent.epoch}", why)

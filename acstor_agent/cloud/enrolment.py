@@ -52,7 +52,7 @@ MAX_WHY = 300
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EnrolmentResponse(msgspec.Struct, frozen=True):
     """The decision service's response to a certificate request.
 
     :param ca: PEM of the authorities that issue certificates of hosts
@@ -67,7 +67,7 @@ class Answer(msgspec.Struct, frozen=True):
     now: float
 
 
-class State(NamedTuple):
+class EnrolmentState(NamedTuple):
     """State of enrolment, for ``status``.
 
     :param error: reason of the last failure; "" after a success
@@ -131,7 +131,7 @@ class Enrolment:
         revoked: Callable[[], dict[str, int]] = dict,
         configured: str = "",
     ) -> None:
-        self.state = State()
+        self.state = EnrolmentState()
         self._here, self._files, self._api = here, files, api
         self._clock, self._rng, self._revoked = clock, rng, revoked
         self._configured = f" ({configured})" if configured else ""
@@ -183,9 +183,9 @@ class Enrolment:
                 return
             await trio.sleep(max(1.0, min(TICK_S, due_s - now_s)))
 
-    def _record_success(self, answer: Answer) -> None:
+    def _record_success(self, answer: EnrolmentResponse) -> None:
         self._answered = answer.now, trio.current_time()
-        self.state = State(self.state.enrolled + 1, clock_off_s=self.state.clock_off_s)
+        self.state = EnrolmentState(self.state.enrolled + 1, clock_off_s=self.state.clock_off_s)
         self._compare_clocks()
         left_s = answer.not_after - answer.now
         LOG.info("host %s has a certificate for %.0f s", self._here, left_s)
@@ -210,7 +210,7 @@ class Enrolment:
 
     # In a thread
 
-    def _enrol(self) -> Answer:
+    def _enrol(self) -> EnrolmentResponse:
         """Request a certificate once and store it."""
         folder: pathlib.Path = self._files.files.certificate.parent
         key = _next_key(folder)
@@ -232,7 +232,7 @@ class Enrolment:
             self._asked_for = fingerprint
             LOG.info("host %s asks for a certificate of the key %s", self._here, fingerprint)
 
-    def _ask(self, request: bytes) -> Answer:
+    def _ask(self, request: bytes) -> EnrolmentResponse:
         body = {"csr": request.decode(), "proof": self._proof(request)}
         try:
             self._url_log.log_warning(decision_messages.way_fault(self._api.get_endpoint() or ""))
@@ -253,7 +253,7 @@ class Enrolment:
         if response.status_code not in (200, 201):
             raise errors.NotEnrolled(why_refused(response.status_code, response.content))
         try:
-            return msgspec.json.decode(response.content, type=Answer)
+            return msgspec.json.decode(response.content, type=EnrolmentResponse)
         except _NOT_JSON as e:
             raise errors.NotEnrolled(f"invalid answer: {e}") from e
 

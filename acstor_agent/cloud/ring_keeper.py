@@ -95,7 +95,7 @@ class RingKeeper:
         :param host: subject of its certificate
         :param not_before_s: beginning of the certificate, wall clock
         """
-        return table_rules.why_not_speak(host, not_before_s, self.ring, self.former_ring())
+        return table_rules.admission_error(host, not_before_s, self.ring, self.former_ring())
 
     def hosts_at(self, ip: str) -> int:
         """Return how many hosts that may connect are at an IP address."""
@@ -112,9 +112,9 @@ class RingKeeper:
         self._put_in_force(new, decision_messages.RingTable(new.epoch, data.decode(), ""))
         return new
 
-    def why_not_taken(self, epoch: int) -> str:
+    def rejection_reason(self, epoch: int) -> str:
         """Return why a signed table of an epoch would be refused; "" if it would not."""
-        return table_rules.why_not_taken(
+        return table_rules.rejection_reason(
             epoch, self.ring.epoch, is_signed=True, is_current_signed=self.is_signed
         )
 
@@ -127,7 +127,7 @@ class RingKeeper:
 
     def _put_in_force(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
         is_signed = bool(sent.signature)
-        why = table_rules.why_not_taken(
+        why = table_rules.rejection_reason(
             new.epoch, self.ring.epoch, is_signed=is_signed, is_current_signed=self.is_signed
         )
         if why:
@@ -168,7 +168,7 @@ class RingKeeper:
             new = message_signing.verify_table(sent, signers)
         else:
             new = hash_ring.decode(sent.table.encode(), "a kept table")
-        if why := table_rules.why_not_taken(
+        if why := table_rules.rejection_reason(
             new.epoch, 0, is_signed=bool(sent.signature), is_current_signed=False
         ):
             raise errors.NotAuthenticated("a kept table", why)
@@ -201,7 +201,7 @@ class RingKeeper:
         except (OSError, errors.RingFormatError) as e:
             LOG.warning("%s; keeping the last table", e)
             return
-        why = table_rules.why_not_taken(
+        why = table_rules.rejection_reason(
             new.epoch, self.ring.epoch, is_signed=False, is_current_signed=self.is_signed
         )
         if not why:

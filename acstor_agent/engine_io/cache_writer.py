@@ -38,7 +38,7 @@ class CacheWriter:
         stored: list[actions.ArrivedRun] = []
         refused: list[actions.ArrivedRun] = []
         for run in store.runs:
-            with disk_io.use_stream(STREAMS.get(run.priority, disk_io.OURS)):
+            with disk_io.use_stream(STREAMS.get(run.priority, disk_io.OWN_STREAM)):
                 are_kept = self._keep(run)
             for some, is_kept in (stored, True), (refused, False):
                 at = [index for index, this in enumerate(are_kept) if this is is_kept]

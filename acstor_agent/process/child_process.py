@@ -24,7 +24,7 @@ EXIT_UNUSABLE = 78
 
 
 def run_child(
-    work: Callable[[], None], is_kept: bool, held_back: Collection[signal.Signals]
+    work: Callable[[], None], is_kept: bool, blocked: Collection[signal.Signals]
 ) -> NoReturn:
     """Run a worker in a fork of the supervisor, and exit without its clean-up."""
     supervisor = os.getppid()
@@ -35,7 +35,7 @@ def run_child(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.ignore(signal.SIGALRM)
     signal.siginterrupt(signal.SIGHUP, False)  # see await_kept_mount
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, held_back)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
     status = 1
     try:
         work()

@@ -41,7 +41,7 @@ from acstor_common.util import backoff
 LOG = logging.getLogger(__name__)
 
 STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
-HELD_BACK = STOPS | {signal.SIGALRM}
+BLOCKED_SIGNALS = STOPS | {signal.SIGALRM}
 """Signals blocked while there is no worker, because their handlers signal it."""
 STOP_WAIT_S = 10.0
 ALARM_EARLY_S = 0.1
@@ -77,7 +77,7 @@ class Inheritance:
 class Supervisor:
     """One mount and its worker.
 
-    :param is_ready: called once, when the first worker serves
+    :param notify_ready: called once, when the first worker serves
     :param reload: called on SIGHUP here, before the worker's reload
     """
 
@@ -85,7 +85,7 @@ class Supervisor:
         self,
         mount_point: pathlib.Path,
         work: Callable[[Inheritance], None],
-        is_ready: Callable[[], None],
+        notify_ready: Callable[[], None],
         store: fd_store.FdStore | None = None,
         with_guests: WithGuests = WithGuests.REFUSE,
         reload: Callable[[], None] = lambda: None,
@@ -99,7 +99,7 @@ class Supervisor:
         self._is_mounted = True
         self._with_guests = with_guests
         self._work = work
-        self._is_ready = is_ready
+        self._notify_ready = notify_ready
         self._reload = reload
         self._alarm_s = math.inf
         self._worker_pid = 0
@@ -115,7 +115,7 @@ class Supervisor:
 
         :raises errors.Unusable: the mount point cannot be used
         """
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         connection = self._connection = self._connect()
         if not fuse_init.can_resend(connection.record.mounted.init_request):
             self._relay = fuse_relay.Relay(connection)
@@ -286,7 +286,7 @@ class Supervisor:
             if time.monotonic() - started_s > STEADY_AFTER_S:
                 failures = 0
             delay_s = backoff.pause_s(failures - 1, *RESTART_PAUSE_S) if failures else 0.0
-            if self._has_come(signal.sigtimedwait(HELD_BACK, delay_s)) and self._may_stop():
+            if self._has_come(signal.sigtimedwait(BLOCKED_SIGNALS, delay_s)) and self._may_stop():
                 return 0
             failures += 1
 
@@ -304,7 +304,9 @@ class Supervisor:
                 if not pid:
                     os.close(ready_read)
                     inherited = Inheritance(kernel, lambda: _say_ready(ready_write))
-                    child_process.run_child(lambda: self._work(inherited), self._is_kept, HELD_BACK)
+                    child_process.run_child(
+                        lambda: self._work(inherited), self._is_kept, BLOCKED_SIGNALS
+                    )
             failed.callback(os.waitpid, pid, 0)
             failed.callback(os.kill, pid, signal.SIGKILL)
             worker = os.pidfd_open(pid)
@@ -314,11 +316,11 @@ class Supervisor:
 
     def _one_worker(self, worker: int, ready_read: int) -> int | None:
         """Follow a worker to its end; return its wait status, None if the kernel holds it."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
         try:
             return self._follow(worker, ready_read)
         finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+            signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
             self._worker_pid = 0
             os.close(worker)
             os.close(ready_read)
@@ -355,7 +357,7 @@ class Supervisor:
                 poll.unregister(ready_read)
                 if os.read(ready_read, 1) and not self._was_ready:
                     self._was_ready = True
-                    self._is_ready()
+                    self._notify_ready()
             if worker in found:
                 pid, self._worker_pid = self._worker_pid, 0
                 return os.waitpid(pid, 0)[1]

@@ -34,9 +34,11 @@ ADDRESSES = 1 << 62
 """Larger than all files together, so addresses never collide."""
 BLOCK_DEVICES = pathlib.Path("/sys/dev/block")
 
-OURS = requests.Stream(requests.Klass.BACKGROUND, "agent")
+OWN_STREAM = requests.Stream(requests.Klass.BACKGROUND, "agent")
 """The agent's own work, which no guest or peer waits for."""
-_stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar("stream", default=OURS)
+_stream: contextvars.ContextVar[requests.Stream] = contextvars.ContextVar(
+    "stream", default=OWN_STREAM
+)
 
 
 class _StreamScope:
@@ -73,7 +75,7 @@ def current_guest() -> str | None:
 def deferred_stream() -> requests.Stream:
     """Return the stream of a deferred write, which delays its requester no more."""
     stream = _stream.get()
-    return stream if stream.klass >= OURS.klass else OURS
+    return stream if stream.klass >= OWN_STREAM.klass else OWN_STREAM
 
 
 def policy_for(folder: str | os.PathLike[str], devices: pathlib.Path = BLOCK_DEVICES) -> str:

@@ -13,7 +13,7 @@ from acstor_common.util import log_limit
 
 LOG = logging.getLogger(__name__)
 
-SAY_AGAIN_S = 600.0
+LOG_EVERY_S = 600.0
 
 
 class FaultLog:
@@ -22,7 +22,7 @@ class FaultLog:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock = clock
-        self._said = log_limit.LogLimit(SAY_AGAIN_S)
+        self._said = log_limit.LogLimit(LOG_EVERY_S)
 
     def record_fault(self, what: str, error: Exception) -> str:
         """Count a fault, log it if it is new, and describe it.

@@ -14,12 +14,12 @@ MAX_LEAP = 1_000_000
 """Epochs that a host may have missed: two months of a new table every 5 s."""
 
 
-def why_not_taken(epoch: int, current: int, *, is_signed: bool, is_current_signed: bool) -> str:
+def rejection_reason(epoch: int, current: int, *, is_signed: bool, is_current_signed: bool) -> str:
     """Return why a table cannot replace the one in force; "" if it can.
 
-    >>> why_not_taken(7, 7, is_signed=True, is_current_signed=True)
+    >>> rejection_reason(7, 7, is_signed=True, is_current_signed=True)
     'epoch 7 is not higher than 7'
-    >>> why_not_taken(1, 7, is_signed=True, is_current_signed=False)
+    >>> rejection_reason(1, 7, is_signed=True, is_current_signed=False)
     ''
 
     :param current: of the table in force; 0 if there is none
@@ -37,7 +37,7 @@ def why_not_taken(epoch: int, current: int, *, is_signed: bool, is_current_signe
     return ""
 
 
-def why_not_speak(
+def admission_error(
     host: ids.HostId, not_before_s: float, current: hash_ring.Ring, former: hash_ring.Ring | None
 ) -> str:
     """Return why a host may not connect to this one; "" if it may.

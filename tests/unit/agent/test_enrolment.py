@@ -117,7 +117,7 @@ async def test_a_host_without_a_certificate_asks_for_one_at_once(
     assert len(files.signer_keys()) == 1
     assert [set(body) for body in api.asked] == [{"csr", "proof"}]
     assert api.asked[0]["proof"] == ""
-    assert enrolling.state._replace(clock_off_s=0.0) == enrolment.State(enrolled=1)
+    assert enrolling.state._replace(clock_off_s=0.0) == enrolment.EnrolmentState(enrolled=1)
 
 
 async def test_it_is_renewed_before_two_thirds_of_its_life_with_proof(

@@ -127,7 +127,7 @@ def test_each_kind_is_said_once_in_a_while_with_its_number(caplog):
             assert met.record_fault("the work", group).startswith(kind.__name__)
     assert met.count == 100
     assert len(caplog.records) == 2 and all(r.exc_info for r in caplog.records)
-    now[0] = fault_log.SAY_AGAIN_S
+    now[0] = fault_log.LOG_EVERY_S
     met.record_fault("the work", ValueError("without a traceback"))
     met.record_fault("the work", ValueError(ids.HostId("again")))
     assert len(caplog.records) == 3

@@ -36,7 +36,7 @@ def table(epoch, *names, revoked=None):
     ],
 )
 def test_which_table_takes_the_place_of_which(epoch, current, is_signed, is_current_signed, why):
-    found = table_rules.why_not_taken(
+    found = table_rules.rejection_reason(
         epoch, current, is_signed=is_signed, is_current_signed=is_current_signed
     )
     assert why in found
@@ -45,19 +45,19 @@ def test_which_table_takes_the_place_of_which(epoch, current, is_signed, is_curr
 
 def test_hosts_of_the_table_in_force_and_of_the_former_one_may_speak():
     now, before = table(2, "h1"), table(1, "h2")
-    assert table_rules.why_not_speak(H1, 100.0, now, before) == ""
-    assert table_rules.why_not_speak(H2, 100.0, now, before) == ""
-    assert "not on the v-node table" in table_rules.why_not_speak(H3, 100.0, now, before)
-    assert "not on the v-node table" in table_rules.why_not_speak(H2, 100.0, now, None)
-    assert table_rules.why_not_speak(H1, 100.0, table(0), None)
+    assert table_rules.admission_error(H1, 100.0, now, before) == ""
+    assert table_rules.admission_error(H2, 100.0, now, before) == ""
+    assert "not on the v-node table" in table_rules.admission_error(H3, 100.0, now, before)
+    assert "not on the v-node table" in table_rules.admission_error(H2, 100.0, now, None)
+    assert table_rules.admission_error(H1, 100.0, table(0), None)
 
 
 def test_certificates_from_before_a_revocation_say_nothing_and_later_ones_do():
     now, before = table(2, "h1", revoked={"h1": 100, "h2": 100}), table(1, "h2")
     for host in (H1, H2):
-        assert "revoked" in table_rules.why_not_speak(host, 99.0, now, before)
-        assert table_rules.why_not_speak(host, 100.0, now, before) == ""
+        assert "revoked" in table_rules.admission_error(host, 99.0, now, before)
+        assert table_rules.admission_error(host, 100.0, now, before) == ""
 
 
 def test_what_the_former_table_revoked_counts_no_more():
-    assert table_rules.why_not_speak(H1, 9.0, table(2, "h1"), table(1, revoked={"h1": 100})) == ""
+    assert table_rules.admission_error(H1, 9.0, table(2, "h1"), table(1, revoked={"h1": 100})) == ""
