@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from acstor_agent.engine import peer_state
+from acstor_agent.engine.gossip import announcements
 from acstor_agent.peers import handshake_limits
 from acstor_agent.peers import peer_network
 from acstor_common.identity import handshake_limiter
@@ -175,10 +175,10 @@ def test_flood_of_advertisements_costs_little_however_many_images_are_mirrored(t
                     peer.send(messages[told // 512 % MESSAGES])
                     told += 512
             spent_s, took_s = processor_s(pid) - before, time.monotonic() - began
-            announcements_accepted = (
-                peer_state.ANNOUNCED_CHUNKS.burst + peer_state.ANNOUNCED_CHUNKS.per_s * took_s
+            accepted = (
+                announcements.ANNOUNCED_CHUNKS.burst + announcements.ANNOUNCED_CHUNKS.per_s * took_s
             )
-            assert told > 2 * announcements_accepted
+            assert told > 2 * accepted
             hosts.wait_until(
                 lambda: cloud["h1"].status()["exchange"]["ignored_advertisements"] > told / 3,
                 "what comes too quickly is ignored",

@@ -138,20 +138,20 @@ def _state_in_cloud(
 
 
 def fill_report(
-    whole: FillStatus | None, uses: usage.ImageUsage, image_id: ids.ImageId
+    status: FillStatus | None, uses: usage.ImageUsage, image_id: ids.ImageId
 ) -> fill_progress.FillStatus:
     """Return the status of an image for other services; any thread may call it.
 
-    :param whole: None: images are not kept here
+    :param status: None: images are not kept here
     """
-    if whole is not None and whole.is_for_others(image_id):
+    if status is not None and status.is_for_others(image_id):
         return fill_progress.FillStatus(
             state=State.EVICTABLE, is_used=False, why="its share is kept for other hosts"
         )
     is_used = uses.is_used(image_id)
-    shown = whole.status_of(image_id) if whole is not None else None
+    shown = status.status_of(image_id) if status is not None else None
     if shown is None:
-        why = "keep_images is none" if whole is None else "nothing has shown yet that it is used"
+        why = "keep_images is none" if status is None else "nothing has shown yet that it is used"
         return fill_progress.FillStatus(
             state=State.EVICTABLE, is_used=is_used, why=why if is_used else "not used"
         )
