@@ -137,10 +137,10 @@ class CheckpointRegistry:
 
         def done() -> messages.Response:
             nonlocal host, sent_s
-            told = self._checked(payload, kind)
-            host, sent_s = told.host, told.sent_s
-            with self._alone(told.host, purpose, kind):
-                return work(told)
+            message = self._checked(payload, kind)
+            host, sent_s = message.host, message.sent_s
+            with self._alone(message.host, purpose, kind):
+                return work(message)
 
         answer = msgspec.structs.replace(self._said(done), host=host, sent_s=sent_s)
         made = signed_messages.sign_payload(answer, purpose, self._trust().signer)
@@ -183,31 +183,31 @@ class CheckpointRegistry:
     def _checked(self, payload: object, kind: type[Any]) -> Any:
         signed = decision_messages.decode(payload, decision_messages.Signed)
         trust = self._trust()
-        certificate, told = signed_messages.verify_from_host(
+        certificate, message = signed_messages.verify_from_host(
             signed, signing.CHECKPOINT, trust.ca, kind
         )
-        what = f"what {told.host} says of its checkpoints"
-        if certificate.host != told.host:
+        what = f"what {message.host} says of its checkpoints"
+        if certificate.host != message.host:
             raise errors.NotAuthenticated(what, f"{certificate.host} has signed it")
         if fault := trust.why_untrusted(certificate, self._wall()):
             raise errors.NotAuthenticated(what, fault)
         with self._lock:
-            its = self._freshness.setdefault(told.host, replay_filter.ReplayFilter())
+            its = self._freshness.setdefault(message.host, replay_filter.ReplayFilter())
             if fault := its.check_and_remember(
-                (kind.__name__, told.sent_s), told.sent_s, self._wall()
+                (kind.__name__, message.sent_s), message.sent_s, self._wall()
             ):
                 raise errors.NotAuthenticated(what, fault)
-        return told
+        return message
 
-    def _revealed(self, told: messages.SealedMessage) -> messages.CheckpointResponse:
-        what = f"the checkpoint that {told.host} tells of"
+    def _revealed(self, message: messages.SealedMessage) -> messages.CheckpointResponse:
+        what = f"the checkpoint that {message.host} tells of"
         try:
-            box = base64.b64decode(told.box, validate=True)
-            raw = sealed_box.decrypt(self._trust().signer, box, told.host.encode())
+            box = base64.b64decode(message.box, validate=True)
+            raw = sealed_box.decrypt(self._trust().signer, box, message.host.encode())
             taken = msgspec.json.decode(raw, type=messages.RegisteredCheckpoint)
         except (ValueError, msgspec.DecodeError, RecursionError) as e:
-            raise errors.RemoteProtocolError(told.host, str(e)) from e
-        if (taken.host, taken.sent_s) != (told.host, told.sent_s):
+            raise errors.RemoteProtocolError(message.host, str(e)) from e
+        if (taken.host, taken.sent_s) != (message.host, message.sent_s):
             raise errors.NotAuthenticated(what, "it is not what the message around it says")
         return self._register(taken)
 
@@ -216,8 +216,8 @@ class CheckpointRegistry:
         why = _fault_of(taken, server) or self._fault_of_holders(taken)
         if why:
             self.refused["not_its_own"] += 1
-            told = (taken.host, taken.checkpoint_id, why)
-            self._warnings.log_line("%s: checkpoint %s is refused: %s", *told)
+            words = (taken.host, taken.checkpoint_id, why)
+            self._warnings.log_line("%s: checkpoint %s is refused: %s", *words)
             return messages.CheckpointResponse(why)
         stays = self._store.record_checkpoint(taken, self._wall(), self._kept)
         if stays is None:
@@ -238,8 +238,8 @@ class CheckpointRegistry:
         rows: Sequence[models.Checkpoint] = self._store.checkpoints_of_host(
             asked.host, messages.MAX_KEPT + 1
         )
-        told = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
-        return messages.CheckpointResponse(kept=told, is_complete=len(rows) <= messages.MAX_KEPT)
+        kept = tuple(_kept(row) for row in rows[: messages.MAX_KEPT])
+        return messages.CheckpointResponse(kept=kept, is_complete=len(rows) <= messages.MAX_KEPT)
 
     def _intervals_of(self, asked: messages.IntervalRequest) -> messages.IntervalResponse:
         if self._clock() >= self._noted_s.get(asked.host, -math.inf) + NOTE_EVERY_S:

@@ -22,7 +22,7 @@ KNOWN_S = 60.0
 LEAST_S = 10.0
 """Minimum time between two requests of a host; daemons ask every 10 min."""
 
-_Told = tuple[float, list[nova_client.Aggregate] | None]
+_TimedAggregates = tuple[float, list[nova_client.Aggregate] | None]
 """Time of the last request to Nova, and the aggregates; None: it failed."""
 
 
@@ -40,7 +40,7 @@ class IntervalLookup:
     ) -> None:
         self._nova, self._least_s, self._clock = nova, least_s, clock
         self._lock, self._turns = threading.Lock(), threading.Lock()
-        self._told: _Told = clock() - KNOWN_S, None
+        self._aggregates: _TimedAggregates = clock() - KNOWN_S, None
         self._hosts_asked_s: dict[str, float] = {}
 
     def intervals_of_host(self, host: str) -> messages.IntervalResponse:
@@ -55,19 +55,19 @@ class IntervalLookup:
 
     def _all(self) -> list[nova_client.Aggregate]:
         """Return the aggregates, cached; at most one thread asks Nova."""
-        asked_s, told = self._told
+        asked_s, aggregates = self._aggregates
         if self._clock() - asked_s < KNOWN_S:
-            if told is None:
+            if aggregates is None:
                 raise nova_client.NovaBusy("it did not tell its aggregates a moment ago")
-            return told
+            return aggregates
         if not self._lock.acquire(blocking=False):
             raise nova_client.NovaBusy("another host waits for its aggregates")
-        told = None
+        aggregates = None
         try:
-            told = self._nova.list_aggregates()
-            return told
+            aggregates = self._nova.list_aggregates()
+            return aggregates
         finally:
-            self._told = self._clock(), told
+            self._aggregates = self._clock(), aggregates
             self._lock.release()
 
     def _of_servers(self, host: str) -> tuple[messages.ServerInterval, ...]:

@@ -83,9 +83,9 @@ def auth_options() -> list[cfg.Opt]:
     """Return the options of password authentication, for the sample."""
     found = [*loading.get_auth_common_conf_options()]
     for opt in loading.get_auth_plugin_conf_options("v3password"):  # their help is short
-        told = copy.copy(opt)
-        told.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
-        found.append(told)
+        own = copy.copy(opt)
+        own.help = f"{(opt.help or opt.name).rstrip('.')}, to sign in at Keystone."
+        found.append(own)
     return found
 
 

@@ -161,8 +161,8 @@ class DecisionService:
             refusal = self._inbox.add_sample(received, self._wall())
             has_dropped, waiting = self._inbox.dropped > before, len(self._inbox)
         if refusal is not None:
-            told = (sample.host, sample.number, refusal.value)
-            self._replay_log.log_line("%s: sample %d is refused: %s", *told)
+            words = (sample.host, sample.number, refusal.value)
+            self._replay_log.log_line("%s: sample %d is refused: %s", *words)
         elif has_dropped:
             self._warnings.log_line("%s: a sample of it is dropped, %d wait", sample.host, waiting)
 
@@ -229,8 +229,8 @@ class DecisionService:
         for heard_s, certificate, sample in received:
             if fault := self._trust.why_untrusted(certificate, self._wall()):
                 self._untrusted += 1
-                told = (sample.host, sample.number, fault)
-                self._warnings.log_line("%s: sample %d is refused: %s", *told)
+                words = (sample.host, sample.number, fault)
+                self._warnings.log_line("%s: sample %d is refused: %s", *words)
                 continue
             self._accept(sample, heard_s)
 
@@ -241,16 +241,16 @@ class DecisionService:
             self._accepted += 1
             return
         level = logging.WARNING if refusal in _CLAIMS else logging.INFO
-        told = (sample.host, sample.number, refusal.value, sample.address)
-        LOG.log(level, "%s: sample %d is refused: %s (%s)", *told)
+        words = (sample.host, sample.number, refusal.value, sample.address)
+        LOG.log(level, "%s: sample %d is refused: %s (%s)", *words)
 
     def _merge_sample(self, sample: decision_messages.Sample) -> None:
         """Keep a sample for this round, with images and boots of earlier ones."""
         former = self._new_samples.get(sample.host)
         if former is not None:
             images = former.images if sample.images is None else sample.images
-            told = (*former.boots, *sample.boots)[-decision_messages.MAX_BOOTS :]
-            sample = msgspec.structs.replace(sample, images=images, boots=told)
+            boots = (*former.boots, *sample.boots)[-decision_messages.MAX_BOOTS :]
+            sample = msgspec.structs.replace(sample, images=images, boots=boots)
         self._new_samples[sample.host] = sample
 
     def _load_newest_table(self) -> None:
@@ -302,8 +302,8 @@ class DecisionService:
         for proof in self._verifier.take_results():
             self.members.record_proof(proof.address, proof.host, self._clock())
             if not proof.host:
-                told = (*proof.address, proof.why)
-                self._warnings.log_line("no agent proves who it is at %s port %d: %s", *told)
+                words = (*proof.address, proof.why)
+                self._warnings.log_line("no agent proves who it is at %s port %d: %s", *words)
         due = self.members.addresses_to_verify(self._clock())
         self._verifier.submit_addresses(due, self._trust)
 

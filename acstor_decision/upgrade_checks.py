@@ -139,9 +139,9 @@ class Checks(upgradecheck.UpgradeCommands):
             return _warning(NOT_LOOKED_AT)
         ours, others = version.installed(), []
         for row in self._store.list_hosts():
-            told = sample_queries.health_of(row)
-            if told is None or told.version != ours:
-                others.append(f"{row.host} ({told.version if told else 'an early one'})")
+            health = sample_queries.health_of(row)
+            if health is None or health.version != ours:
+                others.append(f"{row.host} ({health.version if health else 'an early one'})")
         return _named(
             f"their agents are not of version {ours}",
             others,
@@ -189,5 +189,5 @@ def _named(what: str, found: Iterable[str], remedy: str) -> Result:
     if not names:
         return _success()
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    told = ", ".join(names[:NAMED]) + more
-    return _warning(f"{told}: {what}. {remedy}" if what else f"{told}. {remedy}")
+    named = ", ".join(names[:NAMED]) + more
+    return _warning(f"{named}: {what}. {remedy}" if what else f"{named}. {remedy}")

@@ -49,11 +49,11 @@ def _events(action: Any, events: Any, end_at_s: float) -> list[boot_chart.Event]
     asked_s = _at_s(action.start_time)
     found = []
     for event in events:
-        told = event if isinstance(event, dict) else event.to_dict()
-        if told.get("start_time"):
-            from_s = _at_s(told["start_time"])
-            to_s = _at_s(told["finish_time"]) if told.get("finish_time") else end_at_s
-            what = str(told.get("event", "")).removeprefix("compute_").removeprefix("_do_")
+        record = event if isinstance(event, dict) else event.to_dict()
+        if record.get("start_time"):
+            from_s = _at_s(record["start_time"])
+            to_s = _at_s(record["finish_time"]) if record.get("finish_time") else end_at_s
+            what = str(record.get("event", "")).removeprefix("compute_").removeprefix("_do_")
             found.append(boot_chart.Event(what, from_s, max(from_s, to_s)))
     found.sort(key=lambda event: event.from_at_s)
     first_s = found[0].from_at_s if found else asked_s
@@ -61,7 +61,7 @@ def _events(action: Any, events: Any, end_at_s: float) -> list[boot_chart.Event]
     return [asked, *found[:MOST]]
 
 
-def _at_s(told: str) -> float:
+def _at_s(text: str) -> float:
     """Return a time of Nova, UTC by default, as seconds since 1970."""
-    at = datetime.datetime.fromisoformat(told)
+    at = datetime.datetime.fromisoformat(text)
     return (at if at.tzinfo else at.replace(tzinfo=datetime.UTC)).timestamp()

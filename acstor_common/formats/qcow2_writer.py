@@ -203,11 +203,11 @@ class Plan:
 
     def _extended(self) -> bytes:
         """Return the header, its extensions and the backing file's name."""
-        told = b""
+        extensions = b""
         if self._backing:
-            told = _EXTENSION.pack(_BACKING_FORMAT, len(_RAW)) + _RAW.ljust(8, b"\0")
-        told += _EXTENSION.pack(0, 0)
-        return self._header(_HEADER.size + len(told)) + told + self._backing
+            extensions = _EXTENSION.pack(_BACKING_FORMAT, len(_RAW)) + _RAW.ljust(8, b"\0")
+        extensions += _EXTENSION.pack(0, 0)
+        return self._header(_HEADER.size + len(extensions)) + extensions + self._backing
 
     def _header(self, backing_at: int) -> bytes:
         has_zstd = self._codec is layout.Codec.ZSTD

@@ -130,8 +130,8 @@ def _lanes(timeline: boot_timeline.Timeline, events: Sequence[Event]) -> Iterato
     )
     yield _lane("guest: waits", _shades(timeline, opened_s, end_s))
     yield _lane("guest: bytes are from", _letters(timeline, opened_s, end_s))
-    told = ", ".join(f"{letter} {via}" for via, letter in _LETTERS.items())
-    yield f"{'':{LABEL}} ({told}; waits {_SHADES[1:]}: up to a quarter … all of the time)"
+    legend = ", ".join(f"{letter} {via}" for via, letter in _LETTERS.items())
+    yield f"{'':{LABEL}} ({legend}; waits {_SHADES[1:]}: up to a quarter … all of the time)"
 
 
 def _lane(label: str, cells: str) -> str:

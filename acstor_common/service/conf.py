@@ -104,9 +104,9 @@ def size_opt(
     name: str, default: int, help: str, least: int = 0, most: int | None = None
 ) -> cfg.IntOpt:
     """Return an option that is a size."""
-    told = f"{help} Bytes, or a size such as {byte_sizes.in_units(default)}."
+    text = f"{help} Bytes, or a size such as {byte_sizes.in_units(default)}."
     option = cfg.IntOpt(
-        name, default=default, sample_default=byte_sizes.in_units(default), help=told
+        name, default=default, sample_default=byte_sizes.in_units(default), help=text
     )
     option.type = Size(least, most)
     return option

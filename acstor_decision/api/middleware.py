@@ -57,16 +57,16 @@ def wrap_app(inner: Wsgi, conf: cfg.ConfigOpts) -> Wsgi:
     return made
 
 
-def client_address(told: str) -> str:
+def client_address(forwarded: str) -> str:
     """Return the client's address of a request; empty if it is malformed.
 
-    Behind proxies the first address in ``told`` counts.
+    Behind proxies the first address in ``forwarded`` counts.
 
     >>> headers = ("192.0.2.7, 10.0.0.1", '"[2001:db8::7]:4711"', "x" * 9999)
     >>> [client_address(header) for header in headers]
     ['192.0.2.7', '2001:db8::7', '']
     """
-    first = told[:256].partition(",")[0].strip().strip('"')
+    first = forwarded[:256].partition(",")[0].strip().strip('"')
     plain = first[1:].partition("]")[0] if first.startswith("[") else first
     for one in (plain, plain.rpartition(":")[0]):
         try:

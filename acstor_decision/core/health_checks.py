@@ -338,8 +338,8 @@ def _fallbacks(seen: CloudState) -> Iterator[Finding]:
 def _parts(seen: CloudState) -> Iterator[Finding]:
     broken = [
         f"{host.name}: {what}: {trouble.why}"
-        for host, told in _reported(seen)
-        for what, trouble in sorted(told.faults.items())
+        for host, health in _reported(seen)
+        for what, trouble in sorted(health.faults.items())
         if seen.now_s - trouble.since_s > TROUBLE_S
     ]
     if broken:
@@ -350,13 +350,13 @@ def _parts(seen: CloudState) -> Iterator[Finding]:
             broken,
             "acstor-agent-ctl status there lists them under Faults, with their beginning",
         )
-    versions = {told.version for _, told in _reported(seen) if told.version}
+    versions = {health.version for _, health in _reported(seen) if health.version}
     if len(versions) > 1:
         yield _finding(
             "versions-differ",
             Severity.WARNING,
             "hosts run different versions of acstor",
-            sorted(f"{host.name}: {told.version}" for host, told in _reported(seen)),
+            sorted(f"{host.name}: {health.version}" for host, health in _reported(seen)),
             "expected during an upgrade; otherwise upgrade the other hosts",
         )
 
@@ -444,7 +444,9 @@ def _checkpoints(seen: CloudState) -> Iterator[Finding]:
 
 def _checkpoint_failures(seen: CloudState) -> Iterator[Finding]:
     if failing := [
-        (host, one) for host, told in sorted(seen.checkpoint_failures.items()) for one in told
+        (host, one)
+        for host, failures in sorted(seen.checkpoint_failures.items())
+        for one in failures
     ]:
         reasons = {one.reason for _, one in failing}
         remedies = [f"{why}: {what}; " for why, what in FAILURE_REMEDIES.items() if why in reasons]

@@ -24,11 +24,13 @@ KEPT_S = 7 * 86400.0
 def record_boots(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
     """Store the boots that hosts report, in place of earlier ones of the same servers."""
     for host, sample in sorted(samples.items()):
-        told = {boot.instance_id: boot for boot in sample.boots if boot.instance_id}
-        if not told:
+        timelines = {boot.instance_id: boot for boot in sample.boots if boot.instance_id}
+        if not timelines:
             continue
-        session.execute(sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(sorted(told))))
-        rows = [_row(host, sample.sent_s, boot) for _, boot in sorted(told.items())]
+        session.execute(
+            sa.delete(ROW).where(ROW.host == host, ROW.server_id.in_(sorted(timelines)))
+        )
+        rows = [_row(host, sample.sent_s, boot) for _, boot in sorted(timelines.items())]
         session.execute(sa.insert(ROW), rows)
         _forget_oldest(session, host)
 

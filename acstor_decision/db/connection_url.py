@@ -121,5 +121,5 @@ def error_reason(error: BaseException) -> str:
     return _plain(words[-1] if words else found)
 
 
-def _plain(told: object) -> str:
-    return str(told).strip().partition("\n")[0]
+def _plain(reason: object) -> str:
+    return str(reason).strip().partition("\n")[0]

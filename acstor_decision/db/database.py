@@ -145,18 +145,18 @@ class Database:
 
     def engine(self) -> engine.Engine:
         """Return the engine for migrations."""
-        with self._told():
+        with self._translated_errors():
             found: engine.Engine = self._contexts.writer.get_engine()
         return found
 
     def upgrade(self) -> None:
         """Upgrade the schema to this version."""
-        with self._told():
+        with self._translated_errors():
             migrations.upgrade(self.engine())
 
     def is_current(self) -> bool:
         """Return whether the schema has this version."""
-        with self._told():
+        with self._translated_errors():
             return migrations.is_current(self.engine())
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class Database:
         self._contexts.dispose_pool()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Convert errors of SQLAlchemy and oslo.db into DatabaseError."""
         try:
             yield
@@ -172,11 +172,11 @@ class Database:
             raise DatabaseError(self._where, connection_url.error_reason(e)) from e
 
     def _read(self, work: Callable[[orm.Session], _T]) -> _T:
-        with self._told():
+        with self._translated_errors():
             return self._try_read(work)
 
     def _write(self, work: Callable[[orm.Session], _T]) -> _T:
-        with self._told():
+        with self._translated_errors():
             return self._try_write(work)
 
     @_again

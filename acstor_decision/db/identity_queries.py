@@ -133,8 +133,8 @@ class Silent(NamedTuple):
 
 def list_silent(session: orm.Session, before_s: float) -> Silent:
     """Return hosts certified before a time that sent no sample since then."""
-    row, told = models.Enrolment, models.Host
-    heard = sa.exists().where(told.host == row.host, told.seen_s >= before_s)
+    row, sender = models.Enrolment, models.Host
+    heard = sa.exists().where(sender.host == row.host, sender.seen_s >= before_s)
     wanted = (row.state == enrolment_rules.EnrolmentState.ENROLLED, row.issued_s < before_s, ~heard)
     total = session.execute(sa.select(sa.func.count()).select_from(row).where(*wanted)).scalar()
     named = sa.select(row.host).where(*wanted).order_by(row.host).limit(MOST_SILENT)
@@ -154,8 +154,8 @@ def delete_host(
         is_known = is_known or row.state != enrolment_rules.EnrolmentState.FORGOTTEN
         if not change(row):
             session.delete(row)
-    for told in (models.Host, models.HeldImage, models.GivenTask):
-        session.execute(sa.delete(told).where(told.host == host))
+    for table in (models.Host, models.HeldImage, models.GivenTask):
+        session.execute(sa.delete(table).where(table.host == host))
     session.flush()
     return is_known
 

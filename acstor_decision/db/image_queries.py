@@ -57,15 +57,15 @@ class Needed(NamedTuple):
 
 def replace_images(session: orm.Session, samples: Mapping[str, decision_messages.Sample]) -> None:
     """Replace the images of hosts by those that their samples report."""
-    told = {host: samples[host].images for host in sorted(samples)}
-    hosts = [host for host, images in told.items() if images is not None]
+    images_of = {host: samples[host].images for host in sorted(samples)}
+    hosts = [host for host, images in images_of.items() if images is not None]
     if not hosts:
         return
     session.execute(sa.delete(ROW).where(ROW.host.in_(hosts)))
     rows = [
         _row(host, image_id, held)
         for host in hosts
-        for image_id, held in sorted((told[host] or {}).items())
+        for image_id, held in sorted((images_of[host] or {}).items())
     ]
     if rows:
         session.execute(sa.insert(ROW), rows)

@@ -31,13 +31,13 @@ def record_task(
     """Store a task of hosts, in place of the previous one for this image."""
     former = sa.delete(ROW).where(ROW.host.in_(hosts), ROW.image_id == task.image_id)
     session.execute(former)
-    told = {
+    values = {
         "image_id": task.image_id,
         "request": task.request,
         "given_s": given_s,
         "task": msgspec.json.encode(task).decode(),
     }
-    session.execute(sa.insert(ROW), [{"host": host, **told} for host in sorted(hosts)])
+    session.execute(sa.insert(ROW), [{"host": host, **values} for host in sorted(hosts)])
 
 
 def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
@@ -45,9 +45,9 @@ def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
     left = []
     held = models.HeldImage
     is_its = sa.and_(held.host == ROW.host, held.image_id == ROW.image_id)
-    told_of = sa.select(ROW, held.task).outerjoin(held, is_its).order_by(ROW.host, ROW.image_id)
-    for row, told in session.execute(told_of):
-        if row.given_s < since_s or _request_of(told) == row.request:
+    progress_of = sa.select(ROW, held.task).outerjoin(held, is_its).order_by(ROW.host, ROW.image_id)
+    for row, progress in session.execute(progress_of):
+        if row.given_s < since_s or _request_of(progress) == row.request:
             same = (ROW.host == row.host, ROW.image_id == row.image_id, ROW.request == row.request)
             session.execute(sa.delete(ROW).where(*same))
         else:
@@ -56,6 +56,6 @@ def settle_tasks(session: orm.Session, since_s: float) -> list[SentTask]:
     return left
 
 
-def _request_of(told: str | None) -> int | None:
-    progress = msgspec.json.decode(told or "null", type=decision_messages.TaskProgress | None)
+def _request_of(text: str | None) -> int | None:
+    progress = msgspec.json.decode(text or "null", type=decision_messages.TaskProgress | None)
     return progress.request if progress else None

@@ -418,10 +418,10 @@ def _percent(task: Mapping[str, Any]) -> int:
 def _task(task: Mapping[str, Any] | None) -> str:
     if not task:
         return ""
-    told = f"{task['kind']}: {task['state']}"
+    text = f"{task['kind']}: {task['state']}"
     if task["why"]:
-        return f"{told}, {output_columns.text(task['why'])}"
-    return told if task["kind"] in INSTANT else f"{told}, {_percent(task)} %"
+        return f"{text}, {output_columns.text(task['why'])}"
+    return text if task["kind"] in INSTANT else f"{text}, {_percent(task)} %"
 
 
 def _share_titles() -> list[str]:

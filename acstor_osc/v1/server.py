@@ -92,16 +92,14 @@ class ShowServerTimeline(command.Command):
                 "report a boot every 30 s and at its end, and the service keeps the report for a "
                 "week (on the host: acstor-agent-ctl timeline)"
             )
-        told = msgspec.convert(boot["timeline"], boot_timeline.Timeline)
-        events = nova_events.list_before(manager.sdk_connection.compute, place.server_id, told)
+        timeline = msgspec.convert(boot["timeline"], boot_timeline.Timeline)
+        events = nova_events.list_before(manager.sdk_connection.compute, place.server_id, timeline)
         if parsed_args.json:
             whole = {**boot, "nova": [event._asdict() for event in events]}
             self.app.stdout.write(json.dumps(whole, indent=2) + "\n")
         else:
-            picture = boot_chart.draw(told, events)
-            self.app.stdout.write(
-                f"Host {boot['host']}, reported {boot['reported_at']}\n{picture}\n"
-            )
+            chart = boot_chart.draw(timeline, events)
+            self.app.stdout.write(f"Host {boot['host']}, reported {boot['reported_at']}\n{chart}\n")
 
 
 class PreSeedServer(output_columns.Lister):

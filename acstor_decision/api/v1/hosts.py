@@ -198,11 +198,11 @@ def one(call: operation.Call) -> HostDetail:
         raise operation.not_found(f"host {name}")
     row = row or _unheard(name)
     peers = msgspec.json.decode(row.peers or "{}", type=dict[str, decision_messages.PeerTraffic])
-    told = sample_queries.health_of(row)
+    health = sample_queries.health_of(row)
     return HostDetail(
         **_fields(call, row, enrolled, _owners(call)),
         peers=peers,
-        on_dead_mounts=told.on_dead_mounts if told else (),
+        on_dead_mounts=health.on_dead_mounts if health else (),
     )
 
 

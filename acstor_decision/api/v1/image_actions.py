@@ -218,8 +218,8 @@ def _ask_keepers(
     rows = call.store.image_hosts(image_id, operation.since_s(call))
     if not rows:
         _visible(call, image_id)
-    told = ((row.host, image_queries.fill_of(row)) for row in rows)
-    keepers = {host for host, whole in told if whole and (whole.is_used or whole.is_pinned)}
+    fills = ((row.host, image_queries.fill_of(row)) for row in rows)
+    keepers = {host for host, whole in fills if whole and (whole.is_used or whole.is_pinned)}
     chosen = _chosen(call, call.body.hosts)
     if not call.body.hosts:
         chosen = [name for name in chosen if name in keepers]

@@ -182,8 +182,8 @@ def one(call: operation.Call) -> ImageDetail:
         raise operation.not_found(f"image {image_id}")
     found = _image(held, shown) if held else unknown(image_id, shown)
     parents = _parents(call, shown)
-    told = msgspec.structs.asdict(found)
-    return ImageDetail(**told, parents=parents, depth=len(parents))
+    fields = msgspec.structs.asdict(found)
+    return ImageDetail(**fields, parents=parents, depth=len(parents))
 
 
 def _parents(call: operation.Call, shown: image_record.Image | None) -> list[str]:
@@ -229,7 +229,7 @@ def records(call: operation.Call, wanted: list[str]) -> glance_client.Records:
 
 def _image(held: image_queries.ImageTotals, record: image_record.Image | None) -> Image:
     known = record or image_record.Image()
-    told = artefacts.lineage_of(known)
+    lineage = artefacts.lineage_of(known)
     state, boot_state = artefacts.state_of(known), artefacts.boot_state_of(known)
     return Image(
         image_id=held.image_id,
@@ -243,8 +243,8 @@ def _image(held: image_queries.ImageTotals, record: image_record.Image | None) -
         boot_image=artefacts.pointer_of(known, artefacts.Kind.BOOT_IMAGE),
         boot_state=boot_state.value if boot_state else None,
         boot_message=known.text(artefacts.BOOT_MESSAGE) if boot_state else "",
-        own_bytes=told.own_bytes,
-        shared_bytes=told.shared_bytes,
+        own_bytes=lineage.own_bytes,
+        shared_bytes=lineage.shared_bytes,
         boot_revision=held.boot_revision,
         hosts=held.hosts,
         warm_hosts=held.warm_hosts,

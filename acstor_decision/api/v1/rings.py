@@ -102,7 +102,7 @@ def one(call: operation.Call) -> Ring:
 def history(call: operation.Call) -> Rings:
     """Return the published tables."""
     at_most = call.query.before - 1 if call.query.before else None
-    return Rings([_told(row) for row in call.store.list_rings(call.query.limit, at_most)])
+    return Rings([_summary_of(row) for row in call.store.list_rings(call.query.limit, at_most)])
 
 
 @functools.lru_cache(maxsize=4)
@@ -115,7 +115,7 @@ def owners(epoch: int, table: str) -> dict[str, Owner]:
     }
 
 
-def _told(row: database.Publication) -> RingSummary:
+def _summary_of(row: database.Publication) -> RingSummary:
     return RingSummary(**_fields(row))
 
 

@@ -280,11 +280,11 @@ def _changed_s(record: image_record.Image, now_s: float) -> float:
 
 def _stuck(row: models.HeldImage) -> health_checks.UnfilledImage | None:
     """Return an image that does not become fully cached on a host; None if it may."""
-    told = image_queries.fill_of(row)
-    if told is None or (told.state not in STUCK and not told.is_late):
+    fill = image_queries.fill_of(row)
+    if fill is None or (fill.state not in STUCK and not fill.is_late):
         return None
     return health_checks.UnfilledImage(
-        host=row.host, image_id=row.image_id, why=told.why or told.state
+        host=row.host, image_id=row.image_id, why=fill.why or fill.state
     )
 
 
@@ -331,14 +331,14 @@ def _image_counts(images: list[health_checks.Image], is_complete: bool) -> Image
 
 
 def _guest_counts(seen: list[health_checks.Host]) -> GuestCounts:
-    told = [host.health for host in seen if host.is_heard and host.health is not None]
+    reports = [host.health for host in seen if host.is_heard and host.health is not None]
     fallbacks: collections.Counter[str] = collections.Counter()
-    for one in told:
+    for one in reports:
         fallbacks.update(one.fallbacks)
     return GuestCounts(
-        waiting_requests=sum(one.waiting for one in told),
-        longest_wait_s=max((one.longest_wait_s for one in told), default=0.0),
-        failed_reads=sum(one.failed_reads for one in told),
+        waiting_requests=sum(one.waiting for one in reports),
+        longest_wait_s=max((one.longest_wait_s for one in reports), default=0.0),
+        failed_reads=sum(one.failed_reads for one in reports),
         fallbacks=dict(fallbacks.most_common(decision_messages.MAX_REASONS)),
     )
 

@@ -316,8 +316,8 @@ def test_copy_of_a_message_means_nothing(hosts):
 
 
 @pytest.mark.expect_log("others were given")
-def test_host_that_says_much_keeps_no_other_from_being_heard(hosts, monkeypatch):
-    monkeypatch.setattr(replay_filter, "MAX_REMEMBERED", 3)
+def test_host_that_says_much_keeps_no_other_from_being_heard(hosts):
+    hosts.service._freshness["h2"] = replay_filter.ReplayFilter(limit=3)
     answers = [hosts.kept("h2", NOW_S + n) for n in range(4)]
     assert not answers[2].why and answers[3].why
     assert not hosts.register(taken(1)).why
