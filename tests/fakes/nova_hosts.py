@@ -58,20 +58,10 @@ IMAGE_FACTS = {"os_shutdown_timeout": "1", "hw_rng_model": "virtio"}
 
 
 def nova_options(agent: agents.Agent) -> dict[str, dict[str, object]]:
-    """Return what nova.conf says on a host with this agent."""
-    return {
-        "DEFAULT": {
-            "config_source": "acstor",
-            "default_ephemeral_format": "ext4",
-            "debug": True,  # it says only then when it has started
-        },
-        "acstor": {
-            "driver": "acstor",
-            "control_socket": agent.control_socket,
-            "mount_point": agent.mount_point,
-        },
-        "libvirt": {"images_type": "acstor"},
-    }
+    """Return what nova.conf says on a host with this agent, in tests."""
+    # It says only then when it has started.
+    own = {"DEFAULT": {"default_ephemeral_format": "ext4", "debug": True}}
+    return ini.merged(compute.acstor_options(agent), own)
 
 
 def service_user(lab: cloud.Cloud) -> dict[str, object]:

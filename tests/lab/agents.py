@@ -146,6 +146,12 @@ class Agent:
 
     def __enter__(self) -> Self:
         """Write the configuration and start the agent; does not wait for it."""
+        self.configure()
+        self.start()
+        return self
+
+    def configure(self) -> None:
+        """Write the configuration and what it names."""
         self.mount_point.mkdir(parents=True, exist_ok=True)
         if self._security == "secure":
             identities.give(self.state_dir, str(self._sections["acstor_agent"]["host"]))
@@ -153,8 +159,6 @@ class Agent:
         parser.read_dict(self._sections)
         with self.config_file.open("w") as file:
             parser.write(file)
-        self.start()
-        return self
 
     @property
     def argv(self) -> list[str | pathlib.Path]:
@@ -221,6 +225,10 @@ class Agent:
 
     def _is_ready(self) -> bool:
         _ = self.pid  # a dead agent will never be ready
+        return self.is_serving()
+
+    def is_serving(self) -> bool:
+        """Say whether the agent answers on its control socket and its mirror is mounted."""
         try:
             self.status()
         except (errors.Unusable, OSError):

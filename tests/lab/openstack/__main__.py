@@ -9,6 +9,7 @@ import sys
 from acstor_common import errors
 from tests.lab import runs
 from tests.lab.openstack import accounts
+from tests.lab.openstack import acstor
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
 from tests.lab.openstack import installed
@@ -41,6 +42,9 @@ def _arguments() -> argparse.Namespace:
     _add_tempest(commands.add_parser("tempest", help="run Tempest's tests on a new cloud"))
     commands.choices["up"].add_argument(
         "--images-only", action="store_true", help="leave out Nova: only Keystone and Glance"
+    )
+    commands.choices["up"].add_argument(
+        "--acstor", action="store_true", help="with acstor on all hosts, and an image that boots"
     )
     commands.choices["down"].add_argument(
         "--wipe", action="store_true", help="remove the state folder afterwards"
@@ -78,14 +82,16 @@ def _tempest(arguments: argparse.Namespace) -> int:
 
 
 def _show(lab: cloud.Cloud) -> None:
-    for service in lab.services():
+    for service in (*lab.services(), *acstor.Acstor(lab).services()):
         port = getattr(service, "port", "-")
         print(f"{service.name:<22} {service.pid or 'stopped':<9} {port!s:<6} {service.log_path}")
 
 
-def _up(lab: cloud.Cloud, images_only: bool) -> None:
+def _up(lab: cloud.Cloud, arguments: argparse.Namespace) -> None:
     installed.install()
-    if images_only:
+    if arguments.acstor:
+        acstor.Acstor(lab).start()
+    elif arguments.images_only:
         lab.start_image_services()
     else:
         lab.start_compute_services()
@@ -94,7 +100,7 @@ def _up(lab: cloud.Cloud, images_only: bool) -> None:
     print(
         f"\nexport OS_AUTH_URL={lab.keystone.auth_url} OS_USERNAME=admin OS_PASSWORD={api.PASSWORD}"
         f" OS_PROJECT_NAME={user.project} OS_USER_DOMAIN_ID=default OS_PROJECT_DOMAIN_ID=default"
-        f" OS_IDENTITY_API_VERSION=3 OS_REGION_NAME={api.REGION}"
+        f" OS_IDENTITY_API_VERSION=3 OS_REGION_NAME={api.REGION} OS_COMPUTE_API_VERSION=2.37"
     )
 
 
@@ -107,10 +113,11 @@ def _run(arguments: argparse.Namespace) -> int:
             installed.install_tempest()
             prepared.ensure()
         case "up":
-            _up(lab, arguments.images_only)
+            _up(lab, arguments)
         case "status":
             _show(lab)
         case "down":
+            acstor.Acstor(lab).stop()
             lab.stop()
             if arguments.wipe:
                 shutil.rmtree(lab.folder, ignore_errors=True)

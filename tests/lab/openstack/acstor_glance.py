@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+from tests.lab import runs
 from tests.lab import tuned
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
@@ -15,6 +16,11 @@ from tests.lab.openstack import daemon
 from tests.lab.openstack import ini
 
 RECONCILE_S = 3600  # so that only messages count, unless a test wants otherwise
+# As the installation guide says: tenants do not see what acstor writes on their images.
+PROTECTIONS: Mapping[str, object] = {
+    "property_protection_file": runs.CHECKOUT / "etc/glance/property-protections-roles.conf",
+    "property_protection_rule_format": "roles",
+}
 
 
 def options(lab: cloud.Cloud, state_dir: pathlib.Path, **changed: object) -> dict[str, object]:

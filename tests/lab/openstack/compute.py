@@ -20,6 +20,19 @@ from tests.lab.openstack import machine
 from tests.lab.openstack import nova
 
 
+def acstor_options(agent: agents.Agent) -> dict[str, dict[str, object]]:
+    """Return what nova.conf says on a host with this agent."""
+    return {
+        "DEFAULT": {"config_source": "acstor"},
+        "acstor": {
+            "driver": "acstor",
+            "control_socket": agent.control_socket,
+            "mount_point": agent.mount_point,
+        },
+        "libvirt": {"images_type": "acstor"},
+    }
+
+
 class Compute(configured.Configured):
     """A compute host: its machine, and nova-compute there."""
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from tests.lab import agents
-from tests.lab import runs
 from tests.lab.openstack import acstor_glance
 from tests.lab.openstack import api
 from tests.lab.openstack import cloud
@@ -37,11 +36,6 @@ _METRICS_PORT = 9464
 _COMPUTE: ini.Sections = {
     "DEFAULT": {"shutdown_timeout": 1, "default_ephemeral_format": "ext4"},
     "libvirt": {"wait_soft_reboot_seconds": 1},
-}
-# As the installation guide says: tenants do not see what acstor writes on their images.
-_PROTECTIONS = {
-    "property_protection_file": runs.CHECKOUT / "etc/glance/property-protections-roles.conf",
-    "property_protection_rule_format": "roles",
 }
 
 
@@ -92,7 +86,7 @@ def _stock(lab: cloud.Cloud, files: Files) -> Iterator[None]:
 def _acstor(lab: cloud.Cloud, files: Files) -> Iterator[None]:
     """Let it run with the import plugin, the listener, an agent on each host, and the backend."""
     plugin = acstor_glance.plugin_sections(lab, lab.folder / "acstor-plugin")
-    hidden = {"DEFAULT": _PROTECTIONS}
+    hidden = {"DEFAULT": acstor_glance.PROTECTIONS}
     listener = acstor_glance.Listener("acstor-listener", lab, lab.folder / "acstor-listener")
     peer_port = daemon.port_of(lab.folder, "acstor-peers")
     ring_file = _write_ring(lab, peer_port)
@@ -111,21 +105,8 @@ def _acstor(lab: cloud.Cloud, files: Files) -> Iterator[None]:
                     peer_listen=f"{host.machine.address}:{peer_port}",
                 )
             )
-            stack.enter_context(host.changed(ini.merged(_COMPUTE, _nova_options(agent))))
+            stack.enter_context(host.changed(ini.merged(_COMPUTE, compute.acstor_options(agent))))
         yield
-
-
-def _nova_options(agent: agents.Agent) -> ini.Sections:
-    """Return what nova.conf says on a host with this agent."""
-    return {
-        "DEFAULT": {"config_source": "acstor"},
-        "acstor": {
-            "driver": "acstor",
-            "control_socket": agent.control_socket,
-            "mount_point": agent.mount_point,
-        },
-        "libvirt": {"images_type": "acstor"},
-    }
 
 
 def _glance(files: Files) -> ini.Sections:

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All of acstor in the lab's cloud, as daemons that stay: what ``up --acstor`` starts.
+
+The rule: everything is joined as install/quickstart.rst says, on the compute hosts that Nova has.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from tests.lab import agents
+from tests.lab import decision
+from tests.lab import guest_image
+from tests.lab import runs
+from tests.lab.openstack import acstor_decision
+from tests.lab.openstack import acstor_glance
+from tests.lab.openstack import api
+from tests.lab.openstack import cloud
+from tests.lab.openstack import compute
+from tests.lab.openstack import daemon
+from tests.lab.openstack import ini
+from tests.lab.openstack import machine
+
+IMAGE = "guest"  #: name of the image that boots
+PREPARED_WITHIN_S = 300.0
+
+
+class Decision(daemon.Daemon):
+    """``acstor-decision``, with the configuration of its REST API."""
+
+    def __init__(self, rest_api: acstor_decision.DecisionApi) -> None:
+        super().__init__("acstor-decision", rest_api.folder)
+        self._api = rest_api
+
+    def configure(self) -> None:
+        """Write the configuration and make the tables."""
+        self._api.configure()
+        decision.manage(self._api.conf_file, "db-sync")
+
+    def argv(self) -> Sequence[str | pathlib.Path]:
+        """Return the service in the foreground."""
+        return [agents.BIN / "acstor-decision", "--config-file", self._api.conf_file]
+
+    def is_ready(self) -> bool:
+        """Say whether it has come to lead."""
+        return " leads\n" in self.log()
+
+
+class Agent(machine.Inmate):
+    """``acstor-agent`` on a compute host; it enrols at the decision service."""
+
+    def __init__(self, host: compute.Compute, lab: cloud.Cloud) -> None:
+        super().__init__(f"acstor-agent-{host.host}", host.machine)
+        credentials = api.credentials(lab.keystone.auth_url, "acstor")
+        signs_in = {**credentials, "region_name": api.REGION}
+        self.agent = agents.Agent(
+            host.machine.inside,
+            "",
+            security=None,
+            sections={
+                "DEFAULT": {"transport_url": lab.rabbitmq.url},
+                "enrolment": signs_in,
+                "source_glance": signs_in,
+            },
+            sources="glance",
+            keep_images="host",
+            metrics_listen=f"{host.machine.address}:9464",
+        )
+
+    def configure(self) -> None:
+        """Write its configuration."""
+        self.agent.configure()
+
+    def argv(self) -> Sequence[str | pathlib.Path]:
+        """Return the agent in the foreground, to be run on the machine."""
+        return [*self.machine.enter(), *self.agent.argv]
+
+    def is_ready(self) -> bool:
+        """Say whether it shows images and has a certificate."""
+        return self.agent.is_serving() and self.agent.status()["identity"]["signers"] > 0
+
+
+class Acstor:
+    """The services of acstor in a cloud; each can be stopped, killed and restarted by itself."""
+
+    def __init__(self, lab: cloud.Cloud) -> None:
+        self._lab = lab
+        self.api = acstor_decision.DecisionApi(
+            lab, lab.folder, f"sqlite:///{lab.folder}/acstor.sqlite"
+        )
+        self.listener = acstor_glance.Listener("acstor-listener", lab, lab.folder)
+        self.agents = [Agent(host, lab) for host in lab.computes]
+
+    def services(self) -> list[daemon.Daemon]:
+        """Return them, those that others need first."""
+        return [Decision(self.api), self.api, self.listener, *self.agents]
+
+    def start(self) -> None:
+        """Start the cloud with acstor in it, and give it an image.
+
+        :raises errors.Unusable: a service does not start; shows the end of its log
+        """
+        lab = self._lab
+        lab.glance.changes = ini.merged(
+            acstor_glance.plugin_sections(lab, lab.folder / "acstor-plugin"),
+            {"DEFAULT": acstor_glance.PROTECTIONS},
+        )
+        for host, one in zip(lab.computes, self.agents, strict=True):
+            host.changes = compute.acstor_options(one.agent)
+        lab.start_compute_services()
+        self.api.register()
+        cloud.start(self.services())
+        cloud.wait_ready(self.services())
+        self._upload_image()
+
+    def _upload_image(self) -> None:
+        """Give the cloud an image that boots, and wait until hosts can share it."""
+        images = self._lab.connect().image
+        image = images.find_image(IMAGE) or images.create_image(
+            name=IMAGE,
+            disk_format="raw",
+            container_format="bare",
+            visibility="public",
+            filename=str(guest_image.ensure().raw),
+        )
+
+        def is_prepared() -> bool:
+            return bool(images.get(f"/images/{image.id}").json().get("acstor_state") == "ready")
+
+        runs.wait_for(is_prepared, PREPARED_WITHIN_S, IMAGE, self.listener.log)
+
+    def stop(self) -> None:
+        """Stop every service that runs; guests lose their disks with the agents."""
+        for service in self.services()[::-1]:
+            service.stop()
