@@ -43,13 +43,13 @@ Options = cfg.ConfigOpts.GroupAttr
 class DecisionLink(NamedTuple):
     """Calls to the decision service.
 
-    :param kept: returns checkpoints to retain; None: disables garbage collection
-    :param intervals: returns Nova's intervals; None: none
+    :param list_retained: returns checkpoints to retain; None: disables garbage collection
+    :param fetch_intervals: returns Nova's intervals; None: none
     """
 
     register: checkpoint_record.Register
-    kept: garbage_collection.Kept | None = None
-    intervals: nova_intervals.AskIntervals | None = None
+    list_retained: garbage_collection.ListRetained | None = None
+    fetch_intervals: nova_intervals.FetchIntervals | None = None
 
 
 @contextlib.contextmanager
@@ -120,7 +120,7 @@ def _made(
     known = _states(pathlib.Path(own.state_dir), folder)
     served = libvirt_domains.Domains(own.libvirt_uri, bases.image_of)
     only = _holders(own.checkpoint_holders)
-    places = holder_pool.HolderPool(host, files.read_ring, proof, _vault_port(own), only)
+    pool = holder_pool.HolderPool(host, files.read_ring, proof, _vault_port(own), only)
     taker = take_checkpoint.CheckpointTaker(
         take_checkpoint.Settings(
             host,
@@ -133,16 +133,18 @@ def _made(
         served,
         known,
         files.read_image,
-        places,
+        pool,
         link.register,
         scratch,
     )
     made = worker_pool.WorkerPool(
-        served, taker, known, own.checkpoint_interval_s, ask_intervals=link.intervals
+        served, taker, known, own.checkpoint_interval_s, fetch_intervals=link.fetch_intervals
     )
-    if link.kept is None:
+    if link.list_retained is None:
         return made, None
-    return made, garbage_collection.GarbageCollection(host, known, places, link.kept, made, ended)
+    return made, garbage_collection.GarbageCollection(
+        host, known, pool, link.list_retained, made, ended
+    )
 
 
 def _pulling(

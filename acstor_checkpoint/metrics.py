@@ -26,7 +26,7 @@ class VaultCollector(registry.Collector):
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield the vault's metrics."""
-        room = self._vault.room
+        room = self._vault.quota
         used, limits = room.usage_by_host(), room.limits
         for name, text, value in (
             (
@@ -46,7 +46,7 @@ class VaultCollector(registry.Collector):
             (
                 "sync_ok",
                 "Whether the vault can flush data to the disk: 1, or 0",
-                not self._vault.safety.has_failed,
+                not self._vault.group_sync.has_failed,
             ),
             (
                 "last_scrub_timestamp_seconds",
@@ -66,15 +66,15 @@ class VaultCollector(registry.Collector):
         yield core.SummaryMetricFamily(
             "acstor_vault_sync_seconds",
             "Duration of flushes to the disk",
-            self._vault.safety.passes,
-            self._vault.safety.took_s,
+            self._vault.group_sync.passes,
+            self._vault.group_sync.took_s,
         )
         for name, text, value in (
-            ("corrupt_files", "Corrupt files that were removed", self._vault.spoilt),
+            ("corrupt_files", "Corrupt files that were removed", self._vault.corrupt_files),
             (
                 "throttled_seconds",
                 "Time that the rate limit of lookups delayed requests",
-                self._vault.lookups.waited_s,
+                self._vault.lookup_rate.waited_s,
             ),
         ):
             yield core.CounterMetricFamily(f"acstor_vault_{name}", text, value)
@@ -88,7 +88,7 @@ class CheckpointStatus(Protocol):
     def overdue_s(self) -> Mapping[ids.ImageId, float]:
         """Return for how long servers are overdue."""
 
-    def taking_s(self) -> Mapping[ids.ImageId, float]:
+    def capture_s(self) -> Mapping[ids.ImageId, float]:
         """Return for how long checkpoints have been running."""
 
 
@@ -112,7 +112,7 @@ class CheckpointCollector(registry.Collector):
             (
                 "capture_seconds",
                 "Time that the capture of a server's disk has taken; it blocks migrations",
-                self._daemon.taking_s(),
+                self._daemon.capture_s(),
             ),
         ):
             labels = ["server"] if self._by_server else []

@@ -91,23 +91,23 @@ class ChangedRanges(NamedTuple):
     They may exceed memory, so they are produced on demand, and may have grown on a second call.
 
     :param before: the last manifest; None: read all that the overlay has
-    :param written: yields ranges of the dirty bitmap since ``before``
-    :param said: yields ranges of the overlay's tables
+    :param dirty: yields ranges of the dirty bitmap since ``before``
+    :param allocated: yields ranges of the overlay's tables
     """
 
     before: checkpoint_manifest.Manifest | None
-    written: Callable[[], Iterable[tuple[int, int]]]
-    said: Callable[[], Iterable[tuple[int, int]]]
+    dirty: Callable[[], Iterable[tuple[int, int]]]
+    allocated: Callable[[], Iterable[tuple[int, int]]]
 
 
 class DiskCapture:
     """Captures one checkpoint, and counts bytes.
 
-    Afterwards ``left_bytes`` is what was not read.  Such chunks are in no entry, even if the last
+    Afterwards ``unread_bytes`` is what was not read.  Such chunks are in no entry, even if the last
     manifest has them, so the next capture reads them.
 
     :param chunk_bytes: of the base's chunk map
-    :param is_late: returns whether to stop reading
+    :param should_stop: returns whether to stop reading
     """
 
     def __init__(
@@ -115,25 +115,25 @@ class DiskCapture:
         disk: Disk,
         chunk_bytes: int,
         seal: checkpoint_encryption.Seal,
-        copies: HolderGroup,
-        pace: RateLimit,
-        is_late: Callable[[], bool] = lambda: False,
+        group: HolderGroup,
+        rate_limit: RateLimit,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._disk, self._seal, self._copies, self._pace = disk, seal, copies, pace
-        self._is_late, self.left_bytes = is_late, 0
+        self._disk, self._seal, self._group, self._rate_limit = disk, seal, group, rate_limit
+        self._should_stop, self.unread_bytes = should_stop, 0
         self.cut = geometry.Geometry(disk.size_bytes, chunk_bytes)
         self.changed_bytes, self.read_bytes, self.sent_bytes = 0, 0, 0
 
-    def iter_entries(self, seen: ChangedRanges) -> Iterator[checkpoint_manifest.Entry]:
+    def iter_entries(self, changed: ChangedRanges) -> Iterator[checkpoint_manifest.Entry]:
         """Yield ordered differences from the base as soon as they are stored.
 
         :raises DiskTooLarge: too many; nothing was sent
         :raises errors.AcstorError: the disk is unreadable, or a holder failed
         """
-        self._check_count(seen)
-        fresh = self._fresh(self._runs(seen))
+        self._check_count(changed)
+        fresh = self._read_entries(self._runs(changed))
         named = itertools.takewhile(
-            lambda entry: entry.chunk_no < self.cut.chunk_count, seen.before or ()
+            lambda entry: entry.chunk_no < self.cut.chunk_count, changed.before or ()
         )
         before = -1
         for entry in heapq.merge(fresh, named, key=operator.attrgetter("chunk_no")):
@@ -143,42 +143,42 @@ class DiskCapture:
                 yield entry
             before = entry.chunk_no
 
-    def _check_count(self, seen: ChangedRanges) -> None:
+    def _check_count(self, changed: ChangedRanges) -> None:
         """Raise DiskTooLarge before anything is read or sent."""
         limit = checkpoint_manifest.MAX_ENTRIES
         if self.cut.chunk_count <= limit:
             return
-        before = seen.before or ()
-        said, written = (chunk_runs.chunks_of(ranges(), self.cut) for ranges in seen[1:])
+        before = changed.before or ()
+        allocated, dirty = (chunk_runs.chunks_of(ranges(), self.cut) for ranges in changed[1:])
         count = sum(entry.chunk_no < self.cut.chunk_count for entry in before)
-        for first, stop in chunk_runs.added_chunks(chunk_runs.merge_runs(said, written), before):
+        for first, stop in chunk_runs.added_chunks(chunk_runs.merge_runs(allocated, dirty), before):
             count += stop - first
             if count > limit:
                 raise DiskTooLarge(self.cut.chunk_bytes)
 
-    def _runs(self, seen: ChangedRanges) -> Iterator[chunk_runs.Run]:
-        said = chunk_runs.chunks_of(seen.said(), self.cut)
-        before = seen.before
+    def _runs(self, changed: ChangedRanges) -> Iterator[chunk_runs.Run]:
+        allocated = chunk_runs.chunks_of(changed.allocated(), self.cut)
+        before = changed.before
         if before is None:
-            return said
-        written = chunk_runs.chunks_of(seen.written(), self.cut)
-        lacking = self._copies.missing_names(before.iter_names())
-        return self._inside(
+            return allocated
+        dirty = chunk_runs.chunks_of(changed.dirty(), self.cut)
+        lacking = self._group.missing_names(before.iter_names())
+        return self._clip(
             chunk_runs.merge_runs(
-                written,
-                chunk_runs.added_chunks(said, before),
+                dirty,
+                chunk_runs.added_chunks(allocated, before),
                 chunk_runs.chunks_named(lacking, before),
                 chunk_runs.resized_chunks(before.subject.cut, self.cut),
             )
         )
 
-    def _inside(self, runs: Iterable[chunk_runs.Run]) -> Iterator[chunk_runs.Run]:
+    def _clip(self, runs: Iterable[chunk_runs.Run]) -> Iterator[chunk_runs.Run]:
         """Clip runs to the end of the disk, which may have shrunk."""
         for first, stop in runs:
             if first < self.cut.chunk_count:
                 yield chunk_runs.Run(first, min(stop, self.cut.chunk_count))
 
-    def _fresh(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
+    def _read_entries(self, runs: Iterable[chunk_runs.Run]) -> Iterator[checkpoint_manifest.Entry]:
         numbers = itertools.chain.from_iterable(itertools.starmap(range, runs))
         count = max(1, BATCH_BYTES // self.cut.chunk_bytes)
         buffer = memoryview(bytearray(count * self.cut.chunk_bytes))
@@ -189,12 +189,12 @@ class DiskCapture:
                 for chunk_no, plain in chunks
             ]
             size = sum(len(plain) for _, plain in found)
-            self._keep({entry.cid: plain for entry, plain in found}, size)
+            self._store({entry.cid: plain for entry, plain in found}, size)
             yield from (entry for entry, _ in found)
-            if self._is_late():
+            if self._should_stop():
                 break
         for chunk_no in numbers:
-            self.left_bytes += self.cut.chunk_length(chunk_no)
+            self.unread_bytes += self.cut.chunk_length(chunk_no)
             yield checkpoint_manifest.Entry(chunk_no, _NOT_READ)
 
     def _read(self, batch: Sequence[int], buffer: memoryview) -> list[tuple[int, memoryview]]:
@@ -213,16 +213,16 @@ class DiskCapture:
     def _read_into(self, view: memoryview, start: int) -> None:
         for at in range(0, len(view), nbd_client.MAX_READ_BYTES):
             part = view[at : at + nbd_client.MAX_READ_BYTES]
-            self._pace.spend_bytes(len(part))
+            self._rate_limit.spend_bytes(len(part))
             self._disk.read_into(part, start + at)
             self.read_bytes += len(part)
 
-    def _keep(self, chunks: dict[ids.Cid, memoryview], plain_bytes: int) -> None:
+    def _store(self, chunks: dict[ids.Cid, memoryview], plain_bytes: int) -> None:
         """Store chunks at all holders; ``plain_bytes`` were read for them."""
         chunks.pop(ids.ZERO_CID, None)
         if chunks:
             sealed = _once(lambda name: self._seal.close(name, chunks[name]))
-            self.sent_bytes += self._copies.put(sorted(chunks), sealed, plain_bytes)
+            self.sent_bytes += self._group.put(sorted(chunks), sealed, plain_bytes)
 
 
 def _once(seal: Callable[[ids.Cid], bytes]) -> Callable[[ids.Cid], bytes]:

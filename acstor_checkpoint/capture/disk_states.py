@@ -44,13 +44,13 @@ class DiskState(msgspec.Struct, forbid_unknown_fields=True):
     :param number: of the last started checkpoint
     :param bitmap: dirty bitmap since the last one; "": none
     :param manifest: name of the last one's manifest, in hex; "": none
-    :param begun: bitmaps to delete
-    :param was_frozen: an aborted checkpoint may have left file systems frozen
-    :param is_part: ``manifest`` is a partial capture, no checkpoint
-    :param left_bytes: unread bytes of the last part
-    :param stuck: parts without progress since the last checkpoint
-    :param is_dropped: garbage collection may have deleted chunks of ``manifest``
-    :param whole_because: reason of a full first part, for the record
+    :param obsolete_bitmaps: to delete
+    :param may_be_frozen: an aborted checkpoint may have left file systems frozen
+    :param is_partial: ``manifest`` is a partial capture, no checkpoint
+    :param unread_bytes: unread bytes of the last part
+    :param stalled_parts: parts without progress since the last checkpoint
+    :param may_lack_chunks: garbage collection may have deleted chunks of ``manifest``
+    :param full_read_reason: reason of a full first part, for the record
     """
 
     version: int
@@ -63,13 +63,13 @@ class DiskState(msgspec.Struct, forbid_unknown_fields=True):
     manifest: str = ""
     holders: list[str] = msgspec.field(default_factory=list)
     taken_ms: int = 0
-    begun: _Bitmaps = msgspec.field(default_factory=list)
-    was_frozen: bool = False
-    is_part: bool = False
-    left_bytes: int = 0
-    stuck: int = 0
-    is_dropped: bool = False
-    whole_because: str = ""
+    obsolete_bitmaps: _Bitmaps = msgspec.field(default_factory=list)
+    may_be_frozen: bool = False
+    is_partial: bool = False
+    unread_bytes: int = 0
+    stalled_parts: int = 0
+    may_lack_chunks: bool = False
+    full_read_reason: str = ""
 
 
 _decoder = msgspec.json.Decoder(DiskState)
@@ -158,23 +158,23 @@ class DiskStates:
             return None
 
     def iter_needed(
-        self, instance: ids.ImageId, state: DiskState, stay: Collection[str]
-    ) -> Iterator[object_names.Stay]:
+        self, instance: ids.ImageId, state: DiskState, retained: Collection[str]
+    ) -> Iterator[object_names.RetainedNames]:
         """Yield, in parts, names of manifests and all chunks they refer to.
 
         Only one manifest and one part are in memory, so each manifest is read once per part.  Parts
         are larger if more than _DISTINCT manifests have few names in common.
 
-        :param stay: the manifests' names, in hex
+        :param retained: the manifests' names, in hex
         :raises errors.Unusable: a manifest is missing or damaged
         """
-        counts = [self._count(instance, name) for name in stay]
+        counts = [self._count(instance, name) for name in retained]
         count = min(sum(counts), _DISTINCT * max(counts, default=0))
         for within in checkpoint_manifest.name_ranges(count):
-            part = {name for name in map(bytes.fromhex, stay) if name[0] in within}
-            for name in stay:
+            part = {name for name in map(bytes.fromhex, retained) if name[0] in within}
+            for name in retained:
                 part |= self._manifest(instance, state, name).names_within(within)
-            yield object_names.Stay(within, part)
+            yield object_names.RetainedNames(within, part)
 
     def _count(self, instance: ids.ImageId, name: str) -> int:
         path = self._path(instance, name)
@@ -195,10 +195,10 @@ class DiskStates:
         except (OSError, errors.NotAuthenticated, errors.FormatError) as e:
             raise errors.Unusable(str(path), str(e)) from e
 
-    def retain_only(self, instance: ids.ImageId, stay: Collection[str]) -> None:
-        """Delete all manifests but those in ``stay``."""
+    def retain_only(self, instance: ids.ImageId, retained: Collection[str]) -> None:
+        """Delete all manifests but those in ``retained``."""
         for path in self._of(instance).glob(f"*{_SUFFIX}"):
-            if path.name.removesuffix(_SUFFIX) not in stay:
+            if path.name.removesuffix(_SUFFIX) not in retained:
                 path.unlink(missing_ok=True)
 
     def set_aside(self, instance: ids.ImageId) -> None:
@@ -208,7 +208,7 @@ class DiskStates:
         self._of(instance).rename(aside)
         LOG.error("%s cannot be read and is %s now", self._of(instance), aside.name)
 
-    def forget_disk(self, instance: ids.ImageId) -> None:
+    def delete_state(self, instance: ids.ImageId) -> None:
         """Delete the state of a disk."""
         shutil.rmtree(self._of(instance), ignore_errors=True)
 

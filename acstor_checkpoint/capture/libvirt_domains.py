@@ -10,7 +10,7 @@ The socket is in libvirt's folder of the domain, which AppArmor or SELinux restr
 All QEMUs have one user, so without those another QEMU could replace the socket: its reader compares
 the server's process with libvirt's.
 
-A later process can end everything that is begun here (:meth:`Domain.clear`).  Objects not named
+A later process can end everything that is begun here (:meth:`Domain.clean_up`).  Objects not named
 ``acstor-…`` are ignored.
 """
 
@@ -61,7 +61,7 @@ CALL_S: Final = 90.0
 _KEEPALIVE_S, _KEEPALIVE_COUNT = 5, 6
 _REDEFINE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE
 _VALIDATE: Final = libvirt.VIR_DOMAIN_CHECKPOINT_CREATE_REDEFINE_VALIDATE
-_NOTES_ONLY: Final = libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY
+_METADATA_ONLY: Final = libvirt.VIR_DOMAIN_CHECKPOINT_DELETE_METADATA_ONLY
 _NOT_THERE: Final = {
     libvirt.VIR_ERR_NO_DOMAIN_CHECKPOINT,
     libvirt.VIR_ERR_NO_DOMAIN,
@@ -82,7 +82,7 @@ class Snapshot(NamedTuple):
     is_frozen: bool
 
 
-class Files(NamedTuple):
+class SnapshotFiles(NamedTuple):
     """Files of a snapshot on the host.
 
     :param socket: of the NBD server
@@ -231,7 +231,7 @@ class Domain:
         finally:
             _remove(files)
 
-    def export_files(self, bitmap: str, folder: pathlib.Path) -> Files:
+    def export_files(self, bitmap: str, folder: pathlib.Path) -> SnapshotFiles:
         """Return socket and scratch file of :meth:`export_snapshot`."""
         return _files(self._own_folder() or folder, folder, bitmap)
 
@@ -258,7 +258,7 @@ class Domain:
             self._redefine(bitmap, _REDEFINE)
             self._domain.checkpointLookupByName(bitmap).delete()
         except libvirt.libvirtError as e:
-            self._drop_notes()
+            self._drop_metadata()
             if not self._is_missing(bitmap, e):
                 raise
         return True
@@ -279,22 +279,24 @@ class Domain:
         self._domain.blockRebase(target, base, rate_bytes_s, in_bytes)
         return True
 
-    def clear(self, bitmaps: Iterable[str], folder: pathlib.Path, *, was_frozen: bool) -> None:
+    def clean_up(
+        self, bitmaps: Iterable[str], folder: pathlib.Path, *, may_be_frozen: bool
+    ) -> None:
         """End what a killed process began.
 
         :param bitmaps: that it may have created
         :param folder: as of :meth:`export_snapshot`
-        :param was_frozen: file systems may be frozen
+        :param may_be_frozen: file systems may be frozen
         """
-        self._call(lambda: self._cleared(was_frozen))
+        self._call(lambda: self._cleared(may_be_frozen))
         for bitmap in bitmaps:
             for sockets in filter(None, (self._own_folder(), folder)):
                 _remove(_files(sockets, folder, bitmap))
 
-    def _cleared(self, was_frozen: bool) -> None:
-        self._drop_notes()
+    def _cleared(self, may_be_frozen: bool) -> None:
+        self._drop_metadata()
         is_active = self._domain.isActive()
-        if is_active and was_frozen:
+        if is_active and may_be_frozen:
             self._thaw()
         if is_active and (socket := self._socket()):
             self._ended(socket)
@@ -310,7 +312,7 @@ class Domain:
                 self._check(since)
             self._domain.backupBegin(backup, _checkpoint_xml(bitmap, self._server.disk.target))
         finally:
-            self._drop_notes()
+            self._drop_metadata()
 
     def _check(self, since: str) -> None:
         try:
@@ -326,11 +328,11 @@ class Domain:
             _checkpoint_xml(bitmap, self._server.disk.target, is_there=True), flags
         )
 
-    def _drop_notes(self) -> None:
+    def _drop_metadata(self) -> None:
         with contextlib.suppress(libvirt.libvirtError):  # the domain was deleted
             for checkpoint in self._domain.listAllCheckpoints():
                 if checkpoint.getName().startswith(PREFIX):
-                    checkpoint.delete(_NOTES_ONLY)
+                    checkpoint.delete(_METADATA_ONLY)
 
     def _is_missing(self, bitmap: str, e: libvirt.libvirtError) -> bool:
         """Return whether removal failed because the bitmap does not exist."""
@@ -341,7 +343,7 @@ class Domain:
         except libvirt.libvirtError as why:
             return bool(why.get_error_code() == libvirt.VIR_ERR_CHECKPOINT_INCONSISTENT)
         finally:
-            self._drop_notes()
+            self._drop_metadata()
         return False
 
     def _own_folder(self) -> pathlib.Path | None:
@@ -400,10 +402,10 @@ class Domain:
             LOG.warning("%s: cannot thaw its file systems: %s", self.name, e)
 
 
-def _files(sockets: pathlib.Path, folder: pathlib.Path, bitmap: str) -> Files:
+def _files(sockets: pathlib.Path, folder: pathlib.Path, bitmap: str) -> SnapshotFiles:
     """Return socket and scratch file of a bitmap's snapshot."""
     stem = f"{PREFIX}{bitmap[-12:]}"  # socket paths have a short limit
-    return Files(sockets / f"{stem}.sock", folder / f"{stem}.scratch")
+    return SnapshotFiles(sockets / f"{stem}.sock", folder / f"{stem}.scratch")
 
 
 def _remove(files: Iterable[pathlib.Path]) -> None:
@@ -426,7 +428,7 @@ def _checkpoint_xml(bitmap: str, target: str, *, is_there: bool = False) -> str:
     return ET.tostring(root, encoding="unicode")
 
 
-def _backup_xml(target: str, since: str, files: Files) -> str:
+def _backup_xml(target: str, since: str, files: SnapshotFiles) -> str:
     root = ET.Element("domainbackup", mode="pull")
     if since:
         ET.SubElement(root, "incremental").text = since

@@ -30,7 +30,7 @@ class DiskChanged(errors.Unusable):
     """The server was started, or its disk was written: retry."""
 
 
-def bitmaps(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> set[str]:
+def list_bitmaps(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> set[str]:
     """Return the consistent bitmaps of an overlay, or raise Unusable."""
     path = disk.path
     try:
@@ -72,7 +72,7 @@ def export_disk(
     mirror = {"driver": "raw", "file": _file(f"{mirrors}/{disk.base}.raw")}
     try:
         with _opened(disk, base_of) as fd:
-            size_bytes = overlay.size_of(fd, disk.path)
+            size_bytes = overlay.virtual_size(fd, disk.path)
             argv.append(_image(fd, backing=mirror))
             server = subprocess.Popen(
                 argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, pass_fds=[fd]
@@ -111,7 +111,7 @@ def _opened(disk: domain_xml.Disk, base_of: domain_xml.FindBase) -> Iterator[int
     """
     with overlay.open_file(disk.path) as fd:
         for path in (disk.path, local_file.path_of(fd)):  # a recovery marker is beside the former
-            overlay.check(fd, disk.path, base_of(path), disk.base)
+            overlay.check_backing(fd, disk.path, base_of(path), disk.base)
         yield fd
 
 

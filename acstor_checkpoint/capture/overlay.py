@@ -41,16 +41,16 @@ def stamp(path: str) -> Stamp:
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def check_opened(fd: int, path: str, base: str) -> None:
+def check_backing_file(fd: int, path: str, base: str) -> None:
     """Raise Unusable if an open overlay has a backing file other than ``base``.
 
     QEMU's tools run as root and follow the header, which the guest's QEMU could write.
     """
-    check(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
+    check_backing(fd, path, local_file.backing_of(local_file.path_of(fd)), base)
 
 
-def check(fd: int, path: str, found: str | None, base: str) -> None:
-    """Check an overlay whose backing file ``found`` is known; as :func:`check_opened`."""
+def check_backing(fd: int, path: str, found: str | None, base: str) -> None:
+    """Check an overlay whose backing file ``found`` is known; as :func:`check_backing_file`."""
     qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True)
     if found != base:
         raise errors.Unusable(path, f"it should lie on {base}, and lies on {found}")
@@ -67,7 +67,7 @@ def allocated_ranges(path: str) -> Iterator[disk_delta.Extent]:
         yield from qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).iter_changes()
 
 
-def size_of(fd: int, path: str) -> int:
+def virtual_size(fd: int, path: str) -> int:
     """Return the virtual size of an open overlay."""
     return qcow2.Qcow2(local_file.LocalFile(fd, path), may_have_backing=True).virtual_size
 

@@ -22,12 +22,12 @@ class RateLimit:
         ended: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pace, self._ended = rate_limiter.RateLimiter(rate_bytes_s, clock), ended
+        self._limiter, self._ended = rate_limiter.RateLimiter(rate_bytes_s, clock), ended
         self._lock = threading.Lock()
 
     def spend_bytes(self, count_bytes: int) -> None:
         """Wait until the bytes may be read; Unusable if the daemon stops."""
         with self._lock:
-            wait_s = self._pace.wait_s(count_bytes)
+            wait_s = self._limiter.wait_s(count_bytes)
         if self._ended.wait(wait_s) if wait_s else self._ended.is_set():
             raise errors.Unusable("a checkpoint", "the daemon ends")

@@ -4,7 +4,7 @@
 One server's file may have half of the limit for all.  At half of that, reading stops, and the part
 is kept; at the limit the backup job is ended.  If the sum exceeds the limit, or the file system is
 nearly full, the job with the largest file is ended.  The space is freed with a delay, so no other
-job is ended for AGAIN_S.
+job is ended for RETRY_S.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 0.5
 """A guest that overwrites 1 GB/s exceeds a limit by half of that."""
-AGAIN_S: Final = 10.0
+RETRY_S: Final = 10.0
 """Time until another job is ended for space, and until ending a job is retried."""
 SPARE_BYTES: Final = 1 << 30
 """Space to leave free: guests pause if their disks cannot grow."""
@@ -38,11 +38,11 @@ class ScratchFull(errors.Unusable):
 class ScratchFile:
     """One scratch file."""
 
-    def __init__(self, path: pathlib.Path, end: Callable[[], None]) -> None:
-        self.path, self.end = path, end
-        self.is_late = False
+    def __init__(self, path: pathlib.Path, end_job: Callable[[], None]) -> None:
+        self.path, self.end_job = path, end_job
+        self.should_stop = False
         """Whether to stop reading."""
-        self.why = ""
+        self.end_reason = ""
         """Why the job was ended; "": it was not."""
         self._again_s = -math.inf
         self._ending: threading.Thread | None = None
@@ -54,13 +54,14 @@ class ScratchFile:
         except OSError:
             return 0
 
-    def end_for(self, why: str, now_s: float) -> None:
-        """End the job; retry after AGAIN_S, unless a call to libvirt is pending."""
+    def end_capture(self, why: str, now_s: float) -> None:
+        """End the job; retry after RETRY_S, unless a call to libvirt is pending."""
         if now_s < self._again_s or (self._ending is not None and self._ending.is_alive()):
             return
-        self.why, self._again_s = why, now_s + AGAIN_S  # first: its reader reports this reason
+        self.end_reason = why  # first: its reader reports this reason
+        self._again_s = now_s + RETRY_S
         LOG.warning("%s: the capture is ended: %s", self.path, why)
-        self._ending = supervision.start_once("end of a capture", self.end)
+        self._ending = supervision.start_once("end of a capture", self.end_job)
 
 
 class ScratchFiles:
@@ -81,20 +82,20 @@ class ScratchFiles:
         self._watched: list[ScratchFile] = []
 
     @contextlib.contextmanager
-    def watch_file(self, path: pathlib.Path, end: Callable[[], None]) -> Iterator[ScratchFile]:
+    def watch_file(self, path: pathlib.Path, end_job: Callable[[], None]) -> Iterator[ScratchFile]:
         """Watch a file during the block; it need not exist yet.
 
-        :param end: ends the backup job; called by another thread
+        :param end_job: ends the backup job; called by another thread
         :raises ScratchFull: the block failed because the job was ended
         """
-        one = ScratchFile(path, end)
+        one = ScratchFile(path, end_job)
         with self._lock:
             self._watched.append(one)
         try:
             yield one
         except errors.AcstorError as e:
-            if one.why:
-                raise ScratchFull(str(path), one.why) from e
+            if one.end_reason:
+                raise ScratchFull(str(path), one.end_reason) from e
             raise
         finally:
             with self._lock:
@@ -111,18 +112,18 @@ class ScratchFiles:
             sizes = {one: one.size_bytes() for one in self._watched}
         limit_bytes = self._limit_bytes // 2
         for one, size_bytes in sizes.items():
-            one.is_late = one.is_late or size_bytes > limit_bytes // 2
-            if one.why:
-                one.end_for(one.why, self._clock())
+            one.should_stop = one.should_stop or size_bytes > limit_bytes // 2
+            if one.end_reason:
+                one.end_capture(one.end_reason, self._clock())
             elif size_bytes > limit_bytes:
                 self._end(one, f"it has {size_bytes} bytes, of {limit_bytes} at most")
-        left = {one: size_bytes for one, size_bytes in sizes.items() if not one.why}
+        left = {one: size_bytes for one, size_bytes in sizes.items() if not one.end_reason}
         if left and self._clock() >= self._next_s and (why := self._fault(sum(sizes.values()))):
             self._end(max(left, key=left.__getitem__), why)
 
     def _end(self, one: ScratchFile, why: str) -> None:
-        self._next_s = self._clock() + AGAIN_S
-        one.end_for(why, self._clock())
+        self._next_s = self._clock() + RETRY_S
+        one.end_capture(why, self._clock())
 
     def _fault(self, size_bytes: int) -> str:
         if size_bytes > self._limit_bytes:

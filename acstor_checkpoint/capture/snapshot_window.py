@@ -3,8 +3,8 @@
 
 libvirt refuses to migrate a server during a snapshot.  So a snapshot is read for a limited time,
 and the rest is read from the next one: a part.  For a guest that writes faster than its disk is
-read this never ends; after PARTS parts without progress, one snapshot is read to its end, with a
-much longer limit.  Only one server of the host at a time has such a snapshot.
+read this never ends; after MAX_STALLED_PARTS parts without progress, one snapshot is read to its
+end, with a much longer limit.  Only one server of the host at a time has such a snapshot.
 """
 
 import contextlib
@@ -16,30 +16,32 @@ from typing import Final
 
 from acstor_common import errors
 
-PARTS: Final = 3
+MAX_STALLED_PARTS: Final = 3
 _USE: Final = 1 / 8
 """Least progress of a part: share of the read bytes by which the rest must shrink."""
 
-IsLate = Callable[[], bool]
+ShouldStop = Callable[[], bool]
 """Returns whether to stop reading a snapshot."""
 
 
-class PartTaken(errors.AcstorError):
+class PartialCapture(errors.AcstorError):
     """A part of a checkpoint was stored; the next attempt continues with the rest.
 
     :param slow_holder: the other holders waited for it; "": none
     """
 
-    def __init__(self, read_bytes: int, left_bytes: int, slow_holder: str = "") -> None:
-        super().__init__(read_bytes, left_bytes, slow_holder)
-        self.read_bytes, self.left_bytes = read_bytes, left_bytes
+    def __init__(self, read_bytes: int, unread_bytes: int, slow_holder: str = "") -> None:
+        super().__init__(read_bytes, unread_bytes, slow_holder)
+        self.read_bytes, self.unread_bytes = read_bytes, unread_bytes
         self.slow_holder = slow_holder
 
     def __str__(self) -> str:
-        return f"{self.read_bytes} bytes were read; {self.left_bytes}, and what is written, follow"
+        return (
+            f"{self.read_bytes} bytes were read; {self.unread_bytes}, and what is written, follow"
+        )
 
 
-class Overwritten(PartTaken):
+class Overwritten(PartialCapture):
     """A part without progress: the guest overwrote too much during the capture.
 
     While this continues, the server has no new checkpoint.
@@ -50,49 +52,51 @@ class Overwritten(PartTaken):
         return f"{super().__str__()}; {why}"
 
 
-def is_useless_part(before_bytes: int, left_bytes: int, read_bytes: int) -> bool:
+def has_stalled(before_bytes: int, unread_bytes: int, read_bytes: int) -> bool:
     """Return whether a part made no progress.
 
     >>> is_useless_part(0, 900, 100), is_useless_part(900, 800, 100), is_useless_part(900, 890, 100)
     (False, False, True)
 
     :param before_bytes: left by the part before; 0: there was none
-    :param left_bytes: left by this one
+    :param unread_bytes: left by this one
     """
-    return bool(before_bytes) and before_bytes - left_bytes <= read_bytes * _USE
+    return bool(before_bytes) and before_bytes - unread_bytes <= read_bytes * _USE
 
 
 class SnapshotWindow:
     """Time limits of all servers' snapshots; thread-safe.
 
-    :param longest_s: limit of a snapshot
-    :param most_s: limit after PARTS parts without progress
+    :param window_s: limit of a snapshot
+    :param long_window_s: limit after MAX_STALLED_PARTS parts without progress
     """
 
     def __init__(
-        self, longest_s: float, most_s: float, clock: Callable[[], float] = time.monotonic
+        self, window_s: float, long_window_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._longest_s, self._most_s, self._clock = longest_s, most_s, clock
+        self._window_s, self._long_window_s, self._clock = window_s, long_window_s, clock
         self._long = threading.Lock()
 
     @contextlib.contextmanager
-    def open_window(self, stuck: int) -> Iterator[tuple[IsLate, bool]]:
-        """Yield an :data:`IsLate`, and whether the long limit applies.
+    def open_window(self, stalled_parts: int) -> Iterator[tuple[ShouldStop, bool]]:
+        """Yield an :data:`ShouldStop`, and whether the long limit applies.
 
         The time begins with its first call.
 
-        :param stuck: parts without progress
+        :param stalled_parts: parts without progress
         """
-        is_long = stuck >= PARTS and self._long.acquire(blocking=False)
+        is_long = stalled_parts >= MAX_STALLED_PARTS and self._long.acquire(blocking=False)
         until_s = 0.0
 
-        def is_late() -> bool:
+        def should_stop() -> bool:
             nonlocal until_s
-            until_s = until_s or self._clock() + (self._most_s if is_long else self._longest_s)
+            until_s = until_s or self._clock() + (
+                self._long_window_s if is_long else self._window_s
+            )
             return self._clock() > until_s
 
         try:
-            yield is_late, is_long
+            yield should_stop, is_long
         finally:
             if is_long:
                 self._long.release()

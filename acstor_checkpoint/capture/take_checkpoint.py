@@ -65,8 +65,8 @@ class Settings(NamedTuple):
     :param folder: for sockets and scratch files; QEMU can write to it
     :param mirrors: the folder in which the agent shows mirrors
     :param ended: set when the daemon ends: the checkpoint that is on is given up
-    :param longest_s: how long one moment is shown, while libvirt refuses to move the server
-    :param most_s: the same, of a server that writes faster than its disk is read
+    :param window_s: how long one moment is shown, while libvirt refuses to move the server
+    :param long_window_s: the same, of a server that writes faster than its disk is read
     """
 
     host: ids.HostId
@@ -75,8 +75,8 @@ class Settings(NamedTuple):
     folder: pathlib.Path
     mirrors: str
     ended: threading.Event
-    longest_s: float = 300.0
-    most_s: float = 4 * 3600.0
+    window_s: float = 300.0
+    long_window_s: float = 4 * 3600.0
 
 
 FindImage = Callable[[ids.ImageId], chunk_map.Subject]
@@ -87,7 +87,7 @@ class _Snapshot(NamedTuple):
     """A snapshot of a disk.
 
     :param bitmap: dirty bitmap that begins with it; "": none
-    :param is_late: returns whether its scratch file is too large to go on reading
+    :param should_stop: returns whether its scratch file is too large to go on reading
     """
 
     disk: nbd_client.Disk
@@ -95,7 +95,7 @@ class _Snapshot(NamedTuple):
     bitmap: str
     is_frozen: bool
     taken_ms: int
-    is_late: snapshot_window.IsLate = lambda: False
+    should_stop: snapshot_window.ShouldStop = lambda: False
 
 
 class CheckpointTaker:
@@ -110,16 +110,16 @@ class CheckpointTaker:
         domains: libvirt_domains.Domains,
         states: disk_states.DiskStates,
         image_of: FindImage,
-        places: holder_group.HolderPool,
+        pool: holder_group.HolderPool,
         register: checkpoint_record.Register,
         scratch: scratch_files.ScratchFiles,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._settings, self._domains, self._states = settings, domains, states
-        self._image_of, self._places, self._register = image_of, places, register
+        self._image_of, self._pool, self._register = image_of, pool, register
         self._scratch, self._clock_ms = scratch, clock_ms
-        self._windows = snapshot_window.SnapshotWindow(settings.longest_s, settings.most_s)
-        self._pace = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
+        self._windows = snapshot_window.SnapshotWindow(settings.window_s, settings.long_window_s)
+        self._rate_limit = rate_limit.RateLimit(settings.rate_bytes_s, settings.ended)
 
     def take_checkpoint(
         self, server: domain_xml.Server, interval_s: int = 0
@@ -130,15 +130,15 @@ class CheckpointTaker:
             after half of it
         :raises errors.AcstorError: no checkpoint was taken
         """
-        self.clear(server)
+        self.clean_up(server)
         image = self._image_of(server.disk.base)
         state, why = self._state_of(server, image)
         state.number += 1
         with contextlib.ExitStack() as stack:
             copies, chosen = self._copies(stack, state, interval_s)
-            record, stay = self._registered(server, state, image, why, copies, chosen)
+            record, retained = self._registered(server, state, image, why, copies, chosen)
             # No manifest is in memory any more.
-            slow = self._delete_obsolete(server, state, stay, copies)
+            slow = self._delete_obsolete(server, state, retained, copies)
         return record._replace(slow_holder=slow or record.slow_holder)
 
     def _registered(
@@ -155,46 +155,50 @@ class CheckpointTaker:
         before = None if why else self._states.read_manifest(instance, state, state.manifest)
         why = why or ("" if before else MANIFEST_LOST)
         with (
-            self._open_window(server, state) as is_late,
+            self._open_window(server, state) as should_stop,
             self._open_snapshot(server, state, checkpoint_id, before) as snapshot,
         ):
             why = why or ("" if snapshot.before else NO_BITMAP)
-            capture, sealed = self._capture_disk(server, state, image, snapshot, copies, is_late)
-        name = self._states.save_manifest(instance, sealed)
-        state.manifest, state.whole_because = name, why or state.whole_because
-        state.is_part = True
-        if capture.left_bytes:
-            left_bytes, state.left_bytes = state.left_bytes, capture.left_bytes
-            is_stuck = snapshot_window.is_useless_part(
-                left_bytes, capture.left_bytes, capture.read_bytes
+            capture, sealed = self._capture_disk(
+                server, state, image, snapshot, copies, should_stop
             )
-            state.stuck += is_stuck
+        name = self._states.save_manifest(instance, sealed)
+        state.manifest, state.full_read_reason = name, why or state.full_read_reason
+        state.is_partial = True
+        if capture.unread_bytes:
+            unread_bytes, state.unread_bytes = state.unread_bytes, capture.unread_bytes
+            is_stalled = snapshot_window.has_stalled(
+                unread_bytes, capture.unread_bytes, capture.read_bytes
+            )
+            state.stalled_parts += is_stalled
             self._record_base(instance, state, snapshot.bitmap, chosen)
             kind = (
                 snapshot_window.Overwritten
-                if is_stuck and snapshot.is_late()
-                else snapshot_window.PartTaken
+                if is_stalled and snapshot.should_stop()
+                else snapshot_window.PartialCapture
             )
-            raise kind(capture.read_bytes, capture.left_bytes, copies.slow_holder())
+            raise kind(capture.read_bytes, capture.unread_bytes, copies.slow_holder())
         copies.put_manifest(sealed)
         state.taken_ms = snapshot.taken_ms
-        why, state.whole_because = state.whole_because, ""
+        why, state.full_read_reason = state.full_read_reason, ""
         record = self._record(server, state, checkpoint_id, snapshot, capture, why, chosen)
         record = record._replace(slow_holder=copies.slow_holder())
-        stay = {*self._register(record), name}
-        state.is_part, state.left_bytes, state.stuck = False, 0, 0
+        retained = {*self._register(record), name}
+        state.is_partial, state.unread_bytes, state.stalled_parts = False, 0, 0
         self._record_base(instance, state, snapshot.bitmap, chosen)
-        return record, stay
+        return record, retained
 
-    def clear(self, server: domain_xml.Server) -> None:
+    def clean_up(self, server: domain_xml.Server) -> None:
         """End jobs of an aborted checkpoint, also of a former daemon.
 
         :raises errors.AcstorError: it failed
         """
         state = self._states.load(server.instance)
-        begun, was_frozen = (state.begun, state.was_frozen) if state else ([], False)
+        obsolete_bitmaps, may_be_frozen = (
+            (state.obsolete_bitmaps, state.may_be_frozen) if state else ([], False)
+        )
         domain = self._domains.find_domain(server)
-        domain.clear(begun, self._settings.folder, was_frozen=was_frozen)
+        domain.clean_up(obsolete_bitmaps, self._settings.folder, may_be_frozen=may_be_frozen)
         if state:
             self._forget_bitmaps(server, state)
 
@@ -208,7 +212,7 @@ class CheckpointTaker:
             return disk_states.new_state(server.disk.base, chunk_bytes), FIRST
         if (state.base, state.chunk_bytes) != (server.disk.base, chunk_bytes):
             anew = disk_states.new_state(server.disk.base, chunk_bytes)
-            anew.begun = [*state.begun, *filter(None, [state.bitmap])]
+            anew.obsolete_bitmaps = [*state.obsolete_bitmaps, *filter(None, [state.bitmap])]
             anew.number = state.number  # numbers increase across disks
             return anew, IMAGE_CHANGED
         return state, "" if state.manifest else FIRST
@@ -216,28 +220,28 @@ class CheckpointTaker:
     @contextlib.contextmanager
     def _open_window(
         self, server: domain_xml.Server, state: disk_states.DiskState
-    ) -> Iterator[snapshot_window.IsLate]:
-        with self._windows.open_window(state.stuck) as (is_late, is_long):
+    ) -> Iterator[snapshot_window.ShouldStop]:
+        with self._windows.open_window(state.stalled_parts) as (should_stop, is_long):
             if is_long:
-                state.stuck = 0  # after an abort, begin with short ones again
+                state.stalled_parts = 0  # after an abort, begin with short ones again
                 LOG.warning(
                     "server %s writes faster than its disk is read: all of it is read as it is "
                     "now, for %g s at most; it cannot migrate meanwhile",
                     server.instance,
-                    self._settings.most_s,
+                    self._settings.long_window_s,
                 )
-            yield is_late
+            yield should_stop
 
     def _copies(
         self, stack: contextlib.ExitStack, state: disk_states.DiskState, interval_s: int
     ) -> tuple[holder_group.HolderGroup, Sequence[checkpoint_record.Holder]]:
         disk = ids.ImageId(state.disk)
         current = [ids.HostId(host) for host in state.holders]
-        chosen = self._places.choose_holders(disk, self._settings.copies, current)
+        chosen = self._pool.choose_holders(disk, self._settings.copies, current)
         if not chosen:
             raise errors.Unusable("checkpoints", "no other host can store them")
-        clients = [stack.enter_context(self._places.client_of(holder)) for holder in chosen]
-        acknowledged = [] if state.is_dropped else current
+        clients = [stack.enter_context(self._pool.client_of(holder)) for holder in chosen]
+        acknowledged = [] if state.may_lack_chunks else current
         copies = holder_group.HolderGroup(
             object_names.Disk(self._settings.host, disk),
             clients,
@@ -252,7 +256,7 @@ class CheckpointTaker:
         try:
             yield
         except holder_group.HolderFailed as e:
-            self._places.record_failure(e.holder, is_costly=e.holder in copies.filled)
+            self._pool.record_failure(e.holder, is_costly=e.holder in copies.filled_holders)
             raise
 
     @contextlib.contextmanager
@@ -273,8 +277,8 @@ class CheckpointTaker:
                     raise offline_export.DiskChanged(domain.name, "it was started")
             return
         bitmap = f"{libvirt_domains.PREFIX}{checkpoint_id}"
-        state.begun.append(bitmap)
-        state.was_frozen = server.has_agent
+        state.obsolete_bitmaps.append(bitmap)
+        state.may_be_frozen = server.has_agent
         self._states.save(server.instance, state)
         since = state.bitmap if before else ""
         files = domain.export_files(bitmap, self._settings.folder)
@@ -294,8 +298,8 @@ class CheckpointTaker:
                 else nbd_client.ALLOCATION
             )
             disk = stack.enter_context(nbd_client.Disk(moment.export, context, NBD_TIMEOUT_S))
-            before, is_late = before if since else None, lambda: watched.is_late
-            yield _Snapshot(disk, before, bitmap, moment.is_frozen, taken_ms, is_late)
+            before, should_stop = before if since else None, lambda: watched.should_stop
+            yield _Snapshot(disk, before, bitmap, moment.is_frozen, taken_ms, should_stop)
 
     def _moment(
         self, stack: contextlib.ExitStack, domain: libvirt_domains.Domain, bitmap: str, since: str
@@ -311,7 +315,7 @@ class CheckpointTaker:
     ) -> Iterator[_Snapshot]:
         """Export a powered-off server's disk; the bitmap continues unchanged."""
         base_of, settings = self._domains.base_of, self._settings
-        bitmaps = offline_export.bitmaps(server.disk, base_of)
+        bitmaps = offline_export.list_bitmaps(server.disk, base_of)
         since = state.bitmap if state.bitmap in bitmaps and before else ""
         taken_ms = self._clock_ms()
         context = f"qemu:dirty-bitmap:{since}" if since else nbd_client.ALLOCATION
@@ -330,14 +334,16 @@ class CheckpointTaker:
         image: chunk_map.Subject,
         snapshot: _Snapshot,
         copies: holder_group.HolderGroup,
-        is_late: snapshot_window.IsLate,
+        should_stop: snapshot_window.ShouldStop,
     ) -> tuple[disk_capture.DiskCapture, bytearray]:
         """Store the chunks; return the capture, and the sealed manifest."""
         seal = checkpoint_encryption.Seal(bytes.fromhex(state.key))
         # Without a bitmap the next attempt would start over, so there is no limit.
-        ends = (lambda: is_late() or snapshot.is_late()) if snapshot.bitmap else lambda: False
+        ends = (
+            (lambda: should_stop() or snapshot.should_stop()) if snapshot.bitmap else lambda: False
+        )
         capture = disk_capture.DiskCapture(
-            snapshot.disk, state.chunk_bytes, seal, copies, self._pace, ends
+            snapshot.disk, state.chunk_bytes, seal, copies, self._rate_limit, ends
         )
         seen = disk_capture.ChangedRanges(
             snapshot.before,
@@ -382,7 +388,7 @@ class CheckpointTaker:
             changed_bytes=capture.changed_bytes,
             read_bytes=capture.read_bytes,
             sent_bytes=capture.sent_bytes,
-            whole_because=why,
+            full_read_reason=why,
             manifest_name=state.manifest,
             holders=tuple(chosen),
             key=state.key,
@@ -397,16 +403,19 @@ class CheckpointTaker:
     ) -> None:
         """Record the base of the next checkpoint."""
         former = [] if state.bitmap in ("", bitmap) else [state.bitmap]
-        state.begun = [*(name for name in state.begun if name != bitmap), *former]
+        state.obsolete_bitmaps = [
+            *(name for name in state.obsolete_bitmaps if name != bitmap),
+            *former,
+        ]
         state.bitmap, state.holders = bitmap, [holder.host for holder in chosen]
-        state.was_frozen = state.is_dropped = False
+        state.may_be_frozen = state.may_lack_chunks = False
         self._states.save(instance, state)
 
     def _delete_obsolete(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
-        stay: set[str],
+        retained: set[str],
         copies: holder_group.HolderGroup,
     ) -> str:
         """Delete what no checkpoint needs, as far as holders answer in time.
@@ -416,23 +425,25 @@ class CheckpointTaker:
         slow_holder = ""
         try:
             self._forget_bitmaps(server, state)
-            self._states.retain_only(server.instance, stay)
-            copies.retain_only(self._states.iter_needed(server.instance, state, stay))
+            self._states.retain_only(server.instance, retained)
+            copies.retain_only(self._states.iter_needed(server.instance, state, retained))
         except (errors.AcstorError, OSError) as e:
             LOG.warning("server %s: obsolete data is not deleted yet: %s", server.instance, e)
             if isinstance(e, holder_group.HolderSlow):
                 slow_holder = e.holder
                 if e.is_stalled:
-                    self._places.record_failure(e.holder, is_costly=True)
+                    self._pool.record_failure(e.holder, is_costly=True)
         return slow_holder
 
     def _forget_bitmaps(self, server: domain_xml.Server, state: disk_states.DiskState) -> None:
         domain = self._domains.find_domain(server)
         left = [
-            name for name in state.begun if name != state.bitmap and not domain.remove_bitmap(name)
+            name
+            for name in state.obsolete_bitmaps
+            if name != state.bitmap and not domain.remove_bitmap(name)
         ]
-        if left != state.begun or state.was_frozen:
-            state.begun, state.was_frozen = left, False
+        if left != state.obsolete_bitmaps or state.may_be_frozen:
+            state.obsolete_bitmaps, state.may_be_frozen = left, False
             self._states.save(server.instance, state)
 
 

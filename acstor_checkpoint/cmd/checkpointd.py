@@ -16,7 +16,7 @@ from acstor_checkpoint import metrics
 from acstor_checkpoint import vault_service
 from acstor_checkpoint.capture import agent_files
 from acstor_checkpoint.holders import checkpoint_record
-from acstor_checkpoint.schedule import registration
+from acstor_checkpoint.schedule import bus_client
 from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import owner_deletion
 from acstor_checkpoint.vault import vault_store
@@ -76,9 +76,9 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
     identity, files = vault_service.identity(agent), agent_files.AgentFiles.from_options(agent)
     proof = vault_service.credentials(identity)
     with contextlib.ExitStack() as stack:
-        belonging = authorized_hosts.AuthorizedHosts(files.read_ring)
+        authorized = authorized_hosts.AuthorizedHosts(files.read_ring)
         served = vault_service.serve_vault(
-            own, identity.here, proof, belonging.why_refused, belonging.hosts_at
+            own, identity.here, proof, authorized.why_refused, authorized.hosts_at
         )
         vault = stack.enter_context(served)
         shown: list[registry.Collector] = [] if vault is None else [metrics.VaultCollector(vault)]
@@ -93,7 +93,7 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
             )
             taken: metrics.CheckpointStatus | None = stack.enter_context(running)
         elif conf.transport_url:
-            taken = _taken(conf, files, identity, proof, vault, stack)
+            taken = _start_captures(conf, files, identity, proof, vault, stack)
         else:
             taken = None
         if taken is not None:
@@ -108,7 +108,7 @@ def _files_of(conf: cfg.ConfigOpts) -> str:
     return ", ".join(conf.config_file or []) or "any file (give one with --config-file)"
 
 
-def _taken(
+def _start_captures(
     conf: cfg.ConfigOpts,
     files: agent_files.AgentFiles,
     identity: identity_files.IdentityFiles,
@@ -123,18 +123,18 @@ def _taken(
     """
     from acstor_checkpoint import capture_service
 
-    link = registration.Registration(
+    link = bus_client.BusClient(
         identity.here,
         identity,
-        registration.open_transport(conf.config_file or [], conf.config_dir or []),
-        lambda instance: taking.promised_s(instance),
+        bus_client.open_transport(conf.config_file or [], conf.config_dir or []),
+        lambda instance: taking.interval_s(instance),
         tuple if vault is None else vault.health.list_issues,
     )
     stack.callback(link.stop)
     if vault is not None:
         stack.enter_context(owner_deletion.run_deletion(vault, link.departed_owners))
     asked = capture_service.DecisionLink(
-        link.register_checkpoint, link.list_kept, link.fetch_intervals
+        link.register_checkpoint, link.list_retained, link.fetch_intervals
     )
     running = capture_service.run_captures(
         conf.acstor_checkpoint, files, conf.acstor.mount_point, identity.here, proof, asked

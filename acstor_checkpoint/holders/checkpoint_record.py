@@ -26,7 +26,7 @@ class Record(NamedTuple):
     :param changed_bytes: chunks that differ from the image
     :param read_bytes: read from the disk for this checkpoint
     :param sent_bytes: sent to all holders
-    :param whole_because: why the whole overlay was read; "": only changes were
+    :param full_read_reason: why the whole overlay was read; "": only changes were
     :param manifest_name: BLAKE3 of the sealed manifest, in hex
     :param key: the disk's key, in hex; secret
     :param slow_holder: the other holders waited for it; "": none
@@ -45,7 +45,7 @@ class Record(NamedTuple):
     changed_bytes: int
     read_bytes: int
     sent_bytes: int
-    whole_because: str
+    full_read_reason: str
     manifest_name: str
     holders: tuple[Holder, ...]
     key: str

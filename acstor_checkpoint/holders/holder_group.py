@@ -3,9 +3,9 @@
 
 A chunk is stored when each holder acknowledged it.
 
-A holder that lacks more than MAX_LOST acknowledged chunks is replaced, whether its disk failed or
-it lies: refilling it costs a read of the whole disk, as a new holder does.  If it is chosen again
-it is filled as a new one (``HolderPool.record_failure`` limits how often).
+A holder that lacks more than MAX_LOST_CHUNKS acknowledged chunks is replaced, whether its disk
+failed or it lies: refilling it costs a read of the whole disk, as a new holder does.  If it is
+chosen again it is filled as a new one (``HolderPool.record_failure`` limits how often).
 """
 
 import collections
@@ -33,15 +33,15 @@ from acstor_common.model import ids
 from acstor_common.util import supervision
 
 T = TypeVar("T")
-STEP_S: Final = 60.0
+SLACK_S: Final = 60.0
 """Time in addition to that of the rates: a slow disk syncs a few MiB in it."""
-SLOWEST_BYTES_S: Final = 1 << 20
+MIN_BYTES_PER_S: Final = 1 << 20
 """Least rate of a holder, in bytes of the disk or of a manifest."""
-SLOWEST_NAMES_S: Final = 1 << 13
+MIN_NAMES_PER_S: Final = 1 << 13
 """Least rate of lookups: an eighth of a vault's limit for a host."""
-MAX_LACKING: Final = 1 << 16
+MAX_MISSING_NAMES: Final = 1 << 16
 """Names in memory (8 MiB); if a holder lacks more, the disk is sent again."""
-MAX_LOST: Final = 128
+MAX_LOST_CHUNKS: Final = 128
 """Acknowledged chunks of a disk that a holder may lack in one checkpoint.
 
 A pass of scrubbing removes up to 100 unreadable files."""
@@ -109,16 +109,16 @@ class HolderGroup:
     """The holders of one disk, called concurrently; not thread-safe.
 
     A leaky bucket bounds their time: a request has what its size takes at the slowest rate, and
-    what is left of STEP_S, which a quicker request fills up again.  Where half an interval is
-    shorter than STEP_S it counts instead, so that another holder can be asked in time.  Each method
-    raises :class:`HolderFailed` if one of them is slower, or does not do it.
+    what is left of SLACK_S, which a quicker request fills up again.  Where half an interval is
+    shorter than SLACK_S it counts instead, so that another holder can be asked in time.  Each
+    method raises :class:`HolderFailed` if one of them is slower, or does not do it.
 
     :param clients: one for each holder
     :param acknowledged: holders that acknowledged every chunk of the last manifest
     :param clock: monotonic
     :param interval_s: of the server's checkpoints; 0: it has none
-    :ivar left_s: of STEP_S, or of half an interval
-    :ivar filled: holders that acknowledged chunks of the disk, now or before
+    :ivar slack_left_s: of SLACK_S, or of half an interval
+    :ivar filled_holders: holders that acknowledged chunks of the disk, now or before
     """
 
     def __init__(
@@ -130,34 +130,34 @@ class HolderGroup:
         interval_s: int = 0,
     ) -> None:
         self._disk, self._clients, self._clock = disk, clients, clock
-        self._acknowledged, self.filled = acknowledged, set(acknowledged)
-        self.left_s = self._step_s = min(STEP_S, interval_s / 2 or STEP_S)
+        self._acknowledged, self.filled_holders = acknowledged, set(acknowledged)
+        self.slack_left_s = self._slack_s = min(SLACK_S, interval_s / 2 or SLACK_S)
         self.holders = tuple(client.holder for client in clients)
         self._took_s = dict.fromkeys(self.holders, 0.0)
 
     def missing_names(self, names: Iterable[ids.Cid]) -> Container[ids.Cid]:
         """Return those ``names`` (ascending) that any holder lacks.
 
-        If that is more than MAX_LACKING, return all.
+        If that is more than MAX_MISSING_NAMES, return all.
 
-        :raises HolderLost: a holder lacks more than MAX_LOST acknowledged chunks
+        :raises HolderLost: a holder lacks more than MAX_LOST_CHUNKS acknowledged chunks
         """
         found: set[bytes] = set()
         lost = collections.Counter[ids.HostId]()
         left = iter(names)
-        while part := list(itertools.islice(left, object_names.MAX_ASKED)):
+        while part := list(itertools.islice(left, object_names.MAX_NAMES)):
             work = functools.partial(_missing, self._disk, part)
-            missing = self._all(work, len(part) / SLOWEST_NAMES_S)
+            missing = self._call_holders(work, len(part) / MIN_NAMES_PER_S)
             lost.update(dict(zip(self.holders, map(len, missing), strict=True)))
             self._check_lost(lost)
             found.update(*missing)
-            if len(found) > MAX_LACKING:
+            if len(found) > MAX_MISSING_NAMES:
                 return AllNames()
         return {ids.Cid(name) for name in found}
 
     def _check_lost(self, lost: Mapping[ids.HostId, int]) -> None:
         for holder in self._acknowledged:
-            if lost.get(holder, 0) > MAX_LOST:
+            if lost.get(holder, 0) > MAX_LOST_CHUNKS:
                 raise HolderLost(holder, f"it lacks {lost[holder]} chunks that it acknowledged")
 
     def put(
@@ -171,27 +171,29 @@ class HolderGroup:
 
         def put(client: vault_client.VaultClient) -> int:
             missing = map(ids.Cid, sorted(client.missing_chunks(self._disk, names)))
-            chunks = [object_names.Sealed(name, sealed(name)) for name in missing]
+            chunks = [object_names.SealedChunk(name, sealed(name)) for name in missing]
             client.put(self._disk, chunks)
             return sum(len(chunk.data) for chunk in chunks)
 
-        sent = self._all(put, plain_bytes / SLOWEST_BYTES_S)
-        self.filled.update(self.holders)
+        sent = self._call_holders(put, plain_bytes / MIN_BYTES_PER_S)
+        self.filled_holders.update(self.holders)
         return sum(sent)
 
     def put_manifest(self, sealed: bytes | bytearray) -> None:
         """Store a sealed manifest at every holder."""
-        size_s = len(sealed) / SLOWEST_BYTES_S
-        self._all(lambda client: client.put_manifest(self._disk, sealed), size_s)
+        size_s = len(sealed) / MIN_BYTES_PER_S
+        self._call_holders(lambda client: client.put_manifest(self._disk, sealed), size_s)
 
-    def retain_only(self, parts: Iterable[object_names.Stay]) -> None:
+    def retain_only(self, parts: Iterable[object_names.RetainedNames]) -> None:
         """Have every holder drop all but chunks and manifests that stay.
 
-        No checkpoint waits for it, so they have STEP_S, however short the interval is.
+        No checkpoint waits for it, so they have SLACK_S, however short the interval is.
         """
-        self.left_s = self._step_s = STEP_S
+        self.slack_left_s = self._slack_s = SLACK_S
         for part in parts:
-            self._all(functools.partial(_keep, self._disk, part), len(part.names) / SLOWEST_NAMES_S)
+            self._call_holders(
+                functools.partial(_retain, self._disk, part), len(part.names) / MIN_NAMES_PER_S
+            )
 
     def slow_holder(self) -> str:
         """Return the holder that delayed the others by SLOW_S; "": none."""
@@ -199,12 +201,14 @@ class HolderGroup:
         slow_s, fast_s = self._took_s[slow], min(self._took_s.values())
         return slow if slow_s > max(2 * fast_s, fast_s + SLOW_S) else ""
 
-    def _all(self, work: Callable[[vault_client.VaultClient], T], size_s: float) -> list[T]:
+    def _call_holders(
+        self, work: Callable[[vault_client.VaultClient], T], size_s: float
+    ) -> list[T]:
         """Call all holders.
 
         :param size_s: time of the request's size at the least rate
         """
-        allowed_s, began_s = self.left_s + size_s, self._clock()
+        allowed_s, began_s = self.slack_left_s + size_s, self._clock()
 
         def timed(client: vault_client.VaultClient) -> T:
             answer = work(client)
@@ -212,7 +216,7 @@ class HolderGroup:
             return answer
 
         answers = call_all(self._clients, timed, allowed_s)
-        self.left_s = min(self._step_s, allowed_s - (self._clock() - began_s))
+        self.slack_left_s = min(self._slack_s, allowed_s - (self._clock() - began_s))
         return answers
 
 
@@ -222,8 +226,8 @@ def _missing(
     return client.missing_chunks(disk, names)
 
 
-def _keep(
-    disk: object_names.Disk, part: object_names.Stay, client: vault_client.VaultClient
+def _retain(
+    disk: object_names.Disk, part: object_names.RetainedNames, client: vault_client.VaultClient
 ) -> int:
     return client.retain_only(disk, part)
 
@@ -241,7 +245,7 @@ def call_all(
     :raises HolderFailed: one of them failed
     :raises vault_client.HostFault: this host has no threads, descriptors or route
     """
-    answers = [_begun(client, work) for client in clients]
+    answers = [_start_call(client, work) for client in clients]
     done, _ = futures.wait(answers, allowed_s, futures.FIRST_EXCEPTION)
     stalled_s = time.monotonic() - STALLED_S
     for client, answer in zip(clients, answers, strict=True):
@@ -251,14 +255,14 @@ def call_all(
     has_failed = any(answer.exception() for answer in done)
     for client, answer in zip(clients, answers, strict=True):
         if answer in done:
-            with _blamed(client, clients):
+            with _blame_holder(client, clients):
                 answer.result()
         elif not has_failed:
-            raise HolderSlow(client.holder, is_stalled=client.asked_s < stalled_s)
+            raise HolderSlow(client.holder, is_stalled=client.request_began_s < stalled_s)
     return [answer.result() for answer in answers]
 
 
-def _begun(
+def _start_call(
     client: vault_client.VaultClient, work: Callable[[vault_client.VaultClient], T]
 ) -> futures.Future[T]:
     answer: futures.Future[T] = futures.Future()
@@ -277,7 +281,7 @@ def _begun(
 
 
 @contextlib.contextmanager
-def _blamed(
+def _blame_holder(
     client: vault_client.VaultClient, clients: Sequence[vault_client.VaultClient]
 ) -> Iterator[None]:
     try:

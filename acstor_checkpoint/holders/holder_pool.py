@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holders from the v-node table, with backoff after failures.
 
-A failed host is avoided for AVOIDED_S.  After failures that cost a read of a whole disk the time
-doubles, up to LONGEST_S: so a hostile host costs one such read per disk and day, even if there is
-no other host.
+A failed host is avoided for FIRST_BACKOFF_S.  After failures that cost a read of a whole disk the
+time doubles, up to MAX_BACKOFF_S: so a hostile host costs one such read per disk and day, even if
+there is no other host.
 """
 
 import math
@@ -22,12 +22,12 @@ from acstor_common.model import addresses
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
 
-AVOIDED_S: Final = 600.0
-LONGEST_S: Final = 86400.0
+FIRST_BACKOFF_S: Final = 600.0
+MAX_BACKOFF_S: Final = 86400.0
 """A host that is usable for this time has its failures forgotten."""
 
 
-class _Avoided(NamedTuple):
+class _Backoff(NamedTuple):
     """A host's backoff; ``costly_s`` is that after its last costly failure."""
 
     until_s: float = -math.inf
@@ -40,7 +40,7 @@ class HolderPool:
     :param ring: returns the table
     :param proof: credentials for vaults
     :param vault_port: port of all vaults, at the addresses of the agents
-    :param only: hosts that may be chosen; empty: all
+    :param allowed: hosts that may be chosen; empty: all
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class HolderPool:
         ring: Callable[[], hash_ring.Ring],
         proof: credentials.Credentials,
         vault_port: int,
-        only: Collection[ids.HostId] = (),
+        allowed: Collection[ids.HostId] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._ring, self._proof = host, ring, proof
         self._vault_port, self._clock = vault_port, clock
-        self._only = frozenset(only)
-        self._avoided: dict[ids.HostId, _Avoided] = {}
+        self._allowed = frozenset(allowed)
+        self._backoffs: dict[ids.HostId, _Backoff] = {}
 
     def choose_holders(
         self, disk: ids.ImageId, copies: int, current: Sequence[ids.HostId]
@@ -82,18 +82,18 @@ class HolderPool:
 
         :param is_costly: it had acknowledged chunks, so a disk must be read in full
         """
-        now_s, last = self._clock(), self._avoided.get(holder, _Avoided())
+        now_s, last = self._clock(), self._backoffs.get(holder, _Backoff())
         if now_s < last.until_s:  # several workers may report one failure
             return
-        costly_s = last.costly_s if now_s < last.until_s + LONGEST_S else 0.0
+        costly_s = last.costly_s if now_s < last.until_s + MAX_BACKOFF_S else 0.0
         if is_costly:
-            costly_s = min(max(AVOIDED_S, 2 * costly_s), LONGEST_S)
-        pause_s = costly_s if is_costly else AVOIDED_S
-        self._avoided[holder] = _Avoided(now_s + pause_s, costly_s)
+            costly_s = min(max(FIRST_BACKOFF_S, 2 * costly_s), MAX_BACKOFF_S)
+        pause_s = costly_s if is_costly else FIRST_BACKOFF_S
+        self._backoffs[holder] = _Backoff(now_s + pause_s, costly_s)
 
     def _is_usable(self, host: ids.HostId) -> bool:
-        is_allowed = not self._only or host in self._only
-        return is_allowed and self._clock() >= self._avoided.get(host, _Avoided()).until_s
+        is_allowed = not self._allowed or host in self._allowed
+        return is_allowed and self._clock() >= self._backoffs.get(host, _Backoff()).until_s
 
     def _address(self, ring: hash_ring.Ring, host: ids.HostId) -> str:
         ip = addresses.parse(ring.address_of(host))[0]

@@ -95,13 +95,13 @@ class VaultClient:
     * HostFault: the request was not sent
 
     :param credentials: for ``tls_channel.PROTOCOL``
-    :ivar asked_s: when its last request began, by the monotonic clock
+    :ivar request_began_s: when its last request began, by the monotonic clock
     """
 
     def __init__(
         self, holder: ids.HostId, address: tuple[str, int], credentials: credentials.Credentials
     ) -> None:
-        self.holder, self.asked_s = holder, time.monotonic()
+        self.holder, self.request_began_s = holder, time.monotonic()
         self._address, self._credentials = address, credentials
         self._channel: tls_channel.TlsChannel | None = None
         self._sock: socket.socket | None = None
@@ -141,7 +141,7 @@ class VaultClient:
             return False
         return True
 
-    def put(self, disk: object_names.Disk, chunks: Iterable[object_names.Sealed]) -> None:
+    def put(self, disk: object_names.Disk, chunks: Iterable[object_names.SealedChunk]) -> None:
         """Store chunks durably.
 
         :param chunks: consumed while sending, to bound memory
@@ -154,7 +154,7 @@ class VaultClient:
         """Return which chunks the vault lacks."""
         found: set[bytes] = set()
         left = iter(sorted(set(chunks)))
-        while part := list(itertools.islice(left, object_names.MAX_ASKED)):
+        while part := list(itertools.islice(left, object_names.MAX_NAMES)):
             limit = len(part) * object_names.NAME_BYTES
             answer = self._ask("POST", _path(disk, "missing"), [b"".join(part)], limit)
             named = set(_names(answer, self.holder))
@@ -172,15 +172,15 @@ class VaultClient:
         self._ask("PUT", _path(disk, "manifests", name), [sealed])
         return name
 
-    def retain_only(self, disk: object_names.Disk, stay: object_names.Stay) -> int:
+    def retain_only(self, disk: object_names.Disk, retained: object_names.RetainedNames) -> int:
         """Delete other chunks and manifests of a disk; return how many."""
         gone = 0
-        for within, some in object_names.split(stay):
+        for within, some in object_names.split(retained):
             path = f"{_path(disk, 'keep')}/{within[0]:02x}-{within[-1]:02x}"
             gone += self._until_all_went("POST", path, b"".join(some))
         return gone
 
-    def drop(self, disk: object_names.Disk) -> int:
+    def delete_disk(self, disk: object_names.Disk) -> int:
         """Delete a disk; return the number of objects."""
         return self._until_all_went("DELETE", _path(disk), b"")
 
@@ -240,8 +240,8 @@ class VaultClient:
         raise errors.VaultRefused(self.holder, f"{method} {path}: {status} {why}")
 
     def _answer(self, request: _Request) -> _Answer:
-        self.asked_s = time.monotonic()
-        until_s = self.asked_s + REQUEST_S + request.length / BYTES_PER_S
+        self.request_began_s = time.monotonic()
+        until_s = self.request_began_s + REQUEST_S + request.length / BYTES_PER_S
         try:
             return self._try_again(request, until_s)
         except (tls_channel.ConnectionBroken, OSError) as e:
@@ -347,11 +347,11 @@ def _left_s(until_s: float) -> float:
     return left_s
 
 
-def _batches(chunks: Iterable[object_names.Sealed]) -> Iterator[list[bytes]]:
+def _batches(chunks: Iterable[object_names.SealedChunk]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
     for name, data in chunks:
-        head = object_names.HEAD.pack(name, len(data))
+        head = object_names.CHUNK_HEADER.pack(name, len(data))
         if batch and (size + len(data) > BATCH_BYTES or len(batch) >= 2 * vault_api.MAX_BATCH):
             yield batch
             batch, size = [], 0

@@ -49,14 +49,14 @@ class OfflineDisk(NamedTuple):
 
     :param path: of the overlay
     :param base: new raw backing file
-    :param shown: current backing file, according to the header
-    :param beneath: file with the data between both
+    :param current_base: current backing file, according to the header
+    :param data_file: file with the data between both
     """
 
     path: str
     base: str
-    shown: str
-    beneath: pathlib.Path
+    current_base: str
+    data_file: pathlib.Path
 
 
 class OfflinePull:
@@ -65,7 +65,7 @@ class OfflinePull:
     def __init__(self, ended: threading.Event) -> None:
         self._ended = ended
 
-    def __call__(self, disk: OfflineDisk, is_off: Callable[[], bool]) -> None:
+    def __call__(self, disk: OfflineDisk, is_powered_off: Callable[[], bool]) -> None:
         """Pull all data of a disk.
 
         :raises errors.Unusable: the server was started, or space is short
@@ -74,24 +74,31 @@ class OfflinePull:
         before = overlay.stamp(disk.path)
         with overlay.open_file(disk.path, os.O_RDONLY) as source, _made(copy) as made:
             _check_room(disk)
-            overlay.check_opened(source, disk.path, disk.shown)
+            overlay.check_backing_file(source, disk.path, disk.current_base)
             flags = ["--reflink=auto", "--sparse=always"]
-            self._run(["cp", *flags, local_file.path_of(source)], made, copy, is_off, source)
-            overlay.check_opened(made, copy, disk.shown)
+            self._run(
+                ["cp", *flags, local_file.path_of(source)], made, copy, is_powered_off, source
+            )
+            overlay.check_backing_file(made, copy, disk.current_base)
             rebase = ["qemu-img", "rebase", "-f", "qcow2", "-F", "raw", "-b", disk.base]
-            self._run(rebase, made, copy, is_off)
+            self._run(rebase, made, copy, is_powered_off)
             if local_file.backing_of(local_file.path_of(made)) != disk.base:
                 raise errors.Unusable(copy, "qemu-img has not laid it on the mirror")
             _give_attributes(source, made, copy)
-            self._run(["sync"], made, copy, is_off)
+            self._run(["sync"], made, copy, is_powered_off)
             with _locked(disk.path):
-                if overlay.stamp(disk.path) != before or not is_off():
+                if overlay.stamp(disk.path) != before or not is_powered_off():
                     raise errors.Unusable(disk.path, "it is in use; retrying")
                 _exchange(made, copy, disk.path)
                 time.sleep(_HELD_S)
 
     def _run(
-        self, argv: Sequence[str], fd: int, path: str, is_off: Callable[[], bool], *more: int
+        self,
+        argv: Sequence[str],
+        fd: int,
+        path: str,
+        is_powered_off: Callable[[], bool],
+        *more: int,
     ) -> None:
         """Run a tool; abort it if the server starts or space gets short.
 
@@ -102,7 +109,7 @@ class OfflinePull:
         """
         with _tool([*argv, local_file.path_of(fd)], (fd, *more)) as tool:
             while tool.poll() is None:
-                if self._ended.wait(_LOOK_EVERY_S) or not is_off():
+                if self._ended.wait(_LOOK_EVERY_S) or not is_powered_off():
                     raise errors.Unusable(path, "the server is started, or this daemon ends")
                 _check_free(path, 0)
             if tool.returncode:
@@ -117,7 +124,7 @@ def rebase(path: str, checkpoint: str, base: str) -> None:
     :raises errors.Unusable: the disk is open, or has another backing file
     """
     with overlay.open_file(path, os.O_RDWR) as fd:
-        overlay.check_opened(fd, path, base)
+        overlay.check_backing_file(fd, path, base)
         argv = ["qemu-img", "rebase", "-u", "-f", "qcow2", "-F", "qcow2", "-b", checkpoint]
         argv.append(local_file.path_of(fd))
         try:
@@ -170,7 +177,7 @@ def _tool(argv: Sequence[str], fds: Collection[int]) -> Iterator["subprocess.Pop
 
 def _check_room(disk: OfflineDisk) -> None:
     try:
-        needed = sum(os.stat(path).st_blocks * 512 for path in (disk.path, disk.beneath))
+        needed = sum(os.stat(path).st_blocks * 512 for path in (disk.path, disk.data_file))
     except OSError as e:
         raise errors.Unusable(disk.path, str(e)) from e
     _check_free(disk.path, needed)

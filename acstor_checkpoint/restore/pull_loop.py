@@ -42,7 +42,7 @@ _ENDS_WITHIN_S: Final = 30.0
 class PullOffline(Protocol):
     """Pulls data into an offline disk."""
 
-    def __call__(self, disk: offline_pull.OfflineDisk, is_off: Callable[[], bool]) -> None:
+    def __call__(self, disk: offline_pull.OfflineDisk, is_powered_off: Callable[[], bool]) -> None:
         """Pull all data, or raise Unusable."""
 
 
@@ -66,12 +66,12 @@ class PullLoop:
         bases: recovered_disks.BackingImages,
         rate_bytes_s: int,
         ended: threading.Event,
-        pull_off: PullOffline,
+        pull_offline: PullOffline,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._domains, self._recovered, self._bases = domains, recovered, bases
         self._rate_bytes_s, self._ended = rate_bytes_s, ended
-        self._pull_offline, self._clock = pull_off, clock
+        self._pull_offline, self._clock = pull_offline, clock
         self._tried: dict[ids.ImageId, _Tried] = {}
         self._offline_thread: threading.Thread | None = None
         self._offline_instance: ids.ImageId | None = None
@@ -115,9 +115,9 @@ class PullLoop:
         if self._is_pulling_offline() and server.instance == self._offline_instance:
             return
         with self._log_and_retry(server.instance):
-            if not self._bases.lies_on_checkpoint(server.disk.path):
+            if not self._bases.is_backed_by_checkpoint(server.disk.path):
                 self._end(server)
-            elif self._is_due(server.instance) and self._recovered.is_whole(server.disk.base):
+            elif self._is_due(server.instance) and self._recovered.is_complete(server.disk.base):
                 self._pull(server)
 
     @contextlib.contextmanager
@@ -156,7 +156,7 @@ class PullLoop:
             return
         path, checkpoint_id = server.disk.path, server.disk.base
         shown, file = (
-            self._bases.shown_path(checkpoint_id),
+            self._bases.mounted_path(checkpoint_id),
             self._recovered.checkpoint_path(checkpoint_id),
         )
 
@@ -178,7 +178,7 @@ class PullLoop:
         offline_pull.remove_copy(path)
         domain = self._domains.find_domain(server)
         is_active = domain.is_active()
-        if self._recovered.is_in(path, checkpoint_id):
+        if self._recovered.is_copied_into(path, checkpoint_id):
             offline_pull.sync_file(path)
             recovery_marker.remove(path)
             LOG.info(
@@ -186,7 +186,7 @@ class PullLoop:
             )
         elif not is_active:
             shown, base = (
-                self._bases.shown_path(checkpoint_id),
+                self._bases.mounted_path(checkpoint_id),
                 self._recovered.base_path(checkpoint_id),
             )
             offline_pull.rebase(path, shown, base)

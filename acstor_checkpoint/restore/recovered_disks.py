@@ -40,7 +40,7 @@ class RecoveredDisks:
     def __init__(self, state_dir: pathlib.Path) -> None:
         self._folder = state_dir / "disks"
 
-    def is_whole(self, checkpoint_id: ids.ImageId) -> bool:
+    def is_complete(self, checkpoint_id: ids.ImageId) -> bool:
         """Return whether all data of a checkpoint is on this host, or raise Unusable."""
         try:
             with (self._folder / f"{checkpoint_id}.acrecovery").open("rb") as file:
@@ -57,7 +57,7 @@ class RecoveredDisks:
             raise errors.Unusable(what, f"it should lie on {found}, which is not there")
         return found
 
-    def is_in(self, path: str, checkpoint_id: ids.ImageId) -> bool:
+    def is_copied_into(self, path: str, checkpoint_id: ids.ImageId) -> bool:
         """Return whether an overlay's tables cover those of a checkpoint.
 
         :raises errors.Unusable: one of them is unreadable
@@ -101,11 +101,11 @@ class BackingImages:
         """Return the checkpoint below an overlay, or that it may lack data of."""
         return overlay.checkpoint_of(path, self._disks) or _mark(path)
 
-    def lies_on_checkpoint(self, path: str) -> bool:
+    def is_backed_by_checkpoint(self, path: str) -> bool:
         """Return whether an overlay's backing file is a checkpoint's disk."""
         return overlay.checkpoint_of(path, self._disks) is not None
 
-    def shown_path(self, checkpoint_id: ids.ImageId) -> str:
+    def mounted_path(self, checkpoint_id: ids.ImageId) -> str:
         """Return the path of a checkpoint's disk in the mount."""
         return f"{self._disks}/{checkpoint_id}.qcow2"
 

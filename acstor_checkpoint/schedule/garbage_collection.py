@@ -43,7 +43,7 @@ LOG = logging.getLogger(__name__)
 EVERY_S: Final = 600.0
 """Between two passes."""
 ALL_EVERY_S: Final = 3600.0
-AGAIN_S: Final = 60.0
+RETRY_S: Final = 60.0
 """Pause after a failure of the decision service."""
 PASS_S: Final = 1800.0
 HOLDER_S: Final = 60.0
@@ -56,7 +56,7 @@ _Known = Mapping[str, tuple[ids.ImageId, disk_states.DiskState]]
 
 _UNREADABLE: Final = disk_states.DiskState(0, "", "", "", 0)
 
-Kept = Callable[[], Mapping[str, set[str]]]
+ListRetained = Callable[[], Mapping[str, set[str]]]
 """Returns manifests to retain, in hex, by disk ID in vaults.
 
 Raises errors.DecisionUnreachable or errors.Unusable."""
@@ -97,14 +97,14 @@ class GarbageCollection:
         self,
         host: ids.HostId,
         states: disk_states.DiskStates,
-        places: HolderPool,
-        kept: Kept,
+        pool: HolderPool,
+        kept: ListRetained,
         servers: Servers,
         ended: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._host, self._states, self._places = host, states, places
-        self._kept, self._servers, self._ended, self._clock = kept, servers, ended, clock
+        self._host, self._states, self._pool = host, states, pool
+        self._list_retained, self._servers, self._ended, self._clock = kept, servers, ended, clock
         self._left: list[checkpoint_record.Holder] = []
         self._last: dict[ids.HostId, ids.ImageId] = {}
         """The last disk handled at each holder."""
@@ -115,7 +115,7 @@ class GarbageCollection:
         """Run passes periodically until ``ended`` is set."""
         pause_s = 0.0
         while not self._ended.wait(pause_s):
-            pause_s = EVERY_S if self.collect() else AGAIN_S
+            pause_s = EVERY_S if self.collect() else RETRY_S
 
     def collect(self) -> bool:
         """Run one pass; return False if it should be retried soon."""
@@ -138,13 +138,13 @@ class GarbageCollection:
         until_s = self._clock() + PASS_S
         self._left = self._left or self._holders()
         while self._left and self._clock() < until_s and not self._ended.is_set():
-            self._ask(self._left[-1])
+            self._collect_at(self._left[-1])
             self._left.pop()
         if not self._left:
-            self._forget()
+            self._delete_departed_states()
 
     def _holders(self) -> list[checkpoint_record.Holder]:
-        others = list(self._places.other_hosts())
+        others = list(self._pool.other_hosts())
         if self._clock() < self._all_s:
             known, _ = self._known()
             holding = {host for _, state in known.values() for host in state.holders}
@@ -154,20 +154,20 @@ class GarbageCollection:
         self._last = {host: disk for host, disk in self._last.items() if host in hosts}
         return others
 
-    def _ask(self, holder: checkpoint_record.Holder) -> None:
+    def _collect_at(self, holder: checkpoint_record.Holder) -> None:
         """Delete obsolete data at one holder; its failure is logged.
 
         :raises errors.AcstorError: the decision service failed
         :raises OSError: states cannot be listed
         """
-        with self._places.client_of(holder) as client:
+        with self._pool.client_of(holder) as client:
             if not (disks := self._disks(client)):
                 return
             known, is_complete = self._known()  # before _kept(), which then covers each of them
-            kept = self._kept()
+            kept = self._list_retained()
             if not is_complete:
                 disks = [disk for disk in disks if disk in known or disk in kept]
-            self._with(client, lambda one: self._tidy_all(one, disks, kept, known))
+            self._with(client, lambda one: self._collect_disks(one, disks, kept, known))
 
     def _disks(self, client: vault_client.VaultClient) -> Sequence[ids.ImageId]:
         """Return this host's disks at a holder, beginning after the last one."""
@@ -191,7 +191,7 @@ class GarbageCollection:
         except holder_group.HolderSlow as e:
             LOG.info("%s", e)
             if e.is_stalled:
-                self._places.record_failure(e.holder, is_costly=True)
+                self._pool.record_failure(e.holder, is_costly=True)
                 self._servers.failures.note_holder(e)
         except (holder_group.HolderFailed, vault_client.HostFault) as e:
             LOG.info("%s", e)
@@ -199,7 +199,7 @@ class GarbageCollection:
             supervision.count_failure("garbage collection")
             LOG.exception("%s keeps data that no checkpoint needs", client.holder)
 
-    def _tidy_all(
+    def _collect_disks(
         self,
         client: vault_client.VaultClient,
         disks: Sequence[ids.ImageId],
@@ -210,16 +210,16 @@ class GarbageCollection:
             self._last[client.holder] = disk
             with self._unchanged(disk, known) as is_unchanged:
                 if is_unchanged:
-                    stay = kept.get(disk, set()) | self._begun(disk, known)
-                    self._note_drop(disk, stay, known)
-                    self._tidy(client, disk, stay, known)
+                    retained = kept.get(disk, set()) | self._begun(disk, known)
+                    self._mark_incomplete(disk, retained, known)
+                    self._collect_disk(client, disk, retained, known)
 
-    def _note_drop(self, disk: ids.ImageId, stay: set[str], known: _Known) -> None:
+    def _mark_incomplete(self, disk: ids.ImageId, retained: set[str], known: _Known) -> None:
         """Record that holders may lack chunks of the last manifest."""
         if disk in known:
             instance, state = known[disk]
-            if state.manifest not in stay and not state.is_dropped:
-                state.is_dropped = True
+            if state.manifest not in retained and not state.may_lack_chunks:
+                state.may_lack_chunks = True
                 self._states.save(instance, state)
 
     @contextlib.contextmanager
@@ -258,20 +258,20 @@ class GarbageCollection:
             if is_held:
                 self._states.set_aside(instance)
 
-    def _tidy(
-        self, client: vault_client.VaultClient, disk: ids.ImageId, stay: set[str], known: _Known
+    def _collect_disk(
+        self, client: vault_client.VaultClient, disk: ids.ImageId, retained: set[str], known: _Known
     ) -> None:
         """Delete a disk, or what its retained manifests do not name if they are here."""
         folder = object_names.Disk(self._host, disk)
-        if not stay:
-            if gone := client.drop(folder):
+        if not retained:
+            if gone := client.delete_disk(folder):
                 LOG.info("%s: disk %s: all %d things went", client.holder, disk, gone)
             return
         if disk not in known:
             return
         gone = 0
         try:
-            for part in self._states.iter_needed(*known[disk], stay):
+            for part in self._states.iter_needed(*known[disk], retained):
                 gone += client.retain_only(folder, part)
         except errors.Unusable as e:
             LOG.warning("disk %s: what it needs no more stays: %s", disk, e)
@@ -283,14 +283,14 @@ class GarbageCollection:
         if disk not in known:
             return set()
         instance, state = known[disk]
-        return {state.manifest} if state.is_part and not self._is_gone(instance) else set()
+        return {state.manifest} if state.is_partial and not self._is_gone(instance) else set()
 
     def _is_gone(self, instance: ids.ImageId) -> bool:
         """Return whether a server is known not to be here."""
         here = self._servers.list_servers()
         return here is not None and instance not in here
 
-    def _forget(self) -> None:
+    def _delete_departed_states(self) -> None:
         """Delete states of servers that left, unless checkpoints are retained.
 
         :raises errors.AcstorError: the decision service failed
@@ -299,10 +299,10 @@ class GarbageCollection:
         gone = [instance for instance in self._states.list_instances() if self._is_gone(instance)]
         if not gone:
             return
-        kept = self._kept()
+        kept = self._list_retained()
         for instance in gone:
             with self._servers.hold_server(instance) as is_held:
                 state = self._state(instance)
                 is_needed = state is not None and (state == _UNREADABLE or kept.get(state.disk))
                 if is_held and not is_needed and self._is_gone(instance):
-                    self._states.forget_disk(instance)
+                    self._states.delete_state(instance)

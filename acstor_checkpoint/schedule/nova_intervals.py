@@ -20,11 +20,11 @@ from acstor_common.wire import checkpoint_messages as messages
 LOG = logging.getLogger(__name__)
 
 EVERY_S: Final = 600.0
-AGAIN_S: Final = 120.0
+RETRY_S: Final = 120.0
 """Pause after a failure; a request takes up to a minute."""
 
 
-class Answer(NamedTuple):
+class Intervals(NamedTuple):
     """Intervals from the service.
 
     :param of_host: from the host's aggregates, in seconds; 0: never; None: not set
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
     of_servers: Mapping[str, int] = {}
 
 
-AskIntervals = Callable[[Sequence[messages.Failing]], Answer]
+FetchIntervals = Callable[[Sequence[messages.Failing]], Intervals]
 """Asks the decision service, and reports failures.
 
 Raises errors.DecisionUnreachable or errors.NotAuthenticated."""
@@ -50,17 +50,17 @@ class NovaIntervals:
 
     def __init__(
         self,
-        ask: AskIntervals | None,
+        ask: FetchIntervals | None,
         clock: Callable[[], float] = time.monotonic,
         failing: Callable[[], Sequence[messages.Failing]] = tuple,
     ) -> None:
         self._ask, self._clock, self._failing = ask, clock, failing
         self._next_s = clock()
-        self.last = Answer()
+        self.last = Intervals()
         """The last known intervals; thread-safe."""
         self._faults = log_once.LogOnce(LOG)
 
-    def current_intervals(self) -> Answer:
+    def current_intervals(self) -> Intervals:
         """Return the intervals; ask if due."""
         if self._ask is None or self._clock() < self._next_s:
             return self.last
@@ -70,13 +70,13 @@ class NovaIntervals:
             every_s = EVERY_S
         except errors.AcstorError as e:
             self._faults.log_warning(f"intervals of checkpoints stay as they are: {e}")
-            every_s = AGAIN_S
+            every_s = RETRY_S
         self._next_s = self._clock() + every_s
         return self.last
 
 
 def server_interval_s(
-    instance: ids.ImageId, spec_s: int | None, told: Answer, default_s: int
+    instance: ids.ImageId, spec_s: int | None, intervals: Intervals, default_s: int
 ) -> int:
     """Return a server's interval in seconds; 0: never.
 
@@ -88,5 +88,5 @@ def server_interval_s(
 
     :param spec_s: of its flavor
     """
-    said = (told.of_servers.get(instance), spec_s, told.of_host)
+    said = (intervals.of_servers.get(instance), spec_s, intervals.of_host)
     return next((wanted for wanted in said if wanted is not None), default_s)

@@ -58,7 +58,7 @@ class CheckpointTaker(Protocol):
         :raises errors.AcstorError: there is none
         """
 
-    def clear(self, server: domain_xml.Server) -> None:
+    def clean_up(self, server: domain_xml.Server) -> None:
         """End jobs of a former daemon, or raise AcstorError."""
 
 
@@ -66,7 +66,7 @@ class WorkerPool:
     """The schedule and the workers' loop.  Public methods are thread-safe.
 
     :param wall_ms: wall clock, since 1970, for the age of a former daemon's checkpoints
-    :param ask_intervals: asks the decision service; None: disabled
+    :param fetch_intervals: asks the decision service; None: disabled
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class WorkerPool:
         default_s: int,
         clock: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        ask_intervals: nova_intervals.AskIntervals | None = None,
+        fetch_intervals: nova_intervals.FetchIntervals | None = None,
     ) -> None:
         self._domains, self._taker, self._states = domains, taker, states
         self._schedule = server_schedule.ServerSchedule(default_s)
-        self._intervals = nova_intervals.NovaIntervals(ask_intervals, clock, self._failing)
+        self._intervals = nova_intervals.NovaIntervals(fetch_intervals, clock, self._failing)
         self._clock, self._wall_ms = clock, wall_ms
         self._lock, self._refreshing = threading.Lock(), threading.Lock()
         self._woken = threading.Event()
@@ -121,11 +121,11 @@ class WorkerPool:
             self._update_schedule(self._domains.list_servers(), self._intervals.last)
         state = self._states.load(instance)  # first: the requested checkpoint may begin at once
         with self._lock:
-            self._schedule.request_turn(instance, self._clock())
+            self._schedule.prioritize(instance, self._clock())
         self._woken.set()
         return state.number if state else 0
 
-    def promised_s(self, instance: ids.ImageId) -> int:
+    def interval_s(self, instance: ids.ImageId) -> int:
         """Return a server's interval in seconds; 0: never."""
         with self._lock:
             return self._schedule.every_s(instance)
@@ -135,7 +135,7 @@ class WorkerPool:
         with self._lock:
             return self._schedule.overdue_s(self._clock())
 
-    def taking_s(self) -> dict[ids.ImageId, float]:
+    def capture_s(self) -> dict[ids.ImageId, float]:
         """Return for how long checkpoints have been running."""
         with self._lock:
             return {
@@ -204,11 +204,11 @@ class WorkerPool:
 
     def _query_servers(self) -> list[domain_xml.Server] | None:
         try:
-            told = (
+            intervals = (
                 self._intervals.current_intervals()
             )  # first: reports failures even if libvirt fails
             present = self._domains.list_servers()
-            self._update_schedule(present, told)
+            self._update_schedule(present, intervals)
         except Exception as e:
             self._faults.log_warning(str(e))
             if _counted(e):
@@ -221,14 +221,14 @@ class WorkerPool:
         return self.failures.failing_servers(self.list_servers())
 
     def _update_schedule(
-        self, present: list[domain_xml.Server], told: nova_intervals.Answer
+        self, present: list[domain_xml.Server], intervals: nova_intervals.Intervals
     ) -> None:
         with self._lock:
-            self._schedule.set_servers(present, self._clock(), self._age_s, told)
+            self._schedule.set_servers(present, self._clock(), self._age_s, intervals)
 
     def _clear(self, server: domain_xml.Server) -> None:
         try:
-            self._taker.clear(server)
+            self._taker.clean_up(server)
         except Exception as e:
             LOG.warning(
                 "server %s: its previous checkpoint job did not end: %s",
@@ -242,10 +242,10 @@ class WorkerPool:
     def _try(self, server: domain_xml.Server) -> None:
         instance, began_s = server.instance, self._clock()
         try:
-            record = self._taker.take_checkpoint(server, self.promised_s(instance))
-        except snapshot_window.PartTaken as e:
+            record = self._taker.take_checkpoint(server, self.interval_s(instance))
+        except snapshot_window.PartialCapture as e:
             with self._lock:  # others first: a busy guest must not block them
-                self._schedule.cut_off(instance, self._clock())
+                self._schedule.record_part(instance, self._clock())
             self.failures.note_wait(instance, e.slow_holder)
             if isinstance(e, snapshot_window.Overwritten):
                 self.failures.count_failure(instance, e)
@@ -267,7 +267,7 @@ class WorkerPool:
             )
             return
         with self._lock:
-            self._schedule.record_taken(instance, began_s, is_held_up=bool(record.slow_holder))
+            self._schedule.record_success(instance, began_s, was_delayed=bool(record.slow_holder))
         self.failures.note_success(instance)
         self.failures.note_wait(instance, record.slow_holder)
         LOG.info(
@@ -277,7 +277,7 @@ class WorkerPool:
             record.read_bytes,
             record.sent_bytes,
             self._clock() - began_s,
-            f"; all of it, for {record.whole_because}" if record.whole_because else "",
+            f"; all of it, for {record.full_read_reason}" if record.full_read_reason else "",
             f"; the others waited for {record.slow_holder}" if record.slow_holder else "",
         )
 

@@ -20,11 +20,11 @@ from acstor_common.formats import checkpoint_encryption
 from acstor_common.model import ids
 
 NAME_BYTES: Final = ids.CID_BYTES
-MAX_ASKED: Final = 1 << 16
+MAX_NAMES: Final = 1 << 16
 """Names per request: those of 4 GiB of a disk."""
-ALL: Final = range(256)
+ALL_FIRST_BYTES: Final = range(256)
 """First bytes of all names."""
-HEAD: Final = struct.Struct(f"<{NAME_BYTES}sI")
+CHUNK_HEADER: Final = struct.Struct(f"<{NAME_BYTES}sI")
 """Header of a chunk in a request: name, sealed length."""
 
 _RANGE: Final = re.compile("([0-9a-f]{2})-([0-9a-f]{2})")
@@ -48,14 +48,14 @@ class Kind(enum.StrEnum):
     MANIFEST = "manifests"
 
 
-class Sealed(NamedTuple):
+class SealedChunk(NamedTuple):
     """A sealed chunk."""
 
     name: bytes
     data: bytes
 
 
-class Stay(NamedTuple):
+class RetainedNames(NamedTuple):
     """Objects of a disk to retain: ``names``, among those with first byte ``within``."""
 
     within: range
@@ -117,23 +117,23 @@ def pack_names(names: Iterable[bytes]) -> bytes:
     return b"".join(sorted(set(names)))
 
 
-def split(stay: Stay) -> Iterator[Stay]:
-    """Split into parts of at most MAX_ASKED names, whose ranges cover the whole range.
+def split(retained: RetainedNames) -> Iterator[RetainedNames]:
+    """Split into parts of at most MAX_NAMES names, whose ranges cover the whole range.
 
     >>> [(part.within, len(part.names)) for part in split(Stay(ALL, [bytes([7]) * 32, bytes(32)]))]
     [(range(0, 256), 2)]
     """
-    by_first: list[list[bytes]] = [[] for _ in ALL]
-    for name in sorted(set(stay.names)):
+    by_first: list[list[bytes]] = [[] for _ in ALL_FIRST_BYTES]
+    for name in sorted(set(retained.names)):
         by_first[name[0]].append(name)
-    start, some = stay.within.start, list[bytes]()
-    for first in stay.within:
+    start, some = retained.within.start, list[bytes]()
+    for first in retained.within:
         part = by_first[first]
-        if some and len(some) + len(part) > MAX_ASKED:
-            yield Stay(range(start, first), some)
+        if some and len(some) + len(part) > MAX_NAMES:
+            yield RetainedNames(range(start, first), some)
             start, some = first, []
         some += part
-    yield Stay(range(start, stay.within.stop), some)
+    yield RetainedNames(range(start, retained.within.stop), some)
 
 
 def parse_range(text: str) -> range:

@@ -30,7 +30,7 @@ FIRST_S: Final = 60.0
 """After the daemon's start, when the broker is connected."""
 _ENDS_WITHIN_S: Final = 60.0
 
-FindGone = Callable[[Collection[ids.HostId]], Collection[ids.HostId]]
+FindDeparted = Callable[[Collection[ids.HostId]], Collection[ids.HostId]]
 """Asks the decision service which hosts left and have no checkpoint any more.
 
 Raises errors.DecisionUnreachable or errors.NotAuthenticated."""
@@ -40,9 +40,9 @@ class OwnerDeletion:
     """The deletion loop."""
 
     def __init__(
-        self, vault: vault_store.VaultStore, gone: FindGone, ended: threading.Event
+        self, vault: vault_store.VaultStore, gone: FindDeparted, ended: threading.Event
     ) -> None:
-        self._vault, self._gone, self._ended = vault, gone, ended
+        self._vault, self._find_departed, self._ended = vault, gone, ended
         self._faults = log_once.LogOnce(LOG)
 
     def run(self) -> None:
@@ -64,7 +64,7 @@ class OwnerDeletion:
         for at in range(0, len(owners), messages.MAX_OWNERS):
             some = owners[at : at + messages.MAX_OWNERS]
             seen = {owner: self._seen(owner) for owner in some}
-            for owner in set(self._gone(some)) & seen.keys():
+            for owner in set(self._find_departed(some)) & seen.keys():
                 self._drop(owner, seen[owner])
 
     def _seen(self, owner: ids.HostId) -> dict[object_names.Disk, int]:
@@ -78,18 +78,18 @@ class OwnerDeletion:
             for disk, connection in seen.items():
                 went = vault_store.MAX_REMOVED
                 while went >= vault_store.MAX_REMOVED and not self._ended.is_set():
-                    went = self._vault.drop(disk, connection)
+                    went = self._vault.delete_disk(disk, connection)
                     gone += went
         if gone:
             LOG.info("%s is gone for good, and %d things that were kept for it", owner, gone)
 
 
 @contextlib.contextmanager
-def run_deletion(vault: vault_store.VaultStore, gone: FindGone) -> Iterator[None]:
+def run_deletion(vault: vault_store.VaultStore, gone: FindDeparted) -> Iterator[None]:
     """Run the loop in a thread during the block."""
     ended = threading.Event()
-    forgetting = OwnerDeletion(vault, gone, ended)
-    thread = supervision.start("forgetting", forgetting.run, ended)
+    deletion = OwnerDeletion(vault, gone, ended)
+    thread = supervision.start("owner deletion", deletion.run, ended)
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from acstor_common.model import ids
 LOG = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = 4096
-FULL: Final = 0.95
+NEARLY_FULL: Final = 0.95
 
 
 class Bound(enum.StrEnum):
@@ -31,14 +31,14 @@ class Bound(enum.StrEnum):
     DISK = "disk"
 
     @property
-    def of_host(self) -> bool:
+    def is_of_host(self) -> bool:
         """Whether it is a host's quota."""
         return self in (Bound.HOST_BYTES, Bound.HOST_INODES)
 
     @property
-    def what(self) -> str:
+    def resource(self) -> str:
         """The counted resource, for errors."""
-        return self.rpartition("_")[2] + " of one host" * self.of_host
+        return self.rpartition("_")[2] + " of one host" * self.is_of_host
 
 
 INODE_BYTES = 26 << 10
@@ -114,7 +114,7 @@ class Quota:
         with self._lock:
             self._add(owner, allocated_bytes(size_bytes), 1)
 
-    def give_back(self, owner: ids.HostId, size_bytes: int) -> None:
+    def release(self, owner: ids.HostId, size_bytes: int) -> None:
         """Release the space of a file or folder."""
         with self._lock:
             self._add(owner, -allocated_bytes(size_bytes), -1)
@@ -122,7 +122,7 @@ class Quota:
                 self._full.discard(owner)
 
     def full_hosts(self) -> int:
-        """Return how many hosts exhausted their quota and still use FULL of it."""
+        """Return how many hosts exhausted their quota and still use NEARLY_FULL of it."""
         with self._lock:
             return len(self._full)
 
@@ -147,12 +147,13 @@ class Quota:
     def _is_nearly_full(self, used: Usage) -> bool:
         limits = self.limits
         return (
-            used.size_bytes >= FULL * limits.host_bytes or used.inodes >= FULL * limits.host_inodes
+            used.size_bytes >= NEARLY_FULL * limits.host_bytes
+            or used.inodes >= NEARLY_FULL * limits.host_inodes
         )
 
     def _refuse(self, owner: ids.HostId, bound: Bound, limit: int) -> None:
         self.refused[bound] += 1
-        if bound.of_host and owner not in self._full:
+        if bound.is_of_host and owner not in self._full:
             self._full.add(owner)
             LOG.warning("%s has used up its quota of this vault (%s)", owner, bound)
-        raise errors.VaultFull(self._here, f"the limit of {limit} {bound.what} is reached")
+        raise errors.VaultFull(self._here, f"the limit of {limit} {bound.resource} is reached")

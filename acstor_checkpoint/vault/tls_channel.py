@@ -20,7 +20,7 @@ PROTOCOL: Final = vault_paths.PROTOCOL
 """ALPN protocol."""
 SILENCE_S: Final = 30.0
 """Timeout without data; tolerates slow disks."""
-SLOWEST_BYTES_PER_S: Final = 256 * 1024
+MIN_BYTES_PER_S: Final = 256 * 1024
 """Least rate of a body, because it holds a thread."""
 _MAX_HEAD_BYTES: Final = 16 * 1024
 _PIECE_BYTES: Final = 256 * 1024
@@ -119,7 +119,7 @@ class TlsChannel:
 
 def allowed_s(length: int) -> float:
     """Return the deadline of a body of this length."""
-    return SILENCE_S + length / SLOWEST_BYTES_PER_S
+    return SILENCE_S + length / MIN_BYTES_PER_S
 
 
 def content_length(message: h11.Request | h11.Response) -> int | None:

@@ -157,7 +157,7 @@ class VaultApi:
             except OSError as e:
                 LOG.error("%s %s of %s: %s", method, target, host, e)
                 is_full = e.errno in _FULL
-                self._vault.room.refused[quota.Bound.DISK] += is_full
+                self._vault.quota.refused[quota.Bound.DISK] += is_full
                 answer = _text_response(
                     FULL if is_full else FAULT, e.strerror or "the folder cannot be used"
                 )
@@ -180,10 +180,10 @@ class VaultApi:
         if method != "GET":
             self._vault.begin_connection(place.of, body.connection)
             return handler(place, body, stack)
-        self._vault.lookups.spend_lookups(host, lookup_rate.OF_REQUEST)
+        self._vault.lookup_rate.spend_lookups(host, lookup_rate.OF_REQUEST)
         answer = handler(place, body, stack)
         per_name = lookup_rate.BYTES if place.name else object_names.NAME_BYTES  # a list of names
-        self._vault.lookups.spend_lookups(host, answer.length // per_name)
+        self._vault.lookup_rate.spend_lookups(host, answer.length // per_name)
         return answer
 
     def _disks(self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack) -> Response:
@@ -211,10 +211,12 @@ class VaultApi:
             for _ in range(MAX_BATCH):
                 if not left:
                     break
-                name, length = object_names.HEAD.unpack(body.read_exactly(object_names.HEAD.size))
+                name, length = object_names.CHUNK_HEADER.unpack(
+                    body.read_exactly(object_names.CHUNK_HEADER.size)
+                )
                 object_names.check_length(length)
                 batch.add(object_names.Kind.CHUNK, name, length, [body.read_exactly(length)])
-                left -= object_names.HEAD.size + length
+                left -= object_names.CHUNK_HEADER.size + length
             if left:
                 raise ValueError(f"more than {MAX_BATCH} chunks, or not whole ones")
         return Response(NO_CONTENT)
@@ -231,15 +233,15 @@ class VaultApi:
         return _data_response(b"".join(self._vault.missing_chunks(place.of, _names(body))))
 
     def _keep(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
-        within, stay = object_names.parse_range(place.name), _names(body)
-        if not stay and within == object_names.ALL:
+        within, retained = object_names.parse_range(place.name), _names(body)
+        if not retained and within == object_names.ALL_FIRST_BYTES:
             raise ValueError("nothing is to stay: that is a DELETE")
         return _text_response(
-            OK, str(self._vault.retain_only(place.of, stay, body.connection, within))
+            OK, str(self._vault.retain_only(place.of, retained, body.connection, within))
         )
 
     def _drop(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
-        return _text_response(OK, str(self._vault.drop(place.of, body.connection)))
+        return _text_response(OK, str(self._vault.delete_disk(place.of, body.connection)))
 
 
 _Handler = Callable[[_Place, RequestBody, contextlib.ExitStack], Response]
@@ -247,7 +249,7 @@ _Handler = Callable[[_Place, RequestBody, contextlib.ExitStack], Response]
 
 def _names(body: RequestBody) -> object_names.NameList:
     return object_names.NameList(
-        body.read_exactly(body.bounded_length(object_names.MAX_ASKED * object_names.NAME_BYTES))
+        body.read_exactly(body.bounded_length(object_names.MAX_NAMES * object_names.NAME_BYTES))
     )
 
 

@@ -49,7 +49,9 @@ class VaultHealth:
 
     def _totals(self) -> dict[str, int]:
         return {
-            "refused": sum(self._room.refused[bound] for bound in quota.Bound if not bound.of_host),
+            "refused": sum(
+                self._room.refused[bound] for bound in quota.Bound if not bound.is_of_host
+            ),
             "syncs": self._safety.passes,
             "sync_ms": int(1000 * self._safety.took_s),
         }

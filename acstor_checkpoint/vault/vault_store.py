@@ -69,24 +69,24 @@ class VaultStore:
 
     def __init__(self, folder: pathlib.Path, limits: quota.Limits, here: ids.HostId) -> None:
         self.folder = folder
-        self.room = quota.Quota(limits, here)
-        self.lookups = lookup_rate.LookupRate()
-        self.spoilt = 0  #: corrupt files since the start
+        self.quota = quota.Quota(limits, here)
+        self.lookup_rate = lookup_rate.LookupRate()
+        self.corrupt_files = 0  #: corrupt files since the start
         self._numbers = itertools.count()
-        self._making = threading.RLock()
-        self._turns = connection_fencing.ConnectionFencing()
-        self.safety = group_sync.GroupSync(folder)
-        self.safety.wait_synced()  # names that a killed process gave may not be durable
+        self._folders_lock = threading.RLock()
+        self._fencing = connection_fencing.ConnectionFencing()
+        self.group_sync = group_sync.GroupSync(folder)
+        self.group_sync.wait_synced()  # names that a killed process gave may not be durable
         for owner in vault_files.owners_in(folder):
-            self.room.count_existing(owner, quota.BLOCK_BYTES)
+            self.quota.count_existing(owner, quota.BLOCK_BYTES)
             for disk in vault_files.disks_in(folder / owner):
                 for size_bytes in vault_files.sizes_in(folder / owner / disk):
-                    self.room.count_existing(owner, size_bytes)
-        self.health = vault_health.VaultHealth(self.room, self.safety)
+                    self.quota.count_existing(owner, size_bytes)
+        self.health = vault_health.VaultHealth(self.quota, self.group_sync)
 
     def close(self) -> None:
         """Close the folder's file system."""
-        self.safety.close()
+        self.group_sync.close()
 
     @contextlib.contextmanager
     def open_batch(self, disk: object_names.Disk, connection: int = 0) -> Iterator["Batch"]:
@@ -109,20 +109,20 @@ class VaultStore:
         Hosts that exceed their rate wait here, as in :meth:`missing_chunks` and
         :meth:`retain_only`.
         """
-        self.lookups.spend_lookups(disk.owner, lookup_rate.OF_REQUEST)
+        self.lookup_rate.spend_lookups(disk.owner, lookup_rate.OF_REQUEST)
         if self._folder_of(disk).is_dir():
-            self._turns.begin_generation(disk, connection)
+            self._fencing.begin_generation(disk, connection)
 
     def latest_connection(self, disk: object_names.Disk) -> int:
         """Return the last connection of a disk since the start; 0: none."""
-        return self._turns.latest_connection(disk)
+        return self._fencing.latest_connection(disk)
 
     def missing_chunks(self, disk: object_names.Disk, asked: Sequence[bytes]) -> list[bytes]:
         """Return which chunks are missing.
 
-        :param asked: at most object_names.MAX_ASKED
+        :param asked: at most object_names.MAX_NAMES
         """
-        self.lookups.spend_lookups(disk.owner, len(asked))
+        self.lookup_rate.spend_lookups(disk.owner, len(asked))
         folder = str(self._folder_of(disk))
         return [name for name in asked if not os.path.exists(vault_files.chunk_path(folder, name))]
 
@@ -153,7 +153,7 @@ class VaultStore:
         """Remove a corrupt object; return 1, or 0 if it does not exist."""
         path = vault_files.path_of(self._folder_of(disk), kind, name)
         gone = self._remove(disk.owner, path)
-        self.spoilt += gone
+        self.corrupt_files += gone
         return gone
 
     def list_manifests(self, disk: object_names.Disk) -> list[bytes]:
@@ -179,11 +179,11 @@ class VaultStore:
     def retain_only(
         self,
         disk: object_names.Disk,
-        stay: object_names.NameList,
+        retained: object_names.NameList,
         connection: int = 0,
-        within: range = object_names.ALL,
+        within: range = object_names.ALL_FIRST_BYTES,
     ) -> int:
-        """Delete a disk's objects except for ``stay``; return how many.
+        """Delete a disk's objects except for ``retained``; return how many.
 
         If it returns MAX_REMOVED there may be more.  Objects stored meanwhile over the same
         connection may be deleted, too.
@@ -193,16 +193,16 @@ class VaultStore:
         :raises errors.VaultRefused: fenced by a later connection
         """
         gone = 0
-        self.lookups.spend_lookups(disk.owner, len(stay))
+        self.lookup_rate.spend_lookups(disk.owner, len(retained))
         for part in vault_files.parts_of(self._folder_of(disk)):
             is_shard = part.name != object_names.Kind.MANIFEST
             if is_shard and int(part.name, 16) not in within:
                 continue
-            staying = stay.beginning_with(int(part.name, 16)) if is_shard else stay
+            staying = retained.beginning_with(int(part.name, 16)) if is_shard else retained
             found = (name for name in vault_files.names_in(part) if name[0] in within)
             for some in _dozens(found):
-                self.lookups.spend_lookups(disk.owner, len(some))
-                with self._turns.hold_generation(disk, connection):
+                self.lookup_rate.spend_lookups(disk.owner, len(some))
+                with self._fencing.hold_generation(disk, connection):
                     for name in some:
                         if gone >= MAX_REMOVED:
                             return gone
@@ -211,7 +211,7 @@ class VaultStore:
             self._remove_folder(disk.owner, part)
         return gone
 
-    def drop(self, disk: object_names.Disk, connection: int = 0) -> int:
+    def delete_disk(self, disk: object_names.Disk, connection: int = 0) -> int:
         """Delete a disk; return the number of objects as :meth:`retain_only`.
 
         :raises errors.VaultRefused: fenced by a later connection
@@ -221,21 +221,21 @@ class VaultStore:
         for empty in (folder, folder.parent):
             self._remove_folder(disk.owner, empty)
         if not folder.is_dir():
-            self._turns.forget_disk(disk)
+            self._fencing.forget_disk(disk)
         return gone
 
     def make_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
         """Create a host's folder if it does not exist, or raise VaultFull."""
         if folder.is_dir():
             return
-        with self._making:
+        with self._folders_lock:
             if folder.is_dir():
                 return
-            self.room.reserve(owner, quota.BLOCK_BYTES)
+            self.quota.reserve(owner, quota.BLOCK_BYTES)
             try:
                 os.mkdir(folder, mode=0o700)
             except OSError:
-                self.room.give_back(owner, quota.BLOCK_BYTES)
+                self.quota.release(owner, quota.BLOCK_BYTES)
                 raise
 
     def next_path(self, folder: pathlib.Path) -> pathlib.Path:
@@ -249,8 +249,8 @@ class VaultStore:
         folder = self._folder_of(disk)
         if folder.is_dir():
             return folder
-        self.lookups.spend_lookups(disk.owner, MAX_DISKS)  # it lists all disks
-        with self._making:
+        self.lookup_rate.spend_lookups(disk.owner, MAX_DISKS)  # it lists all disks
+        with self._folders_lock:
             if len(self.list_disks(disk.owner)) >= MAX_DISKS:
                 raise errors.VaultFull(disk.owner, f"{MAX_DISKS} disks of one host")
             self.make_folder(disk.owner, folder.parent)
@@ -258,9 +258,9 @@ class VaultStore:
         return folder
 
     def _remove_folder(self, owner: ids.HostId, folder: pathlib.Path) -> None:
-        with self._making, contextlib.suppress(OSError):
+        with self._folders_lock, contextlib.suppress(OSError):
             folder.rmdir()
-            self.room.give_back(owner, quota.BLOCK_BYTES)
+            self.quota.release(owner, quota.BLOCK_BYTES)
 
     def _remove(self, owner: ids.HostId, path: pathlib.Path) -> int:
         try:
@@ -268,7 +268,7 @@ class VaultStore:
             path.unlink()
         except FileNotFoundError:
             return 0
-        self.room.give_back(owner, size_bytes)
+        self.quota.release(owner, size_bytes)
         return 1
 
 
@@ -318,12 +318,12 @@ class Batch:
             return
         is_manifest = kind is object_names.Kind.MANIFEST
         if is_manifest:
-            self._vault.lookups.spend_lookups(self._owner, MAX_MANIFESTS)
+            self._vault.lookup_rate.spend_lookups(self._owner, MAX_MANIFESTS)
             if len(list(vault_files.names_in(final.parent))) >= MAX_MANIFESTS:
                 raise ValueError(f"{MAX_MANIFESTS} manifests of one disk are enough")
         self._vault.make_folder(self._owner, final.parent)
         size_bytes = length + vault_files.CHECKSUM_BYTES
-        self._vault.room.reserve(self._owner, size_bytes)
+        self._vault.quota.reserve(self._owner, size_bytes)
         incoming = _Incoming(self._vault.next_path(self._folder), final, size_bytes)
         self._incoming.append(incoming)
         vault_files.write(incoming.path, length, pieces, name if is_manifest else None)
@@ -333,7 +333,7 @@ class Batch:
 
         Objects that existed before may not be durable yet, so the sync covers them, too.
         """
-        self._vault.safety.wait_synced()
+        self._vault.group_sync.wait_synced()
         if not self._incoming:
             return
         for incoming in self._incoming:
@@ -342,11 +342,11 @@ class Batch:
             with contextlib.suppress(FileExistsError):  # stored by another connection meanwhile
                 os.link(incoming.path, incoming.final)
                 incoming.is_kept = True
-        self._vault.safety.wait_synced()
+        self._vault.group_sync.wait_synced()
 
     def close(self) -> None:
         """Remove temporary files, and release the space of failed ones."""
         for incoming in self._incoming:
             incoming.path.unlink(missing_ok=True)
             if not incoming.is_kept:
-                self._vault.room.give_back(self._owner, incoming.size_bytes)
+                self._vault.quota.release(self._owner, incoming.size_bytes)

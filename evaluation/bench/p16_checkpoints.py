@@ -335,7 +335,7 @@ def _read(it: Guest, owner: checkpoints.Host) -> Iterator[None]:
         time.sleep(0.5)
         yield
         takes.give_up(owner)
-    owner.taker.clear(server_of(owner, it))
+    owner.taker.clean_up(server_of(owner, it))
 
 
 def drop(owner: checkpoints.Host, it: Guest) -> None:
@@ -346,7 +346,7 @@ def drop(owner: checkpoints.Host, it: Guest) -> None:
     old = object_names.Disk(ids.HostId(checkpoints.OWNER), ids.ImageId(state.disk))
     for holder in owner.places.choose_holders(old.disk, COPIES, ()):
         with owner.places.client_of(holder) as client:
-            client.drop(old)
+            client.delete_disk(old)
     state.disk, state.key, state.manifest = str(uuid.uuid4()), secrets.token_hex(32), ""
     owner.states.save(it.domain.instance, state)
 

@@ -30,8 +30,8 @@ from acstor_checkpoint.capture import domain_xml
 from acstor_checkpoint.holders import checkpoint_record
 from acstor_checkpoint.holders import holder_pool
 from acstor_checkpoint.holders import vault_client
+from acstor_checkpoint.schedule import bus_client
 from acstor_checkpoint.schedule import garbage_collection
-from acstor_checkpoint.schedule import registration
 from acstor_checkpoint.schedule import worker_pool
 from acstor_checkpoint.vault import connection_limit
 from acstor_checkpoint.vault import object_names
@@ -60,7 +60,7 @@ INTERVAL_S = 120.0
 REST_S = float(os.environ.get("ACSTOR_BENCH_P16D_REST_S", str(INTERVAL_S)))
 ATTACK_S = float(os.environ.get("ACSTOR_BENCH_P16D_S", "30"))
 HOLDING_S = ATTACK_S + 35.0
-"""Of an attack by a holder: longer than a holder has for a request (``holder_group.STEP_S``)."""
+"""Of an attack by a holder: longer than a holder has for a request (``holder_group.SLACK_S``)."""
 SETTLES_S = 300.0
 """An attack begins when no checkpoint is late by more than IN_TIME intervals, or failed last."""
 IN_TIME = 0.1
@@ -94,7 +94,7 @@ class Places(holder_pool.HolderPool):
 
     def forgive(self) -> None:
         """Choose hosts that failed again."""
-        self._avoided.clear()
+        self._backoffs.clear()
 
     def _address(self, _ring: hash_ring.Ring, host: ids.HostId) -> str:
         return f"127.0.0.1:{self._ports[host]}"
@@ -127,7 +127,7 @@ class Host:
         return [one for one in self.host.domains.list_servers() if one.instance in self.here]
 
     def register(self, new: checkpoint_record.Record) -> set[str]:
-        for pause_s in (0.0, *registration.RETRY_PAUSES_S):
+        for pause_s in (0.0, *bus_client.RETRY_PAUSES_S):
             time.sleep(pause_s)
             with contextlib.suppress(nova_client.NovaBusy):
                 self._asked.get_server(SERVER, self.name)
@@ -313,14 +313,14 @@ def asking(
 
 
 def names_without_end(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
-    asked = sorted(os.urandom(32) for _ in range(object_names.MAX_ASKED))
+    asked = sorted(os.urandom(32) for _ in range(object_names.MAX_NAMES))
     return asking(cloud, lambda client, disk: client.missing_chunks(disk, asked) and None)
 
 
 def small_chunks(cloud: Cloud) -> contextlib.AbstractContextManager[None]:
     def put(client: vault_client.VaultClient, disk: object_names.Disk) -> None:
         found = sorted(os.urandom(32) for _ in range(64))
-        client.put(disk, [object_names.Sealed(ids.Cid(name), bytes(64)) for name in found])
+        client.put(disk, [object_names.SealedChunk(ids.Cid(name), bytes(64)) for name in found])
 
     return asking(cloud, put)
 

@@ -43,7 +43,7 @@ def record() -> checkpoint_record.Record:
         changed_bytes=1 << 20,
         read_bytes=1 << 20,
         sent_bytes=1 << 19,
-        whole_because="",
+        full_read_reason="",
         manifest_name="ab" * 32,
         holders=(checkpoint_record.Holder(ids.HostId("h2"), "10.0.0.2:7202"),),
         key="cd" * 32,

@@ -50,7 +50,7 @@ class TakenCheckpoint:
         )
         self.manifest = seal.close_manifest(manifest.build(self.subject, entries))
         self.chunks = [
-            object_names.Sealed(name, seal.close(name, changed[n]))
+            object_names.SealedChunk(name, seal.close(name, changed[n]))
             for n, name in entries
             if name != ids.ZERO_CID
         ]

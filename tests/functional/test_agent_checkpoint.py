@@ -76,7 +76,7 @@ class Kept:
         )
         sealed = seal.close_manifest(manifest.build(subject, entries))
         chunks = [
-            object_names.Sealed(name, seal.close(name, CHANGED[n]))
+            object_names.SealedChunk(name, seal.close(name, CHANGED[n]))
             for n, name in entries
             if name != ids.ZERO_CID
         ]

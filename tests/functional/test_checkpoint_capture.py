@@ -294,7 +294,7 @@ def test_who_comes_later_ends_what_a_killed_one_began(place):
     moment = it.domain.export_snapshot("acstor-cut", "", it.folder)
     moment.__enter__()
     assert it.guest.is_busy()
-    it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
+    it.domain.clean_up(["acstor-cut"], it.folder, may_be_frozen=False)
     assert not it.guest.is_busy() and list(it.folder.glob("acstor-*")) == []
     assert it.domain.remove_bitmap("acstor-cut")
     assert it.guest.bitmaps() == []
@@ -309,7 +309,7 @@ def test_backup_of_somebody_else_goes_on(place):
     it.guest.domain.backupBegin(
         libvirt_domains._backup_xml("vda", "", libvirt_domains.Files(socket, scratch)), None
     )
-    it.domain.clear(["acstor-cut"], it.folder, was_frozen=False)
+    it.domain.clean_up(["acstor-cut"], it.folder, may_be_frozen=False)
     assert it.guest.is_busy()
     it.guest.domain.abortJob()
 

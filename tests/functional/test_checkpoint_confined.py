@@ -30,7 +30,7 @@ found = libvirt_domains.Domains("qemu:///system", lambda path: overlay.base_of(p
 (server,) = [one for one in found.list_servers() if one.instance == instance]
 domain = found.find_domain(server)
 if how == "clear":
-    domain.clear([BITMAP], folder, was_frozen=False)
+    domain.clean_up([BITMAP], folder, may_be_frozen=False)
     print(json.dumps({"has_job": bool(domain._socket())}))
     sys.exit()
 with domain.export_snapshot(BITMAP, "", folder) as moment:

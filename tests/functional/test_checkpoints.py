@@ -79,14 +79,14 @@ def test_each_holder_has_every_byte(owner, guest, lab, tmp_path):
     guest.write(20 * MIB, CHUNK, 2)
     first = owner.taker.take_checkpoint(server_of(owner, guest))
     assert owner.rebuilt(first, BASE) == [disk_of(guest, tmp_path)] * 2
-    assert (first.number, first.whole_because) == (1, take_checkpoint.FIRST)
+    assert (first.number, first.full_read_reason) == (1, take_checkpoint.FIRST)
     assert (first.changed_bytes, first.read_bytes) == (4 * CHUNK, 4 * CHUNK)
     assert first.consistency is CRASH and first.project == guest.project
     guest.write(CHUNK, CHUNK, 3)
     wanted = []
     for number in (2, 3, 4):
         newest = owner.taker.take_checkpoint(server_of(owner, guest))
-        assert (newest.number, newest.whole_because) == (number, "")
+        assert (newest.number, newest.full_read_reason) == (number, "")
         wanted.append(disk_of(guest, tmp_path))
         assert owner.rebuilt(newest, BASE) == [wanted[-1]] * 2
         assert newest.read_bytes == CHUNK
@@ -108,7 +108,7 @@ def test_unregistered_checkpoint_is_none(owner, guest, tmp_path):
     assert len(guest.bitmaps()) == 1 and owner.states.load(guest.instance).manifest == ""
     owner.refuses = False
     record = owner.taker.take_checkpoint(server_of(owner, guest))
-    assert record.sent_bytes == 0 and record.whole_because == take_checkpoint.FIRST
+    assert record.sent_bytes == 0 and record.full_read_reason == take_checkpoint.FIRST
     assert record.number == 4 and len(guest.bitmaps()) == 1
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
@@ -124,7 +124,7 @@ def test_holder_that_dies_is_replaced_by_one_that_gets_all(owner, guest, lab, tm
     assert not guest.is_busy()
     record = owner.taker.take_checkpoint(server_of(owner, guest))
     assert [holder.host for holder in record.holders] == ["h1", "h3"]
-    assert record.whole_because == ""
+    assert record.full_read_reason == ""
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
@@ -144,31 +144,31 @@ def test_holder_that_lost_a_chunk_gets_it_again(owner, guest, lab, tmp_path):
     assert record.read_bytes <= 3 * CHUNK
 
 
-@pytest.mark.parametrize("is_dropped", [False, True])
+@pytest.mark.parametrize("may_lack_chunks", [False, True])
 def test_holder_that_lacks_what_it_acknowledged_is_replaced_before_anything_is_read(
-    owner, guest, lab, tmp_path, monkeypatch, is_dropped
+    owner, guest, lab, tmp_path, monkeypatch, may_lack_chunks
 ):
     """Unless this host had it dropped: then it gets all of it again."""
-    monkeypatch.setattr(holder_group, "MAX_LOST", 4)
+    monkeypatch.setattr(holder_group, "MAX_LOST_CHUNKS", 4)
     start(guest)
     for number in range(8):
         guest.write(number * CHUNK, CHUNK, number + 1)
     owner.taker.take_checkpoint(server_of(owner, guest))
     state = owner.states.load(guest.instance)
-    state.is_dropped = is_dropped
+    state.may_lack_chunks = may_lack_chunks
     owner.states.save(guest.instance, state)
     for path in lab.vaults["h1"].folder.rglob("[0-9a-f]" * 64):
         path.unlink()
     read, seen = nbd_client.Disk.read_into, []
     monkeypatch.setattr(nbd_client.Disk, "read_into", lambda *words: seen.append(1) or read(*words))
-    if not is_dropped:
+    if not may_lack_chunks:
         with pytest.raises(holder_group.HolderLost, match=r"h1 .* 8 chunks that it acknowledged"):
             owner.taker.take_checkpoint(server_of(owner, guest))
         assert seen == [] and owner.places.avoided == ["h1"] and owner.places.costly == ["h1"]
     record = owner.taker.take_checkpoint(server_of(owner, guest))
-    chosen = ["h1", "h2"] if is_dropped else ["h2", "h3"]
+    chosen = ["h1", "h2"] if may_lack_chunks else ["h2", "h3"]
     assert [holder.host for holder in record.holders] == chosen
-    assert record.read_bytes == 8 * CHUNK and not owner.states.load(guest.instance).is_dropped
+    assert record.read_bytes == 8 * CHUNK and not owner.states.load(guest.instance).may_lack_chunks
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
@@ -210,7 +210,8 @@ def test_job_of_one_that_was_killed_is_ended_also_without_its_state(owner, guest
     (state_folder / "state.json").write_text("{")
     assert guest.is_busy()
     assert (
-        owner.taker.take_checkpoint(server_of(owner, guest)).whole_because == take_checkpoint.FIRST
+        owner.taker.take_checkpoint(server_of(owner, guest)).full_read_reason
+        == take_checkpoint.FIRST
     )
     assert not guest.is_busy()
 
@@ -261,16 +262,16 @@ def test_server_that_is_off_is_taken_as_it_lies(owner, guest, tmp_path):
     guest.write(3 * MIB, CHUNK, 2)
     guest.domain.destroy()
     off = owner.taker.take_checkpoint(server_of(owner, guest))
-    assert (off.read_bytes, off.whole_because) == (CHUNK, "")
+    assert (off.read_bytes, off.full_read_reason) == (CHUNK, "")
     assert owner.rebuilt(off, BASE) == [disk_of(guest, tmp_path)] * 2
     start(guest)
     guest.write(5 * MIB, CHUNK, 3)
     on = owner.taker.take_checkpoint(server_of(owner, guest))
-    assert on.read_bytes == 2 * CHUNK and on.whole_because == ""
+    assert on.read_bytes == 2 * CHUNK and on.full_read_reason == ""
     assert owner.rebuilt(on, BASE) == [disk_of(guest, tmp_path)] * 2
     guest.kill()
     crashed = owner.taker.take_checkpoint(server_of(owner, guest))
-    assert crashed.whole_because == take_checkpoint.NO_BITMAP
+    assert crashed.full_read_reason == take_checkpoint.NO_BITMAP
     assert owner.rebuilt(crashed, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
@@ -314,16 +315,18 @@ def test_all_is_read_when_something_is_lost_and_the_record_says_why(owner, guest
     guest.kill()
     start(guest)
     lost = owner.taker.take_checkpoint(server_of(owner, guest))
-    assert lost.whole_because == take_checkpoint.NO_BITMAP and lost.vault_disk == first.vault_disk
+    assert (
+        lost.full_read_reason == take_checkpoint.NO_BITMAP and lost.vault_disk == first.vault_disk
+    )
     assert lost.sent_bytes == 0
     (state_folder,) = (tmp_path / "lab" / "state").iterdir()
     for path in state_folder.glob("*.manifest"):
         path.write_bytes(path.read_bytes()[:-1])
     damaged = owner.taker.take_checkpoint(server_of(owner, guest))
-    assert damaged.whole_because == take_checkpoint.MANIFEST_LOST
+    assert damaged.full_read_reason == take_checkpoint.MANIFEST_LOST
     (state_folder / "state.json").write_text("{")
     anew = owner.taker.take_checkpoint(server_of(owner, guest))
-    assert anew.whole_because == take_checkpoint.FIRST and anew.vault_disk != first.vault_disk
+    assert anew.full_read_reason == take_checkpoint.FIRST and anew.vault_disk != first.vault_disk
     assert owner.rebuilt(anew, BASE) == [disk_of(guest, tmp_path)] * 2
 
 
@@ -334,7 +337,7 @@ def test_numbers_go_on_when_a_disk_begins_anew(owner, guest, lab):
     lab.know(guest, 2 * CHUNK)
     anew = checkpoints.Host(lab.options)
     second = anew.taker.take_checkpoint(server_of(anew, guest))
-    assert second.whole_because == take_checkpoint.IMAGE_CHANGED
+    assert second.full_read_reason == take_checkpoint.IMAGE_CHANGED
     assert second.vault_disk != first.vault_disk and second.number == first.number + 1 == 2
 
 
@@ -357,10 +360,10 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
         try:
             record = owner.taker.take_checkpoint(server_of(owner, guest))
             break
-        except snapshot_window.PartTaken:
+        except snapshot_window.PartialCapture:
             assert owner.registered() == [] and not guest.is_busy()
             guest.write(part * MIB, CHUNK, part + 2)
-    assert part > 0 and record.whole_because == take_checkpoint.FIRST
+    assert part > 0 and record.full_read_reason == take_checkpoint.FIRST
     assert owner.rebuilt(record, BASE) == [disk_of(guest, tmp_path)] * 2
     assert len(guest.bitmaps()) == 1
 
@@ -368,7 +371,7 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
 def stuck(owner, guest):
     """Have parts read of a guest that rewrites all that it has between them."""
     for part in range(snapshot_window.PARTS + 1):
-        with pytest.raises(snapshot_window.PartTaken):
+        with pytest.raises(snapshot_window.PartialCapture):
             owner.taker.take_checkpoint(server_of(owner, guest))
         guest.write(0, 16 * MIB, part + 2)
 
@@ -389,7 +392,7 @@ def test_guest_that_writes_faster_than_it_is_read_gets_a_checkpoint(slow_owner, 
     slow_owner.places.client_of = first
     record = slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
     assert slow_owner.rebuilt(record, BASE) == [wanted] * 2
-    assert slow_owner.states.load(guest.instance).stuck == 0
+    assert slow_owner.states.load(guest.instance).stalled_parts == 0
 
 
 @pytest.mark.expect_log("writes faster than its disk is read")
@@ -403,7 +406,7 @@ def test_long_moment_that_is_ended_from_outside_is_followed_by_short_ones(slow_o
         slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
     slow_owner.places.client_of = client
     assert not guest.is_busy() and slow_owner.registered() == []
-    with pytest.raises(snapshot_window.PartTaken):
+    with pytest.raises(snapshot_window.PartialCapture):
         slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
 
 
@@ -414,9 +417,9 @@ def test_long_moment_has_an_end(slow_owner, guest):
     start(guest)
     guest.write(0, 16 * MIB, 1)
     stuck(slow_owner, guest)
-    with pytest.raises(snapshot_window.PartTaken):
+    with pytest.raises(snapshot_window.PartialCapture):
         slow_owner.taker.take_checkpoint(server_of(slow_owner, guest))
-    assert not guest.is_busy() and slow_owner.states.load(guest.instance).stuck <= 1
+    assert not guest.is_busy() and slow_owner.states.load(guest.instance).stalled_parts <= 1
 
 
 def test_server_that_is_off_and_has_no_bitmap_is_taken_at_once(lab, guest):

@@ -29,7 +29,7 @@ OTHER_DISK = ids.parse_image_id("00000000-0000-4000-8000-000000000001")
 PLAIN = [random.Random(n).randbytes(65536) for n in range(40)]
 NAMES = [SEAL.chunk_name(plain) for plain in PLAIN]
 CHUNKS = [
-    object_names.Sealed(name, SEAL.close(name, plain))
+    object_names.SealedChunk(name, SEAL.close(name, plain))
     for name, plain in zip(NAMES, PLAIN, strict=True)
 ]
 MANIFEST = SEAL.close_manifest(b"some manifest")
@@ -75,11 +75,14 @@ def test_other_hosts_keep_what_one_host_put(start: Start) -> None:
             client.fetch_chunk(disk, NAMES[35])
     with h1.client(h2) as client:
         assert (
-            client.retain_only(disk, object_names.Stay(object_names.ALL, [*NAMES[10:20], name]))
+            client.retain_only(
+                disk,
+                object_names.RetainedNames(object_names.ALL_FIRST_BYTES, [*NAMES[10:20], name]),
+            )
             == 20
         )
         assert client.missing_chunks(disk, NAMES) == set(NAMES) - set(NAMES[10:20])
-        assert client.drop(disk) == 11
+        assert client.delete_disk(disk) == 11
         assert client.list_disks(h1.name) == client.list_manifests(disk) == []
     assert not list(h2.folder.glob("h1/*"))
     assert h2.kill(15) == 0
@@ -93,15 +96,17 @@ def test_only_the_owner_changes_what_is_kept_for_it(start: Start) -> None:
         tries: list[Callable[[], object]] = [
             lambda: client.put(of(h1), CHUNKS),
             lambda: client.put_manifest(of(h1), MANIFEST),
-            lambda: client.retain_only(of(h1), object_names.Stay(object_names.ALL, NAMES[:1])),
-            lambda: client.drop(of(h1)),
+            lambda: client.retain_only(
+                of(h1), object_names.RetainedNames(object_names.ALL_FIRST_BYTES, NAMES[:1])
+            ),
+            lambda: client.delete_disk(of(h1)),
             lambda: client.missing_chunks(of(h1), NAMES),
         ]
         for one in tries:
             with pytest.raises(errors.VaultRefused, match="not h3's to change"):
                 one()
     with h2.client(h2) as client, pytest.raises(errors.VaultRefused, match="h1"):
-        client.drop(of(h1))  # nor does whoever keeps it
+        client.delete_disk(of(h1))  # nor does whoever keeps it
     with h1.client(h2) as client:
         assert client.missing_chunks(of(h1), NAMES) == set()
 
@@ -152,7 +157,7 @@ def test_what_was_acknowledged_outlives_kill_9(start: Start) -> None:
             assert client.missing_chunks(of(h1), told) == set()
             for name in set(NAMES) - client.missing_chunks(of(h1), NAMES):  # no halves of others
                 SEAL.open(name, client.fetch_chunk(of(h1), name), 65536, "h2")
-            client.drop(of(h1))
+            client.delete_disk(of(h1))
         assert not [path for path in h2.folder.rglob(".incoming-*")]
         told.clear()
 
@@ -167,11 +172,11 @@ def _put_one_by_one(h1: vaults.Vault, h2: vaults.Vault, told: list[bytes]) -> No
 def test_kill_9_in_the_middle_of_a_batch_leaves_nothing_behind(start: Start) -> None:
     h1, h2 = start("h1"), start("h2")
 
-    def slowly() -> Iterator[object_names.Sealed]:
+    def slowly() -> Iterator[object_names.SealedChunk]:
         for round_ in range(200):
             plain = random.Random(1000 + round_).randbytes(65536)
             name = SEAL.chunk_name(plain)
-            yield object_names.Sealed(name, SEAL.close(name, plain))
+            yield object_names.SealedChunk(name, SEAL.close(name, plain))
 
     def put() -> None:
         with h1.client(h2) as client, contextlib.suppress(errors.SourceUnreachable):
@@ -210,7 +215,12 @@ def test_a_full_vault_keeps_what_it_has(start: Start) -> None:
         with pytest.raises(errors.VaultFull, match="bytes is reached"):
             client.put(of(h3), CHUNKS[10:11])
     with h1.client(h2) as client:
-        assert client.retain_only(of(h1), object_names.Stay(object_names.ALL, NAMES[:5])) == 15
+        assert (
+            client.retain_only(
+                of(h1), object_names.RetainedNames(object_names.ALL_FIRST_BYTES, NAMES[:5])
+            )
+            == 15
+        )
         client.put(of(h1), CHUNKS[5:10])
     h2.kill()
     h2.start()  # counts what is there

@@ -137,7 +137,7 @@ class NoCheckpoints:
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {}
 
-    taking_s = overdue_s
+    capture_s = overdue_s
 
 
 def names_of_checkpoints() -> set[str]:
@@ -231,7 +231,7 @@ def test_full_vault_of_a_host_without_libvirt_is_a_finding_while_it_reports_it(
         h1.start()
         disk = object_names.Disk(h2.name, ids.ImageId("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
         with h2.client(h1) as client, pytest.raises(errors.VaultFull):
-            client.put(disk, [object_names.Sealed(bytes(32), b"x")])
+            client.put(disk, [object_names.SealedChunk(bytes(32), b"x")])
 
         def findings() -> list[str]:
             failures = store.checkpoint_failures(time.time())

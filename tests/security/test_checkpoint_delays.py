@@ -50,7 +50,7 @@ def test_holder_that_drips_its_answer_to_a_deletion_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The checkpoint counts, the others do not wait for it twice, and it is named."""
-    monkeypatch.setattr(holder_group, "STEP_S", 3.0)
+    monkeypatch.setattr(holder_group, "SLACK_S", 3.0)
     monkeypatch.setattr(holder_group, "STALLED_S", 1.5)
 
     def answer(line: str, tls: ssl.SSLSocket) -> bytes:
@@ -83,12 +83,12 @@ def test_silent_holder_makes_a_checkpoint_late_by_one_interval_at_most(
             hostile.ended.wait(600.0)
         return b""
 
-    shortest = nova_intervals.Answer(of_servers={guest.instance: checkpoint_intervals.MIN_S})
+    shortest = nova_intervals.Intervals(of_servers={guest.instance: checkpoint_intervals.MIN_S})
     with hostile_holder.HostileHolder(tmp_path / "h0", "h0", answer) as hostile:
         lab.options.vaults["h0"] = hostile.port
         owner, late_s = checkpoints.Host(lab.options), list[float]()
         daemon = worker_pool.WorkerPool(
-            owner.domains, owner.taker, owner.states, 0, ask_intervals=lambda _failing: shortest
+            owner.domains, owner.taker, owner.states, 0, fetch_intervals=lambda _failing: shortest
         )
 
         def is_taken() -> bool:

@@ -103,9 +103,9 @@ def test_folder_in_the_place_of_a_scratch_file_ends_no_checkpoint(
     """QEMU can write to the folder of scratch files; a former daemon was to remove one there."""
     attacker, victim = guests
     state = disk_states.new_state(ids.ImageId(attacker.image), CHUNK)
-    state.begun = ["acstor-0123456789ab"]
+    state.obsolete_bitmaps = ["acstor-0123456789ab"]
     owner.states.save(attacker.instance, state)
-    for path in libvirt_domains._files(owner.sockets, owner.sockets, state.begun[0]):
+    for path in libvirt_domains._files(owner.sockets, owner.sockets, state.obsolete_bitmaps[0]):
         path.mkdir()
     with working(owner.daemon()):
         runs.wait_for(lambda: taken(owner, victim), 60.0, "the victim's checkpoint", str)
@@ -170,14 +170,14 @@ def test_guest_that_overwrites_fills_no_more_than_its_bound(
 
     monkeypatch.setattr(vault_client.VaultClient, "put", put_later)
     server = next(s for s in owner.domains.list_servers() if s.instance == guest.instance)
-    with pytest.raises(snapshot_window.PartTaken):
+    with pytest.raises(snapshot_window.PartialCapture):
         owner.taker.take_checkpoint(server)
     assert 6 * MIB < max(most) < 14 * MIB and scratch_bytes(owner) == 0
     assert (most[-1] == 0) is is_stuck  # the job was ended while the holder took its time
     assert not guest.is_busy()
     assert ("the capture is ended: it has" in caplog.text) is is_stuck
     for _ in range(3):
-        with contextlib.suppress(snapshot_window.PartTaken):
+        with contextlib.suppress(snapshot_window.PartialCapture):
             owner.taker.take_checkpoint(server)
     assert taken(owner, guest)
 
@@ -207,11 +207,11 @@ def test_guest_whose_parts_get_nowhere_is_said_to_overwrite_too_much(
     kinds = []
     for _ in range(3):
         is_busy.append(True)
-        with pytest.raises(snapshot_window.PartTaken) as cut:
+        with pytest.raises(snapshot_window.PartialCapture) as cut:
             owner.taker.take_checkpoint(server)
         kinds.append(type(cut.value))
     assert kinds == [
-        snapshot_window.PartTaken,
+        snapshot_window.PartialCapture,
         snapshot_window.Overwritten,
         snapshot_window.Overwritten,
     ]

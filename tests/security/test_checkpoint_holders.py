@@ -83,10 +83,10 @@ def of(vault: vaults.Vault) -> checkpoint_record.Holder:
     return checkpoint_record.Holder(vault.name, f"127.0.0.1:{vault.port}")
 
 
-def sealed(count: int) -> list[object_names.Sealed]:
+def sealed(count: int) -> list[object_names.SealedChunk]:
     chunks = [number.to_bytes(8) * 8192 for number in range(1, count + 1)]
     named = sorted((SEAL.chunk_name(plain), plain) for plain in chunks)
-    return [object_names.Sealed(name, SEAL.close(name, plain)) for name, plain in named]
+    return [object_names.SealedChunk(name, SEAL.close(name, plain)) for name, plain in named]
 
 
 @pytest.mark.parametrize("is_slow", [True, False])
@@ -144,7 +144,7 @@ def test_slow_holder_is_replaced_after_the_time_of_a_request(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
 ) -> None:
-    monkeypatch.setattr(holder_group, "STEP_S", 2.0)
+    monkeypatch.setattr(holder_group, "SLACK_S", 2.0)
 
     def answer(line: str, tls: object) -> bytes | None:
         if how == "drips":
@@ -211,7 +211,7 @@ def test_holder_that_denies_what_it_acknowledged_has_nothing_sent_again(
     tmp_path: pathlib.Path, honest: vaults.Vault, proof: credentials.Credentials
 ) -> None:
     """It is asked for the names of the last checkpoint, and named; nothing is read for it."""
-    chunks = {chunk.name: chunk.data for chunk in sealed(holder_group.MAX_LOST + 1)}
+    chunks = {chunk.name: chunk.data for chunk in sealed(holder_group.MAX_LOST_CHUNKS + 1)}
     cids = sorted(map(ids.Cid, chunks))
     with served(tmp_path / "h2", "h2", Denying) as hostile, contextlib.ExitStack() as stack:
         places, disk = Places(proof), object_names.Disk(ids.HostId("owner"), DISK)
@@ -269,4 +269,6 @@ def test_holder_whose_answer_makes_no_sense_is_replaced(
         with Places(proof).client_of(hostile.holder) as client:
             disk = holder_group.HolderGroup(object_names.Disk(ids.HostId("owner"), DISK), [client])
             with pytest.raises(holder_group.HolderFailed, match="h2 keeps no checkpoint"):
-                disk.retain_only([object_names.Stay(object_names.ALL, [bytes(32)])])
+                disk.retain_only(
+                    [object_names.RetainedNames(object_names.ALL_FIRST_BYTES, [bytes(32)])]
+                )

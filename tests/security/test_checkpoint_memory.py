@@ -50,7 +50,7 @@ with Disk(nbd_client.Export(path, "vda", pid, size_bytes), nbd_client.ALLOCATION
         error = str(e)
 with open("/proc/self/status") as file:  # ru_maxrss begins at what the parent had
     [used] = [int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM:")]
-print(json.dumps([used, taking.read_bytes, taking.left_bytes, error]))
+print(json.dumps([used, taking.read_bytes, taking.unread_bytes, error]))
 """
 
 
@@ -145,10 +145,10 @@ def test_each_second_64_kib_of_a_large_disk(
         argv = [sys.executable, "-c", PROGRAM, *map(str, args)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    used, read_bytes, left_bytes, error = json.loads(done.stdout)
+    used, read_bytes, unread_bytes, error = json.loads(done.stdout)
     print(f"{size_bytes >> 30} GiB: {used >> 20} MiB, {error or 'all seen'}")
     assert used < LIMIT_BYTES
     if is_too_large:  # before anything is read
         assert "more than 128 GiB" in error and read_bytes == 0
     else:
-        assert read_bytes + left_bytes == size_bytes
+        assert read_bytes + unread_bytes == size_bytes

@@ -33,7 +33,7 @@ DISK = object_names.Disk(
 REQUEST_S = 2.0
 LATE_S = 1.0
 MEMORY_BYTES = 64 << 20
-CHUNK = object_names.Sealed(bytes([7]) * 32, bytes(60000))
+CHUNK = object_names.SealedChunk(bytes([7]) * 32, bytes(60000))
 OTHER = bytes([9]) * 32
 FAULTS = (
     errors.SourceUnreachable,
@@ -97,13 +97,14 @@ def ask(client: vault_client.VaultClient) -> object:
 
 
 def drop(client: vault_client.VaultClient) -> object:
-    return client.drop(DISK)
+    return client.delete_disk(DISK)
 
 
 def drop_all(client: vault_client.VaultClient) -> object:
     """Do what a sweep does with all disks that a holder names."""
     return [
-        client.drop(object_names.Disk(DISK.owner, disk)) for disk in client.list_disks(DISK.owner)
+        client.delete_disk(object_names.Disk(DISK.owner, disk))
+        for disk in client.list_disks(DISK.owner)
     ]
 
 

@@ -65,10 +65,10 @@ def h1(tmp_path: pathlib.Path) -> vaults.Vault:
     return vaults.Vault(tmp_path / "h1", "h1")
 
 
-def chunk(number: int) -> object_names.Sealed:
+def chunk(number: int) -> object_names.SealedChunk:
     plain = number.to_bytes(8, "big") * 8192
     name = SEAL.chunk_name(plain)
-    return object_names.Sealed(name, SEAL.close(name, plain))
+    return object_names.SealedChunk(name, SEAL.close(name, plain))
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -99,7 +99,7 @@ class Asking:
         self.names = 0
         self._host, self._vault, self._ask = host, vault, ask
         self._ended = threading.Event()
-        self._asked = sorted(os.urandom(32) for _ in range(object_names.MAX_ASKED))
+        self._asked = sorted(os.urandom(32) for _ in range(object_names.MAX_NAMES))
         self._threads = [threading.Thread(target=self._run) for _ in range(8)]
 
     def __enter__(self) -> Self:
@@ -121,13 +121,13 @@ class Asking:
 
 
 def keep(client: vault_client.VaultClient, disk: object_names.Disk, stay: list[bytes]) -> None:
-    client.retain_only(disk, object_names.Stay(object_names.ALL, stay))
+    client.retain_only(disk, object_names.RetainedNames(object_names.ALL_FIRST_BYTES, stay))
 
 
 def list_disks(
     client: vault_client.VaultClient, disk: object_names.Disk, _names: list[bytes]
 ) -> None:
-    for _ in range(object_names.MAX_ASKED // lookup_rate.OF_REQUEST):
+    for _ in range(object_names.MAX_NAMES // lookup_rate.OF_REQUEST):
         client.list_disks(disk.owner)
 
 
@@ -188,7 +188,7 @@ def test_one_host_reads_no_more_from_a_vault_than_its_rate(
 
 def begin_put(tls: ssl.SSLSocket) -> None:
     tls.sendall(
-        PUT.format(host="h1", disk=DISK).encode() + object_names.HEAD.pack(bytes(32), 65536)
+        PUT.format(host="h1", disk=DISK).encode() + object_names.CHUNK_HEADER.pack(bytes(32), 65536)
     )
 
 
@@ -231,11 +231,11 @@ def test_put_that_drips_ends_in_its_time(start: Start, h1: vaults.Vault) -> None
     assert "Traceback" not in h2.log()
 
 
-def small_chunks(disk_no: int) -> tuple[object_names.Disk, list[object_names.Sealed]]:
+def small_chunks(disk_no: int) -> tuple[object_names.Disk, list[object_names.SealedChunk]]:
     """Return the smallest chunks that there are, one for each folder of a disk."""
     disk = object_names.Disk(ids.HostId("h1"), ids.parse_image_id(str(uuid.UUID(int=disk_no))))
     length = checkpoint_encryption.SEAL_BYTES + 1
-    return disk, [object_names.Sealed(bytes([n]) * 32, bytes(length)) for n in range(256)]
+    return disk, [object_names.SealedChunk(bytes([n]) * 32, bytes(length)) for n in range(256)]
 
 
 def taken(folder: pathlib.Path) -> tuple[int, int]:
@@ -255,7 +255,10 @@ def test_one_host_takes_no_more_inodes_and_bytes_than_its_quota(
         for disk_no in range(1, 7):
             disk, chunks = small_chunks(disk_no)
             client.put(disk, chunks)
-            client.retain_only(disk, object_names.Stay(object_names.ALL, [chunks[disk_no].name]))
+            client.retain_only(
+                disk,
+                object_names.RetainedNames(object_names.ALL_FIRST_BYTES, [chunks[disk_no].name]),
+            )
         for disk_no in range(7, 40):
             client.put(*small_chunks(disk_no))
     mine = taken(h2.folder / "h1")
@@ -290,7 +293,7 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
 ) -> None:
     size_bytes = 2 << 20
     disk = object_names.Disk(h1.name, DISK)
-    chunks = [object_names.Sealed(bytes([n]) * 32, os.urandom(60000)) for n in range(50)]
+    chunks = [object_names.SealedChunk(bytes([n]) * 32, os.urandom(60000)) for n in range(50)]
     with small_disk(tmp_path / "h2" / "vault", size_bytes):
         h2 = start()
         with h1.client(h2) as client:
@@ -306,7 +309,9 @@ def test_vault_with_a_full_disk_refuses_serves_and_drops(
             assert client.missing_chunks(disk, [one.name for one in chunks[:put]]) == set()
             assert client.fetch_chunk(disk, chunks[0].name) == chunks[0].data
             assert (
-                client.retain_only(disk, object_names.Stay(object_names.ALL, [chunks[0].name]))
+                client.retain_only(
+                    disk, object_names.RetainedNames(object_names.ALL_FIRST_BYTES, [chunks[0].name])
+                )
                 == put - 1
             )
             client.put(disk, chunks[1:3])

@@ -26,7 +26,7 @@ from tests.security.test_vault_holders import ok
 SEAL = checkpoint_encryption.Seal(bytes(range(32)))
 PLAIN = bytes(range(256)) * 4
 NAME = SEAL.chunk_name(PLAIN)
-CHUNK = object_names.Sealed(NAME, SEAL.close(NAME, PLAIN))
+CHUNK = object_names.SealedChunk(NAME, SEAL.close(NAME, PLAIN))
 MANIFEST = SEAL.close_manifest(b"a manifest")
 MANIFEST_NAME = checkpoint_encryption.manifest_name(MANIFEST)
 DISK = ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21")
@@ -43,7 +43,7 @@ def request(line: str, body: bytes = b"") -> bytes:
 
 REQUESTS = {
     "put chunks": request(
-        f"PUT {PLACE}/chunks", object_names.HEAD.pack(NAME, len(CHUNK.data)) + CHUNK.data
+        f"PUT {PLACE}/chunks", object_names.CHUNK_HEADER.pack(NAME, len(CHUNK.data)) + CHUNK.data
     ),
     "missing": request(f"POST {PLACE}/missing", object_names.pack_names([NAME, MANIFEST_NAME])),
     "put a manifest": request(f"PUT {PLACE}/manifests/{MANIFEST_NAME.hex()}", MANIFEST),
@@ -101,10 +101,12 @@ ANSWERS = {
     "missing_chunks": (lambda c: c.missing_chunks(H1, [NAME, MANIFEST_NAME]), ok(NAME)),
     "put_manifest": (lambda c: c.put_manifest(H1, MANIFEST), b"HTTP/1.1 204 No Content\r\n\r\n"),
     "retain_only": (
-        lambda c: c.retain_only(H1, object_names.Stay(object_names.ALL, [NAME])),
+        lambda c: c.retain_only(
+            H1, object_names.RetainedNames(object_names.ALL_FIRST_BYTES, [NAME])
+        ),
         ok(b"17"),
     ),
-    "drop": (lambda c: c.drop(H1), ok(b"17")),
+    "drop": (lambda c: c.delete_disk(H1), ok(b"17")),
     "fetch_chunk": (lambda c: c.fetch_chunk(H1, NAME), ok(CHUNK.data)),
     "fetch_manifest": (lambda c: c.fetch_manifest(H1, MANIFEST_NAME), ok(MANIFEST)),
     "manifests": (lambda c: c.list_manifests(H1), ok(MANIFEST_NAME)),

@@ -99,7 +99,7 @@ class World:
     def put(self, owner: vaults.Vault) -> None:
         disk = object_names.Disk(OWNER, kept_checkpoints.VAULT_DISK)
         with owner.client(self.honest) as client:
-            client.put(disk, [object_names.Sealed(*one) for one in self.kept.chunks.items()])
+            client.put(disk, [object_names.SealedChunk(*one) for one in self.kept.chunks.items()])
             client.put_manifest(disk, self.kept.manifest)
 
     def given(self) -> Given:

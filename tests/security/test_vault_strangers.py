@@ -36,13 +36,13 @@ def pair(tmp_path: pathlib.Path) -> Iterator[tuple[vaults.Vault, vaults.Vault]]:
         yield h1, h2
 
 
-def sealed(number: int) -> list[object_names.Sealed]:
+def sealed(number: int) -> list[object_names.SealedChunk]:
     """Return four chunks that no other number has."""
     made = []
     for part in range(4):
         plain = random.Random(4 * number + part).randbytes(65536)
         name = SEAL.chunk_name(plain)
-        made.append(object_names.Sealed(name, SEAL.close(name, plain)))
+        made.append(object_names.SealedChunk(name, SEAL.close(name, plain)))
     return made
 
 

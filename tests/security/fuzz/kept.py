@@ -62,7 +62,7 @@ SEALED = Target(
 
 def _request_seeds() -> list[bytes]:
     place, sealed = f"/v1/h1/{stored.IMAGE}", SEAL.close(NAME, CHUNK)
-    frame = object_names.HEAD.pack(NAME, len(sealed)) + sealed
+    frame = object_names.CHUNK_HEADER.pack(NAME, len(sealed)) + sealed
     said: list[tuple[str, bytes]] = [
         (f"PUT {place}/chunks", frame),
         (f"POST {place}/missing", NAME),

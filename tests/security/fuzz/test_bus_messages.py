@@ -29,7 +29,7 @@ import trio
 from oslo_config import cfg
 
 from acstor_checkpoint.capture import disk_states
-from acstor_checkpoint.schedule import registration
+from acstor_checkpoint.schedule import bus_client
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.identity import sealed_box
@@ -354,7 +354,7 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
-    daemon = registration.Registration(host, files, None, lambda _instance: 600, wall=lambda: NOW_S)
+    daemon = bus_client.BusClient(host, files, None, lambda _instance: 600, wall=lambda: NOW_S)
 
     def sign(text: str) -> dict[str, Any]:
         purpose = signing.CHECKPOINT_WANTED
@@ -446,29 +446,29 @@ def bus() -> Iterator[Any]:
 @pytest.fixture
 def asking(
     bus: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[registration.Registration, Answers]]:
+) -> Iterator[tuple[bus_client.BusClient, Answers]]:
     """Yield a daemon that asks, and who answers."""
-    monkeypatch.setattr(registration, "ANSWER_S", 10)
+    monkeypatch.setattr(bus_client, "ANSWER_S", 10)
     keys = linked_host.KEYS
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
-    daemon = registration.Registration(host, files, bus, lambda _instance: 600)
+    daemon = bus_client.BusClient(host, files, bus, lambda _instance: 600)
     daemon._stopping.set()  # where it is to come again it does not wait
     service = Answers(bus, keys)
     yield daemon, service
     service.served.close()
 
 
-Asks = Callable[[registration.Registration], object]
+Asks = Callable[[bus_client.BusClient], object]
 
 
-def tidying(folder: pathlib.Path, asks: Callable[[registration.Registration], Any]) -> Asks:
+def tidying(folder: pathlib.Path, asks: Callable[[bus_client.BusClient], Any]) -> Asks:
     """Return what asks which manifests stay, and does with them what a daemon does."""
     states, instance = disk_states.DiskStates(folder / "states"), checkpoint_hosts.SERVER
     state = disk_states.new_state(checkpoint_hosts.IMAGE, 65536)
 
-    def tidy(daemon: registration.Registration) -> None:
+    def tidy(daemon: bus_client.BusClient) -> None:
         names = set(asks(daemon))
         assert all(len(bytes.fromhex(name)) == 32 for name in names)
         states.retain_only(instance, names)
@@ -478,12 +478,12 @@ def tidying(folder: pathlib.Path, asks: Callable[[registration.Registration], An
     return tidy
 
 
-def register(daemon: registration.Registration) -> set[str]:
+def register(daemon: bus_client.BusClient) -> set[str]:
     return daemon.register_checkpoint(checkpoint_hosts.record())
 
 
-def kept(daemon: registration.Registration) -> set[str]:
-    found = daemon.list_kept()
+def kept(daemon: bus_client.BusClient) -> set[str]:
+    found = daemon.list_retained()
     assert all(ids.parse_image_id(disk) == disk for disk in found)
     return {name for names in found.values() for name in names}
 
@@ -499,7 +499,7 @@ def asks_of(method: str, folder: pathlib.Path) -> Asks:
     }[method]
 
 
-def is_taken(asks: Asks, daemon: registration.Registration) -> bool:
+def is_taken(asks: Asks, daemon: bus_client.BusClient) -> bool:
     """Return whether an answer is taken; what refuses it has the product's name."""
     try:
         asks(daemon)
@@ -515,7 +515,7 @@ def is_taken(asks: Asks, daemon: registration.Registration) -> bool:
 
 @pytest.mark.parametrize("method", ANSWERS)
 def test_answers_of_the_service_are_taken_or_refused(
-    asking: tuple[registration.Registration, Answers], tmp_path: pathlib.Path, method: str
+    asking: tuple[bus_client.BusClient, Answers], tmp_path: pathlib.Path, method: str
 ) -> None:
     """The service is in wrong hands, or its answers are changed on their way."""
     (daemon, service), rng = asking, random.Random(SEED)
@@ -533,7 +533,7 @@ def test_answers_of_the_service_are_taken_or_refused(
 
 
 def test_huge_answer_is_refused_in_bounded_time_and_memory(
-    asking: tuple[registration.Registration, Answers],
+    asking: tuple[bus_client.BusClient, Answers],
 ) -> None:
     """The broker bounds a message: here it has 4 MiB of words, of text or of levels."""
     daemon, service = asking

@@ -91,7 +91,7 @@ def test_numbers_of_a_vault(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     ):
         pass
     monkeypatch.setattr(scrubber, "ended_s", lambda _folder: 5.0)
-    monkeypatch.setattr(vault.safety, "_failed", OSError())
+    monkeypatch.setattr(vault.group_sync, "_failed", OSError())
     now = shown(address)
     assert (now["corrupt_files_total"], now["inodes"]) == (1, 5)
     assert (now["last_scrub_timestamp_seconds"], now["sync_ok"]) == (5, 0)
@@ -130,7 +130,7 @@ class Taking:
     def overdue_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 70.0, OTHER: 3.0}
 
-    def taking_s(self) -> dict[ids.ImageId, float]:
+    def capture_s(self) -> dict[ids.ImageId, float]:
         return {DISK.disk: 5.0}
 
 

@@ -58,8 +58,8 @@ def ranges(sectors):
     return [(sector * 512, 512) for sector in sorted(sectors)]
 
 
-def take(guest, holder, before, is_late=lambda: False):
-    taking = disk_capture.DiskCapture(guest, CHUNK, SEAL, holder, NO_PACE, is_late)
+def take(guest, holder, before, should_stop=lambda: False):
+    taking = disk_capture.DiskCapture(guest, CHUNK, SEAL, holder, NO_PACE, should_stop)
     written = ranges(guest.written) if before else ()
     entries = list(
         taking.iter_entries(
@@ -146,7 +146,7 @@ def test_what_is_cut_goes_on_with_the_rest(monkeypatch):
     guest.write(0, random.Random(1).randbytes(20 * CHUNK))
     guest.flush()
     before, parts = None, []
-    while not parts or parts[-1].left_bytes:
+    while not parts or parts[-1].unread_bytes:
         late = iter([False, True, True])
         taking, before = take(guest, holder, before, late.__next__)
         parts.append(taking)

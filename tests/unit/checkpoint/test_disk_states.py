@@ -41,14 +41,14 @@ def sealed_of(state, number, entries=()):
 
 def test_state_is_as_it_was_saved_and_for_nobody_else(known, tmp_path):
     state = disk_states.new_state(BASE, 65536)
-    state.bitmap, state.begun, state.number = "acstor-1", ["acstor-2"], 9
+    state.bitmap, state.obsolete_bitmaps, state.number = "acstor-1", ["acstor-2"], 9
     assert known.load(INSTANCE) is None
     known.save(INSTANCE, state)
     assert known.load(INSTANCE) == state and known.list_instances() == [INSTANCE]
     for path in [tmp_path / "state", *(tmp_path / "state").rglob("*")]:
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     assert disk_states.new_state(BASE, 65536).key != state.key
-    known.forget_disk(INSTANCE)
+    known.delete_state(INSTANCE)
     assert known.load(INSTANCE) is None and known.list_instances() == []
 
 

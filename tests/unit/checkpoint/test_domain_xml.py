@@ -179,18 +179,18 @@ def test_host_whose_failures_cost_reads_of_whole_disks_is_left_alone_ever_longer
         pauses_s.append(now_s[0] - failed_s)
         if failures % 2:
             places.record_failure(h2, is_costly=False)  # that is no way to begin anew
-            now_s[0] += holder_pool.AVOIDED_S
+            now_s[0] += holder_pool.FIRST_BACKOFF_S
             assert places.choose_holders(IMAGE, 2, [])
     assert pauses_s == [min(600.0 * 2**n, 86400.0) for n in range(12)]
-    now_s[0] += holder_pool.LONGEST_S
+    now_s[0] += holder_pool.MAX_BACKOFF_S
     places.record_failure(h2, is_costly=True)
-    now_s[0] += holder_pool.AVOIDED_S
+    now_s[0] += holder_pool.FIRST_BACKOFF_S
     assert places.choose_holders(IMAGE, 2, [])
 
 
 def test_holders_may_be_named(tmp_path):
     (tmp_path / "ring").write_bytes(TABLE)
     files, here = agent_files.AgentFiles(tmp_path, tmp_path / "ring"), ids.HostId("h1")
-    places = holder_pool.HolderPool(here, files.read_ring, None, 7202, only=[ids.HostId("h3")])
+    places = holder_pool.HolderPool(here, files.read_ring, None, 7202, allowed=[ids.HostId("h3")])
     assert [holder.host for holder in places.choose_holders(IMAGE, 2, [ids.HostId("h2")])] == ["h3"]
     assert len(places.other_hosts()) == 2  # those that it had before let go of what is theirs

@@ -89,12 +89,12 @@ def test_guest_without_agent_is_asked_nothing(domain_of, tmp_path):
     assert not [name for name in fake.told if name.startswith("fs")]
 
 
-@pytest.mark.parametrize("was_frozen", [True, False])
-def test_who_comes_later_lets_go(domain_of, tmp_path, was_frozen):
+@pytest.mark.parametrize("may_be_frozen", [True, False])
+def test_who_comes_later_lets_go(domain_of, tmp_path, may_be_frozen):
     fake = Domain()
     fake.isActive = lambda: True
-    domain_of(fake).clear(["acstor-1"], tmp_path, was_frozen=was_frozen)
-    assert ("fsThaw" in fake.told) is was_frozen
+    domain_of(fake).clean_up(["acstor-1"], tmp_path, may_be_frozen=may_be_frozen)
+    assert ("fsThaw" in fake.told) is may_be_frozen
 
 
 def test_files_of_a_moment_go_with_it(domain_of, tmp_path):

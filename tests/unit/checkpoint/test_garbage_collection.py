@@ -41,8 +41,8 @@ class Client:
         named = object_names.NameList(object_names.pack_names(stay.names))
         return self._kept.retain_only(disk, named, within=stay.within)
 
-    def drop(self, disk):
-        return self._kept.drop(disk)
+    def delete_disk(self, disk):
+        return self._kept.delete_disk(disk)
 
     def abort(self):
         pass
@@ -117,7 +117,7 @@ class World:
     def take_part(self, instance):
         _, name = self.take(instance, 1, 2)
         state = self.states.load(instance)
-        state.manifest, state.is_part = name, True
+        state.manifest, state.is_partial = name, True
         self.states.save(instance, state)
 
     def files(self):
@@ -171,10 +171,10 @@ def test_holders_are_known_to_lack_what_this_host_had_them_drop(world):
     world.states.save(HERE, state)
     world.stays = {disk: {name}}
     world.collect()
-    assert not world.states.load(HERE).is_dropped
+    assert not world.states.load(HERE).may_lack_chunks
     world.stays = {}
     world.collect()
-    assert world.states.load(HERE).is_dropped and world.files() == [0, 0]
+    assert world.states.load(HERE).may_lack_chunks and world.files() == [0, 0]
 
 
 def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world):
@@ -190,7 +190,7 @@ def test_disk_of_a_server_that_left_is_forgotten_when_nothing_of_it_stays(world)
 def test_disk_of_which_nothing_is_known_here_any_more_goes_as_a_whole_or_stays(world):
     disk, name = world.take(GONE, 1)
     world.take(GONE, 2)
-    world.states.forget_disk(GONE)
+    world.states.delete_state(GONE)
     world.stays = {disk: {name}}
     world.collect()
     assert world.files() == [4, 4]
@@ -239,7 +239,7 @@ def test_state_of_each_disk_is_read_twice_for_a_holder(world, monkeypatch):
     world.collect()
     read, seen = world.states.read, []
     monkeypatch.setattr(world.states, "read", lambda one: seen.append(one) or read(one))
-    world.collector._ask(world.other_hosts()[0])
+    world.collector._collect_at(world.other_hosts()[0])
     assert len(seen) == 6
 
 
@@ -260,20 +260,20 @@ def test_checkpoint_that_is_begun_while_the_service_answers_stays(world):
         world.take(HERE, 2)
         return {}
 
-    world.collector._kept = kept
+    world.collector._list_retained = kept
     world.collect()
     assert all(count >= 2 for count in world.files())
 
 
 def test_pass_without_time_goes_on_in_the_next_one(world, monkeypatch):
     world.take(GONE, 1)
-    ask = world.collector._ask
+    ask = world.collector._collect_at
 
     def slow(holder):
         ask(holder)
         world.now_s += collection.PASS_S + 1
 
-    monkeypatch.setattr(world.collector, "_ask", slow)
+    monkeypatch.setattr(world.collector, "_collect_at", slow)
     world.collect()
     assert world.files() == [2, 0] and world.states.list_instances() == [GONE]
     world.collect()
@@ -294,7 +294,7 @@ def test_part_of_a_server_that_arrives_during_a_pass_stays(world, present):
         world.present = present
         return {}
 
-    world.collector._kept = kept
+    world.collector._list_retained = kept
     assert world.collect()
     assert world.files() == [3, 3] and world.states.list_instances() == [GONE]
 
@@ -310,7 +310,7 @@ def test_disk_of_a_server_that_arrives_before_it_is_forgotten_is_known(world, pr
             world.present = present
         return {}
 
-    world.collector._kept = kept
+    world.collector._list_retained = kept
     assert world.collect()
     assert len(answers) == 3 and world.states.list_instances() == [GONE]
 

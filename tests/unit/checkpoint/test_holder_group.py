@@ -28,7 +28,7 @@ class Client:
     """
 
     def __init__(self, wait: Callable[[], object], name: str = "h2") -> None:
-        self.holder, self._wait, self.asked_s = ids.HostId(name), wait, time.monotonic()
+        self.holder, self._wait, self.request_began_s = ids.HostId(name), wait, time.monotonic()
         self.is_aborted = False
 
     def abort(self) -> None:
@@ -80,19 +80,19 @@ def test_time_that_is_left_is_used_up_by_what_is_beyond_the_rate_and_filled_up_a
     disk = holder_group.HolderGroup(DISK, [Client(lambda: clock.wait(took_s[0]))], clock=clock)
     took_s[0] = 8.0
     disk.put_manifest(bytes(2 * MIB))
-    assert disk.left_s == holder_group.STEP_S - 6.0
+    assert disk.slack_left_s == holder_group.SLACK_S - 6.0
     took_s[0] = 0.5
     disk.put_manifest(bytes(2 * MIB))
-    assert disk.left_s == holder_group.STEP_S - 4.5
+    assert disk.slack_left_s == holder_group.SLACK_S - 4.5
     for _ in range(10):
         disk.put_manifest(bytes(2 * MIB))
-    assert disk.left_s == holder_group.STEP_S
+    assert disk.slack_left_s == holder_group.SLACK_S
 
 
 def test_holder_that_takes_a_long_manifest_at_the_promised_rate_keeps_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(holder_group, "STEP_S", 0.5)
+    monkeypatch.setattr(holder_group, "SLACK_S", 0.5)
     disk = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.0))])
     disk.put_manifest(bytes(2 * MIB))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
@@ -103,22 +103,22 @@ def test_names_of_a_disk_are_looked_up_in_the_time_of_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They stand for 4 GiB of the disk, and are 2 MiB."""
-    monkeypatch.setattr(holder_group, "STEP_S", 0.5)
-    monkeypatch.setattr(holder_group, "SLOWEST_NAMES_S", len(NAMES))
+    monkeypatch.setattr(holder_group, "SLACK_S", 0.5)
+    monkeypatch.setattr(holder_group, "MIN_NAMES_PER_S", len(NAMES))
     asked = holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(1.2))])
     assert asked.missing_names(NAMES) == set(NAMES)
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
         holder_group.HolderGroup(DISK, [Client(lambda: time.sleep(2.5))]).missing_names(NAMES)
 
 
-MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, holder_group.MAX_LOST + 2)]
+MANY = [ids.Cid(number.to_bytes(32)) for number in range(1, holder_group.MAX_LOST_CHUNKS + 2)]
 
 
-@pytest.mark.parametrize("lost", [holder_group.MAX_LOST, holder_group.MAX_LOST + 1])
+@pytest.mark.parametrize("lost", [holder_group.MAX_LOST_CHUNKS, holder_group.MAX_LOST_CHUNKS + 1])
 def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> None:
     """It may lack a few: scrubbing removed them."""
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
-    if lost <= holder_group.MAX_LOST:
+    if lost <= holder_group.MAX_LOST_CHUNKS:
         assert disk.missing_names(MANY[:lost]) == set(MANY[:lost])
     else:
         with pytest.raises(holder_group.HolderLost, match="lacks 129 chunks that it acknowledged"):
@@ -129,7 +129,7 @@ def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> 
 def test_chunks_that_are_lost_are_counted_over_all_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(object_names, "MAX_ASKED", 2)
+    monkeypatch.setattr(object_names, "MAX_NAMES", 2)
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)], [ids.HostId("h2")])
     with pytest.raises(holder_group.HolderLost):
         disk.missing_names(MANY)
@@ -158,11 +158,11 @@ def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> 
 
 
 def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder_group, "STEP_S", 0.5)
+    monkeypatch.setattr(holder_group, "SLACK_S", 0.5)
     client = Client(lambda: time.sleep(0.1))
     with pytest.raises(holder_group.HolderFailed, match="too slow"):
         holder_group.HolderGroup(DISK, [client]).retain_only(
-            [object_names.Stay(object_names.ALL, NAMES)]
+            [object_names.RetainedNames(object_names.ALL_FIRST_BYTES, NAMES)]
         )
     assert client.is_aborted
 

@@ -23,7 +23,7 @@ def server(spec):
 def test_server_counts_for_more_than_flavor_than_aggregate_than_host():
     said = itertools.product((None, 0, 400), (None, "0", "300", "soon"), (None, 0, 200), (0, 100))
     for of_server, spec, of_host, default_s in said:
-        told = nova_intervals.Answer(of_host, {} if of_server is None else {INSTANCE: of_server})
+        told = nova_intervals.Intervals(of_host, {} if of_server is None else {INSTANCE: of_server})
         words = None if spec in (None, "soon") else int(spec)
         wanted = next(one for one in (of_server, words, of_host, default_s) if one is not None)
         assert server_schedule.interval_s(server(spec), told, default_s) == wanted
@@ -31,12 +31,14 @@ def test_server_counts_for_more_than_flavor_than_aggregate_than_host():
 
 @pytest.mark.parametrize(("default_s", "wanted_s"), [(1, 30), (-1, 0), (1 << 40, 30 * 86_400)])
 def test_no_interval_is_too_short_or_too_long(default_s, wanted_s):
-    assert server_schedule.interval_s(server(None), nova_intervals.Answer(), default_s) == wanted_s
+    assert (
+        server_schedule.interval_s(server(None), nova_intervals.Intervals(), default_s) == wanted_s
+    )
 
 
 class Service:
     def __init__(self):
-        self.now_s, self.asked, self.answer = 1000.0, 0, nova_intervals.Answer(600)
+        self.now_s, self.asked, self.answer = 1000.0, 0, nova_intervals.Intervals(600)
         self.known = nova_intervals.NovaIntervals(self.ask, lambda: self.now_s)
 
     def ask(self, _failing):
@@ -51,7 +53,7 @@ def test_service_is_asked_at_once_and_then_now_and_then():
     for later_s, asked in ((0, 1), (nova_intervals.EVERY_S - 1, 1), (1, 2)):
         service.now_s += later_s
         assert (
-            service.known.current_intervals() == nova_intervals.Answer(600)
+            service.known.current_intervals() == nova_intervals.Intervals(600)
             and service.asked == asked
         )
 
@@ -68,14 +70,14 @@ def test_nothing_changes_while_the_service_does_not_answer(failure):
     for asked in (2, 3):
         service.now_s += nova_intervals.EVERY_S
         assert (
-            service.known.current_intervals() == nova_intervals.Answer(600)
+            service.known.current_intervals() == nova_intervals.Intervals(600)
             and service.asked == asked
         )
         assert service.known.current_intervals() and service.asked == asked
-    service.answer = nova_intervals.Answer()
-    service.now_s += nova_intervals.AGAIN_S
-    assert service.known.current_intervals() == nova_intervals.Answer()
+    service.answer = nova_intervals.Intervals()
+    service.now_s += nova_intervals.RETRY_S
+    assert service.known.current_intervals() == nova_intervals.Intervals()
 
 
 def test_who_has_no_service_knows_nothing():
-    assert nova_intervals.NovaIntervals(None).current_intervals() == nova_intervals.Answer()
+    assert nova_intervals.NovaIntervals(None).current_intervals() == nova_intervals.Intervals()

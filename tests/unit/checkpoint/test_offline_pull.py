@@ -180,7 +180,7 @@ def test_disk_that_leads_elsewhere_is_not_shown(disk, how, never, tmp_path):
     never()
     of = domain_xml.Disk("vda", disk.path, IMAGE)
     with pytest.raises(errors.Unusable):
-        offline_export.bitmaps(of, base_of)
+        offline_export.list_bitmaps(of, base_of)
     with pytest.raises(errors.Unusable):
         with offline_export.export_disk(of, base_of, "", tmp_path, str(tmp_path)):
             pass
@@ -193,7 +193,7 @@ def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
     create(disk.base, secret, "raw")
     create(disk.path, disk.base, "qcow2")
     of = domain_xml.Disk("vda", disk.path, IMAGE)
-    assert offline_export.bitmaps(of, base_of) == set()
+    assert offline_export.list_bitmaps(of, base_of) == set()
     (tmp_path / f"{IMAGE}.raw").symlink_to(disk.base)
     with offline_export.export_disk(of, base_of, "", tmp_path, str(tmp_path)) as export:
         url = f"nbd+unix:///{export.name}?socket={export.path}"
@@ -232,7 +232,7 @@ def test_link_in_the_place_of_a_disk_is_not_shown(disk, never, tmp_path):
     never()
     of = domain_xml.Disk("vda", disk.path, IMAGE)
     with pytest.raises(errors.Unusable):
-        offline_export.bitmaps(of, base_of)
+        offline_export.list_bitmaps(of, base_of)
     with pytest.raises(errors.Unusable):
         with offline_export.export_disk(of, base_of, "", tmp_path, str(tmp_path)):
             pass

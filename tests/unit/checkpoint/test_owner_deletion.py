@@ -24,7 +24,7 @@ class World:
         self.vault = vault_store.VaultStore(folder, quota.Limits(1 << 20, 1 << 20, 200), HERE)
         self.gone, self.asked, self.why = {H1}, [], ""
         self.meanwhile, self.ended = (lambda: None), threading.Event()
-        self.forgetting = owner_deletion.OwnerDeletion(self.vault, self.says, self.ended)
+        self.deletion = owner_deletion.OwnerDeletion(self.vault, self.says, self.ended)
 
     def says(self, owners):
         self.asked.append(list(owners))
@@ -51,36 +51,36 @@ def world(tmp_path):
 
 
 def test_what_gone_hosts_left_goes_and_its_room_is_free(world):
-    world.forgetting.delete_departed()
+    world.deletion.delete_departed()
     assert world.asked == [[H1, H2]] and world.kept() == [(H2, IDS[2])]
     assert not (world.vault.folder / H1).exists()
-    world.forgetting.delete_departed()
+    world.deletion.delete_departed()
     assert world.asked[-1] == [H2]
 
 
 def test_nobody_is_asked_of_where_nothing_is_kept(world):
     world.gone = {H1, H2, ids.HostId("h9")}
-    world.forgetting.delete_departed()
-    world.forgetting.delete_departed()
+    world.deletion.delete_departed()
+    world.deletion.delete_departed()
     assert len(world.asked) == 1 and world.kept() == []
 
 
 def test_nothing_goes_while_the_service_does_not_answer(world):
     world.why = "it is away"
     with pytest.raises(errors.DecisionUnreachable):
-        world.forgetting.delete_departed()
+        world.deletion.delete_departed()
     assert len(world.kept()) == 3
 
 
 def test_nothing_goes_of_a_disk_of_which_its_host_speaks_again(world):
     world.meanwhile = lambda: world.put(H1, IDS[1], connection=7, name=2)
-    world.forgetting.delete_departed()
+    world.deletion.delete_departed()
     assert {(H1, IDS[1]), (H2, IDS[2])} <= set(world.kept())
 
 
 def test_many_hosts_are_asked_of_in_parts(world, monkeypatch):
     monkeypatch.setattr(messages, "MAX_OWNERS", 1)
-    world.forgetting.delete_departed()
+    world.deletion.delete_departed()
     assert world.asked == [[H1], [H2]] and world.kept() == [(H2, IDS[2])]
 
 
@@ -97,7 +97,7 @@ def test_it_goes_on_after_a_fault(world, monkeypatch):
             world.ended.set()
 
     world.meanwhile = later
-    world.forgetting.run()
+    world.deletion.run()
     assert world.kept() == [(H2, IDS[2])]
 
 

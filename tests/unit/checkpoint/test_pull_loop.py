@@ -35,19 +35,19 @@ class Host:
 
     def __init__(self, *found):
         self.found, self.done, self.now_s = list(found), [], 0.0
-        self.is_active = self.is_whole = True
+        self.is_active = self.is_complete = True
         self.fault = None
         self.ended = threading.Event()
         known = types.SimpleNamespace(
-            is_whole=lambda _: self.is_whole,
+            is_complete=lambda _: self.is_complete,
             base_path=lambda _: "/base",
             checkpoint_path=lambda one: one,
         )
-        known.is_in = lambda _path, _checkpoint: self.is_in
-        self.is_in, self.lies_on_checkpoint = False, True
+        known.is_copied_into = lambda _path, _checkpoint: self.is_copied_into
+        self.is_copied_into, self.is_backed_by_checkpoint = False, True
         bases = types.SimpleNamespace(
-            lies_on_checkpoint=lambda _: self.lies_on_checkpoint,
-            shown_path=lambda one: f"/shown/{one}",
+            is_backed_by_checkpoint=lambda _: self.is_backed_by_checkpoint,
+            mounted_path=lambda one: f"/shown/{one}",
         )
         self.pulling = pull_loop.PullLoop(
             self, known, bases, 7, self.ended, self._pull_off, lambda: self.now_s
@@ -137,12 +137,12 @@ def test_loop_ends_after_what_it_pulls(marks):
     assert host.done == [True] and marks == []
 
 
-@pytest.mark.parametrize("lies_on_checkpoint", [True, False])
-def test_copy_of_a_pull_that_was_killed_goes(tmp_path, lies_on_checkpoint):
+@pytest.mark.parametrize("is_backed_by_checkpoint", [True, False])
+def test_copy_of_a_pull_that_was_killed_goes(tmp_path, is_backed_by_checkpoint):
     copy = tmp_path / f"disk{offline_pull.COPY_ENDING}"
     copy.touch()
     host = Host(server(1, str(tmp_path / "disk")))
-    host.lies_on_checkpoint = lies_on_checkpoint
+    host.is_backed_by_checkpoint = is_backed_by_checkpoint
     host.look()
     assert not copy.exists()
 
@@ -151,11 +151,11 @@ def test_mark_goes_when_the_file_has_all(marks, tmp_path, monkeypatch):
     path = str(tmp_path / "disk")
     host = Host(server(1, path))
     host.look()
-    host.lies_on_checkpoint = False
+    host.is_backed_by_checkpoint = False
     host.look()
     assert marks == [path]
     (tmp_path / "disk").touch()
-    host.is_in = True
+    host.is_copied_into = True
     host.look()
     assert marks == []
 
@@ -164,7 +164,7 @@ def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
     laid = []
     monkeypatch.setattr(offline_pull, "rebase", lambda *how: laid.append(how))
     host = Host(server(1))
-    host.lies_on_checkpoint = False
+    host.is_backed_by_checkpoint = False
     host.look()
     assert laid == []  # QEMU may have it
     host.is_active = False
@@ -174,7 +174,7 @@ def test_disk_that_lost_some_is_laid_on_its_checkpoint_again(monkeypatch):
 
 def test_nothing_is_pulled_before_all_of_it_is_here():
     host = Host(server(1))
-    host.is_whole = False
+    host.is_complete = False
     host.look()
     assert host.done == []
 

@@ -40,8 +40,8 @@ def keep(folder, key=b"", backing="/"):
 
 
 def test_disk_lacks_something_as_long_as_its_key_is_there(tmp_path):
-    assert not keep(tmp_path, key=b"k" * 32).is_whole(DISK)
-    assert keep(tmp_path).is_whole(DISK)
+    assert not keep(tmp_path, key=b"k" * 32).is_complete(DISK)
+    assert keep(tmp_path).is_complete(DISK)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 5000, b"{}", b'{"version": 1}'])
@@ -49,18 +49,18 @@ def test_damaged_file_is_refused(tmp_path, damage):
     of = keep(tmp_path)
     (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(damage)
     with pytest.raises(errors.Unusable):
-        of.is_whole(DISK)
+        of.is_complete(DISK)
 
 
 def test_unknown_version_is_not_whole(tmp_path):
     of = keep(tmp_path)
     (tmp_path / f"disks/{DISK}.acrecovery").write_bytes(b'{"version": 2, "key": ""}')
-    assert not of.is_whole(DISK)
+    assert not of.is_complete(DISK)
 
 
 def test_disk_that_is_not_there_is_refused(tmp_path):
     of = recovered_disks.RecoveredDisks(tmp_path)
-    for ask in (of.is_whole, of.base_path):
+    for ask in (of.is_complete, of.base_path):
         with pytest.raises(errors.Unusable):
             ask(DISK)
 
@@ -100,7 +100,7 @@ def test_overlay_that_may_lack_something_is_of_its_checkpoint_and_of_no_image(tm
     subprocess.run([*CREATE, link, path, "1M"], check=True)
     recovery_marker.write(path, DISK)
     assert (bases.image_of(path), bases.checkpoint_of(path)) == (None, DISK)
-    assert not bases.lies_on_checkpoint(path)
+    assert not bases.is_backed_by_checkpoint(path)
     recovery_marker.remove(path)
     recovery_marker.remove(path)
     assert (bases.image_of(path), bases.checkpoint_of(path)) == (IMAGE, None)
@@ -144,7 +144,7 @@ def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
 
 
 @pytest.mark.parametrize(
-    ("has", "wanted", "is_in"),
+    ("has", "wanted", "is_copied_into"),
     [
         ([], [], True),
         ([(3, 1)], [], True),
@@ -159,7 +159,7 @@ def test_overlay_whose_mark_is_damaged_is_of_no_image_and_the_log_says_so_once(
         ([(0, 2)], [(0, 1), (5, 2)], False),
     ],
 )
-def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_in):
+def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_copied_into):
     base = tmp_path / "base"
     base.write_bytes(bytes(1 << 20))
     of = keep(tmp_path, backing=base)
@@ -169,4 +169,4 @@ def test_file_has_all_of_a_checkpoint_or_lacks_some(tmp_path, has, wanted, is_in
         for at, length in runs:
             how = f"write {at * 65536} {length * 65536}"
             subprocess.run(["qemu-io", "-f", "qcow2", "-c", how, file], check=True)
-    assert of.is_in(str(path), DISK) is is_in
+    assert of.is_copied_into(str(path), DISK) is is_copied_into

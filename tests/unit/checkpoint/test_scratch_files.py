@@ -31,10 +31,10 @@ def test_reading_stops_before_the_bound_of_a_file(
     it = scratch_files.ScratchFiles(tmp_path, 800 * KIB)
     with it.watch_file(file_of("a", 200 * KIB), lambda: None) as watched:
         it.end_oversized()
-        assert not watched.is_late
+        assert not watched.should_stop
         file_of("a", 204 * KIB)
         it.end_oversized()
-        assert watched.is_late and not watched.why
+        assert watched.should_stop and not watched.why
 
 
 @pytest.mark.expect_log("the capture is ended")
@@ -144,7 +144,7 @@ def test_capture_whose_end_failed_is_ended_again_by_one_thread_at_a_time(
     with it.watch_file(file_of("a", 404 * KIB), end):
         for _ in range(5):
             it.end_oversized()
-            clock.now_s += scratch_files.AGAIN_S
+            clock.now_s += scratch_files.RETRY_S
         runs.wait_for(lambda: asked, 10.0, "the end", str)
         assert len(asked) == 1
         answers.set()

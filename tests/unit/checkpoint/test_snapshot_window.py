@@ -19,28 +19,28 @@ def clock() -> Clock:
     return Clock()
 
 
-def looks(clock: Clock, is_late: snapshot_window.IsLate) -> float:
+def looks(clock: Clock, should_stop: snapshot_window.ShouldStop) -> float:
     """Return after how many seconds it is late."""
     began_s = clock.now_s
-    while not is_late():
+    while not should_stop():
         clock.now_s += 1.0
     return clock.now_s - began_s
 
 
 def test_moments_are_short_until_some_parts_were_of_no_use(clock: Clock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
-    for stuck in range(5):
-        with it.open_window(stuck) as (is_late, is_long):
-            assert is_long is (stuck >= snapshot_window.PARTS)
+    for stalled_parts in range(5):
+        with it.open_window(stalled_parts) as (should_stop, is_long):
+            assert is_long is (stalled_parts >= snapshot_window.MAX_STALLED_PARTS)
             clock.now_s += 500.0  # the moment has not begun
-            assert looks(clock, is_late) == (101 if is_long else 11)
+            assert looks(clock, should_stop) == (101 if is_long else 11)
 
 
 def test_one_server_at_a_time_has_a_long_moment(clock: Clock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
-    with it.open_window(9) as (_, is_long), it.open_window(9) as (is_late, is_other_long):
+    with it.open_window(9) as (_, is_long), it.open_window(9) as (should_stop, is_other_long):
         assert is_long and not is_other_long
-        assert looks(clock, is_late) == 11
+        assert looks(clock, should_stop) == 11
     with it.open_window(9) as (_, is_long):
         assert is_long
 

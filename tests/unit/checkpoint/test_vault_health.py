@@ -30,7 +30,7 @@ class Place:
         limits = quota.Limits(12 * 4096, 9 * 4096, 1000)
         self.vault = vault_store.VaultStore(folder, limits, ids.HostId("h3"))
         self.health = vault_health.VaultHealth(
-            self.vault.room, self.vault.safety, lambda: self.now_s
+            self.vault.quota, self.vault.group_sync, lambda: self.now_s
         )
 
     def put(self, owner: ids.HostId, *numbers: int) -> None:
@@ -65,7 +65,7 @@ def test_vault_is_full_for_half_an_hour_after_it_refused_and_not_for_a_hosts_sha
 
 
 def test_file_system_without_room_is_a_full_vault(place: Place) -> None:
-    place.vault.room.refused[quota.Bound.DISK] += 1
+    place.vault.quota.refused[quota.Bound.DISK] += 1
     assert place.issues() == [ISSUE.FULL]
 
 
@@ -102,7 +102,7 @@ def test_disk_that_hangs_is_slow_before_it_answers(
         may_end.wait(10)
 
     monkeypatch.setattr(group_sync, "_fault", hang)
-    waiting = threading.Thread(target=place.vault.safety.wait_synced)
+    waiting = threading.Thread(target=place.vault.group_sync.wait_synced)
     waiting.start()
     assert begun.wait(5) and place.issues() == []
     monkeypatch.setattr(vault_health, "SLOW_S", 0.1)
@@ -110,6 +110,6 @@ def test_disk_that_hangs_is_slow_before_it_answers(
     assert place.issues() == [ISSUE.SLOW]
     may_end.set()
     waiting.join(5)
-    took_s = place.vault.safety.took_s
+    took_s = place.vault.group_sync.took_s
     time.sleep(0.01)
-    assert place.vault.safety.took_s == took_s > 0.1
+    assert place.vault.group_sync.took_s == took_s > 0.1

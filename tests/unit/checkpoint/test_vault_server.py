@@ -28,7 +28,7 @@ from tests.lab import vaults
 
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 DISK = object_names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
-CHUNKS = [object_names.Sealed(bytes([n]) * 32, bytes([n]) * 100) for n in range(1, 5)]
+CHUNKS = [object_names.SealedChunk(bytes([n]) * 32, bytes([n]) * 100) for n in range(1, 5)]
 PUT = f"PUT /v1/h1/{DISK.disk}/chunks HTTP/1.1\r\nhost: v\r\ncontent-length: 1000000\r\n\r\n"
 
 Fault = Callable[[certificates.HostCertificate], str]
@@ -121,7 +121,7 @@ def test_a_connection_with_nothing_to_say_ends_and_another_is_made(
 
 def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_channel, "SILENCE_S", 0.3)
-    monkeypatch.setattr(tls_channel, "SLOWEST_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(tls_channel, "MIN_BYTES_PER_S", 1 << 30)
     with served.tls() as tls:
         tls.sendall(PUT.encode())
         began = time.monotonic()
@@ -130,7 +130,9 @@ def test_who_drips_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatc
                 tls.sendall(b"x")
                 time.sleep(0.05)
         assert time.monotonic() - began < 5
-    assert served.vault.room.usage_by_host()[H1].inodes == 2  # the folders of the host and the disk
+    assert (
+        served.vault.quota.usage_by_host()[H1].inodes == 2
+    )  # the folders of the host and the disk
 
 
 def test_who_drips_a_request_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +151,7 @@ def test_who_drips_a_request_is_left(served: Served, monkeypatch: pytest.MonkeyP
 def test_who_stops_in_a_body_is_left(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls_channel, "SILENCE_S", 0.2)
     with served.tls() as tls:
-        tls.sendall(PUT.encode() + object_names.HEAD.pack(bytes(32), 5000) + b"some")
+        tls.sendall(PUT.encode() + object_names.CHUNK_HEADER.pack(bytes(32), 5000) + b"some")
         assert ends_within(tls, 5)
     assert not any(path.is_file() for path in served.vault.folder.rglob("*"))
 
@@ -161,11 +163,11 @@ def test_who_takes_an_answer_slowly_is_left(
     monkeypatch.setattr(tls_channel, "SILENCE_S", 1.5)
     monkeypatch.setattr(tls_channel, "_PIECE_BYTES", 8 << 20)
     monkeypatch.setattr(vault_files, "PIECE_BYTES", 8 << 20)
-    served.vault.room.limits = quota.Limits(1 << 30, 1 << 30, 100)
+    served.vault.quota.limits = quota.Limits(1 << 30, 1 << 30, 100)
     with served.client() as client:
-        monkeypatch.setattr(tls_channel, "SLOWEST_BYTES_PER_S", 1 << 20)
+        monkeypatch.setattr(tls_channel, "MIN_BYTES_PER_S", 1 << 20)
         name = client.put_manifest(DISK, bytes(8 << 20))
-    monkeypatch.setattr(tls_channel, "SLOWEST_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(tls_channel, "MIN_BYTES_PER_S", 1 << 30)
     runs.wait_for(lambda: served.server.connections == 0, 10, "the end of the first", str)
     with served.slow_tls() as tls:
         tls.sendall(

@@ -29,7 +29,9 @@ from acstor_common.model import ids
 H1, H2 = ids.HostId("h1"), ids.HostId("h2")
 DISK = object_names.Disk(H1, ids.parse_image_id("0b9d4a5e-3c1f-4f0e-8d57-5d1f0c2a7e21"))
 LIMITS = quota.Limits(1 << 20, 1 << 20, 200)
-CHUNKS = [object_names.Sealed(random.Random(n).randbytes(32), bytes([n]) * 100) for n in range(20)]
+CHUNKS = [
+    object_names.SealedChunk(random.Random(n).randbytes(32), bytes([n]) * 100) for n in range(20)
+]
 NAMES = [chunk.name for chunk in CHUNKS]
 PATH = f"/v1/h1/{DISK.disk}"
 
@@ -46,7 +48,7 @@ def open_in(folder: pathlib.Path, limits: quota.Limits = LIMITS) -> vault_store.
 
 
 def put(
-    vault: vault_store.VaultStore, *chunks: object_names.Sealed, disk: object_names.Disk = DISK
+    vault: vault_store.VaultStore, *chunks: object_names.SealedChunk, disk: object_names.Disk = DISK
 ) -> None:
     with vault.open_batch(disk) as batch:
         for name, data in chunks:
@@ -113,9 +115,9 @@ def test_what_was_asked_to_go_before_a_later_connection_began_stays(
         vault.retain_only(DISK, Slow(object_names.pack_names(NAMES[:1])), 1)
     assert begun.is_set() and len(here(vault)) == len(NAMES) - 3 + (NAMES[0][:1] in looked[:3])
     with pytest.raises(errors.VaultRefused):
-        vault.drop(DISK, 1)
+        vault.delete_disk(DISK, 1)
     assert vault.retain_only(DISK, stay, 2) and here(vault) == {NAMES[0]}
-    vault.drop(DISK, 2)
+    vault.delete_disk(DISK, 2)
     put(vault, CHUNKS[1])
     assert vault.retain_only(DISK, stay, 1) == 1  # of a disk that began anew
 
@@ -135,7 +137,7 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.
     assert asked_by(2, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == vault_api.OK
     assert here(vault) == {NAMES[0]}
     assert asked_by(3, "DELETE", PATH) == vault_api.OK
-    chunk = object_names.HEAD.pack(NAMES[1], 100) + CHUNKS[1].data
+    chunk = object_names.CHUNK_HEADER.pack(NAMES[1], 100) + CHUNKS[1].data
     assert asked_by(3, "PUT", f"{PATH}/chunks", chunk) == vault_api.NO_CONTENT
     assert asked_by(2, "DELETE", PATH) == vault_api.LATE
 
@@ -143,7 +145,7 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.
 def test_list_of_what_stays_has_a_limit(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(object_names, "MAX_ASKED", 2)
+    monkeypatch.setattr(object_names, "MAX_NAMES", 2)
     put(vault, *CHUNKS[:3])
     target = f"{PATH}/keep/00-ff"
     assert asked(vault, "POST", target, object_names.pack_names(NAMES[:3]))[0] == vault_api.TOO_LONG
@@ -154,19 +156,21 @@ def test_list_of_what_stays_has_a_limit(
 def test_list_of_what_stays_comes_in_parts(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(object_names, "MAX_ASKED", most)
+    monkeypatch.setattr(object_names, "MAX_NAMES", most)
     put(vault, *CHUNKS)
     manifest = b"a manifest"
     name = checkpoint_encryption.manifest_name(manifest)
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", manifest)
     stay, covered = [*NAMES[:7], name], list[int]()
-    for within, some in object_names.split(object_names.Stay(object_names.ALL, stay)):
+    for within, some in object_names.split(
+        object_names.RetainedNames(object_names.ALL_FIRST_BYTES, stay)
+    ):
         covered += within
         target = f"{PATH}/keep/{within[0]:02x}-{within[-1]:02x}"
         assert asked(vault, "POST", target, b"".join(some))[0] == vault_api.OK
-    assert covered == list(object_names.ALL)
+    assert covered == list(object_names.ALL_FIRST_BYTES)
     assert here(vault) == set(NAMES[:7]) and vault.list_manifests(DISK) == [name]
-    assert vault.room.usage_by_host() == walked(vault)
+    assert vault.quota.usage_by_host() == walked(vault)
 
 
 @pytest.mark.parametrize("within", ["", "00", "0-f", "00-fg", "00-ff/", "-1-ff", "0a-09"])
@@ -181,7 +185,7 @@ def test_what_was_put_is_there_for_the_next_process(vault: vault_store.VaultStor
     again = open_in(vault.folder)
     assert here(again) == set(NAMES[:5])
     assert got(again, NAMES[3]) == CHUNKS[3].data
-    assert again.room.usage_by_host() == vault.room.usage_by_host() == walked(vault)
+    assert again.quota.usage_by_host() == vault.quota.usage_by_host() == walked(vault)
     again.close()
 
 
@@ -199,7 +203,7 @@ def test_what_was_put_is_there_for_the_next_process(vault: vault_store.VaultStor
 )
 def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]) -> None:
     vault, model = open_in(tmp_path), set[int]()
-    vault.drop(DISK)
+    vault.delete_disk(DISK)
     for what, numbers in steps:
         if what == "put":
             put(vault, *(CHUNKS[n] for n in sorted(numbers)))
@@ -210,13 +214,13 @@ def test_any_order_of_puts_and_sweeps(tmp_path: pathlib.Path, steps: list[tuple]
             )
             model &= numbers
         elif what == "drop":
-            assert vault.drop(DISK) == len(model)
+            assert vault.delete_disk(DISK) == len(model)
             model = set()
         else:
             vault.close()
             vault = open_in(tmp_path)
         assert here(vault) == {NAMES[n] for n in model}
-        assert vault.room.usage_by_host() == walked(vault) and files_of(vault) == len(model)
+        assert vault.quota.usage_by_host() == walked(vault) and files_of(vault) == len(model)
     vault.close()
 
 
@@ -234,7 +238,7 @@ def test_a_batch_that_fails_keeps_nothing(vault: vault_store.VaultStore) -> None
         with pytest.raises(ValueError, match="announced"), vault.open_batch(DISK) as batch:
             batch.add(object_names.Kind.CHUNK, NAMES[3], 100, pieces)
     assert here(vault) == {NAMES[0]} and files_of(vault) == 1
-    assert vault.room.usage_by_host() == walked(vault)
+    assert vault.quota.usage_by_host() == walked(vault)
 
 
 @pytest.mark.parametrize(("nth", "kept"), [(1, 1), (2, 4)])
@@ -255,7 +259,7 @@ def test_nothing_has_its_name_before_it_is_safe(
     for chunk in CHUNKS:  # the kernel tells it once
         with pytest.raises(OSError, match="Input"):
             put(vault, chunk)
-    assert vault.room.usage_by_host() == walked(vault)
+    assert vault.quota.usage_by_host() == walked(vault)
 
 
 @pytest.mark.expect_log("No space left")
@@ -281,8 +285,8 @@ def test_a_step_that_fails_leaves_nothing(
     assert here(vault) == set(NAMES[:4])
 
 
-def _frames(chunks: list[object_names.Sealed]) -> bytes:
-    return b"".join(object_names.HEAD.pack(name, len(data)) + data for name, data in chunks)
+def _frames(chunks: list[object_names.SealedChunk]) -> bytes:
+    return b"".join(object_names.CHUNK_HEADER.pack(name, len(data)) + data for name, data in chunks)
 
 
 def test_the_same_chunk_at_once_counts_once(vault: vault_store.VaultStore) -> None:
@@ -292,7 +296,7 @@ def test_the_same_chunk_at_once_counts_once(vault: vault_store.VaultStore) -> No
     for thread in threads:
         thread.join()
     assert here(vault) == set(NAMES)
-    assert vault.room.usage_by_host() == walked(vault) and files_of(vault) == 20
+    assert vault.quota.usage_by_host() == walked(vault) and files_of(vault) == 20
 
 
 def test_what_a_killed_process_left_goes(vault: vault_store.VaultStore) -> None:
@@ -312,7 +316,7 @@ def test_what_no_vault_made_is_left_alone(vault: vault_store.VaultStore) -> None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"somebody's")
     again = open_in(vault.folder)
-    assert again.drop(DISK) == 1
+    assert again.delete_disk(DISK) == 1
     assert all(path.exists() for path in others)
     again.close()
 
@@ -323,7 +327,7 @@ def test_small_chunks_of_one_host_leave_others_their_share_of_the_inodes(
 ) -> None:
     vault = open_in(tmp_path, quota.Limits(800 * 4096, 400 * 4096, 20))
     put(vault, *CHUNKS[:4])  # and their folders, those of the disk and of the host
-    assert vault.room.usage_by_host() == {H1: quota.Usage(10 * 4096, 10)} == walked(vault)
+    assert vault.quota.usage_by_host() == {H1: quota.Usage(10 * 4096, 10)} == walked(vault)
     with pytest.raises(errors.VaultFull, match="10 inodes of one host"):
         put(vault, *CHUNKS[4:5])
     put(vault, *CHUNKS[:4], disk=object_names.Disk(H2, DISK.disk))
@@ -340,8 +344,8 @@ def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
     ):
         with pytest.raises(errors.VaultFull, match=why):
             put(vault, *chunks, disk=disk)
-        assert vault.room.usage_by_host() == walked(vault)
-    assert vault.room.usage_by_host()[H1].inodes == 10
+        assert vault.quota.usage_by_host() == walked(vault)
+    assert vault.quota.usage_by_host()[H1].inodes == 10
     assert asked(vault, "PUT", f"{PATH}/chunks", _frames(CHUNKS[4:5]))[0] == 507
     vault.close()
 
@@ -349,17 +353,17 @@ def test_every_bound_is_kept(tmp_path: pathlib.Path) -> None:
 @pytest.mark.expect_log(r"h1 has used up its quota of this vault \(host_inodes\)")
 def test_host_is_full_until_it_drops_something(tmp_path: pathlib.Path) -> None:
     vault = open_in(tmp_path, quota.Limits(2 << 20, 1 << 20, 120))
-    shard = [object_names.Sealed(bytes([7, n]) * 16, b"x" * 100) for n in range(100)]
+    shard = [object_names.SealedChunk(bytes([7, n]) * 16, b"x" * 100) for n in range(100)]
     put(vault, *shard[:55])
-    assert vault.room.usage_by_host()[H1].inodes == 58 and vault.room.full_hosts() == 0
+    assert vault.quota.usage_by_host()[H1].inodes == 58 and vault.quota.full_hosts() == 0
     for _ in range(2):
         with pytest.raises(errors.VaultFull, match="60 inodes of one host"):
             put(vault, *shard[55:])  # and gives back what it took
-        assert vault.room.full_hosts() == 1
+        assert vault.quota.full_hosts() == 1
     vault.retain_only(
         DISK, object_names.NameList(object_names.pack_names(one.name for one in shard[:50]))
     )
-    assert vault.room.full_hosts() == 0
+    assert vault.quota.full_hosts() == 0
     vault.close()
 
 
@@ -372,8 +376,8 @@ def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
         nonlocal now_s
         now_s += seconds
 
-    vault.room.limits = quota.Limits(1 << 30, 1 << 30, 10_000)
-    vault.lookups = lookup_rate.LookupRate(lambda: now_s, sleep)
+    vault.quota.limits = quota.Limits(1 << 30, 1 << 30, 10_000)
+    vault.lookup_rate = lookup_rate.LookupRate(lambda: now_s, sleep)
     for number in range(100):
         put(
             vault,
@@ -402,7 +406,7 @@ def test_disk_that_does_not_answer_is_an_error_in_time(
         may_end.wait(10)
 
     monkeypatch.setattr(group_sync, "_fault", hang)
-    threads = [threading.Thread(target=vault.safety.wait_synced) for _ in range(2)]
+    threads = [threading.Thread(target=vault.group_sync.wait_synced) for _ in range(2)]
     threads[0].start()
     assert begun.wait(5)
     threads[1].start()  # makes the next pass
@@ -449,7 +453,7 @@ def test_an_altered_file_is_removed(vault: vault_store.VaultStore, at: int) -> N
     path.write_bytes(raw)
     target = f"{PATH}/chunks/{NAMES[0].hex()}"
     assert [asked(vault, "GET", target)[0] for _ in range(2)] == [410, 404]
-    assert here(vault) == {NAMES[1]} and vault.room.usage_by_host() == walked(vault)
+    assert here(vault) == {NAMES[1]} and vault.quota.usage_by_host() == walked(vault)
 
 
 @pytest.mark.expect_log("corrupt")
@@ -489,7 +493,7 @@ def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
     lost = {unreadable(vault, name).name for name in (NAMES[0], NAMES[5])}
     kept = unreadable(vault, NAMES[7], "/")  # a fault, and no bytes that are gone
     assert scrubber.Scrubber(vault, threading.Event()).scrub_all() == 2
-    assert here(vault) == set(NAMES) - {NAMES[0], NAMES[5]} and vault.spoilt == 2
+    assert here(vault) == set(NAMES) - {NAMES[0], NAMES[5]} and vault.corrupt_files == 2
     assert kept.is_symlink() and all(name in caplog.text for name in (*lost, kept.name))
 
 
@@ -668,9 +672,9 @@ def test_what_is_read_counts_for_who_reads_it(
 ) -> None:
     """As a request, also of what is not there, and by its bytes."""
     data = bytes(10 * lookup_rate.BYTES)
-    put(vault, object_names.Sealed(NAMES[0], data))
+    put(vault, object_names.SealedChunk(NAMES[0], data))
     spent = list[tuple[str, int]]()
-    monkeypatch.setattr(vault.lookups, "spend_lookups", lambda *words: spent.append(words))
+    monkeypatch.setattr(vault.lookup_rate, "spend_lookups", lambda *words: spent.append(words))
     h3 = ids.HostId("h3")
     assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[0].hex()}", host=h3) == (vault_api.OK, data)
     assert spent == [(h3, lookup_rate.OF_REQUEST), (h3, 10)]

@@ -62,11 +62,11 @@ class Host:
             checkpoint_id="c",
             read_bytes=1,
             sent_bytes=1,
-            whole_because="",
+            full_read_reason="",
             slow_holder=self.slow.get(number, ""),
         )
 
-    def clear(self, each):
+    def clean_up(self, each):
         self.cleared.append(IDS.index(each.instance))
 
     def run(self, seconds):
@@ -120,7 +120,7 @@ def test_server_whose_holder_failed_is_tried_again_at_once_and_then_later(host):
 
 def test_who_is_never_done_goes_on_and_keeps_nobody(host):
     it = host(server(0), server(1), server(2))
-    it.fails[0] = snapshot_window.PartTaken(5, 1)
+    it.fails[0] = snapshot_window.PartialCapture(5, 1)
     assert it.run(1195) == [1, 2, 1, 2]
     it.fails.clear()
     assert it.run(5) == [0]
@@ -128,7 +128,7 @@ def test_who_is_never_done_goes_on_and_keeps_nobody(host):
 
 def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
     it = host(server(0))
-    it.fails[0] = snapshot_window.PartTaken(5, 1)
+    it.fails[0] = snapshot_window.PartialCapture(5, 1)
     it.run(60)
     assert it.daemon.failures.failing_servers(None) == []
     it.fails[0] = snapshot_window.Overwritten(5, 1)
@@ -140,12 +140,12 @@ def test_who_overwrites_too_much_is_named_until_there_is_a_checkpoint(host):
     assert it.daemon.failures.failing_servers(None) == []
 
 
-@pytest.mark.parametrize("is_part", [False, True])
-def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_part):
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_partial):
     it = host(server(0))
     it.slow[0] = "h2"
-    if is_part:
-        it.fails[0] = snapshot_window.PartTaken(5, 1, "h2")
+    if is_partial:
+        it.fails[0] = snapshot_window.PartialCapture(5, 1, "h2")
     it.run(5)
     assert it.daemon.failures.failing_servers(None) == [
         messages.Failing(IDS[0], "holder_slow", "h2")
@@ -158,7 +158,7 @@ def test_slow_holder_is_named_until_nobody_waits_for_it(host, is_part):
 
 def test_how_long_servers_wait_is_known_also_before_their_first(host):
     it = host(server(0), server(1), server(2, checkpoint_interval_s="0"))
-    it.fails[0] = snapshot_window.PartTaken(5, 1)
+    it.fails[0] = snapshot_window.PartialCapture(5, 1)
     it.run(1195)
     waits = it.daemon.overdue_s()
     assert waits[IDS[0]] == pytest.approx(1195, abs=20) and waits[IDS[1]] < 20
@@ -216,7 +216,7 @@ def test_who_is_asked_for_is_next(host):
 def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host):
     it = host(server(0))
     it.run(20)
-    ask = it.daemon._schedule.request_turn
+    ask = it.daemon._schedule.prioritize
 
     def begin_at_once(instance, now_s):
         ask(instance, now_s)
@@ -224,7 +224,7 @@ def test_one_that_begins_while_somebody_asks_is_the_one_that_was_asked_for(host)
         state.number = 1
         it.states.save(instance, state)
 
-    it.daemon._schedule.request_turn = begin_at_once
+    it.daemon._schedule.prioritize = begin_at_once
     assert it.daemon.request_checkpoint(IDS[0]) == 0
 
 
@@ -251,7 +251,7 @@ def test_who_asks_while_one_is_taken_gets_another_one(host):
             asked.append(it.daemon.request_checkpoint(each.instance))
         return done
 
-    it.daemon._taker = types.SimpleNamespace(take_checkpoint=ask_meanwhile, clear=it.clear)
+    it.daemon._taker = types.SimpleNamespace(take_checkpoint=ask_meanwhile, clean_up=it.clean_up)
     it.daemon.request_checkpoint(IDS[1])
     assert it.run(30) == [1, 1] and asked == [0]
 
@@ -279,10 +279,10 @@ def test_server_that_had_no_checkpoints_till_now_has_not_waited_for_them(host):
 @pytest.mark.allow_log("no checkpoint")
 def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises_nothing(host):
     it = host(server(0))
-    assert it.run(5) == [0] and it.daemon.promised_s(IDS[0]) == 600
+    assert it.run(5) == [0] and it.daemon.interval_s(IDS[0]) == 600
     it.here[0], it.fails[0] = server(0, checkpoint_interval_s="0"), OSError("full")
     assert it.run(590) == []
-    assert it.run(100) == [] and it.daemon.promised_s(IDS[0]) == 0
+    assert it.run(100) == [] and it.daemon.interval_s(IDS[0]) == 0
     it.fails.clear()
     assert it.run(600) == [0]
     assert it.run(3000) == []
@@ -291,7 +291,7 @@ def test_who_is_to_have_none_any_more_has_one_more_when_it_is_due_which_promises
 @pytest.mark.expect_log("no checkpoint: h2 keeps no")
 def test_service_says_how_often_from_the_first_turn_on(host):
     it = host(server(0), server(1, checkpoint_interval_s="300"), interval_s=600)
-    told = nova_intervals.Answer(0, {IDS[1]: 200})
+    told = nova_intervals.Intervals(0, {IDS[1]: 200})
     said = []
 
     def ask(failing):
@@ -299,9 +299,9 @@ def test_service_says_how_often_from_the_first_turn_on(host):
         return told
 
     it.daemon = worker_pool.WorkerPool(
-        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, ask_intervals=ask
+        it, it, it.states, 600, lambda: it.now_s, lambda: it.wall_ms, fetch_intervals=ask
     )
-    assert it.run(395) == [1, 1] and it.daemon.promised_s(IDS[1]) == 200
+    assert it.run(395) == [1, 1] and it.daemon.interval_s(IDS[1]) == 200
     it.fails[1] = holder_group.HolderFailed(ids.HostId("h2"), "it is too slow")
     it.run(1300)
     it.fails.clear()
@@ -320,7 +320,7 @@ def test_what_fails_is_reported_while_libvirt_is_away(host):
         it.states,
         600,
         lambda: it.now_s,
-        ask_intervals=lambda failing: said.append(failing) or nova_intervals.Answer(),
+        fetch_intervals=lambda failing: said.append(failing) or nova_intervals.Intervals(),
     )
     it.fails[0] = holder_group.HolderFailed(ids.HostId("h2"), "it is too slow")
     it.run(700)
@@ -335,7 +335,7 @@ def test_what_fails_is_reported_while_libvirt_is_away(host):
 @pytest.mark.parametrize("fault", [OSError("1 is broken"), KeyError("1 is broken")])
 def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypatch, fault):
     it = host(server(0), server(1))
-    clear = it.clear
+    clear = it.clean_up
     it.fails[0] = fault
 
     def fail(each):
@@ -343,7 +343,7 @@ def test_failure_of_one_server_is_counted_and_ends_its_work_alone(host, monkeypa
         if each.instance == IDS[0]:
             raise fault
 
-    monkeypatch.setattr(it, "clear", fail)
+    monkeypatch.setattr(it, "clean_up", fail)
     before = supervision.failures().get(worker_pool.FAILURES, 0)
     assert it.run(600) == [1] and it.cleared == [0, 1]
     assert supervision.failures()[worker_pool.FAILURES] - before >= 3
@@ -364,7 +364,7 @@ def test_servers_that_cannot_be_read_end_no_loop(host, monkeypatch):
 @pytest.mark.allow_log("no checkpoint")
 def test_servers_that_failed_or_are_not_done_share_some_workers(host):
     it = host(server(0), server(1), server(2), server(3))
-    it.fails, it.slow = {0: OSError("slow"), 1: snapshot_window.PartTaken(1, 1)}, {3: "h2"}
+    it.fails, it.slow = {0: OSError("slow"), 1: snapshot_window.PartialCapture(1, 1)}, {3: "h2"}
     it.run(100)
     it.now_s += 700
     seen = []
@@ -374,7 +374,7 @@ def test_servers_that_failed_or_are_not_done_share_some_workers(host):
         it.daemon.run_turn()  # another worker, while this one is busy
         raise OSError("slow")
 
-    it.daemon._taker = types.SimpleNamespace(take_checkpoint=take, clear=it.clear)
+    it.daemon._taker = types.SimpleNamespace(take_checkpoint=take, clean_up=it.clean_up)
     it.daemon.run_turn()
     assert len(seen) == worker_pool.RETRY_WORKERS + 1 and 2 in seen
 

@@ -7,7 +7,7 @@ import time
 import pytest
 from oslo_config import cfg
 
-from acstor_checkpoint.schedule import registration
+from acstor_checkpoint.schedule import bus_client
 from acstor_common import errors
 from acstor_common.identity import identity_files
 from acstor_common.model import checkpoint_intervals
@@ -65,8 +65,8 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     held = identity_files.Set(trust.ca, certificate, key, trust.signers)
     identity_files.write(tmp_path / "identity", held)
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
-    transport = registration.open_transport(bus, [])
-    made = registration.Registration(HOST, files, transport, lambda instance: 600)
+    transport = bus_client.open_transport(bus, [])
+    made = bus_client.BusClient(HOST, files, transport, lambda instance: 600)
     asked = interval_lookup.IntervalLookup(nova, 300)
     kept = checkpoint_registry.CheckpointRegistry(
         store, nova, hosts.keeper.load_trust_state, asked, kept=2, kept_after_s=60.0

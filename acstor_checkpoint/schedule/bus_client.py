@@ -52,7 +52,7 @@ class _Identity(NamedTuple):
     certificate: bytes
 
 
-AskCheckpoint = Callable[[ids.ImageId], int]
+RequestCheckpoint = Callable[[ids.ImageId], int]
 """Schedules an instance next; returns the number of its last started checkpoint.
 
 Raises errors.Unusable if it has no checkpoints here."""
@@ -69,14 +69,14 @@ def open_transport(files: Sequence[str], folders: Sequence[str]) -> Any:
     return message_bus.open_transport(cfg.CONF)
 
 
-class Registration:
+class BusClient:
     """This host's calls to the decision service; thread-safe.
 
     Calls raise errors.NotAuthenticated if this host has no certificate or the service's signature
     is invalid, and errors.DecisionUnreachable if the service does not answer or is busy.
 
     :param transport: see :func:`open_transport`
-    :param promised_s: returns an instance's interval; 0: on request only
+    :param interval_s: returns an instance's interval; 0: on request only
     :param vault_issues: returns issues of this host's vault as single words
     """
 
@@ -117,7 +117,7 @@ class Registration:
         told = self._encrypt_record(self._message_of(record))
         return self._ask(messages.REGISTER_CHECKPOINT, told, identity, messages.CheckpointResponse)
 
-    def list_kept(self) -> dict[str, set[str]]:
+    def list_retained(self) -> dict[str, set[str]]:
         """Return manifests to retain, by vault disk."""
         asked = messages.RetentionRequest(host=self._host, sent_s=self._wall())
         answer = self._ask(
@@ -131,7 +131,7 @@ class Registration:
             kept.setdefault(one.vault_disk, set()).add(one.manifest_name)
         return kept
 
-    def fetch_intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Answer:
+    def fetch_intervals(self, failing: Sequence[messages.Failing] = ()) -> nova_intervals.Intervals:
         """Return Nova's intervals of this host and its servers.
 
         :param failing: reported to operators, with the issues of the vault
@@ -150,7 +150,7 @@ class Registration:
         if answer.why:
             raise errors.DecisionUnreachable("the message bus", answer.why)
         of_servers = {one.instance_id: one.interval_s for one in answer.of_servers}
-        return nova_intervals.Answer(answer.of_host, of_servers)
+        return nova_intervals.Intervals(answer.of_host, of_servers)
 
     def departed_owners(self, owners: Collection[ids.HostId]) -> set[ids.HostId]:
         """Return which hosts left the cloud and have no checkpoint any more.
@@ -242,13 +242,13 @@ class Registration:
             raise errors.DecisionUnreachable("the message bus", why) from e
         return reply
 
-    def listen_for_requests(self, ask: AskCheckpoint) -> None:
+    def listen_for_requests(self, ask: RequestCheckpoint) -> None:
         """Listen for requested checkpoints in a thread."""
         heard = {messages.CHECKPOINT_WANTED: lambda payload: self.request_checkpoint(payload, ask)}
         endpoint = message_bus.Endpoint(heard, time.monotonic)
         supervision.start("bus-listener", lambda: self._serve(endpoint), self._stopping)
 
-    def request_checkpoint(self, payload: object, ask: AskCheckpoint) -> dict[str, Any]:
+    def request_checkpoint(self, payload: object, ask: RequestCheckpoint) -> dict[str, Any]:
         """Handle a CheckpointRequest; return the encoded reply.
 
         :raises errors.NotAuthenticated: invalid signature, replayed, or for another host

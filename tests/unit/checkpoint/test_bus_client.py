@@ -10,8 +10,8 @@ import oslo_messaging
 import pytest
 from oslo_config import cfg
 
+from acstor_checkpoint.schedule import bus_client
 from acstor_checkpoint.schedule import nova_intervals
-from acstor_checkpoint.schedule import registration
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.identity import identity_files
@@ -111,7 +111,7 @@ def daemon(tmp_path, transport, key):
     signers = signing.public_pem(key)
     identity_files.write(tmp_path / "identity", identities.issue(HOST, signers=signers))
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
-    return registration.Registration(HOST, files, transport, lambda instance: 600, lambda: ["full"])
+    return bus_client.BusClient(HOST, files, transport, lambda instance: 600, lambda: ["full"])
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_host_that_is_to_come_again_does_so(daemon, service, monkeypatch):
 
 def test_service_says_what_stays_of_all_disks(daemon, service):
     service.answer = messages.CheckpointResponse(kept=(kept(1), kept(2), kept(3, disk=IMAGE)))
-    assert daemon.list_kept() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
+    assert daemon.list_retained() == {DISK: {f"{1:064x}", f"{2:064x}"}, IMAGE: {f"{3:064x}"}}
     [(host, told)] = service.told
     assert (host, told.host) == (HOST, HOST)
 
@@ -159,7 +159,7 @@ def test_service_says_how_often_checkpoints_are_wanted(daemon, service):
     service.answer = messages.IntervalResponse(
         of_host=600, of_servers=(messages.ServerInterval(INSTANCE, 0),)
     )
-    assert daemon.fetch_intervals() == nova_intervals.Answer(600, {INSTANCE: 0})
+    assert daemon.fetch_intervals() == nova_intervals.Intervals(600, {INSTANCE: 0})
     service.answer = messages.IntervalResponse("Nova is away", may_pass=True)
     with pytest.raises(errors.DecisionUnreachable, match="Nova is away"):
         daemon.fetch_intervals()
@@ -199,7 +199,7 @@ def test_what_answers_one_question_answers_no_other(daemon, service):
 def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, why):
     service.answer = answer
     with pytest.raises(errors.DecisionUnreachable, match=why):
-        daemon.list_kept()
+        daemon.list_retained()
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_what_stays_is_known_as_a_whole_or_not_at_all(daemon, service, answer, w
     ],
 )
 def test_only_a_clear_yes_counts(daemon, service, answer, error, why, monkeypatch):
-    monkeypatch.setattr(registration, "RETRY_PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(bus_client, "RETRY_PAUSES_S", (0.01, 0.01))
     service.answer = answer
     with pytest.raises(error, match=why):
         daemon.register_checkpoint(RECORD)
@@ -224,7 +224,7 @@ def test_only_a_clear_yes_counts(daemon, service, answer, error, why, monkeypatc
 def test_what_stays_is_answered_to_this_very_question(daemon, service):
     service.changed = {"sent_s": 5.0}
     with pytest.raises(errors.NotAuthenticated, match="another question"):
-        daemon.list_kept()
+        daemon.list_retained()
 
 
 @pytest.mark.parametrize("changed", [{"host": OTHER}, {"sent_s": 5.0}])
@@ -243,14 +243,14 @@ def test_who_is_not_the_service_says_nothing_and_learns_nothing(daemon, service,
 
 
 def test_service_that_does_not_answer_is_an_error_in_time(daemon, monkeypatch):
-    monkeypatch.setattr(registration, "ANSWER_S", 1)
+    monkeypatch.setattr(bus_client, "ANSWER_S", 1)
     with pytest.raises(errors.DecisionUnreachable):
         daemon.register_checkpoint(RECORD)
 
 
 def test_host_without_a_certificate_registers_nothing(tmp_path, transport, service):
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "none"))
-    lone = registration.Registration(HOST, files, transport, lambda instance: 0)
+    lone = bus_client.BusClient(HOST, files, transport, lambda instance: 0)
     with pytest.raises(errors.NotAuthenticated, match="no certificate"):
         lone.register_checkpoint(RECORD)
     assert service.told == []
