@@ -26,34 +26,7 @@ class VaultCollector(registry.Collector):
 
     def collect(self) -> Iterator[core.Metric]:
         """Yield the vault's metrics."""
-        room = self._vault.quota
-        used, limits = room.usage_by_host(), room.limits
-        for name, text, value in (
-            (
-                "used_bytes",
-                "Size of the vault's files on disk",
-                sum(one.size_bytes for one in used.values()),
-            ),
-            (
-                "inodes",
-                "Files and folders of the vault",
-                sum(one.inodes for one in used.values()),
-            ),
-            ("hosts", "Hosts with data in the vault", len(used)),
-            ("full_hosts", "Hosts whose quota is used up", room.full_hosts()),
-            ("limit_bytes", "Limit of the size of the vault's files", limits.total_bytes),
-            ("limit_inodes", "Limit of the number of files and folders", limits.inodes),
-            (
-                "sync_ok",
-                "Whether the vault can flush data to the disk: 1, or 0",
-                not self._vault.group_sync.has_failed,
-            ),
-            (
-                "last_scrub_timestamp_seconds",
-                "End of the last complete scrub; 0: none",
-                scrubber.ended_s(self._vault.folder) or 0.0,
-            ),
-        ):
+        for name, text, value in self._gauges():
             yield core.GaugeMetricFamily(f"acstor_vault_{name}", text, value)
         refused = core.CounterMetricFamily(
             "acstor_vault_refused_files",
@@ -61,7 +34,7 @@ class VaultCollector(registry.Collector):
             labels=["limit"],
         )
         for bound in quota.Bound:
-            refused.add_metric([bound], room.refused[bound])
+            refused.add_metric([bound], self._vault.quota.refused[bound])
         yield refused
         yield core.SummaryMetricFamily(
             "acstor_vault_sync_seconds",
@@ -69,15 +42,37 @@ class VaultCollector(registry.Collector):
             self._vault.group_sync.passes,
             self._vault.group_sync.took_s,
         )
-        for name, text, value in (
-            ("corrupt_files", "Corrupt files that were removed", self._vault.corrupt_files),
-            (
-                "throttled_seconds",
-                "Time that the rate limit of lookups delayed requests",
-                self._vault.lookup_rate.waited_s,
-            ),
-        ):
-            yield core.CounterMetricFamily(f"acstor_vault_{name}", text, value)
+        yield core.CounterMetricFamily(
+            "acstor_vault_corrupt_files",
+            "Corrupt files that were removed",
+            self._vault.corrupt_files,
+        )
+        yield core.CounterMetricFamily(
+            "acstor_vault_throttled_seconds",
+            "Time that the rate limit of lookups delayed requests",
+            self._vault.lookup_rate.waited_s,
+        )
+
+    def _gauges(self) -> Iterator[tuple[str, str, float]]:
+        """Yield the name, the help text and the value of each gauge."""
+        used, limits = self._vault.quota.usage_by_host(), self._vault.quota.limits
+        used_bytes = sum(one.size_bytes for one in used.values())
+        yield "used_bytes", "Size of the vault's files on disk", used_bytes
+        inodes = sum(one.inodes for one in used.values())
+        yield "inodes", "Files and folders of the vault", inodes
+        yield "hosts", "Hosts with data in the vault", len(used)
+        full_hosts = self._vault.quota.full_hosts()
+        yield "full_hosts", "Hosts whose quota is used up", full_hosts
+        yield "limit_bytes", "Limit of the size of the vault's files", limits.total_bytes
+        yield "limit_inodes", "Limit of the number of files and folders", limits.inodes
+        can_sync = not self._vault.group_sync.has_failed
+        yield "sync_ok", "Whether the vault can flush data to the disk: 1, or 0", can_sync
+        scrubbed_s = scrubber.ended_s(self._vault.folder) or 0.0
+        yield (
+            "last_scrub_timestamp_seconds",
+            "End of the last complete scrub; 0: none",
+            scrubbed_s,
+        )
 
 
 class CheckpointStatus(Protocol):

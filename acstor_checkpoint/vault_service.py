@@ -4,11 +4,11 @@
 import contextlib
 import pathlib
 import threading
-from collections.abc import Callable
 from collections.abc import Iterator
 
 from oslo_config import cfg
 
+from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import quota
 from acstor_checkpoint.vault import scrubber
 from acstor_checkpoint.vault import tls_channel
@@ -65,12 +65,11 @@ def serve_vault(
     own: Options,
     host: ids.HostId,
     proof: credentials_.Credentials,
-    fault: vault_server.Fault = lambda _certificate: "",
-    hosts_at: Callable[[str], int] = lambda ip: 0,
+    hosts: authorized_hosts.AuthorizedHosts,
 ) -> Iterator[vault_store.VaultStore | None]:
     """Serve the vault as long as the block runs; yield None without ``vault_listen``.
 
-    :param fault: see :class:`vault_server.VaultServer`, as for ``hosts_at``
+    :param hosts: may use the vault
     :raises errors.Unusable: invalid options, or unusable folder or address
     """
     if not own.vault_listen:
@@ -85,7 +84,7 @@ def serve_vault(
         except OSError as e:
             raise errors.Unusable(f"[acstor_checkpoint] vault_dir {folder}", str(e)) from e
         stack.callback(vault.close)
-        server = _server(own.vault_listen, vault_api.VaultApi(vault), proof, fault, hosts_at)
+        server = _server(own.vault_listen, vault_api.VaultApi(vault), proof, hosts)
         ended = threading.Event()
         scrubbing = scrubber.Scrubber(vault, ended)
         for name, loop, end in (
@@ -102,11 +101,10 @@ def _server(
     listen: str,
     api: vault_api.VaultApi,
     proof: credentials_.Credentials,
-    fault: vault_server.Fault,
-    hosts_at: Callable[[str], int],
+    hosts: authorized_hosts.AuthorizedHosts,
 ) -> vault_server.VaultServer:
     try:
         sock = vault_server.listen(*addresses.parse(listen))
     except (OSError, ValueError) as e:
         raise errors.Unusable("[acstor_checkpoint] vault_listen", f"{listen}: {e}") from e
-    return vault_server.VaultServer(sock, api, proof, fault, hosts_at)
+    return vault_server.VaultServer(sock, api, proof, hosts)

@@ -65,31 +65,36 @@ def export_disk(
     """
     before = overlay.stamp(disk.path)
     socket = folder / f"off-{before.inode}.sock"
-    argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=1", "--socket", str(socket)]
-    argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else [])]
     socket.unlink(missing_ok=True)
-    # Raw, whatever the header declares, and without Nova's link.
-    mirror = {"driver": "raw", "file": _file(f"{mirrors}/{disk.base}.raw")}
-    try:
-        with _opened(disk, base_of) as fd:
-            size_bytes = overlay.virtual_size(fd, disk.path)
-            argv.append(_image(fd, backing=mirror))
-            server = subprocess.Popen(
-                argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, pass_fds=[fd]
-            )
-        assert server.stderr is not None
-    except OSError as e:
-        raise errors.Unusable("qemu-nbd", str(e)) from e
+    with _opened(disk, base_of) as fd:
+        size_bytes = overlay.virtual_size(fd, disk.path)
+        # Raw, whatever the header declares, and without Nova's link.
+        mirror = {"driver": "raw", "file": _file(f"{mirrors}/{disk.base}.raw")}
+        server = _start_server(fd, _image(fd, backing=mirror), bitmap, socket)
     try:
         _wait(server, socket)
         yield nbd_client.Export(str(socket), EXPORT, server.pid, size_bytes)
     finally:
         server.kill()
         server.wait(_DEADLINE_S)
-        server.stderr.close()
+        if server.stderr is not None:
+            server.stderr.close()
         socket.unlink(missing_ok=True)
     if overlay.stamp(disk.path) != before:
         raise DiskChanged(disk.path, "somebody wrote to it while it was read")
+
+
+def _start_server(
+    fd: int, image: str, bitmap: str, socket: pathlib.Path
+) -> "subprocess.Popen[bytes]":
+    argv = ["qemu-nbd", "--read-only", "--persistent", "--shared=1", "--socket", str(socket)]
+    argv += ["--export-name", EXPORT, *(["--bitmap", bitmap] if bitmap else []), image]
+    try:
+        return subprocess.Popen(
+            argv, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, pass_fds=[fd]
+        )
+    except OSError as e:
+        raise errors.Unusable("qemu-nbd", str(e)) from e
 
 
 def _wait(server: "subprocess.Popen[bytes]", socket: pathlib.Path) -> None:

@@ -57,16 +57,16 @@ NO_BITMAP: Final = "what was written since the last one was not noted"
 
 
 class Settings(NamedTuple):
-    """What an operator decides.
+    """Settings of captures.
 
     :param host: this one
-    :param copies: how many holders are wanted
-    :param rate_bytes_s: of reading a disk; 0: as fast as it goes
+    :param copies: number of holders
+    :param rate_bytes_s: of reading disks; 0: no limit
     :param folder: for sockets and scratch files; QEMU can write to it
-    :param mirrors: the folder in which the agent shows mirrors
-    :param ended: set when the daemon ends: the checkpoint that is on is given up
-    :param window_s: how long one moment is shown, while libvirt refuses to move the server
-    :param long_window_s: the same, of a server that writes faster than its disk is read
+    :param mirrors: folder of the agent's mirrors
+    :param ended: set when the daemon ends, which aborts the running checkpoint
+    :param window_s: limit of a snapshot, during which libvirt refuses to migrate the server
+    :param long_window_s: the same for a server that writes faster than its disk is read
     """
 
     host: ids.HostId
@@ -84,12 +84,13 @@ FindImage = Callable[[ids.ImageId], chunk_map.Subject]
 
 
 class _Snapshot(NamedTuple):
-    """A snapshot of a disk.
+    """A snapshot of a disk, taken for a checkpoint.
 
     :param bitmap: dirty bitmap that begins with it; "": none
     :param should_stop: returns whether its scratch file is too large to go on reading
     """
 
+    checkpoint_id: str
     disk: nbd_client.Disk
     before: checkpoint_manifest.Manifest | None
     bitmap: str
@@ -135,58 +136,82 @@ class CheckpointTaker:
         state, why = self._state_of(server, image)
         state.number += 1
         with contextlib.ExitStack() as stack:
-            copies, chosen = self._copies(stack, state, interval_s)
-            record, retained = self._registered(server, state, image, why, copies, chosen)
+            group, chosen = self._open_holders(stack, state, interval_s)
+            record, retained = self._take_and_register(
+                server, state, image, why, group, chosen, interval_s
+            )
             # No manifest is in memory any more.
-            slow = self._delete_obsolete(server, state, retained, copies)
+            slow = self._delete_obsolete(server, state, retained, group)
         return record._replace(slow_holder=slow or record.slow_holder)
 
-    def _registered(
+    def _take_and_register(
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
         image: chunk_map.Subject,
         why: str,
-        copies: holder_group.HolderGroup,
+        group: holder_group.HolderGroup,
         chosen: Sequence[checkpoint_record.Holder],
+        interval_s: int,
     ) -> tuple[checkpoint_record.Record, set[str]]:
         """Take and register a checkpoint; return it and the manifests to retain."""
-        instance, checkpoint_id = server.instance, str(uuid.uuid4())
+        snapshot, capture, sealed = self._capture(server, state, image, why, group)
+        state.manifest = self._states.save_manifest(server.instance, sealed)
+        if capture.unread_bytes:
+            kind = self._record_part(server.instance, state, snapshot, capture, chosen)
+            raise kind(capture.read_bytes, capture.unread_bytes, group.slow_holder())
+        group.put_manifest(sealed)
+        state.taken_ms = snapshot.taken_ms
+        record = self._record(server, state, snapshot, capture, interval_s, chosen)
+        record = record._replace(slow_holder=group.slow_holder())
+        state.full_read_reason = ""
+        retained = {*self._register(record), state.manifest}
+        state.is_partial, state.unread_bytes, state.stalled_parts = False, 0, 0
+        self._record_base(server.instance, state, snapshot.bitmap, chosen)
+        return record, retained
+
+    def _capture(
+        self,
+        server: domain_xml.Server,
+        state: disk_states.DiskState,
+        image: chunk_map.Subject,
+        why: str,
+        group: holder_group.HolderGroup,
+    ) -> tuple[_Snapshot, disk_capture.DiskCapture, bytearray]:
+        """Capture a snapshot; return it, its capture and the sealed manifest.
+
+        :param why: reason for a full read; "": none is known yet
+        """
+        instance = server.instance
         before = None if why else self._states.read_manifest(instance, state, state.manifest)
         why = why or ("" if before else MANIFEST_LOST)
         with (
             self._open_window(server, state) as should_stop,
-            self._open_snapshot(server, state, checkpoint_id, before) as snapshot,
+            self._open_snapshot(server, state, before) as snapshot,
         ):
             why = why or ("" if snapshot.before else NO_BITMAP)
-            capture, sealed = self._capture_disk(
-                server, state, image, snapshot, copies, should_stop
-            )
-        name = self._states.save_manifest(instance, sealed)
-        state.manifest, state.full_read_reason = name, why or state.full_read_reason
+            capture, sealed = self._capture_disk(server, state, image, snapshot, group, should_stop)
+        state.full_read_reason = why or state.full_read_reason
         state.is_partial = True
-        if capture.unread_bytes:
-            unread_bytes, state.unread_bytes = state.unread_bytes, capture.unread_bytes
-            is_stalled = snapshot_window.has_stalled(
-                unread_bytes, capture.unread_bytes, capture.read_bytes
-            )
-            state.stalled_parts += is_stalled
-            self._record_base(instance, state, snapshot.bitmap, chosen)
-            kind = (
-                snapshot_window.Overwritten
-                if is_stalled and snapshot.should_stop()
-                else snapshot_window.PartialCapture
-            )
-            raise kind(capture.read_bytes, capture.unread_bytes, copies.slow_holder())
-        copies.put_manifest(sealed)
-        state.taken_ms = snapshot.taken_ms
-        why, state.full_read_reason = state.full_read_reason, ""
-        record = self._record(server, state, checkpoint_id, snapshot, capture, why, chosen)
-        record = record._replace(slow_holder=copies.slow_holder())
-        retained = {*self._register(record), name}
-        state.is_partial, state.unread_bytes, state.stalled_parts = False, 0, 0
+        return snapshot, capture, sealed
+
+    def _record_part(
+        self,
+        instance: ids.ImageId,
+        state: disk_states.DiskState,
+        snapshot: _Snapshot,
+        capture: disk_capture.DiskCapture,
+        chosen: Sequence[checkpoint_record.Holder],
+    ) -> type[snapshot_window.PartialCapture]:
+        """Make a part the base of the next attempt; return the error that reports it."""
+        has_stalled = snapshot_window.has_stalled(
+            state.unread_bytes, capture.unread_bytes, capture.read_bytes
+        )
+        state.unread_bytes = capture.unread_bytes
+        state.stalled_parts += has_stalled
         self._record_base(instance, state, snapshot.bitmap, chosen)
-        return record, retained
+        is_overwritten = has_stalled and snapshot.should_stop()
+        return snapshot_window.Overwritten if is_overwritten else snapshot_window.PartialCapture
 
     def clean_up(self, server: domain_xml.Server) -> None:
         """End jobs of an aborted checkpoint, also of a former daemon.
@@ -232,7 +257,7 @@ class CheckpointTaker:
                 )
             yield should_stop
 
-    def _copies(
+    def _open_holders(
         self, stack: contextlib.ExitStack, state: disk_states.DiskState, interval_s: int
     ) -> tuple[holder_group.HolderGroup, Sequence[checkpoint_record.Holder]]:
         disk = ids.ImageId(state.disk)
@@ -242,21 +267,21 @@ class CheckpointTaker:
             raise errors.Unusable("checkpoints", "no other host can store them")
         clients = [stack.enter_context(self._pool.client_of(holder)) for holder in chosen]
         acknowledged = [] if state.may_lack_chunks else current
-        copies = holder_group.HolderGroup(
+        group = holder_group.HolderGroup(
             object_names.Disk(self._settings.host, disk),
             clients,
             acknowledged,
             interval_s=interval_s,
         )
-        stack.enter_context(self._failures(copies))
-        return copies, chosen
+        stack.enter_context(self._record_holder_failure(group))
+        return group, chosen
 
     @contextlib.contextmanager
-    def _failures(self, copies: holder_group.HolderGroup) -> Iterator[None]:
+    def _record_holder_failure(self, group: holder_group.HolderGroup) -> Iterator[None]:
         try:
             yield
         except holder_group.HolderFailed as e:
-            self._pool.record_failure(e.holder, is_costly=e.holder in copies.filled_holders)
+            self._pool.record_failure(e.holder, is_costly=e.holder in group.filled_holders)
             raise
 
     @contextlib.contextmanager
@@ -264,14 +289,13 @@ class CheckpointTaker:
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
-        checkpoint_id: str,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Snapshot]:
         """Create a snapshot; without ``before`` if its bitmap is lost."""
-        domain = self._domains.find_domain(server)
+        domain, checkpoint_id = self._domains.find_domain(server), str(uuid.uuid4())
         if not domain.is_active():
             self._states.save(server.instance, state)
-            with self._open_offline(server, state, before) as snapshot:
+            with self._open_offline(server, state, checkpoint_id, before) as snapshot:
                 yield snapshot
                 if domain.is_active():
                     raise offline_export.DiskChanged(domain.name, "it was started")
@@ -286,22 +310,20 @@ class CheckpointTaker:
         with contextlib.ExitStack() as stack:
             watched = stack.enter_context(self._scratch.watch_file(files.scratch, end))
             try:
-                moment = self._moment(stack, domain, bitmap, since)
+                exported = self._export(stack, domain, bitmap, since)
             except libvirt_domains.BitmapLost as e:
                 LOG.warning("%s", e)
                 before, since = None, ""
-                moment = self._moment(stack, domain, bitmap, since)
+                exported = self._export(stack, domain, bitmap, since)
             taken_ms = self._clock_ms()
-            context = (
-                f"qemu:dirty-bitmap:{libvirt_domains.EXPORT_BITMAP}"
-                if since
-                else nbd_client.ALLOCATION
-            )
-            disk = stack.enter_context(nbd_client.Disk(moment.export, context, NBD_TIMEOUT_S))
+            context = _meta_context(libvirt_domains.EXPORT_BITMAP if since else "")
+            disk = stack.enter_context(nbd_client.Disk(exported.export, context, NBD_TIMEOUT_S))
             before, should_stop = before if since else None, lambda: watched.should_stop
-            yield _Snapshot(disk, before, bitmap, moment.is_frozen, taken_ms, should_stop)
+            yield _Snapshot(
+                checkpoint_id, disk, before, bitmap, exported.is_frozen, taken_ms, should_stop
+            )
 
-    def _moment(
+    def _export(
         self, stack: contextlib.ExitStack, domain: libvirt_domains.Domain, bitmap: str, since: str
     ) -> libvirt_domains.Snapshot:
         return stack.enter_context(domain.export_snapshot(bitmap, since, self._settings.folder))
@@ -311,6 +333,7 @@ class CheckpointTaker:
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
+        checkpoint_id: str,
         before: checkpoint_manifest.Manifest | None,
     ) -> Iterator[_Snapshot]:
         """Export a powered-off server's disk; the bitmap continues unchanged."""
@@ -318,14 +341,15 @@ class CheckpointTaker:
         bitmaps = offline_export.list_bitmaps(server.disk, base_of)
         since = state.bitmap if state.bitmap in bitmaps and before else ""
         taken_ms = self._clock_ms()
-        context = f"qemu:dirty-bitmap:{since}" if since else nbd_client.ALLOCATION
+        context = _meta_context(since)
         with (
             offline_export.export_disk(
                 server.disk, base_of, since, settings.folder, settings.mirrors
             ) as export,
             nbd_client.Disk(export, context, NBD_TIMEOUT_S) as disk,
         ):
-            yield _Snapshot(disk, before if since else None, since, False, taken_ms)
+            before = before if since else None
+            yield _Snapshot(checkpoint_id, disk, before, since, False, taken_ms)
 
     def _capture_disk(
         self,
@@ -333,7 +357,7 @@ class CheckpointTaker:
         state: disk_states.DiskState,
         image: chunk_map.Subject,
         snapshot: _Snapshot,
-        copies: holder_group.HolderGroup,
+        group: holder_group.HolderGroup,
         should_stop: snapshot_window.ShouldStop,
     ) -> tuple[disk_capture.DiskCapture, bytearray]:
         """Store the chunks; return the capture, and the sealed manifest."""
@@ -343,11 +367,11 @@ class CheckpointTaker:
             (lambda: should_stop() or snapshot.should_stop()) if snapshot.bitmap else lambda: False
         )
         capture = disk_capture.DiskCapture(
-            snapshot.disk, state.chunk_bytes, seal, copies, self._rate_limit, ends
+            snapshot.disk, state.chunk_bytes, seal, group, self._rate_limit, ends
         )
         seen = disk_capture.ChangedRanges(
             snapshot.before,
-            functools.partial(_written, snapshot),
+            functools.partial(_dirty_ranges, snapshot),
             lambda: (change[:2] for change in overlay.allocated_ranges(server.disk.path)),
         )
         entries = capture.iter_entries(seen)
@@ -368,14 +392,13 @@ class CheckpointTaker:
         self,
         server: domain_xml.Server,
         state: disk_states.DiskState,
-        checkpoint_id: str,
         snapshot: _Snapshot,
         capture: disk_capture.DiskCapture,
-        why: str,
+        interval_s: int,
         chosen: Sequence[checkpoint_record.Holder],
     ) -> checkpoint_record.Record:
         return checkpoint_record.Record(
-            checkpoint_id=checkpoint_id,
+            checkpoint_id=snapshot.checkpoint_id,
             instance_id=server.instance,
             project=server.project,
             image_id=server.disk.base,
@@ -383,12 +406,13 @@ class CheckpointTaker:
             vault_disk=ids.ImageId(state.disk),
             taken_ms=snapshot.taken_ms,
             consistency=_consistency(snapshot),
+            interval_s=interval_s,
             number=state.number,
             disk_bytes=capture.cut.size_bytes,
             changed_bytes=capture.changed_bytes,
             read_bytes=capture.read_bytes,
             sent_bytes=capture.sent_bytes,
-            full_read_reason=why,
+            full_read_reason=state.full_read_reason,
             manifest_name=state.manifest,
             holders=tuple(chosen),
             key=state.key,
@@ -416,7 +440,7 @@ class CheckpointTaker:
         server: domain_xml.Server,
         state: disk_states.DiskState,
         retained: set[str],
-        copies: holder_group.HolderGroup,
+        group: holder_group.HolderGroup,
     ) -> str:
         """Delete what no checkpoint needs, as far as holders answer in time.
 
@@ -426,7 +450,7 @@ class CheckpointTaker:
         try:
             self._forget_bitmaps(server, state)
             self._states.retain_only(server.instance, retained)
-            copies.retain_only(self._states.iter_needed(server.instance, state, retained))
+            group.retain_only(self._states.iter_needed(server.instance, state, retained))
         except (errors.AcstorError, OSError) as e:
             LOG.warning("server %s: obsolete data is not deleted yet: %s", server.instance, e)
             if isinstance(e, holder_group.HolderSlow):
@@ -447,7 +471,12 @@ class CheckpointTaker:
             self._states.save(server.instance, state)
 
 
-def _written(snapshot: _Snapshot) -> Iterator[tuple[int, int]]:
+def _meta_context(bitmap: str) -> str:
+    """Return the NBD metadata context of a dirty bitmap; "": of the allocation."""
+    return f"qemu:dirty-bitmap:{bitmap}" if bitmap else nbd_client.ALLOCATION
+
+
+def _dirty_ranges(snapshot: _Snapshot) -> Iterator[tuple[int, int]]:
     """Yield dirty ranges since ``before``; nothing without it."""
     extents = snapshot.disk.iter_extents() if snapshot.before else ()
     return ((at, length) for at, length, flags in extents if flags & nbd_client.DIRTY)

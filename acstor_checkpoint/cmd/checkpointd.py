@@ -57,13 +57,7 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
     """
     signals.install(conf.mutate_config_files)
     os.umask(0o077)  # stored data is private
-    ended = threading.Event()
-
-    def stop(_number: int, _frame: Any) -> None:
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+    ended = _end_on_signal()
     own = conf.acstor_checkpoint
     if register is None and not conf.transport_url and not own.vault_listen:
         raise errors.Unusable(
@@ -77,31 +71,30 @@ def run(conf: cfg.ConfigOpts, register: checkpoint_record.Register | None = None
     proof = vault_service.credentials(identity)
     with contextlib.ExitStack() as stack:
         authorized = authorized_hosts.AuthorizedHosts(files.read_ring)
-        served = vault_service.serve_vault(
-            own, identity.here, proof, authorized.why_refused, authorized.hosts_at
-        )
+        served = vault_service.serve_vault(own, identity.here, proof, authorized)
         vault = stack.enter_context(served)
-        shown: list[registry.Collector] = [] if vault is None else [metrics.VaultCollector(vault)]
-        if register is not None:
-            from acstor_checkpoint import (
-                capture_service,  # needs libvirt, and a vault alone does not
-            )
-
-            mount_point, link = conf.acstor.mount_point, capture_service.DecisionLink(register)
-            running = capture_service.run_captures(
-                own, files, mount_point, identity.here, proof, link
-            )
-            taken: metrics.CheckpointStatus | None = stack.enter_context(running)
-        elif conf.transport_url:
-            taken = _start_captures(conf, files, identity, proof, vault, stack)
-        else:
-            taken = None
-        if taken is not None:
-            shown.append(metrics.CheckpointCollector(taken, own.metrics_by_server))
-        if shown and own.metrics_listen:
-            stack.callback(metrics.serve(own.metrics_listen, *shown))
+        collectors: list[registry.Collector] = []
+        if vault is not None:
+            collectors.append(metrics.VaultCollector(vault))
+        if register is not None or conf.transport_url:
+            captures = _start_captures(conf, files, identity, proof, vault, register, stack)
+            collectors.append(metrics.CheckpointCollector(captures, own.metrics_by_server))
+        if collectors and own.metrics_listen:
+            stack.callback(metrics.serve(own.metrics_listen, *collectors))
         ended.wait()
     return 0
+
+
+def _end_on_signal() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set."""
+    ended = threading.Event()
+
+    def stop(_number: int, _frame: Any) -> None:
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    return ended
 
 
 def _files_of(conf: cfg.ConfigOpts) -> str:
@@ -114,34 +107,54 @@ def _start_captures(
     identity: identity_files.IdentityFiles,
     proof: credentials.Credentials,
     vault: vault_store.VaultStore | None,
+    register: checkpoint_record.Register | None,
     stack: contextlib.ExitStack,
 ) -> metrics.CheckpointStatus:
-    """Take checkpoints until the stack closes, and register them over the message bus.
+    """Take checkpoints until the stack closes.
 
-    :param vault: of this host; orphaned data is deleted from it, and its issues are reported
+    :param register: registers checkpoints; None: use the message bus
     :raises errors.Unusable: invalid transport_url, or an unusable folder
     """
-    from acstor_checkpoint import capture_service
+    from acstor_checkpoint import capture_service  # needs libvirt, and a vault alone does not
 
-    link = bus_client.BusClient(
+    bus = None
+    if register is None:
+        bus = _open_bus(conf, identity, vault, stack)
+        link = capture_service.DecisionLink(
+            bus.register_checkpoint, bus.list_retained, bus.fetch_intervals
+        )
+    else:
+        link = capture_service.DecisionLink(register)
+    running = capture_service.run_captures(
+        conf.acstor_checkpoint, files, conf.acstor.mount_point, identity.here, proof, link
+    )
+    captures = stack.enter_context(running)
+    if bus is not None:
+        bus.listen_for_requests(captures.request_checkpoint)
+    return captures
+
+
+def _open_bus(
+    conf: cfg.ConfigOpts,
+    identity: identity_files.IdentityFiles,
+    vault: vault_store.VaultStore | None,
+    stack: contextlib.ExitStack,
+) -> bus_client.BusClient:
+    """Return the client on the message bus, stopped when the stack closes.
+
+    :param vault: of this host; orphaned data is deleted from it, and its issues are reported
+    :raises errors.Unusable: invalid transport_url
+    """
+    bus = bus_client.BusClient(
         identity.here,
         identity,
         bus_client.open_transport(conf.config_file or [], conf.config_dir or []),
-        lambda instance: taking.interval_s(instance),
         tuple if vault is None else vault.health.list_issues,
     )
-    stack.callback(link.stop)
+    stack.callback(bus.stop)
     if vault is not None:
-        stack.enter_context(owner_deletion.run_deletion(vault, link.departed_owners))
-    asked = capture_service.DecisionLink(
-        link.register_checkpoint, link.list_retained, link.fetch_intervals
-    )
-    running = capture_service.run_captures(
-        conf.acstor_checkpoint, files, conf.acstor.mount_point, identity.here, proof, asked
-    )
-    taking = stack.enter_context(running)
-    link.listen_for_requests(taking.request_checkpoint)
-    return taking
+        stack.enter_context(owner_deletion.run_deletion(vault, bus.departed_owners))
+    return bus
 
 
 if __name__ == "__main__":

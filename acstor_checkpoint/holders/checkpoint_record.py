@@ -22,6 +22,7 @@ class Record(NamedTuple):
     :param owner: the host that took it
     :param vault_disk: ID of the disk in vaults
     :param taken_ms: since 1970, by the owner's clock
+    :param interval_s: of the server's checkpoints; 0: on request only
     :param number: increases with each checkpoint of the disk
     :param changed_bytes: chunks that differ from the image
     :param read_bytes: read from the disk for this checkpoint
@@ -40,6 +41,7 @@ class Record(NamedTuple):
     vault_disk: ids.ImageId
     taken_ms: int
     consistency: checkpoint_manifest.Consistency
+    interval_s: int
     number: int
     disk_bytes: int
     changed_bytes: int

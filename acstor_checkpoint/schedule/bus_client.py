@@ -76,7 +76,6 @@ class BusClient:
     is invalid, and errors.DecisionUnreachable if the service does not answer or is busy.
 
     :param transport: see :func:`open_transport`
-    :param interval_s: returns an instance's interval; 0: on request only
     :param vault_issues: returns issues of this host's vault as single words
     """
 
@@ -85,12 +84,11 @@ class BusClient:
         host: ids.HostId,
         files: identity_files.IdentityFiles,
         transport: Any,
-        promised_s: Callable[[ids.ImageId], int],
         vault_issues: Callable[[], Sequence[str]] = tuple,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._host, self._files, self._transport = host, files, transport
-        self._promised_s, self._vault_issues, self._wall = promised_s, vault_issues, wall
+        self._vault_issues, self._wall = vault_issues, wall
         self._freshness, self._lock = replay_filter.ReplayFilter(), threading.Lock()
         self._stopping = threading.Event()
         self._server: message_bus.BusServer | None = None
@@ -183,7 +181,7 @@ class BusClient:
             size_bytes=record.disk_bytes,
             changed_bytes=record.changed_bytes,
             sent_bytes=record.sent_bytes,
-            interval_s=self._promised_s(record.instance_id),
+            interval_s=record.interval_s,
             manifest_name=record.manifest_name,
             holders=tuple(messages.Holder(*holder) for holder in record.holders),
             key=record.key,

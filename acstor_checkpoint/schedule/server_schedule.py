@@ -139,17 +139,23 @@ class ServerSchedule:
         entry.due_s = min([now_s, *(other.due_s for other in self._entries.values())]) - 1.0
 
     def record_success(
-        self, instance: ids.ImageId, began_s: float, *, was_delayed: bool = False
+        self,
+        instance: ids.ImageId,
+        began_s: float,
+        promised_s: float,
+        *,
+        was_delayed: bool = False,
     ) -> None:
         """Record a checkpoint whose attempt began at ``began_s``.
 
         A request after that time needs a further checkpoint.
 
+        :param promised_s: the interval that it was registered with
         :param was_delayed: it waited for a slow holder
         """
         if entry := self._entries.get(instance):
             entry.failures, entry.is_retried = 0, was_delayed
-            entry.since_s, entry.promised_s = began_s, entry.every_s
+            entry.since_s, entry.promised_s = began_s, promised_s
             if entry.asked_s <= began_s:
                 entry.due_s = began_s + entry.every_s
 

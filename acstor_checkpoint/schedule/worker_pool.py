@@ -244,30 +244,36 @@ class WorkerPool:
         try:
             record = self._taker.take_checkpoint(server, self.interval_s(instance))
         except snapshot_window.PartialCapture as e:
-            with self._lock:  # others first: a busy guest must not block them
-                self._schedule.record_part(instance, self._clock())
-            self.failures.note_wait(instance, e.slow_holder)
-            if isinstance(e, snapshot_window.Overwritten):
-                self.failures.count_failure(instance, e)
-            LOG.info("server %s: %s", instance, e)
-            return
+            self._note_part(instance, e)
         except Exception as e:
-            with self._lock:
-                is_replaced = isinstance(e, holder_group.HolderFailed)
-                pause_s = self._schedule.record_failure(
-                    instance, self._clock(), is_replaced=is_replaced
-                )
-            self.failures.count_failure(instance, e)
-            LOG.warning(
-                "server %s: no checkpoint: %s; tried again in %.0f s",
-                instance,
-                e,
-                pause_s,
-                exc_info=_counted(e),
-            )
-            return
+            self._note_failure(instance, e)
+        else:
+            self._note_success(record, began_s)
+
+    def _note_part(self, instance: ids.ImageId, part: snapshot_window.PartialCapture) -> None:
+        with self._lock:  # others first: a busy guest must not block them
+            self._schedule.record_part(instance, self._clock())
+        self.failures.note_wait(instance, part.slow_holder)
+        if isinstance(part, snapshot_window.Overwritten):
+            self.failures.count_failure(instance, part)
+        LOG.info("server %s: %s", instance, part)
+
+    def _note_failure(self, instance: ids.ImageId, e: Exception) -> None:
+        is_replaced = isinstance(e, holder_group.HolderFailed)
         with self._lock:
-            self._schedule.record_success(instance, began_s, was_delayed=bool(record.slow_holder))
+            pause_s = self._schedule.record_failure(
+                instance, self._clock(), is_replaced=is_replaced
+            )
+        self.failures.count_failure(instance, e)
+        why = "server %s: no checkpoint: %s; tried again in %.0f s"
+        LOG.warning(why, instance, e, pause_s, exc_info=_counted(e))
+
+    def _note_success(self, record: checkpoint_record.Record, began_s: float) -> None:
+        instance = record.instance_id
+        with self._lock:
+            self._schedule.record_success(
+                instance, began_s, record.interval_s, was_delayed=bool(record.slow_holder)
+            )
         self.failures.note_success(instance)
         self.failures.note_wait(instance, record.slow_holder)
         LOG.info(

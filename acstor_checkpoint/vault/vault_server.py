@@ -16,12 +16,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Final
 
 import h11
 
+from acstor_checkpoint.vault import authorized_hosts
 from acstor_checkpoint.vault import connection_limit
 from acstor_checkpoint.vault import tls_channel
 from acstor_checkpoint.vault import vault_api
@@ -44,9 +44,6 @@ _LOOK_S: Final = 1.0
 _SAY_AGAIN_S: Final = 10.0
 _METHODS: Final = (b"GET", b"PUT", b"POST", b"DELETE")
 
-Fault = Callable[[certificates.HostCertificate], str]
-"""Returns why an authenticated host is refused; "" if it is not."""
-
 
 def listen(ip: str, port: int) -> socket.socket:
     """Return a listening socket, or raise OSError."""
@@ -59,8 +56,7 @@ class VaultServer:
 
     :param sock: see :func:`listen`; closed with the server
     :param credentials: for ``tls_channel.PROTOCOL``
-    :param fault: returns why a host is refused
-    :param hosts_at: returns the number of hosts in the v-node table with an address
+    :param hosts: may use the vault
     """
 
     def __init__(
@@ -68,13 +64,12 @@ class VaultServer:
         sock: socket.socket,
         api: vault_api.VaultApi,
         credentials: credentials.Credentials,
-        fault: Fault = lambda _certificate: "",
-        hosts_at: Callable[[str], int] = lambda ip: 0,
+        hosts: authorized_hosts.AuthorizedHosts,
     ) -> None:
         self._sock, self._api = sock, api
-        self._credentials, self._fault = credentials, fault
-        self._places = connection_limit.ConnectionLimit(hosts_at)
-        self._handshakes = handshake_limiter.HandshakeLimiter(hosts_at)
+        self._credentials, self._hosts = credentials, hosts
+        self._connections = connection_limit.ConnectionLimit(hosts.hosts_at)
+        self._handshakes = handshake_limiter.HandshakeLimiter(hosts.hosts_at)
         self._refusal_logged_s = self._error_logged_s = -_SAY_AGAIN_S
         self._numbers = itertools.count(1)
         self._is_closed = threading.Event()
@@ -97,13 +92,13 @@ class VaultServer:
     @property
     def connections(self) -> int:
         """Number of authenticated connections."""
-        return self._places.hosts
+        return self._connections.hosts
 
     def close(self) -> None:
         """Stop accepting, and close all connections."""
         self._is_closed.set()
         self._sock.close()
-        self._places.end_all()
+        self._connections.end_all()
 
     def _start_thread(self, sock: socket.socket, ip: str) -> None:
         with contextlib.ExitStack() as stack:
@@ -112,8 +107,8 @@ class VaultServer:
                 return
             try:
                 handle = stack.enter_context(sock.dup())  # TLS takes ownership of the socket
-                stack.callback(self._places.remove, handle, ip)
-                self._places.add(handle, ip)
+                stack.callback(self._connections.remove, handle, ip)
+                self._connections.add(handle, ip)
                 supervision.start_once(
                     "vault connection", lambda: self._serve_connection(sock, handle, ip)
                 )
@@ -143,11 +138,11 @@ class VaultServer:
     def _serve_connection(self, sock: socket.socket, handle: socket.socket, ip: str) -> None:
         try:
             with sock, handle, contextlib.ExitStack() as unauthenticated:
-                unauthenticated.callback(self._places.remove, handle, ip)
+                unauthenticated.callback(self._connections.remove, handle, ip)
                 with self._handshake(sock) as tls:
                     certificate = self._authenticate(tls)
                     unauthenticated.close()
-                    with self._places.admit_host(handle, certificate.host) as has_place:
+                    with self._connections.admit_host(handle, certificate.host) as has_place:
                         if has_place:
                             self._serve_requests(tls, handle, certificate)
         except (OSError, ValueError, errors.NotAuthenticated, tls_channel.ConnectionBroken) as e:
@@ -166,7 +161,7 @@ class VaultServer:
 
     def _check_trust(self, certificate: bytes | None) -> certificates.HostCertificate:
         found = self._credentials.check(certificate)
-        if why := self._fault(found):
+        if why := self._hosts.why_refused(found):
             raise errors.NotAuthenticated(f"the certificate of {found.host}", why)
         return found
 
@@ -175,7 +170,7 @@ class VaultServer:
     ) -> None:
         channel, number = tls_channel.TlsChannel(tls, h11.SERVER), next(self._numbers)
         while isinstance(request := channel.receive(IDLE_S), h11.Request):
-            with self._places.mark_busy(handle):
+            with self._connections.mark_busy(handle):
                 if not self._answer(channel, request, certificate, number):
                     return
 

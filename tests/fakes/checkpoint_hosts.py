@@ -38,6 +38,7 @@ def record() -> checkpoint_record.Record:
         vault_disk=ids.ImageId(DISK),
         taken_ms=int(NOW_S * 1000),
         consistency=checkpoint_manifest.Consistency.FILESYSTEM,
+        interval_s=600,
         number=1,
         disk_bytes=1 << 30,
         changed_bytes=1 << 20,

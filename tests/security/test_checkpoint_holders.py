@@ -5,9 +5,11 @@ import contextlib
 import pathlib
 import threading
 import time
+import types
 import uuid
 from collections.abc import Iterator
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -198,7 +200,8 @@ def served(
     (folder / "vault").mkdir()
     kept = kind(folder / "vault", quota.Limits(1 << 30, 1 << 30, 10000), ids.HostId(name))
     sock = vault_server.listen("127.0.0.1", 0)
-    server = vault_server.VaultServer(sock, vault_api.VaultApi(kept), proof)
+    everybody: Any = types.SimpleNamespace(why_refused=lambda _: "", hosts_at=lambda _: 0)
+    server = vault_server.VaultServer(sock, vault_api.VaultApi(kept), proof, everybody)
     thread = threading.Thread(target=server.serve)
     thread.start()
     yield checkpoint_record.Holder(ids.HostId(name), f"127.0.0.1:{sock.getsockname()[1]}")

@@ -354,7 +354,7 @@ def test_daemon_heeds_what_the_service_wants_and_nothing_else(tmp_path: pathlib.
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
-    daemon = bus_client.BusClient(host, files, None, lambda _instance: 600, wall=lambda: NOW_S)
+    daemon = bus_client.BusClient(host, files, None, wall=lambda: NOW_S)
 
     def sign(text: str) -> dict[str, Any]:
         purpose = signing.CHECKPOINT_WANTED
@@ -453,7 +453,7 @@ def asking(
     identity_files.write(tmp_path / "identity", keys.host("h1"))
     host = ids.HostId("h1")
     files = identity_files.IdentityFiles(host, identity_files.files_in(tmp_path / "identity"))
-    daemon = bus_client.BusClient(host, files, bus, lambda _instance: 600)
+    daemon = bus_client.BusClient(host, files, bus)
     daemon._stopping.set()  # where it is to come again it does not wait
     service = Answers(bus, keys)
     yield daemon, service

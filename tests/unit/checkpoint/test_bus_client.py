@@ -111,7 +111,7 @@ def daemon(tmp_path, transport, key):
     signers = signing.public_pem(key)
     identity_files.write(tmp_path / "identity", identities.issue(HOST, signers=signers))
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
-    return bus_client.BusClient(HOST, files, transport, lambda instance: 600, lambda: ["full"])
+    return bus_client.BusClient(HOST, files, transport, lambda: ["full"])
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_service_that_does_not_answer_is_an_error_in_time(daemon, monkeypatch):
 
 def test_host_without_a_certificate_registers_nothing(tmp_path, transport, service):
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "none"))
-    lone = bus_client.BusClient(HOST, files, transport, lambda instance: 0)
+    lone = bus_client.BusClient(HOST, files, transport)
     with pytest.raises(errors.NotAuthenticated, match="no certificate"):
         lone.register_checkpoint(RECORD)
     assert service.told == []
@@ -302,19 +302,19 @@ def test_why_an_instance_has_none_is_answered(daemon, key):
 )
 def test_what_is_not_wanted_of_this_host_now_is_refused(daemon, key, changed):
     with pytest.raises(errors.NotAuthenticated):
-        daemon.request_checkpoint(wanted(key, **changed), lambda instance: 0)
+        daemon.request_checkpoint(wanted(key, **changed), lambda instance: 5)
 
 
 def test_who_is_not_the_service_wants_nothing(daemon):
     with pytest.raises(errors.NotAuthenticated):
-        daemon.request_checkpoint(wanted(certificates.new_key()), lambda instance: 0)
+        daemon.request_checkpoint(wanted(certificates.new_key()), lambda instance: 5)
 
 
 def test_copy_of_a_request_means_nothing(daemon, key):
     message = wanted(key)
-    daemon.request_checkpoint(message, lambda instance: 0)
+    daemon.request_checkpoint(message, lambda instance: 5)
     with pytest.raises(errors.NotAuthenticated, match="taken before"):
-        daemon.request_checkpoint(message, lambda instance: 0)
+        daemon.request_checkpoint(message, lambda instance: 5)
 
 
 @pytest.fixture

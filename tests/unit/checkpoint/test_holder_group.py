@@ -123,7 +123,7 @@ def test_holder_that_lacks_many_chunks_that_it_acknowledged_fails(lost: int) -> 
     else:
         with pytest.raises(holder_group.HolderLost, match="lacks 129 chunks that it acknowledged"):
             disk.missing_names(MANY)
-    assert disk.filled == {"h2"}
+    assert disk.filled_holders == {"h2"}
 
 
 def test_chunks_that_are_lost_are_counted_over_all_requests(
@@ -152,9 +152,9 @@ def test_holder_that_the_others_wait_for_is_named(
 
 def test_new_holder_lacks_everything_and_is_filled_by_what_it_acknowledges() -> None:
     disk = holder_group.HolderGroup(DISK, [Client(lambda: None)])
-    assert disk.missing_names(MANY) == set(MANY) and disk.filled == set()
+    assert disk.missing_names(MANY) == set(MANY) and disk.filled_holders == set()
     disk.put(NAMES, bytes, MIB)
-    assert disk.filled == {"h2"}
+    assert disk.filled_holders == {"h2"}
 
 
 def test_holder_that_drops_slowly_for_long_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_disk_is_laid_on_the_mirror_with_what_was_between(disk):
     pathlib.Path(f"{disk.path}{offline_pull.COPY_ENDING}").write_text("left of one that was killed")
     offline_pull.OfflinePull(threading.Event())(disk, lambda: True)
     assert local_file.backing_of(disk.path) == disk.base
-    pathlib.Path(disk.shown).unlink()
+    pathlib.Path(disk.current_base).unlink()
     command = ["qemu-io", "-f", "qcow2", "-c", "read -P 7 64k 64k", disk.path]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "verification failed" not in said
@@ -137,7 +137,7 @@ def test_link_in_the_place_of_the_disk_is_followed_by_no_tool(disk, never):
     with pytest.raises(errors.Unusable):
         offline_pull.OfflinePull(threading.Event())(disk, lambda: True)
     with pytest.raises(errors.Unusable):
-        offline_pull.rebase(disk.path, disk.base, disk.shown)
+        offline_pull.rebase(disk.path, disk.base, disk.current_base)
 
 
 def test_copy_is_for_root_alone_until_it_is_complete_and_then_as_the_disk_was(disk, monkeypatch):
@@ -159,13 +159,13 @@ def test_copy_is_for_root_alone_until_it_is_complete_and_then_as_the_disk_was(di
 @pytest.mark.parametrize("how", LEADS)
 def test_disk_that_leads_elsewhere_is_not_laid_on_its_checkpoint(disk, how, never):
     create(disk.path, disk.base, "raw")
-    offline_pull.rebase(disk.path, disk.shown, disk.base)
-    assert local_file.backing_of(disk.path) == disk.shown
+    offline_pull.rebase(disk.path, disk.current_base, disk.base)
+    assert local_file.backing_of(disk.path) == disk.current_base
     create(disk.path, disk.base, "raw")
     lead_elsewhere(disk.path, how)
     never()
     with pytest.raises(errors.Unusable):
-        offline_pull.rebase(disk.path, disk.shown, disk.base)
+        offline_pull.rebase(disk.path, disk.current_base, disk.base)
 
 
 def base_of(path):

@@ -103,6 +103,6 @@ def test_it_goes_on_after_a_fault(world, monkeypatch):
 
 def test_it_ends_with_its_block(world, monkeypatch):
     with owner_deletion.run_deletion(world.vault, world.says):
-        assert "forgetting" in {thread.name for thread in threading.enumerate()}
-    assert "forgetting" not in {thread.name for thread in threading.enumerate()}
+        assert "owner deletion" in {thread.name for thread in threading.enumerate()}
+    assert "owner deletion" not in {thread.name for thread in threading.enumerate()}
     assert world.asked == []

@@ -34,7 +34,7 @@ def test_reading_stops_before_the_bound_of_a_file(
         assert not watched.should_stop
         file_of("a", 204 * KIB)
         it.end_oversized()
-        assert watched.should_stop and not watched.why
+        assert watched.should_stop and not watched.end_reason
 
 
 @pytest.mark.expect_log("the capture is ended")
@@ -124,10 +124,10 @@ def test_one_capture_is_ended_while_its_space_comes_back(
         for _ in range(10):
             it.end_oversized()
             clock.now_s += 0.9
-        assert a.why and not b.why and not c.why
+        assert a.end_reason and not b.end_reason and not c.end_reason
         clock.now_s += 1.1
         it.end_oversized()
-        assert b.why and not c.why
+        assert b.end_reason and not c.end_reason
 
 
 @pytest.mark.expect_log("the capture is ended")

@@ -7,8 +7,10 @@ import socket
 import ssl
 import threading
 import time
+import types
 from collections.abc import Callable
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -45,7 +47,8 @@ class Served:
         sock = vault_server.listen("127.0.0.1", 0)
         self.address: tuple[str, int] = sock.getsockname()
         own = vaults.credentials_of(folder / "h2", "h2")
-        self.server = vault_server.VaultServer(sock, vault_api.VaultApi(self.vault), own, fault)
+        hosts: Any = types.SimpleNamespace(why_refused=fault, hosts_at=lambda _ip: 0)
+        self.server = vault_server.VaultServer(sock, vault_api.VaultApi(self.vault), own, hosts)
         self.credentials = vaults.credentials_of(folder / "h1", "h1")
         self.thread = threading.Thread(target=self.server.serve)
         self.thread.start()

@@ -52,13 +52,15 @@ class Host:
             raise errors.Unusable("libvirt", "it is away")
         return self.here
 
-    def take_checkpoint(self, each, _interval_s):
+    def take_checkpoint(self, each, interval_s):
         number = IDS.index(each.instance)
         self.now_s += 5.0
         if number in self.fails:
             raise self.fails[number]
         self.took.append(number)
         return types.SimpleNamespace(
+            instance_id=each.instance,
+            interval_s=interval_s,
             checkpoint_id="c",
             read_bytes=1,
             sent_bytes=1,

@@ -66,7 +66,7 @@ def daemon(tmp_path, configure, store, nova, bus, listens):
     identity_files.write(tmp_path / "identity", held)
     files = identity_files.IdentityFiles(HOST, identity_files.files_in(tmp_path / "identity"))
     transport = bus_client.open_transport(bus, [])
-    made = bus_client.BusClient(HOST, files, transport, lambda instance: 600)
+    made = bus_client.BusClient(HOST, files, transport)
     asked = interval_lookup.IntervalLookup(nova, 300)
     kept = checkpoint_registry.CheckpointRegistry(
         store, nova, hosts.keeper.load_trust_state, asked, kept=2, kept_after_s=60.0
