@@ -25,9 +25,9 @@ WRITE_EXPIRE_S = 0.25
 READ_BATCH_S = 0.5
 WRITE_BATCH_S = 0.125
 WAIT_S = 0.0067
-MEMORY = 8
+AVERAGED_REQUESTS = 8
 """Requests over which thinking and distance are averaged."""
-BEHIND = 2
+BACK_SEEK_PENALTY = 2
 """To go back costs as much as to go this many times as far ahead."""
 BACK_LIMIT_BYTES = 1 << 29
 
@@ -36,8 +36,8 @@ class _Habit:
     """How a stream behaves."""
 
     def __init__(self) -> None:
-        self.think_s = ewma.Ewma(MEMORY)
-        self.distance = ewma.Ewma(MEMORY)
+        self.think_s = ewma.Ewma(AVERAGED_REQUESTS)
+        self.distance = ewma.Ewma(AVERAGED_REQUESTS)
         self.last_stop: int | None = None
         self.done_s: float | None = None
         self.pending = 0  # reads that wait or are being served
@@ -132,7 +132,7 @@ class Anticipatory(policy.Policy):
         self._batch_ends_s = now_s + (WRITE_BATCH_S if self._is_write else READ_BATCH_S)
 
     def _next_in(self, queue: request_queue.RequestQueue) -> requests.Request | None:
-        return next_one_way(queue, self._head, BACK_LIMIT_BYTES)
+        return next_elevator_request(queue, self._head, BACK_LIMIT_BYTES)
 
     def _waits(self, found: requests.Request | None, now_s: float) -> bool:
         """Return whether to keep the disk idle instead of serving ``found`` or a write."""
@@ -159,13 +159,13 @@ class Anticipatory(policy.Policy):
         self._has_idled = False
 
 
-def next_one_way(
+def next_elevator_request(
     queue: request_queue.RequestQueue, head: int, back_limit_bytes: int
 ) -> requests.Request | None:
     """Return the next request of an elevator that goes up, back only over short ways, and round."""
     ahead, behind = queue.at_or_after(head), queue.last_before(head)
     if behind is not None and head - behind.offset <= back_limit_bytes:
-        back = (head - behind.offset) * BEHIND
+        back = (head - behind.offset) * BACK_SEEK_PENALTY
         if ahead is None or back < ahead.offset - head:
             return behind
     return ahead or queue.at_or_after(0)

@@ -25,18 +25,18 @@ IDLE_S = 0.008
 IDLE_SEEKY_S = 0.002
 SEEKY_BYTES = 8192 * 512
 BACK_LIMIT_BYTES = 16 << 20
-MEMORY = 8
-REMEMBERED = 256
+AVERAGED_REQUESTS = 8
+MAX_IDLE_STREAMS = 256
 """Streams whose habits are known although they have nothing pending."""
 
 
-class _Turn:
+class _Stream:
     """One stream's queue and habits."""
 
     def __init__(self) -> None:
         self.queue = request_queue.RequestQueue()
-        self.think_s = ewma.Ewma(MEMORY)
-        self.distance = ewma.Ewma(MEMORY)
+        self.think_s = ewma.Ewma(AVERAGED_REQUESTS)
+        self.distance = ewma.Ewma(AVERAGED_REQUESTS)
         self.last_stop: int | None = None
         self.done_s: float | None = None
 
@@ -61,7 +61,7 @@ class Cfq(policy.Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._turns: dict[requests.Stream, _Turn] = {}
+        self._streams: dict[requests.Stream, _Stream] = {}
         self._round: collections.OrderedDict[requests.Stream, None] = collections.OrderedDict()
         self._current: requests.Stream | None = None
         self._slice_ends_s = 0.0
@@ -73,29 +73,31 @@ class Cfq(policy.Policy):
     def add(self, request: requests.Request, now_s: float) -> None:
         """Take in a request; a stream that had none goes to the end of the round."""
         stream = request.stream
-        self._turns.setdefault(stream, _Turn()).arrived(request, now_s)
+        self._streams.setdefault(stream, _Stream()).arrived(request, now_s)
         if stream != self._current:
             self._round.setdefault(stream)
 
     def remove(self, request: requests.Request) -> None:
         """Give up a request that waits."""
-        queue = self._turns[request.stream].queue
+        queue = self._streams[request.stream].queue
         queue.remove(request)
         if not queue:
             self._round.pop(request.stream, None)
 
     def __iter__(self) -> Iterator[requests.Request]:
         """Iterate stream by stream."""
-        return itertools.chain.from_iterable(turn.queue for turn in self._turns.values())
+        return itertools.chain.from_iterable(
+            stream_state.queue for stream_state in self._streams.values()
+        )
 
     def request_completed(self, request: requests.Request, now_s: float) -> None:
         """Begin to wait if the stream has nothing more."""
-        turn = self._turns.get(request.stream)
-        if turn is None:
+        stream_state = self._streams.get(request.stream)
+        if stream_state is None:
             return
-        turn.done_s = now_s
-        if request.stream == self._current and not turn.queue and turn.idle_s:
-            self._idle_until_s = min(now_s + turn.idle_s, self._slice_ends_s)
+        stream_state.done_s = now_s
+        if request.stream == self._current and not stream_state.queue and stream_state.idle_s:
+            self._idle_until_s = min(now_s + stream_state.idle_s, self._slice_ends_s)
 
     def next_timeout(self) -> float | None:
         """Return when the present stream will not be waited for any more."""
@@ -104,7 +106,7 @@ class Cfq(policy.Policy):
     def pick_request(self, now_s: float) -> requests.Request | None:
         """Go on with the slice, wait, or begin another slice."""
         if self._current is not None and now_s < self._slice_ends_s:
-            queue = self._turns[self._current].queue
+            queue = self._streams[self._current].queue
             if queue:
                 return self._serve(queue, now_s)
             if self._idle_until_s is not None and now_s < self._idle_until_s:
@@ -116,7 +118,7 @@ class Cfq(policy.Policy):
         self._end_wait(policy.WaitEnd.MET)
         overdue = queue.first_overdue(now_s) if self._checks_deadline else None
         self._checks_deadline = False
-        way = anticipatory.next_one_way(queue, self._head, BACK_LIMIT_BYTES)
+        way = anticipatory.next_elevator_request(queue, self._head, BACK_LIMIT_BYTES)
         found = overdue or way
         if found is not None:
             queue.remove(found)
@@ -132,21 +134,21 @@ class Cfq(policy.Policy):
     def _next_stream(self, now_s: float) -> requests.Request | None:
         self._end_wait(policy.WaitEnd.EXPIRED)
         last = self._current
-        if last is not None and self._turns[last].queue:
+        if last is not None and self._streams[last].queue:
             self._round[last] = None
         self._current = self._round.popitem(last=False)[0] if self._round else None
-        if len(self._turns) > 2 * len(self._round) + REMEMBERED:
+        if len(self._streams) > 2 * len(self._round) + MAX_IDLE_STREAMS:
             self._forget_silent()
         if self._current is None:
             return None
         self._slice_ends_s = now_s + SLICE_S
         self._checks_deadline = True
-        return self._serve(self._turns[self._current].queue, now_s)
+        return self._serve(self._streams[self._current].queue, now_s)
 
     def _forget_silent(self) -> None:
         """Forget streams that have nothing pending, but the one that has the disk."""
-        self._turns = {
-            stream: turn
-            for stream, turn in self._turns.items()
-            if turn.queue or stream == self._current
+        self._streams = {
+            stream: stream_state
+            for stream, stream_state in self._streams.items()
+            if stream_state.queue or stream == self._current
         }

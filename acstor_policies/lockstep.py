@@ -29,7 +29,7 @@ IN_STEP_BYTES = 512 * 1024
 after the other wait for each other."""
 LEASE_S = 2.0
 """Time after which a parent that has given nothing is dropped."""
-MISSES = 3
+MAX_MISSES = 3
 """Failed requests in a row after which a parent is dropped."""
 AVOIDED_S = 1.0
 """Time for which it is not accepted as parent again; doubles each time."""
@@ -166,7 +166,7 @@ class Predecessors:
         if parent is None or parent.host != host:
             return
         parent.misses += 1
-        if parent.misses >= MISSES:
+        if parent.misses >= MAX_MISSES:
             del self._parents[image_id]
             _, times = self._avoided.pop(host, (0.0, 0))
             self._avoided[host] = now + AVOIDED_S * 2**times, min(times + 1, MOST_AVOIDED)

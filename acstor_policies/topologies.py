@@ -32,7 +32,7 @@ def nearest(
     return tuple(around[:count])
 
 
-def everybody(
+def all_hosts(
     hosts: Sequence[ids.HostId], here: ids.HostId, locations: Mapping[ids.HostId, str]
 ) -> tuple[ids.HostId, ...]:
     """Return all other hosts: for small clouds."""

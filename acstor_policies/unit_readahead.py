@@ -14,7 +14,7 @@ from acstor_agent.core.disk_scheduling import navigator
 _Range = tuple[int, int]
 
 
-class UnitAhead:
+class UnitReadahead:
     """The prediction for one image.
 
     :param limit_bytes: most bytes to fetch after one read; 0 disables readahead

@@ -48,7 +48,7 @@ NO_ADVERTISEMENTS: Changes = {"topology": None}
 ADVERTISE_NEAREST: Changes = {"topology": topologies.nearest}
 """Announcements go to the nearest hosts by location instead of the neighbours on the ring."""
 
-ADVERTISE_FULL: Changes = {"topology": topologies.everybody}
+ADVERTISE_FULL: Changes = {"topology": topologies.all_hosts}
 """Announcements go to every host."""
 
 NO_PREFETCH: Changes = {"prefetcher": None}
@@ -63,7 +63,7 @@ PREFETCH_BY_LIMIT: Changes = {"prefetcher": unmatched_prefetch.by_limit}
 NO_READ_AHEAD: Changes = {"read_ahead": None}
 """The agent does not read ahead."""
 
-READ_AHEAD_BY_UNITS: Changes = {"read_ahead": unit_readahead.UnitAhead}
+READ_AHEAD_BY_UNITS: Changes = {"read_ahead": unit_readahead.UnitReadahead}
 """The agent fetches the whole unit of the image that a guest reads."""
 
 NO_REFERRALS: Changes = {"may_refer": False}

@@ -61,8 +61,8 @@ class Experiment:
 
     :param value: extracts the shown value from a result
     :param is_course: a panel shows the CVs of the collections
-    :param wide: panels in a row
-    :param is_alike: panels share the scale
+    :param columns: panels in a row
+    :param shares_scale: panels share the scale
     """
 
     title: str
@@ -71,8 +71,8 @@ class Experiment:
     y_label: str = "mean boot, s"
     value: Callable[[simulation.Result], float] = operator.attrgetter("mean_boot_s")
     is_course: bool = False
-    wide: int = 3
-    is_alike: bool = True
+    columns: int = 3
+    shares_scale: bool = True
 
 
 def _figure_1() -> list[Case]:
@@ -179,7 +179,7 @@ EXPERIMENTS = {
         _figure_9,
         "MB/s, all guests",
         lambda result: result.throughput / MB,
-        is_alike=False,
+        shares_scale=False,
     ),
     "10": Experiment(
         "How uneven all traffic is while guests boot",
@@ -193,7 +193,7 @@ EXPERIMENTS = {
         "pattern of traffic, from near to far",
         _figure_11,
     ),
-    "table-1": Experiment("Boot time over lambda of Equation 1", "lambda", _table_1, wide=2),
+    "table-1": Experiment("Boot time over lambda of Equation 1", "lambda", _table_1, columns=2),
 }
 
 
@@ -214,11 +214,11 @@ def draw(number: str, points: Sequence[Point]) -> figure.Figure:
 def fill(picture: figure.FigureBase, experiment: Experiment, points: Sequence[Point]) -> None:
     """Draw the panels of an experiment."""
     names = list(dict.fromkeys(point.case.panel for point in points))
-    rows, wide = -(-len(names) // experiment.wide), min(len(names), experiment.wide)
+    rows, columns = -(-len(names) // experiment.columns), min(len(names), experiment.columns)
     if isinstance(picture, figure.Figure):
         picture.set_size_inches(14, 4.5 * rows)
-    shared: Literal["row", "none"] = "row" if experiment.is_alike else "none"
-    panels = picture.subplots(rows, wide, sharey=shared, squeeze=False)
+    shared: Literal["row", "none"] = "row" if experiment.shares_scale else "none"
+    panels = picture.subplots(rows, columns, sharey=shared, squeeze=False)
     for panel, name in zip(panels.flat, names, strict=False):
         mine = [point for point in points if point.case.panel == name]
         _draw_panel(panel, mine, experiment.is_course)

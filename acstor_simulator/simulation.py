@@ -75,7 +75,7 @@ class _Guest:
         """Start to boot."""
         self._began_s = self._agenda.now
         self._arrival = self._make_arrival(self._host, self.image)
-        self._arrival.when_ready(self._think)
+        self._arrival.call_when_ready(self._think)
 
     def _think(self) -> None:
         """Process reads until one must wait."""
@@ -84,24 +84,24 @@ class _Guest:
             if think_s:
                 self._agenda.schedule_after(think_s, self._read)
                 return
-            if not self._has(chunk):
+            if not self._is_present(chunk):
                 return
-            self._have()
+            self._advance()
         self._booted(self, self._first_s, self._agenda.now - self._began_s)
 
     def _read(self) -> None:
-        if self._has(self._reads[self._at].chunk):
+        if self._is_present(self._reads[self._at].chunk):
             self._go_on()
 
-    def _has(self, chunk: chunk_ref.ChunkRef) -> bool:
+    def _is_present(self, chunk: chunk_ref.ChunkRef) -> bool:
         """Return whether a chunk is present; :meth:`_go_on` is called on arrival."""
         return self._arrival.is_present(chunk, self._go_on, self)
 
     def _go_on(self) -> None:
-        self._have()
+        self._advance()
         self._think()
 
-    def _have(self) -> None:
+    def _advance(self) -> None:
         if not self._at:  # thinking time is no waiting time
             self._first_s = self._agenda.now - self._began_s - self._reads[0].think_s
         self._at += 1
@@ -141,45 +141,56 @@ class _Run:
             self._tree, self._loads, scenario.partners, scenario.reach, rng
         )
         self._tree.load(scenario.busy)
-        how = policies.POLICIES[policy]
-        images = _make_images(scenario, how)
+        self._name, self._how = policy, policies.POLICIES[policy]
+        images = _make_images(scenario, self._how)
         packed = scenario.sizes.stored / scenario.sizes.data
         self._world = cloud.Cloud(self._tree, images, scenario.seed, packed)
-        self._table = how.make_table(self._world, scenario.factor)
-        how.make_hosts(self._world, self._table)
+        self._table = self._how.make_table(self._world, scenario.factor)
+        self._how.make_hosts(self._world, self._table)
         self._hosts = list(self._world.hosts.values())
         self._scenario, self._progress = scenario, progress
+        self._arrivals: dict[tuple[int, ids.ImageId], image_delivery.Delivery] = {}
         self._later: set[_Guest] = set()
-        guests = [self._make_guest(number, images, rng) for number in range(scenario.guests)]
-        for number, guest in enumerate(guests):
+        self._guests = [self._make_guest(number, images, rng) for number in range(scenario.guests)]
+        self._schedule_guests(rng)
+        self._prepare_results()
+        self._note_others()
+        self._schedule_traffic()
+
+    def _schedule_guests(self, rng: random.Random) -> None:
+        scenario = self._scenario
+        for number, guest in enumerate(self._guests):
             start_s = QUIET_S + rng.uniform(0, GUESTS_START_WITHIN_S)
-            if scenario.warm_s and 2 * number >= len(guests):
+            if scenario.warm_s and 2 * number >= len(self._guests):
                 start_s += scenario.warm_s
                 self._later.add(guest)
             self._world.agenda.schedule_after(start_s, guest.start)
-        self._name, self._how, self._guests = policy, how, guests
-        self._arrivals: dict[tuple[int, ids.ImageId], image_delivery.Delivery] = {}
+
+    def _prepare_results(self) -> None:
         self._booted_s: list[float] = []
         self._ready_s: list[float] = []
         self._whole_s: list[float] = []
         self._storage, self._uplinks = (
-            link_meter.LinkMeter(self._world.agenda, links, QUIET_S, self._goes_on)
+            link_meter.LinkMeter(self._world.agenda, links, QUIET_S, self._is_running)
             for links in ([self._tree.storage], self._tree.rack_uplinks())
         )
         self._traffic_cv: list[float] = []
         self._collections = 0
+        self._before = [0] * len(self._hosts)
         self._others: list[decision_messages.Traffic] = []
         self._rates: list[float] = []
         self._later_s: list[float] = []
         self._when_later = dataclasses.replace(self._world.counts), 0.0
-        self._note_others()
-        if scenario.warm_s:
-            self._world.agenda.schedule_after(scenario.warm_s, self._begin_traffic)
-            self._world.agenda.schedule_after(scenario.warm_s + QUIET_S, self._begin_later)
+
+    def _schedule_traffic(self) -> None:
+        """Start other traffic and collections; after ``warm_s``, if there is one."""
+        agenda, warm_s = self._world.agenda, self._scenario.warm_s
+        if warm_s:
+            agenda.schedule_after(warm_s, self._begin_traffic)
+            agenda.schedule_after(warm_s + QUIET_S, self._begin_later)
         else:
             self._begin_traffic()
-        self._before = [0] * count
-        self._world.agenda.schedule_after(COLLECTION_S, self._collect)
+        agenda.schedule_after(COLLECTION_S, self._collect)
 
     def result(self) -> Result:
         self._world.agenda.run(QUIET_S + self._scenario.warm_s + self._scenario.longest_s)
@@ -257,17 +268,17 @@ class _Run:
     def _arrival(self, host: cloud.Host, image: boot_traces.Image) -> image_delivery.Delivery:
         key = host.number, image.image_id
         if key not in self._arrivals:
-            made = self._how.arrival(host, image, self._scenario.sizes, self._whole)
+            made = self._how.arrival(host, image, self._scenario.sizes, self._note_cached)
             self._arrivals[key] = made
         return self._arrivals[key]
 
-    def _goes_on(self) -> bool:
-        to_come = len(self._arrivals) if self._how.arrival.goes_on else 0
+    def _is_running(self) -> bool:
+        to_come = len(self._arrivals) if self._how.arrival.continues_after_boot else 0
         return len(self._booted_s) < len(self._guests) or len(self._whole_s) < to_come
 
-    def _whole(self, after_s: float) -> None:
+    def _note_cached(self, after_s: float) -> None:
         self._whole_s.append(after_s)
-        self._look_whether_over()
+        self._stop_if_done()
 
     def _note(self, guest: _Guest, ready_s: float, booted_s: float) -> None:
         if guest in self._later:
@@ -276,10 +287,10 @@ class _Run:
         self._ready_s.append(ready_s)
         self._booted_s.append(booted_s)
         self._progress(len(self._booted_s))
-        self._look_whether_over()
+        self._stop_if_done()
 
-    def _look_whether_over(self) -> None:
-        if not self._goes_on():
+    def _stop_if_done(self) -> None:
+        if not self._is_running():
             self._world.agenda.stop()
 
     def _others_s(self, host: int) -> float:
@@ -307,7 +318,7 @@ class _Run:
         self._world.agenda.schedule_after(COLLECTION_S, self._collect)
 
     def _figures(self, host: int) -> ring_tables.Figures:
-        waited = self._hosts[host].take_waited()
+        waited = self._hosts[host].pop_waits()
         source = waited.pop(None, decision_messages.TimedTraffic())
         peers = {name: timed for name, timed in waited.items() if name is not None}
         return ring_tables.Figures(self._others[host], peers, source)

@@ -76,15 +76,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    question = gain_estimate.CloudParameters(**{name: getattr(options, name) for name in NUMBERS})
+    parameters = gain_estimate.CloudParameters(**{name: getattr(options, name) for name in NUMBERS})
     try:
-        question.check()
+        parameters.check()
         for path in filter(None, (options.output, options.picture)):
             path.parent.joinpath(".").stat()  # fail now, not after the simulation
-        told = [_simulate(question, way) for way in gain_estimate.WAYS]
+        told = [_simulate(parameters, way) for way in gain_estimate.WAYS]
         if options.output is not None:
             with atomic_file.atomic_write(options.output) as file:
-                file.write(html_report.make_page(question, told).encode())
+                file.write(html_report.make_page(parameters, told).encode())
         if options.picture is not None:
             html_report.draw(told).savefig(options.picture, dpi=80, format="png")
     except gain_estimate.WrongNumbersError as e:
@@ -94,31 +94,38 @@ def _gain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
             f"{e.filename or options.output}: {e.strerror}: name a file in a folder that "
             "is there and that you may write to"
         )
-    print(_json(question, told) if options.json else _text(question, told))
+    print(_json(parameters, told) if options.json else _text(parameters, told))
 
 
-def _simulate(question: gain_estimate.CloudParameters, way: str) -> html_report.StrategyResult:
+def _simulate(parameters: gain_estimate.CloudParameters, way: str) -> html_report.StrategyResult:
     name = gain_estimate.WAYS[way]
     with tqdm.tqdm(
-        total=question.rush, desc=name, unit=" servers", leave=False, disable=None, file=sys.stderr
+        total=parameters.rush,
+        desc=name,
+        unit=" servers",
+        leave=False,
+        disable=None,
+        file=sys.stderr,
     ) as bar:
-        result = gain_estimate.simulate(question, way, lambda booted: bar.update() and None)
-    return html_report.StrategyResult(gain_estimate.estimate_gain(question, result), result)
+        result = gain_estimate.simulate(parameters, way, lambda booted: bar.update() and None)
+    return html_report.StrategyResult(gain_estimate.estimate_gain(parameters, result), result)
 
 
-def _json(question: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
+def _json(parameters: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
     found = {
-        "cloud": dataclasses.asdict(question),
+        "cloud": dataclasses.asdict(parameters),
         "ways": [dataclasses.asdict(one.answer) for one in told],
-        "room": dataclasses.asdict(gain_estimate.cache_size(question)),
+        "room": dataclasses.asdict(gain_estimate.cache_size(parameters)),
     }
     return json.dumps(found, indent=1)
 
 
-def _text(question: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
+def _text(parameters: gain_estimate.CloudParameters, told: list[html_report.StrategyResult]) -> str:
     table = prettytable.PrettyTable(["", *(gain_estimate.WAYS[one.answer.way] for one in told)])
     table.align = "r"
     table.align[""] = "l"
     for name, cells in html_report.rows(told):
         table.add_row([name, *cells])
-    return "\n".join([*html_report.cloud(question), str(table), html_report.cache_room(question)])
+    return "\n".join(
+        [*html_report.cloud(parameters), str(table), html_report.cache_room(parameters)]
+    )

@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,45 +131,36 @@ def _booted(bar: tqdm.tqdm, _: int) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     scenario = _scenario(options)
-    results: list[dict[str, Any]] = []
-    for policy in options.policy or simulation.POLICIES:
-        with tqdm.tqdm(
-            total=scenario.guests, desc=policy, unit=" guests", leave=False, disable=None
-        ) as bar:
-            began_s = time.perf_counter()
-            result = simulation.simulate(scenario, policy, functools.partial(_booted, bar))
-        took_s = time.perf_counter() - began_s
-        results.append(
-            dataclasses.asdict(result) | {"mean_boot_s": result.mean_boot_s, "took_s": took_s}
-        )
+    results = [_simulate(scenario, policy) for policy in options.policy or simulation.POLICIES]
     if options.json:
         print(json.dumps({"scenario": dataclasses.asdict(scenario), "results": results}, indent=1))
-        return
-    table = prettytable.PrettyTable(
-        [
-            "policy",
-            "mean boot, s",
-            "slowest, s",
-            "not booted",
-            "from storage",
-            "from peers",
-            "remaps",
-        ]
-    )
-    for row in results:
-        slowest = max(row["boot_s"], default=float("nan"))
-        table.add_row(
-            [
-                row["policy"],
-                f"{row['mean_boot_s']:.1f}",
-                f"{slowest:.1f}",
-                row["unbooted"],
-                row["storage_chunks"],
-                row["peer_chunks"],
-                row["remaps"],
-            ]
-        )
-    print(table)
+    else:
+        print(_table(results))
+
+
+def _simulate(scenario: simulation.Scenario, policy: str) -> dict[str, Any]:
+    began_s = time.perf_counter()
+    with tqdm.tqdm(
+        total=scenario.guests, desc=policy, unit=" guests", leave=False, disable=None
+    ) as bar:
+        result = simulation.simulate(scenario, policy, functools.partial(_booted, bar))
+    took_s = time.perf_counter() - began_s
+    return dataclasses.asdict(result) | {"mean_boot_s": result.mean_boot_s, "took_s": took_s}
+
+
+def _table(results: Sequence[dict[str, Any]]) -> prettytable.PrettyTable:
+    columns: dict[str, Callable[[dict[str, Any]], object]] = {
+        "policy": lambda row: row["policy"],
+        "mean boot, s": lambda row: f"{row['mean_boot_s']:.1f}",
+        "slowest, s": lambda row: f"{max(row['boot_s'], default=float('nan')):.1f}",
+        "not booted": lambda row: row["unbooted"],
+        "from storage": lambda row: row["storage_chunks"],
+        "from peers": lambda row: row["peer_chunks"],
+        "remaps": lambda row: row["remaps"],
+    }
+    table = prettytable.PrettyTable(list(columns))
+    table.add_rows([[cell(row) for cell in columns.values()] for row in results])
+    return table
 
 
 def _run(case: paper_figures.Case) -> simulation.Result:

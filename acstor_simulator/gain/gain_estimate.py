@@ -180,15 +180,15 @@ def first_uses(places: int, boots: int, images: int) -> float:
     return sum(places * (1 - (1 - p / places) ** boots) for p in popularity(images))
 
 
-def estimate_gain(question: CloudParameters, result: simulation.Result) -> GainEstimate:
+def estimate_gain(parameters: CloudParameters, result: simulation.Result) -> GainEstimate:
     """Return the results of a rush, and the day calculated from it."""
     images, racks, hosts = result.used
     cloud_day, rack_day, host_day = (
-        first_uses(places, question.boots_a_day, question.images)
-        for places in (1, question.racks, question.hosts)
+        first_uses(places, parameters.boots_a_day, parameters.images)
+        for places in (1, parameters.racks, parameters.hosts)
     )
     if result.policy == "today":  # each host reads its chunk map from the store
-        maps = question.sizes.map
+        maps = parameters.sizes.map
         day_storage = cloud_day * (result.storage_bytes - hosts * maps) / images + host_day * maps
         day_uplink = rack_day * result.uplink_bytes / racks
     else:
@@ -220,19 +220,21 @@ class CacheSize:
     all_gb: float
 
 
-def cache_size(question: CloudParameters) -> CacheSize:
+def cache_size(parameters: CloudParameters) -> CacheSize:
     """Return the cache size that a host needs for images and boot images."""
-    image_gb = (question.sizes.data + boot_traces.PACKED * question.boot_mb * MB) / GB
-    a_host = first_uses(question.hosts, question.boots_a_day, question.images) / question.hosts
-    return CacheSize(a_host * image_gb, question.images * image_gb)
+    image_gb = (parameters.sizes.data + boot_traces.PACKED * parameters.boot_mb * MB) / GB
+    a_host = (
+        first_uses(parameters.hosts, parameters.boots_a_day, parameters.images) / parameters.hosts
+    )
+    return CacheSize(a_host * image_gb, parameters.images * image_gb)
 
 
 def simulate(
-    question: CloudParameters, way: str, progress: Callable[[int], None] = lambda booted: None
+    parameters: CloudParameters, way: str, progress: Callable[[int], None] = lambda booted: None
 ) -> simulation.Result:
     """Simulate the rush under one of the policies in ``WAYS``.
 
     :raises WrongNumbersError: the numbers are inconsistent
     """
-    question.check()
-    return simulation.simulate(question.boot_scenario(), way, progress)
+    parameters.check()
+    return simulation.simulate(parameters.boot_scenario(), way, progress)

@@ -82,28 +82,29 @@ def _whole(answer: gain_estimate.GainEstimate) -> str:
     return _s(answer.first_s[-1]) if answer.way == "nova" else "not in 12 h"
 
 
-def cloud(question: gain_estimate.CloudParameters) -> list[str]:
+def cloud(parameters: gain_estimate.CloudParameters) -> list[str]:
     """Describe the cloud."""
-    shape, sizes = question.shape, question.sizes
+    shape, sizes = parameters.shape, parameters.sizes
     return [
-        f"{shape.hosts} hosts in {shape.racks} racks: {question.link_gbit:g} Gbit/s a host, "
-        f"{question.uplink_gbit:g} Gbit/s a rack, {question.store_gbit:g} Gbit/s out of the image "
-        f"store; {question.busy_percent:g} % of the links of hosts and racks in use by others",
-        f"{question.images} images of {sizes.stored / 1e9:.3g} GB, {sizes.data / 1e9:.3g} GB "
+        f"{shape.hosts} hosts in {shape.racks} racks: {parameters.link_gbit:g} Gbit/s a host, "
+        f"{parameters.uplink_gbit:g} Gbit/s a rack, {parameters.store_gbit:g} Gbit/s out of "
+        f"the image store; {parameters.busy_percent:g} % of the links of hosts and racks in use by "
+        "others",
+        f"{parameters.images} images of {sizes.stored / 1e9:.3g} GB, {sizes.data / 1e9:.3g} GB "
         "unpacked",
-        f"rush: {question.rush} servers at once, of {question.at_once_images} image"
-        f"{'s' * (question.at_once_images > 1)}, each of which boots in {question.boot_s:g} s and "
-        f"reads {question.boot_mb:.3g} MB meanwhile",
-        f"day: {question.boots_a_day} servers of all images",
+        f"rush: {parameters.rush} servers at once, of {parameters.at_once_images} image"
+        f"{'s' * (parameters.at_once_images > 1)}, each of which boots in "
+        f"{parameters.boot_s:g} s and reads {parameters.boot_mb:.3g} MB meanwhile",
+        f"day: {parameters.boots_a_day} servers of all images",
     ]
 
 
-def cache_room(question: gain_estimate.CloudParameters) -> str:
+def cache_room(parameters: gain_estimate.CloudParameters) -> str:
     """Describe the cache size that a host needs."""
-    room = gain_estimate.cache_size(question)
+    room = gain_estimate.cache_size(parameters)
     return (
         f"Room on a host: {_gb(room.day_gb)} for the images of such a day on average, "
-        f"{_gb(room.all_gb)} for all {question.images}. Set cache_limit_bytes of acstor-agent to "
+        f"{_gb(room.all_gb)} for all {parameters.images}. Set cache_limit_bytes of acstor-agent to "
         "what a host's servers use at a time; Nova's cache of images takes as much."
     )
 
@@ -155,7 +156,7 @@ def _table(head: Sequence[str], lines: Sequence[Row]) -> str:
     return f"<table><tr>{first}</tr>{rest}</table>"
 
 
-def nearness() -> list[Row]:
+def validation_rows() -> list[Row]:
     """Return the rows of the validation: measured, modelled, relative error."""
     return [
         (
@@ -163,14 +164,14 @@ def nearness() -> list[Row]:
             [
                 f"{one.measured:g} {one.unit}",
                 f"{one.modelled:g} {one.unit}",
-                f"{one.off:+.0%}",
+                f"{one.relative_error:+.0%}",
             ],
         )
         for one in model_validation.FIGURES
     ]
 
 
-def make_page(question: gain_estimate.CloudParameters, told: Sequence[StrategyResult]) -> str:
+def make_page(parameters: gain_estimate.CloudParameters, told: Sequence[StrategyResult]) -> str:
     """Return the HTML page."""
     ways = [gain_estimate.WAYS[one.answer.way] for one in told]
     return f"""<!DOCTYPE html>
@@ -181,15 +182,15 @@ th {{ text-align: left; font-weight: normal }} td {{ text-align: right }}
 svg {{ width: 100%; height: auto }}</style></head><body>
 <h1>What a cloud gains with acstor</h1>
 <p>Simulated, not measured.</p>
-<h2>The cloud</h2>{_list(cloud(question))}
+<h2>The cloud</h2>{_list(cloud(parameters))}
 <h2>The numbers</h2>{_table(["", *ways], rows(told))}
-<p>{html.escape(cache_room(question))}</p>
+<p>{html.escape(cache_room(parameters))}</p>
 {_svg(draw(told))}
 <h2>What is assumed</h2>{_list(ASSUMPTIONS)}
 <h2>What is not in the model</h2>{_list(LIMITS)}
 <h2>How near the model is</h2>
 <p>Links of 100 Mbit/s, guests emulated. The model's constants come from the first and the third
 line, the ratio of a boot image to its boot, and the guest's own time on four hosts.</p>
-{_table(["", "measured", "model", "off by"], nearness())}
+{_table(["", "measured", "model", "off by"], validation_rows())}
 </body></html>
 """

@@ -52,12 +52,12 @@ class Measurement(NamedTuple):
     unit: str
     measured: float
     modelled: float
-    question: gain_estimate.CloudParameters
+    parameters: gain_estimate.CloudParameters
     way: str
     of: Callable[[simulation.Result], float]
 
     @property
-    def off(self) -> float:
+    def relative_error(self) -> float:
         """Return the model's relative error."""
         return self.modelled / self.measured - 1
 

@@ -131,12 +131,12 @@ class Host(virtual_host.Host):
         for prefetching in self.images.values():
             self.call_later(prefetching.announcement_received, heard.here)
 
-    def waited_for(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
+    def record_wait(self, giver: ids.HostId | None, took_s: float, chunks: int = 1) -> None:
         """Add a wait; ``chunks`` is 0 if the request was cancelled."""
         count, before_s = self.waited.get(giver, (0, 0.0))
         self.waited[giver] = count + chunks, before_s + took_s
 
-    def take_waited(self) -> dict[ids.HostId | None, decision_messages.TimedTraffic]:
+    def pop_waits(self) -> dict[ids.HostId | None, decision_messages.TimedTraffic]:
         """Return and reset the waits by origin; None is the storage."""
         taken, self.waited = self.waited, {}
         return {
@@ -153,7 +153,7 @@ class Host(virtual_host.Host):
         for answer in answers:
             asked_s = self._asked_s.pop(answer.number, None)
             if asked_s is not None and isinstance(answer, actions.SendChunk):
-                self.waited_for(host, self.world.now - asked_s)
+                self.record_wait(host, self.world.now - asked_s)
         super()._answered(host, answers)
 
     def _cancel(self, cancel: actions.CancelRequests) -> None:
@@ -162,7 +162,7 @@ class Host(virtual_host.Host):
         timeout_s = self.core.context.requests_out.timeout_s
         took_s = sum(s for s in given_up_s if s < timeout_s)  # longer waits mean a dead host
         if took_s:
-            self.waited_for(cancel.host, took_s, chunks=0)
+            self.record_wait(cancel.host, took_s, chunks=0)
         super()._cancel(cancel)
 
 
@@ -284,18 +284,18 @@ class Cloud(authorization.ChunkMaps):
         """Read each chunk from the storage, which always succeeds."""
         for index, chunk in enumerate(read.wants):
             size_bytes = self._packed.get(chunk.cid, chunk.length)
-            self.from_storage(host, size_bytes, self._gave, host, read, index, self.now)
+            self.read_storage(host, size_bytes, self._gave, host, read, index, self.now)
 
     def _gave(self, host: Host, read: actions.ReadSource, index: int, asked_s: float) -> None:
         if read.priority.is_urgent:
-            host.waited_for(None, self.now - asked_s)
+            host.record_wait(None, self.now - asked_s)
         told = [(index, self.content_of(read.wants[index].cid))]
         host.run_actions(host.core.source_read_progressed(self.now, read.number, told))
 
-    def from_storage(
+    def read_storage(
         self, host: Host, size_bytes: int, arrive: Callable[..., None], *what: Any
     ) -> None:
         """Transfer bytes from the storage to a host."""
         self.counts.storage += 1
-        way = self.tree.way_from_storage(host.number)
+        way = self.tree.links_from_storage(host.number)
         network.send(self.agenda, way, size_bytes, self.tree.shape.storage_s, arrive, *what)

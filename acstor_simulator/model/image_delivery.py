@@ -34,21 +34,21 @@ QUIET_S = 60.0
 class Delivery:
     """Delivers an image; this base delivers nothing.
 
-    :param told: called with the elapsed seconds when the image is complete
-    :ivar goes_on: the delivery continues after guests have booted
+    :param on_complete: called with the elapsed seconds when the image is complete
+    :ivar continues_after_boot: the delivery continues after guests have booted
     """
 
-    goes_on = False
+    continues_after_boot = False
 
     def __init__(
         self,
         host: cloud.Host,
         image: boot_traces.Image,
         sizes: boot_traces.Sizes,
-        told: Callable[[float], None],
+        on_complete: Callable[[float], None],
     ) -> None:
         self.host, self.image, self.sizes = host, image, sizes
-        self._told, self._began_s = told, host.world.now
+        self._on_complete, self._began_s = on_complete, host.world.now
         self._waiting: list[Callable[[], None]] = []
         self._is_ready = False
         self.start_delivery()
@@ -57,7 +57,7 @@ class Delivery:
         """Start the delivery."""
         self.mark_ready()
 
-    def when_ready(self, call: Callable[[], None]) -> None:
+    def call_when_ready(self, call: Callable[[], None]) -> None:
         """Call a function when guests can boot, at once if they can now."""
         if self._is_ready:
             call()
@@ -73,7 +73,7 @@ class Delivery:
 
     def mark_complete(self) -> None:
         """Report that the image is complete."""
-        self._told(self.host.world.now - self._began_s)
+        self._on_complete(self.host.world.now - self._began_s)
 
     def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Return whether data is present; otherwise call ``done`` on arrival."""
@@ -85,7 +85,7 @@ class Storage(Delivery):
 
     def is_present(self, what: chunk_ref.ChunkRef, done: Callable[[], None], guest: object) -> bool:
         """Read the data from the storage."""
-        self.host.world.from_storage(self.host, what.length, done)
+        self.host.world.read_storage(self.host, what.length, done)
         return False
 
 
@@ -111,7 +111,7 @@ class Copy(Delivery):
     def _more(self) -> None:
         self._left -= 1
         self._under_way += 1
-        self.host.world.from_storage(self.host, PIECE_BYTES, self._came)
+        self.host.world.read_storage(self.host, PIECE_BYTES, self._came)
 
     def _came(self) -> None:
         self._under_way -= 1
@@ -129,7 +129,7 @@ class Copy(Delivery):
 class BootImage(Delivery):
     """A mirror with a boot image, whose image is fully cached afterwards."""
 
-    goes_on = True
+    continues_after_boot = True
 
     def start_delivery(self) -> None:
         """Read the chunk map, then load the boot image."""
@@ -137,7 +137,7 @@ class BootImage(Delivery):
         self._pacer = fill_rate.Pacer()
         self._under_way = 0
         world = self.host.world
-        world.from_storage(self.host, max(1, self.sizes.map), self._attached)
+        world.read_storage(self.host, max(1, self.sizes.map), self._attached)
 
     def _attached(self) -> None:
         self._frames = iter(self.image.chunks)

@@ -21,11 +21,11 @@ class LinkMeter:
         agenda: network.EventQueue,
         links: Sequence[network.Link],
         begin_s: float,
-        goes_on: Callable[[], bool],
+        is_running: Callable[[], bool],
     ) -> None:
         self.peak = [0.0] * len(links)
         self.rates: list[float] = []
-        self._agenda, self._links, self._goes_on = agenda, links, goes_on
+        self._agenda, self._links, self._is_running = agenda, links, is_running
         self._before = [0.0] * len(links)
         agenda.schedule_after(begin_s, self._look)
 
@@ -40,5 +40,5 @@ class LinkMeter:
         self.peak = [max(pair) for pair in zip(self.peak, rates, strict=True)]
         self.rates.append(sum(rates))
         self._before = now
-        if self._goes_on():
+        if self._is_running():
             self._agenda.schedule_after(LOOK_S, self._look)

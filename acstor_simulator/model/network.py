@@ -4,7 +4,7 @@
 A link transfers one chunk at a time, in order of arrival, at the rate that other traffic leaves. A
 chunk proceeds to the next link when its first packet has passed, so a path is as fast as its
 slowest link, and senders share a link chunk by chunk. Other traffic is not elastic, but leaves at
-least the share ``LEFT`` to chunks.
+least the share ``MIN_CHUNK_SHARE`` to chunks.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-LEFT = 0.05
+MIN_CHUNK_SHARE = 0.05
 """Smallest share of a link that chunks get."""
 PACKET_BYTES = 1500
 
@@ -73,7 +73,7 @@ class Link:
     @property
     def rate(self) -> float:
         """Return the bytes a second left for chunks."""
-        return max(self.capacity - self.others, LEFT * self.capacity)
+        return max(self.capacity - self.others, MIN_CHUNK_SHARE * self.capacity)
 
     def bytes_sent(self, now_s: float) -> float:
         """Return the bytes of chunks carried until now, without queued ones."""
@@ -92,7 +92,7 @@ class Link:
 
 def send(
     agenda: EventQueue,
-    way: Sequence[Link],
+    path: Sequence[Link],
     size: int,
     latency_s: float,
     arrive: Callable[..., None],
@@ -103,12 +103,12 @@ def send(
     :param latency_s: of the whole path without load
     :param arrive: called with ``what`` when the last byte arrives
     """
-    _pass(agenda, way, 0, size, agenda.now, latency_s, arrive, what)
+    _pass(agenda, path, 0, size, agenda.now, latency_s, arrive, what)
 
 
 def _pass(
     agenda: EventQueue,
-    way: Sequence[Link],
+    path: Sequence[Link],
     at: int,
     size: int,
     last_s: float,
@@ -117,12 +117,12 @@ def _pass(
     what: tuple[Any, ...],
 ) -> None:
     """Queue a chunk on one link; the next gets it with its first packet."""
-    first_s, end_s = way[at].queue_chunk(size, agenda.now)
+    first_s, end_s = path[at].queue_chunk(size, agenda.now)
     last_s = max(last_s, end_s)
-    if at + 1 < len(way):
+    if at + 1 < len(path):
         after_s = first_s - agenda.now
         agenda.schedule_after(
-            after_s, _pass, agenda, way, at + 1, size, last_s, latency_s, arrive, what
+            after_s, _pass, agenda, path, at + 1, size, last_s, latency_s, arrive, what
         )
     else:
         agenda.schedule_after(last_s - agenda.now + latency_s, arrive, *what)

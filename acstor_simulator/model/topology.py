@@ -68,7 +68,7 @@ class Tree:
         self._edges = [_Cable(f"edge {n}", shape.edge_rate) for n in range(racks)]
         self._pods = [_Cable(f"aggregate {n}", shape.aggregate_rate) for n in range(shape.pods)]
         self.storage = network.Link("storage up", shape.storage_rate)
-        self._ways: dict[tuple[int, int], tuple[network.Link, ...]] = {}
+        self._paths: dict[tuple[int, int], tuple[network.Link, ...]] = {}
 
     def rack_of(self, host: int) -> int:
         """Return the number of a host's rack."""
@@ -106,16 +106,16 @@ class Tree:
         return [here.up, *self._between(self.rack_of(sender), self.rack_of(receiver)), there.down]
 
     def _between(self, rack: int, other: int) -> tuple[network.Link, ...]:
-        found = self._ways.get((rack, other))
+        found = self._paths.get((rack, other))
         if found is None:
             ends = [(self._edges[rack], self._edges[other])] if rack != other else []
             pod, other_pod = rack // self.shape.racks, other // self.shape.racks
             ends += [(self._pods[pod], self._pods[other_pod])] if pod != other_pod else []
             ups, downs = [cable.up for cable, _ in ends], [cable.down for _, cable in ends[::-1]]
-            found = self._ways[rack, other] = (*ups, *downs)
+            found = self._paths[rack, other] = (*ups, *downs)
         return found
 
-    def way_from_storage(self, receiver: int) -> list[network.Link]:
+    def links_from_storage(self, receiver: int) -> list[network.Link]:
         """Return the links from the storage to a host, in order."""
         if self.shape.pods * self.shape.racks == 1:
             return [self.storage, self._hosts[receiver].down]

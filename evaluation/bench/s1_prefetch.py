@@ -44,7 +44,7 @@ TOTAL = 128 * workloads.MIB
 PREDICTORS: dict[str, Callable[[], readahead.Predictor]] = {
     "none": lambda: readahead.ReadAhead(0),
     "order": lambda: readahead.ReadAhead(LIMIT_BYTES),
-    "units": lambda: unit_readahead.UnitAhead(LIMIT_BYTES),
+    "units": lambda: unit_readahead.UnitReadahead(LIMIT_BYTES),
 }
 PACED = "boot"
 READERS = ("SR-M", "SR-S", "RR")

@@ -218,7 +218,7 @@ def test_liars_cost_time_only():
     world = transfer_world.World(3, 8, 64)
     for number, name in enumerate(world.names):
         kind = transfer_strangers.Liar if number < 3 else transfer_hosts.Host
-        world.add(name, kind, topology=topologies.everybody)
+        world.add(name, kind, topology=topologies.all_hosts)
     honest = [host for host in world.hosts.values() if type(host) is transfer_hosts.Host]
     answers = []
     for host in honest:

@@ -35,7 +35,7 @@ from tests.fakes import transfer_world
 Broken = transfer_world.Broken
 Priority = priority.Priority
 LOCKSTEP = lockstep.Lockstep, learned_ring.LearnedRing
-TOPOLOGIES = None, ring_view.on_ring, topologies.nearest, topologies.everybody
+TOPOLOGIES = None, ring_view.on_ring, topologies.nearest, topologies.all_hosts
 
 STORM_S = 20.0
 ENDS_S = 240.0

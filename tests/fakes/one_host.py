@@ -137,7 +137,7 @@ class OneHost:
             cache=self.cache,
             rights=authorization.Authorization(here, self.naming, identity.ByContent()),
             rng=random.Random(1),
-            settings=settings.Settings(background_limit=4, topology=topologies.everybody),
+            settings=settings.Settings(background_limit=4, topology=topologies.all_hosts),
         )
         self.net = peer_network.PeerNetwork(here, admission=admission.Admission())
         self.chunks = exchange.Exchange(

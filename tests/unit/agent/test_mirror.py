@@ -182,7 +182,7 @@ async def test_window_ahead_is_asked_for_before_the_reader_has_to_wait(host, aut
 
 
 async def test_reader_that_stays_in_a_zone_finds_its_chunks_here(host, autojump_clock):
-    host.ahead = unit_readahead.UnitAhead(8 * CHUNK)
+    host.ahead = unit_readahead.UnitReadahead(8 * CHUNK)
     image = await host.mirrors.attach_image(one_host.IMAGE)
     for chunk_no in (7, 3, 5, 1, 6):
         assert await read(image, chunk_no * CHUNK, CHUNK) == DATA[chunk_no * CHUNK :][:CHUNK]

@@ -133,7 +133,7 @@ def test_whom_a_tree_names_is_no_parent(machine):
 
 def test_parent_that_lets_questions_go_in_vain_is_none_for_a_while(machine):
     parent, _ = learn(machine)
-    for skip in range(1, 1 + lockstep.MISSES):
+    for skip in range(1, 1 + lockstep.MAX_MISSES):
         number = machine.chunk_of(behind(HERE)[-3], skip)
         machine.request_chunks([chunk(number)], Priority.GUEST, number)
         machine.peer_refused(parent, [(machine.attempt().number, Failure.MISSING)])

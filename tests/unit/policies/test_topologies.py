@@ -19,7 +19,7 @@ def test_ring_has_two_neighbours_and_they_are_each_others():
 
 
 def test_full_is_everybody_else():
-    assert set(topologies.everybody(HOSTS, "h3", {})) == set(HOSTS) - {"h3"}
+    assert set(topologies.all_hosts(HOSTS, "h3", {})) == set(HOSTS) - {"h3"}
 
 
 def test_nearest_are_of_the_same_rack_then_the_same_site_then_close_on_the_ring():
@@ -36,7 +36,7 @@ def test_nearest_without_locations_are_the_nearest_on_the_ring():
     assert topologies.nearest(HOSTS, "h0", {"h4": "a/b/h4"}) == four
 
 
-@pytest.mark.parametrize("topology", [ring_view.on_ring, topologies.nearest, topologies.everybody])
+@pytest.mark.parametrize("topology", [ring_view.on_ring, topologies.nearest, topologies.all_hosts])
 def test_host_that_is_alone_or_not_on_the_ring_tells_nobody(topology):
     assert topology(["h1"], "h1", {}) == ()
     assert topology(HOSTS, "x", {}) == ()

@@ -106,7 +106,7 @@ def test_page_has_numbers_pictures_and_limits_and_loads_nothing(
     assert not seen.loaded and "script" not in seen.tags
     for line in (*html_report.ASSUMPTIONS, *html_report.LIMITS, html_report.cache_room(SMALL)):
         assert html_report.html.escape(line) in text
-    for name, cells in (*html_report.rows(list(told.values())), *html_report.nearness()):
+    for name, cells in (*html_report.rows(list(told.values())), *html_report.validation_rows()):
         assert all(html_report.html.escape(cell) in text for cell in (name, *cells))
 
 
@@ -152,9 +152,9 @@ def test_who_gives_wrong_numbers_is_told_the_right_ones(
 
 @pytest.mark.parametrize("figure", model_validation.FIGURES, ids=lambda figure: figure.what)
 def test_model_says_what_the_page_says_that_it_says(figure: model_validation.Measurement) -> None:
-    result: simulation.Result = gain_estimate.simulate(figure.question, figure.way)
+    result: simulation.Result = gain_estimate.simulate(figure.parameters, figure.way)
     assert figure.of(result) == pytest.approx(figure.modelled, rel=0.005)
-    assert abs(figure.off) < 0.2
+    assert abs(figure.relative_error) < 0.2
 
 
 def test_document_shows_what_the_command_prints_today() -> None:

@@ -45,7 +45,7 @@ def test_chunk_takes_its_bytes_over_the_rate_that_others_leave() -> None:
 
 def test_traffic_of_others_never_takes_the_whole_link() -> None:
     link = network.Link("a", 10 * MB, others=50 * MB)
-    assert run(([link], 0.0)) == [pytest.approx(CHUNK / (10 * MB * network.LEFT))]
+    assert run(([link], 0.0)) == [pytest.approx(CHUNK / (10 * MB * network.MIN_CHUNK_SHARE))]
 
 
 def test_way_is_as_fast_as_its_slowest_link_and_not_the_sum() -> None:

@@ -197,11 +197,11 @@ def test_time_of_guests_who_waited_is_told_by_who_gave_it() -> None:
     world = make_world()
     reader, *others = world.hosts.values()
     read_all(world, reader)
-    waited = reader.take_waited()
+    waited = reader.pop_waits()
     assert sum(timed.received for timed in waited.values()) == cloud.CHUNK_BYTES * len(IMAGE.chunks)
     assert {None, *(host.name for host in others)} == waited.keys()
     assert all(0 < timed.took_s < 60 for timed in waited.values())
-    assert reader.take_waited() == {}
+    assert reader.pop_waits() == {}
 
 
 def test_time_of_a_question_that_is_given_up_counts_without_bytes() -> None:
@@ -209,7 +209,7 @@ def test_time_of_a_question_that_is_given_up_counts_without_bytes() -> None:
     reader, other, *_ = world.hosts.values()
     other.receive = lambda *what: None  # type: ignore[method-assign]  # it is frozen
     read_all(world, reader)
-    timed = reader.take_waited()[other.name]
+    timed = reader.pop_waits()[other.name]
     assert (timed.received, reader.core.counters.hedges > 0) == (0, True)
     assert timed.took_s > 0
 

@@ -46,7 +46,7 @@ def arrived(number, giver=None):
 
 @pytest.fixture
 def machine():
-    return one_machine.Machine(topology=topologies.everybody, copies_limit=1)
+    return one_machine.Machine(topology=topologies.all_hosts, copies_limit=1)
 
 
 def backoff(machine, name):
@@ -138,8 +138,8 @@ def test_host_that_left_the_table_holds_nothing_any_more(machine):
 
 
 def test_each_told_oid_costs_as_many_lookups_as_there_are_images():
-    few = one_machine.Machine(topology=topologies.everybody)
-    many = one_machine.Machine(topology=topologies.everybody, attached=range(999))
+    few = one_machine.Machine(topology=topologies.all_hosts)
+    many = one_machine.Machine(topology=topologies.all_hosts, attached=range(999))
     for found in (few, many):
         found.announcement_received(H5, announced(*numbered(*range(10_000))), [], [])
     assert few.core.counters.heard == 10_000
@@ -158,7 +158,7 @@ def test_flood_of_what_is_gone_is_not_listened_to_either_and_the_allowance_grows
 
 
 def test_host_that_tells_of_what_it_has_not_is_soon_not_listened_to():
-    machine, asked = one_machine.Machine(topology=topologies.everybody), 0
+    machine, asked = one_machine.Machine(topology=topologies.all_hosts), 0
     numbers = (n for n in itertools.count() if machine.home_of(n) not in ("h1", "h5"))
     for turn in range(100):
         some = [chunk(next(numbers)) for _ in range(200)]
@@ -198,7 +198,7 @@ def test_what_is_gone_is_taken_back_from_those_who_were_told(machine):
 
 
 def test_of_what_was_told_long_ago_it_is_not_known_that_it_was_told():
-    machine = one_machine.Machine(2, topology=topologies.everybody)
+    machine = one_machine.Machine(2, topology=topologies.all_hosts)
     told = machine.core.context.announcements._told
     for first in range(0, 2 * announcements.TOLD_CHUNKS, 512):
         refs = numbered(*range(first + 1, first + 513))
@@ -290,7 +290,7 @@ def test_who_is_no_neighbour_or_no_more_is_not_told_again(machine):
 
 
 def test_what_was_here_before_there_was_a_neighbour_is_told_then():
-    machine = one_machine.Machine(1, topology=topologies.everybody)
+    machine = one_machine.Machine(1, topology=topologies.all_hosts)
     machine.chunks_stored([arrived(1), arrived(2)])
     machine.chunk_evicted([chunk(2).cid])
     assert not tells(machine)
@@ -343,7 +343,7 @@ def test_one_stored_chunk_costs_no_more_than_its_messages():
     """With all hosts as neighbours the heap has one entry, and a flush looks at each host once."""
 
     def cost_s(count):
-        machine = one_machine.Machine(count, topology=topologies.everybody)
+        machine = one_machine.Machine(count, topology=topologies.all_hosts)
         began_s = time.process_time()
         for number in range(20):
             machine.chunks_stored([arrived(number)])

@@ -146,7 +146,7 @@ def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
 
 def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
-    machine = one_machine.Machine(topology=topologies.everybody)
+    machine = one_machine.Machine(topology=topologies.all_hosts)
     machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
     want(machine, numbers[0], 0)
     assert machine.asks() == {"h3": [(numbers[0], Mode.HELD)]}
@@ -157,7 +157,7 @@ def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
 
 
 def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
-    machine = one_machine.Machine(topology=topologies.everybody)
+    machine = one_machine.Machine(topology=topologies.all_hosts)
     number = machine.chunk_of("h2")
     machine.announcement_received(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
@@ -169,7 +169,7 @@ def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
 
 
 def test_guest_who_joins_a_prefetch_makes_it_ask_everybody(machine):
-    machine = one_machine.Machine(topology=topologies.everybody)
+    machine = one_machine.Machine(topology=topologies.all_hosts)
     number = machine.chunk_of("h2")
     machine.announcement_received(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
@@ -445,7 +445,7 @@ def test_new_home_is_told_that_it_is_one():
 
 
 def test_what_was_merely_advertised_is_asked_of_all_when_it_is_wanted_for_another_reason():
-    machine = one_machine.Machine(topology=topologies.everybody)
+    machine = one_machine.Machine(topology=topologies.all_hosts)
     numbers = [machine.chunk_of("h2", skip) for skip in range(6)]
     machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
     machine.request_chunks([chunk(n) for n in numbers], Priority.ADVERTISED, "prefetch")

@@ -46,7 +46,7 @@ class Machine(stateful.RuleBasedStateMachine):
     """One host; the rules are what the world does to it."""
 
     @stateful.initialize(
-        topology=st.sampled_from((None, topologies.everybody)), copies=st.integers(0, 2)
+        topology=st.sampled_from((None, topologies.all_hosts)), copies=st.integers(0, 2)
     )
     def begin(self, topology, copies):
         self.machine = one_machine.Machine(

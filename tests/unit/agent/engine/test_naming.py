@@ -55,7 +55,7 @@ def lie(machine, name):
 
 
 def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
-    machine = one_machine.Machine(40, topology=topologies.everybody)
+    machine = one_machine.Machine(40, topology=topologies.all_hosts)
     number = machine.chunk_of("h1")
     busy(machine, number)
     assert named(machine, number, range(8, 12))["h7"]
@@ -69,7 +69,7 @@ def test_host_in_backoff_is_named_to_nobody_whatever_it_tells():
 
 
 def test_host_that_left_the_table_is_named_to_nobody():
-    machine = one_machine.Machine(40, topology=topologies.everybody)
+    machine = one_machine.Machine(40, topology=topologies.all_hosts)
     smaller = one_machine.table(38, epoch=2)
     number = next(n for n in range(9999) if smaller.owners_of(chunk(n).cid, 1) == ("h1",))
     busy(machine, number)
@@ -84,7 +84,7 @@ def test_host_that_left_the_table_is_named_to_nobody():
 
 
 def test_what_is_told_alone_makes_nobody_known_to_others():
-    machine = one_machine.Machine(20, topology=topologies.everybody)
+    machine = one_machine.Machine(20, topology=topologies.all_hosts)
     number = machine.chunk_of("h1")
     machine.announcement_received(ids.HostId("h5"), announced(chunk(number)), [], [])
     busy(machine, number)

@@ -25,7 +25,7 @@ OTHER = one_machine.OTHER
 
 @pytest.fixture
 def machine():
-    return one_machine.Machine(topology=topologies.everybody)
+    return one_machine.Machine(topology=topologies.all_hosts)
 
 
 # Holders
@@ -43,7 +43,7 @@ def test_holder_that_owes_fewest_is_asked_first(machine):
 
 def test_host_that_is_spared_is_asked_as_no_holder():
     table = one_machine.table(8, weights={"h3": 5})
-    machine = one_machine.Machine(table=table, topology=topologies.everybody)
+    machine = one_machine.Machine(table=table, topology=topologies.all_hosts)
     assert table.is_spared(H3)
     number = machine.chunk_of("h2")
     machine.announcement_received(H3, announced(chunk(number)), [], [])

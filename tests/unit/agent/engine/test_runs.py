@@ -108,7 +108,7 @@ def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(m
 
 
 def test_holders_of_a_part_are_asked_for_that_part():
-    machine = new_machine(topology=topologies.everybody)
+    machine = new_machine(topology=topologies.all_hosts)
     numbers = chunks_of(machine, "h2", 2)
     others = chunks_of(machine, "h3", 2)
     machine.announcement_received(ids.HostId("h4"), one_machine.announced(chunk(others[0])), [], [])

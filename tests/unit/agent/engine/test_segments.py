@@ -49,7 +49,7 @@ def around(request):
 @pytest.fixture
 def machine():
     table = hash_ring.Ring(1, one_machine.table(8).hosts, segment_chunks=LENGTH)
-    full = topologies.everybody
+    full = topologies.all_hosts
     made = one_machine.Machine(table=table, run_chunks=16, topology=full, copies_limit=1)
     made.maps.find_segments = around
     return made

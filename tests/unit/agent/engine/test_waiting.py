@@ -348,7 +348,7 @@ def test_what_is_read_ahead_follows_guests_to_the_source_where_hosts_hardly_read
 
 
 def test_what_neighbours_advertised_counts_as_read_by_others():
-    machine = one_machine.Machine(topology=topologies.everybody)
+    machine = one_machine.Machine(topology=topologies.all_hosts)
     numbers = with_slow_peers(machine)
     share = machine.core.context.overlap.share
     number = numbers.pop()
