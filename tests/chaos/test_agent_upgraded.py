@@ -5,7 +5,6 @@ The other version is a copy of this one that is told apart by what it logs; the 
 the mount, the guests and Nova's client are real.
 """
 
-import contextlib
 import signal
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from acstor_common import errors
 from acstor_common.wire import control_wire
 from acstor_nova import agent_client
-from tests.fakes import descriptor_keeper
 from tests.fakes import hosts
 from tests.fakes import managed_agent
 from tests.fakes import next_version
@@ -38,11 +36,7 @@ def next_tree(tmp_path):
 
 @pytest.fixture
 def managed(tmp_path):
-    with contextlib.ExitStack() as stack:
-        keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")
-        made = managed_agent.ManagedAgent(tmp_path, stack.enter_context(keeper))
-        made.start()
-        stack.callback(made.clean_up)
+    with managed_agent.started(tmp_path) as made:
         yield made
 
 

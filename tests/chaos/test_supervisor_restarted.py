@@ -36,11 +36,7 @@ ASYNC_READ, POSIX_LOCKS = 1 << 0, 1 << 1
 
 @pytest.fixture
 def managed(tmp_path):
-    with contextlib.ExitStack() as stack:
-        keeper = descriptor_keeper.DescriptorKeeper(tmp_path / "notify")
-        made = managed_agent.ManagedAgent(tmp_path, stack.enter_context(keeper))
-        made.start()
-        stack.callback(made.clean_up)
+    with managed_agent.started(tmp_path) as made:
         yield made
 
 

@@ -119,3 +119,14 @@ class ManagedAgent:
             self.end(signal.SIGTERM)
         for point in hosts.mounts(self.folder):
             runs.tool(["umount", "--lazy", point])
+
+
+@contextlib.contextmanager
+def started(folder: pathlib.Path) -> Iterator[ManagedAgent]:
+    """Start an agent and its manager in a folder for the block."""
+    with contextlib.ExitStack() as stack:
+        keeper = descriptor_keeper.DescriptorKeeper(folder / "notify")
+        made = ManagedAgent(folder, stack.enter_context(keeper))
+        made.start()
+        stack.callback(made.clean_up)
+        yield made

@@ -11,11 +11,10 @@ import pytest
 import requests
 from keystoneauth1 import adapter
 from keystoneauth1 import exceptions
-from oslo_config import cfg
 
 from acstor_common.service import console_script
-from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
+from tests.fakes import decision_databases
 from tests.lab import runs
 from tests.lab.openstack import accounts
 from tests.lab.openstack import acstor_decision
@@ -26,16 +25,10 @@ from tests.unit.decision.api import conftest as samples
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
-    conf = cfg.ConfigOpts()
-    decision_conf.register_opts(conf)
-    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
-    conf.set_override("connection", f"sqlite:///{tmp_path}/decision.sqlite", "database")
-    made = database.Database(conf)
-    made.upgrade()
-    samples.note(made, *(samples.sample(n, sent_s=time.time()) for n in range(3)))
-    samples.publish(made, 7, hosts=3)
-    yield made
-    made.close()
+    with decision_databases.opened(f"sqlite:///{tmp_path}/decision.sqlite") as made:
+        samples.note(made, *(samples.sample(n, sent_s=time.time()) for n in range(3)))
+        samples.publish(made, 7, hosts=3)
+        yield made
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from oslo_config import cfg
 
 from acstor_common import errors
 from acstor_common.image import artefacts
@@ -21,7 +20,6 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.wire import decision_messages
 from acstor_common.wire import fill_progress
-from acstor_decision import conf as decision_conf
 from acstor_decision.db import database
 from acstor_glance import conf as glance_conf
 from acstor_glance import deletion_protection
@@ -30,6 +28,7 @@ from acstor_glance.client import work_leases
 from acstor_glance.cmd import manage
 from acstor_glance.controller import protection_check
 from acstor_glance.controller import protection_reconciler
+from tests.fakes import decision_databases
 from tests.functional import test_glance_roles as roles
 from tests.lab.openstack import acstor_decision
 from tests.lab.openstack import acstor_glance
@@ -126,14 +125,8 @@ def not_guaranteed(world: World) -> dict[str, str]:
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path) -> Iterator[database.Database]:
-    conf = cfg.ConfigOpts()
-    decision_conf.register_opts(conf)
-    conf([], project="acstor", default_config_files=[], default_config_dirs=[])
-    conf.set_override("connection", f"sqlite:///{tmp_path}/decision.sqlite", "database")
-    made = database.Database(conf)
-    made.upgrade()
-    yield made
-    made.close()
+    with decision_databases.opened(f"sqlite:///{tmp_path}/decision.sqlite") as made:
+        yield made
 
 
 @pytest.fixture

@@ -173,17 +173,21 @@ def base_of(path):
     return IMAGE if str(local_file.backing_of(path)).endswith("/base") else None
 
 
+def check_not_exported(disk, folder):
+    of = domain_xml.Disk("vda", disk.path, IMAGE)
+    with pytest.raises(errors.Unusable):
+        offline_export.list_bitmaps(of, base_of)
+    with pytest.raises(errors.Unusable):
+        with offline_export.export_disk(of, base_of, "", folder, str(folder)):
+            pass
+
+
 @pytest.mark.parametrize("how", LEADS)
 def test_disk_that_leads_elsewhere_is_not_shown(disk, how, never, tmp_path):
     create(disk.path, disk.base, "raw")
     lead_elsewhere(disk.path, how)
     never()
-    of = domain_xml.Disk("vda", disk.path, IMAGE)
-    with pytest.raises(errors.Unusable):
-        offline_export.list_bitmaps(of, base_of)
-    with pytest.raises(errors.Unusable):
-        with offline_export.export_disk(of, base_of, "", tmp_path, str(tmp_path)):
-            pass
+    check_not_exported(disk, tmp_path)
 
 
 def test_mirror_is_raw_whatever_the_header_says_of_it(disk, tmp_path):
@@ -230,12 +234,7 @@ def test_link_in_the_place_of_a_disk_is_not_shown(disk, never, tmp_path):
     os.rename(disk.path, tmp_path / "moved")
     os.symlink(tmp_path / "moved", disk.path)
     never()
-    of = domain_xml.Disk("vda", disk.path, IMAGE)
-    with pytest.raises(errors.Unusable):
-        offline_export.list_bitmaps(of, base_of)
-    with pytest.raises(errors.Unusable):
-        with offline_export.export_disk(of, base_of, "", tmp_path, str(tmp_path)):
-            pass
+    check_not_exported(disk, tmp_path)
 
 
 def test_tool_is_ended_when_room_gets_short(tmp_path, monkeypatch):

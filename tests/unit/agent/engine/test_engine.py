@@ -156,24 +156,25 @@ def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
     assert machine.asks() == {"h3": [(numbers[2], Mode.HELD)]}
 
 
-def test_what_was_merely_advertised_is_asked_of_holders_alone(machine):
+def prefetching():
+    """Return a machine that asks h3 for an advertised chunk of h2, its number, and the attempt."""
     machine = one_machine.Machine(topology=topologies.all_hosts)
     number = machine.chunk_of("h2")
     machine.announcement_received(H3, announced(chunk(number)), [], [])
     want(machine, number, "prefetch", Priority.ADVERTISED)
-    attempt = machine.attempt()
+    return machine, number, machine.attempt()
+
+
+def test_what_was_merely_advertised_is_asked_of_holders_alone():
+    machine, _, attempt = prefetching()
     assert attempt.host == "h3"
     machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
     (done,) = machine.completes()
     assert done.failure is Failure.NO_HOLDER and not len(machine.core)
 
 
-def test_guest_who_joins_a_prefetch_makes_it_ask_everybody(machine):
-    machine = one_machine.Machine(topology=topologies.all_hosts)
-    number = machine.chunk_of("h2")
-    machine.announcement_received(H3, announced(chunk(number)), [], [])
-    want(machine, number, "prefetch", Priority.ADVERTISED)
-    attempt = machine.attempt()
+def test_guest_who_joins_a_prefetch_makes_it_ask_everybody():
+    machine, number, attempt = prefetching()
     want(machine, number)
     machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}

@@ -2,6 +2,7 @@
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings
@@ -102,17 +103,22 @@ def test_one_host_that_lies_and_gives_late_moves_no_place_out_of_what_honest_one
         assert 1 / 1.5 <= slowness <= 1.5
 
 
+SAMPLE = decision_messages.Sample(
+    host="h1",
+    address="10.0.0.1:7201",
+    session=1,
+    started_s=0,
+    number=1,
+    sent_s=0,
+    interval_s=5,
+    link_bytes_s=1000,
+    total=decision_messages.Traffic(),
+)
+
+
 def test_sample_says_what_a_byte_took():
-    sample = decision_messages.Sample(
-        host="h1",
-        address="10.0.0.1:7201",
-        session=1,
-        started_s=0,
-        number=1,
-        sent_s=0,
-        interval_s=5,
-        link_bytes_s=1000,
-        total=decision_messages.Traffic(),
+    sample = msgspec.structs.replace(
+        SAMPLE,
         peers={
             "fast": decision_messages.PeerTraffic(900, 5, decision_messages.TimedTraffic(800, 0.4)),
             "given-up": decision_messages.PeerTraffic(0, 0, decision_messages.TimedTraffic(0, 0.4)),
@@ -139,18 +145,7 @@ def test_of_a_sample_with_too_many_peers_the_first_are_looked_at():
         f"h{n}": decision_messages.PeerTraffic(1, 0, decision_messages.TimedTraffic(1, 1.0))
         for n in range(999)
     }
-    sample = decision_messages.Sample(
-        host="h1",
-        address="10.0.0.1:7201",
-        session=1,
-        started_s=0,
-        number=1,
-        sent_s=0,
-        interval_s=5,
-        link_bytes_s=1000,
-        total=decision_messages.Traffic(),
-        peers=many,
-    )
+    sample = msgspec.structs.replace(SAMPLE, peers=many)
     assert len(link_capacity.peer_waits((), sample).wait) == link_capacity.PEERS
 
 
