@@ -19,7 +19,7 @@ class UnitReadahead:
 
     :param limit_bytes: most bytes to fetch after one read; 0 disables readahead
 
-    >>> ahead = UnitAhead(limit_bytes=8 << 20)
+    >>> ahead = UnitReadahead(limit_bytes=8 << 20)
     >>> ahead.read(4096, 4096, now_s=0.0)
     (0, 2048000)
     >>> ahead.read(8192, 4096, now_s=0.001)

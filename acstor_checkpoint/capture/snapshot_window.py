@@ -55,7 +55,7 @@ class Overwritten(PartialCapture):
 def has_stalled(before_bytes: int, unread_bytes: int, read_bytes: int) -> bool:
     """Return whether a part made no progress.
 
-    >>> is_useless_part(0, 900, 100), is_useless_part(900, 800, 100), is_useless_part(900, 890, 100)
+    >>> has_stalled(0, 900, 100), has_stalled(900, 800, 100), has_stalled(900, 890, 100)
     (False, False, True)
 
     :param before_bytes: left by the part before; 0: there was none

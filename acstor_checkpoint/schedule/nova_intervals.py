@@ -81,10 +81,12 @@ def server_interval_s(
     """Return a server's interval in seconds; 0: never.
 
     >>> it = ids.ImageId("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11")
-    >>> server_interval_s(it, None, Answer(), 9), server_interval_s(it, None, Answer(8), 9)
+    >>> server_interval_s(it, None, Intervals(), 9), server_interval_s(it, None, Intervals(8), 9)
     (9, 8)
-    >>> server_interval_s(it, 7, Answer(8), 9), server_interval_s(it, 7, Answer(8, {it: 6}), 9)
-    (7, 6)
+    >>> server_interval_s(it, 7, Intervals(8), 9)
+    7
+    >>> server_interval_s(it, 7, Intervals(8, {it: 6}), 9)
+    6
 
     :param spec_s: of its flavor
     """
