@@ -129,7 +129,7 @@ FAULTS = {  # a rule that is not kept, the seed that finds it, and how it is not
         lambda *_: None,
     ),
     "reads are not bounded": (1, source_reads.SourceReads, "__init__", read_all_at_once),
-    "deadlines are not kept": (2, pending_reads.PendingReads, "is_late", lambda *_: None),
+    "deadlines are not kept": (2, pending_reads.PendingReads, "deadline_passed", lambda *_: None),
     "nothing is tried again": (1, retries.Retries, "pause_ended", lambda *_: None),
     "a travel does not end": (5, pending_reads.PendingReads, "_end_travel", lambda *_: None),
     "what nobody wants is remembered": (1, transfers.Transfers, "drop_if_done", lambda *_: None),
