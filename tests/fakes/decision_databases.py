@@ -320,7 +320,7 @@ class Suite:
         for state, needed in (("enrolled", [image_id]), ("revoked", [])):
             store.change_enrolment("h1", functools.partial(_in_state, state))
             assert store.needed_images(0, 0, 9).image_ids == needed
-        assert store.needed_images(0, 0, 9).last_heard_s is None
+        assert store.needed_images(0, 0, 9).heard_s is None
 
     def test_what_silent_hosts_told_of_images_is_forgotten(self, store: database.Database) -> None:
         image_id = "7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"

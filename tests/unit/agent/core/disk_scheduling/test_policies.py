@@ -311,5 +311,5 @@ def test_cfq_forgets_streams_that_are_silent_while_others_never_are() -> None:
         disk.serve_one()
         while len(disk.scheduler) > 8:
             disk.serve_one()
-        assert len(policy._turns) <= cfq.REMEMBERED + 32
+        assert len(policy._streams) <= cfq.MAX_IDLE_STREAMS + 32
     disk.drain()
