@@ -307,7 +307,7 @@ def test_backup_of_somebody_else_goes_on(place):
     it.start()
     socket, scratch = it.folder / "other.sock", it.folder / "other.scratch"
     it.guest.domain.backupBegin(
-        libvirt_domains._backup_xml("vda", "", libvirt_domains.Files(socket, scratch)), None
+        libvirt_domains._backup_xml("vda", "", libvirt_domains.SnapshotFiles(socket, scratch)), None
     )
     it.domain.clean_up(["acstor-cut"], it.folder, may_be_frozen=False)
     assert it.guest.is_busy()

@@ -370,7 +370,7 @@ def test_long_checkpoint_is_taken_in_parts(lab, guest, tmp_path):
 
 def stuck(owner, guest):
     """Have parts read of a guest that rewrites all that it has between them."""
-    for part in range(snapshot_window.PARTS + 1):
+    for part in range(snapshot_window.MAX_STALLED_PARTS + 1):
         with pytest.raises(snapshot_window.PartialCapture):
             owner.taker.take_checkpoint(server_of(owner, guest))
         guest.write(0, 16 * MIB, part + 2)

@@ -138,7 +138,7 @@ def check_timeline(lab: cloud.Cloud, host: nova_hosts.Host, server_id: str) -> N
     """Check that nearly all that the boot read was in the boot image; draw where its time went."""
     *_, told = host.agent.timelines(server_id)
     compute = accounts.connect(lab.keystone.auth_url).compute
-    events = nova_events.before(compute, server_id, told)
+    events = nova_events.list_before(compute, server_id, told)
     print(boot_chart.draw(told, events))
     assert events, "Nova says what it did"
     assert told.boot_image == "ready"
