@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.fakes import bus_log_limit
+
 
 @pytest.fixture(autouse=True, scope="module")
 def no_public_authorities() -> Iterator[None]:
@@ -11,3 +13,9 @@ def no_public_authorities() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SSL_CERT_FILE", os.devnull)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_log_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the lines that oslo.messaging logs limited for each test, not for the process."""
+    bus_log_limit.renew(monkeypatch)

@@ -12,14 +12,8 @@ from oslo_messaging import opts as messaging_opts
 
 from acstor_common import errors
 from acstor_common.wire import message_bus
-from tests.fakes import bus_log_limit
 
 WAIT_S = 30.0
-
-
-@pytest.fixture(autouse=True)
-def own_log_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    bus_log_limit.renew(monkeypatch)
 
 
 @pytest.fixture
