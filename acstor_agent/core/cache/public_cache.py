@@ -186,7 +186,7 @@ class PublicCache:
             except errors.CacheFull as e:
                 full = e
         group = self._slabs.size_group(slot_bytes)
-        if self._slabs.grow_for_pinned(group.layout):
+        if self._slabs.extend_for_pinned(group.layout):
             return group, self._add_slab(group, [])
         raise full
 
@@ -219,7 +219,7 @@ class PublicCache:
     def shrink_to_limit(self) -> list[SlabAction]:
         """Evict slabs, cheapest first, until the limit is met."""
         actions: list[SlabAction] = []
-        for slab in self._slabs.too_many():
+        for slab in self._slabs.victims_over_limit():
             self.evictions += self._give_up(slab)
             actions.append(RemoveSlab(slab))
         return actions
@@ -404,9 +404,9 @@ class PublicCache:
             return self._add_slab(group, [])
         victim = group.next_victim(newcomer)
         if victim is None or self._is_time_to_compare(group):
-            given_up = self._slabs.slabs_to_give_up(layout)
-            if given_up and given_up[-1].value < self._price(group, newcomer, victim):
-                return self._add_slab(group, given_up)
+            victims = self._slabs.victims_for(layout)
+            if victims and victims[-1].value < self._price(group, newcomer, victim):
+                return self._add_slab(group, victims)
         if victim is None:
             raise errors.CacheFull(layout.slot_bytes, self.limit_bytes, "everything is in use")
         group.evictions += 1
@@ -429,10 +429,10 @@ class PublicCache:
         return len(self._slabs.groups) > 1 and group.evictions % group.layout.slot_count == 0
 
     def _add_slab(
-        self, group: cache_slot.SizeGroup, given_up: list[cache_slot.Slab]
+        self, group: cache_slot.SizeGroup, victims: list[cache_slot.Slab]
     ) -> list[SlabAction]:
         actions: list[SlabAction] = []
-        for slab in given_up:
+        for slab in victims:
             self.evictions += self._give_up(slab)
             actions.append(RemoveSlab(slab))
         return [*actions, MakeSlab(self._slabs.add(group))]

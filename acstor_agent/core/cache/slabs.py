@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The slab files of the public cache: their total size and eviction order.
 
-Their sum is at most the limit plus what the operator allows beyond it for pinned chunks.
+The total is at most the limit plus the growth that the operator allows for pinned chunks.
 """
 
 import operator
@@ -38,7 +38,7 @@ class Slabs:
         return iter(self._slabs.values())
 
     def __contains__(self, slab: cache_slot.Slab) -> bool:
-        """Return whether this very object is there, not another slab with its number."""
+        """Return whether this very object is stored, not another slab with its number."""
         return self._slabs.get(slab.number) is slab
 
     def get(self, number: int) -> cache_slot.Slab | None:
@@ -74,83 +74,83 @@ class Slabs:
     # Limits
 
     @property
-    def room_bytes(self) -> int:
-        """Most bytes of all slabs."""
+    def capacity_bytes(self) -> int:
+        """Limit of the total file size, with the growth for pinned chunks so far."""
         return self.limit_bytes + self._pins.beyond_bytes
 
     def surplus_bytes(self, layout: cache_slab.SlabLayout) -> int:
-        """Return the excess over the limit with one more slab."""
+        """Return how far one more slab would exceed the limit; at most 0 if it fits."""
         allowed_bytes = self._ceiling_bytes + self._pins.beyond_bytes
         return self.disk_bytes + layout.file_bytes - allowed_bytes
 
-    def grow_for_pinned(self, layout: cache_slab.SlabLayout) -> bool:
-        """Allow one more slab for a pinned chunk; return whether it may be created."""
+    def extend_for_pinned(self, layout: cache_slab.SlabLayout) -> bool:
+        """Raise the capacity to fit one more slab for a pinned chunk; return whether allowed."""
         if self._is_stopped or not self._pins.may_grow or not layout.slot_count:
             return False
         self._pins.beyond_bytes += max(0, self.surplus_bytes(layout))
         return True
 
     def stop_growing(self) -> None:
-        """Create no more slabs until :meth:`grow_again`."""
+        """Set the limit to the present size until :meth:`grow_again`."""
         self._ceiling_bytes, self._is_stopped = self.disk_bytes - self._pins.beyond_bytes, True
 
     def grow_again(self) -> None:
-        """Allow slabs up to the limit again."""
+        """Restore the configured limit."""
         self._ceiling_bytes, self._is_stopped = self.limit_bytes, False
 
     # Eviction
 
-    def slabs_to_give_up(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
-        """Return slabs of other sizes to evict for one of ``layout``, cheapest first.
+    def victims_for(self, layout: cache_slab.SlabLayout) -> list[cache_slot.Slab]:
+        """Return slabs of other slot sizes to evict for one of ``layout``, cheapest first.
 
-        Empty if they would not suffice.
+        The list is empty if they do not suffice.
         """
         others = (s for s in self if s.layout.slot_bytes != layout.slot_bytes)
-        spare = []
+        victims = []
         surplus = self.surplus_bytes(layout)
-        for slab in _cheapest(others):
-            spare.append(slab)
+        for slab in _evictable(others):
+            victims.append(slab)
             surplus -= slab.layout.file_bytes
             if surplus <= 0:
-                return spare
+                return victims
         return []
 
-    def too_many(self) -> list[cache_slot.Slab]:
+    def victims_over_limit(self) -> list[cache_slot.Slab]:
         """Return the slabs to evict to meet the limit, cheapest first."""
-        over_bytes, found = self.disk_bytes - self.room_bytes, []
-        for slab in _cheapest(self):
-            if over_bytes <= 0:
+        surplus, victims = self.disk_bytes - self.capacity_bytes, []
+        for slab in _evictable(self):
+            if surplus <= 0:
                 break
-            over_bytes -= slab.layout.file_bytes
-            found.append(slab)
-        return found
+            surplus -= slab.layout.file_bytes
+            victims.append(slab)
+        return victims
 
     # Restart
 
     def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]
     ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.Record]]], list[cache_slot.Slab]]:
-        """Load slabs that were found, the most valuable first; call it once, when empty.
+        """Add the slabs of a former run, the most valuable first; call it once, when empty.
 
-        :return: loaded slabs with their records, and slabs beyond the limit (never with pinned
-            chunks)
+        :return: added slabs with their records, and slabs to remove because they exceed the limit
+            (none of them has pinned chunks)
         """
         found = list(found)
         pinned = {one.number for one in found if self._has_pinned(one)}
-        room_bytes, taken, left = self.room_bytes, [], []
+        free_bytes, kept, excess = self.capacity_bytes, [], []
         by_value = sorted(found, key=lambda one: (one.number in pinned, *_value(one)), reverse=True)
         for one in by_value:
             slab = cache_slot.Slab(one.number, one.layout, self.size_group(one.layout.slot_bytes))
-            if one.layout.file_bytes > room_bytes and one.number not in pinned:
-                left.append(slab)
+            if one.layout.file_bytes > free_bytes and one.number not in pinned:
+                excess.append(slab)
                 continue
-            room_bytes -= one.layout.file_bytes
+            free_bytes -= one.layout.file_bytes
             self._enter(slab)
-            taken.append((slab, one.records))
-        return taken, left
+            kept.append((slab, one.records))
+        return kept, excess
 
     def restore_free_lists(self) -> None:
-        """Rebuild the free lists, after the chunks of found slabs were loaded."""
+        """Rebuild the free lists; call it when the slots of restored slabs are set."""
         for slab in self:
             slab.free = [slot_no for slot_no in slab.free if slab.slots[slot_no] is None]
             if slab.free:
@@ -166,6 +166,6 @@ def _value(one: cache_actions.FoundSlab) -> tuple[int, int]:
     return max(classes, default=-1), max(sequences, default=0)
 
 
-def _cheapest(slabs: Iterable[cache_slot.Slab]) -> list[cache_slot.Slab]:
-    may_go = (s for s in slabs if not s.held and not s.class_counts[cache_slot.PINNED])
-    return sorted(may_go, key=operator.attrgetter("value"))
+def _evictable(slabs: Iterable[cache_slot.Slab]) -> list[cache_slot.Slab]:
+    evictable = (s for s in slabs if not s.held and not s.class_counts[cache_slot.PINNED])
+    return sorted(evictable, key=operator.attrgetter("value"))
