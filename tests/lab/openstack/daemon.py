@@ -127,9 +127,12 @@ class Daemon:
         return self.is_ready()
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and all that it started."""
-        if (pid := self.pid) is not None:
-            os.killpg(pid, number)
+        """Send a signal to it and all that it started; return after SIGSTOP when it is stopped."""
+        if (pid := self.pid) is None:
+            return
+        os.killpg(pid, number)
+        if number == signal.SIGSTOP:  # threads may answer until the kernel stops each of them
+            runs.wait_for(lambda: _is_stopped(pid), 10.0, f"{self.name} to stop", str)
 
     def request_stop(self) -> None:
         """Ask it to end, without waiting."""
@@ -153,3 +156,11 @@ class Daemon:
         self.stop()
         self.start()
         self.wait_ready()
+
+
+def _is_stopped(pid: int) -> bool:
+    stats = pathlib.Path(f"/proc/{pid}/task").glob("*/stat")
+    try:
+        return all(stat.read_text().rpartition(") ")[2][0] == "T" for stat in stats)
+    except (FileNotFoundError, ProcessLookupError):  # a thread ended meanwhile
+        return False
