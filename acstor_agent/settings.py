@@ -217,11 +217,11 @@ def identity(own: Options, here: ids.HostId) -> identity_files.IdentityFiles:
     return identity_files.IdentityFiles(here, identity_files.files_in(conf.identity_dir(own)))
 
 
-def exchange(own: Options, *, has_others: bool, source_places: int) -> settings.Settings:
+def exchange(own: Options, *, has_others: bool, max_source_reads: int) -> settings.Settings:
     """Return what an operator decides about the exchange.
 
-    :param has_others: where there is no v-node table yet one is to come
-    :param source_places: ranges that the source takes at a time
+    :param has_others: other hosts exist even while there is no v-node table
+    :param max_source_reads: limit of concurrent source reads
     """
     chosen = policies(own)
     return settings.Settings(
@@ -236,7 +236,7 @@ def exchange(own: Options, *, has_others: bool, source_places: int) -> settings.
         may_ask_source_first=chosen.may_ask_source_first,
         homes_keep=chosen.homes_keep,
         run_chunks=RUN_CHUNKS,
-        source_places=source_places,
+        max_source_reads=max_source_reads,
         may_refer=chosen.may_refer,
     )
 

@@ -2,8 +2,8 @@
 """Shares a limited resource, such as memory for responses, among many users.
 
 Dynamic threshold (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6 (2), 1998, factor 1):
-a user may have as much as is free, and at most ``most``. A quarter of the total is reserved for
-users that have nothing yet. The sum over all users never exceeds the total.
+a user may have as much as is free, and at most ``user_limit``. A quarter of the total is reserved
+for users that have nothing yet. The sum over all users never exceeds the total.
 """
 
 import collections
@@ -13,40 +13,42 @@ from collections.abc import Hashable
 class Budget:
     """Amounts charged to users.
 
-    >>> budget = Budget(total=8, most=6)
+    >>> budget = Budget(total=8, user_limit=6)
     >>> budget.charge("h1", 4)
     >>> budget.may_take("h1", 1), budget.may_take("h2", 2), budget.may_take("h2", 5)
     (False, True, False)
     """
 
-    def __init__(self, total: int, most: int) -> None:
+    def __init__(self, total: int, user_limit: int) -> None:
         self.used = 0
-        self._total, self._most = total, most
+        self._total, self._user_limit = total, user_limit
         self._taken: collections.Counter[Hashable] = collections.Counter()
 
-    def may_take(self, sharer: Hashable, amount: int) -> bool:
+    def may_take(self, user: Hashable, amount: int) -> bool:
         """Return whether a user may take ``amount`` more.
 
         A user that has nothing yet may also take the reserved quarter.
         """
-        own, free = self._taken[sharer], self._total - self.used
+        own, free = self._taken[user], self._total - self.used
         if not own:
             return amount <= free
-        return own + amount <= min(self._most, free - self._total // 4)
+        return own + amount <= min(self._user_limit, free - self._total // 4)
 
-    def may_take_in_parts(self, sharer: Hashable, amount: int) -> bool:
-        """Return whether a user may take ``amount`` more, in parts of any size.
+    def may_take_in_parts(self, user: Hashable, amount: int) -> bool:
+        """Return whether a user may take ``amount`` more, however it is split.
 
-        >>> budget = Budget(total=8, most=6)
+        Every part then passes :meth:`may_take`. The reserved quarter stays reserved.
+
+        >>> budget = Budget(total=8, user_limit=6)
         >>> budget.may_take_in_parts("h1", 3), budget.may_take_in_parts("h1", 4)
         (True, False)
         """
-        own, free = self._taken.get(sharer, 0), self._total - self.used - amount
-        return own + amount <= min(self._most, free - self._total // 4)
+        own, free = self._taken.get(user, 0), self._total - self.used - amount
+        return own + amount <= min(self._user_limit, free - self._total // 4)
 
-    def charge(self, sharer: Hashable, amount: int) -> None:
+    def charge(self, user: Hashable, amount: int) -> None:
         """Charge ``amount`` to a user; a negative amount releases it."""
         self.used += amount
-        self._taken[sharer] += amount
-        if not self._taken[sharer]:
-            del self._taken[sharer]
+        self._taken[user] += amount
+        if not self._taken[user]:
+            del self._taken[user]

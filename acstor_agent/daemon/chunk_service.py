@@ -92,7 +92,7 @@ class ChunkService:
             ),
             rng=random.Random(),
             settings=settings.exchange(
-                self._own, has_others=cloud.has_others, source_places=self.source.in_flight
+                self._own, has_others=cloud.has_others, max_source_reads=self.source.in_flight
             ),
             source_access=self.source.source_access,
         )

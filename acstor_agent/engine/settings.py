@@ -12,17 +12,17 @@ class Settings(NamedTuple):
 
     :param timeout_s: longest silence of a peer that owes an answer
     :param background_limit: chunks in flight per background priority
-    :param copies_limit: holders of a content of this home that need not evict; 0: all
-    :param lost_after_s: an image is lost after the source has denied it for so long
-    :param has_others: other hosts exist although there is no v-node table yet
+    :param copies_limit: copies of a chunk beyond which its home tells holders to evict; 0: never
+    :param lost_after_s: how long the source must deny an image before its reads fail
+    :param has_others: other hosts exist even while there is no v-node table
     :param topology: returns the hosts that get announcements; None: no announcements
-    :param may_hedge: a late request is also sent to the next provider
-    :param lockstep: makes the policy for hosts that read in lock-step
+    :param may_hedge: an overdue request is also sent to the next provider
+    :param lockstep: class of the policy for hosts that read an image in lockstep
     :param may_ask_source_first: guest reads go to the source if peers are clearly slower
-    :param homes_keep: this host caches only chunks that it is the home of
-    :param run_chunks: most chunks of a new transfer
-    :param source_places: concurrent source reads
-    :param may_refer: busy peers may answer with other hosts to ask
+    :param homes_keep: cache only chunks of this home and of bulk fetches
+    :param run_chunks: most chunks that a new transfer requests from one home
+    :param max_source_reads: limit of concurrent source reads
+    :param may_refer: busy peers may answer with a referral to other hosts
     """
 
     timeout_s: float = 10.0
@@ -36,12 +36,12 @@ class Settings(NamedTuple):
     may_ask_source_first: bool = True
     homes_keep: bool = False
     run_chunks: int = 1
-    source_places: int = 8
+    max_source_reads: int = 8
     may_refer: bool = True
 
     @property
     def learns_ring(self) -> bool:
-        """Return whether hosts in lock-step form a ring."""
+        """Return whether hosts that read in lockstep pass chunks along a learned ring."""
         return self.lockstep.learns_ring
 
 

@@ -389,7 +389,7 @@ def check_host(host: Host) -> None:
         _check_peer(host, peer)
     _check_turns(host)
     reads = len(host.core.context.source_reads._ranges)
-    if reads > host.core.context.settings.source_places:
+    if reads > host.core.context.settings.max_source_reads:
         raise Broken(f"{host.name}: {reads} ranges are read at a time")
     spare = host.core.context.settings.run_chunks - 1  # by which the last one that began exceeds it
     ahead = host.core.pending.prefetch_limits.under_way

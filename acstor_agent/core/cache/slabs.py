@@ -84,7 +84,7 @@ class Slabs:
         return self.disk_bytes + layout.file_bytes - allowed_bytes
 
     def extend_for_pinned(self, layout: cache_slab.SlabLayout) -> bool:
-        """Raise the capacity to fit one more slab for a pinned chunk; return whether allowed."""
+        """Raise the capacity by one slab for a pinned chunk; return whether it may grow."""
         if self._is_stopped or not self._pins.may_grow or not layout.slot_count:
             return False
         self._pins.beyond_bytes += max(0, self.surplus_bytes(layout))
@@ -130,7 +130,7 @@ class Slabs:
     def restore_slabs(
         self, found: Iterable[cache_actions.FoundSlab]
     ) -> tuple[list[tuple[cache_slot.Slab, list[cache_slab.Record]]], list[cache_slot.Slab]]:
-        """Add the slabs of a former run, the most valuable first; call it once, when empty.
+        """Add slabs of a former run, the most valuable first; call it once, when empty.
 
         :return: added slabs with their records, and slabs to remove because they exceed the limit
             (none of them has pinned chunks)

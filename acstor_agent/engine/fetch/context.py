@@ -53,7 +53,7 @@ class Context:
         self.requests_out = requests_out.RequestsOut(
             self.out, self.timers, self.peers, settings.timeout_s
         )
-        self.source_reads = source_reads.SourceReads(self.out, settings.source_places)
+        self.source_reads = source_reads.SourceReads(self.out, settings.max_source_reads)
         self.prefetch_limits = prefetch_limits.PrefetchLimits(settings.background_limit)
         self.transfers = transfers.Transfers(
             self.requests_out, self.source_reads, self.prefetch_limits

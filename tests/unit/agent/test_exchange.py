@@ -278,7 +278,7 @@ async def test_what_nobody_waited_for_is_written_as_a_stream_of_its_own(cloud):
 
 
 async def test_source_is_read_in_the_turn_of_the_most_urgent_who_joins(tmp_path, autojump_clock):
-    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), source_places=1) as cloud:
+    async with exchange_cloud.running(tmp_path, ("h1", "h2", "h3"), max_source_reads=1) as cloud:
         cloud.source.delay_s = 0.4  # sooner than anybody is late
         home = cloud.home(cloud.want(0))
         mine = [n for n in range(40) if cloud.home(cloud.want(n)) == home]
@@ -302,7 +302,7 @@ async def test_guest_who_reads_much_keeps_no_other_guest_of_the_image_waiting(
     tmp_path, autojump_clock
 ):
     took = {}
-    here = exchange_cloud.running(tmp_path, ("h1",), source_places=2)
+    here = exchange_cloud.running(tmp_path, ("h1",), max_source_reads=2)
     async with here as cloud, trio.open_nursery() as nursery:
         cloud.source.delay_s = 1.0
 

@@ -357,7 +357,7 @@ async def test_newer_connections_of_a_host_take_the_place_of_older_ones():
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=80))
 def test_sum_is_never_above_the_total_and_a_newcomer_finds_room(wishes):
-    shared = budget.Budget(total=100, most=70)
+    shared = budget.Budget(total=100, user_limit=70)
     for sharer, amount in wishes:
         if shared.may_take(sharer, amount):
             shared.charge(sharer, amount)
@@ -374,7 +374,7 @@ def test_sum_is_never_above_the_total_and_a_newcomer_finds_room(wishes):
     st.lists(st.integers(1, 20), min_size=1, max_size=8),
 )
 def test_what_may_be_taken_in_parts_may_be_taken_part_by_part(wishes, parts):
-    shared = budget.Budget(total=100, most=70)
+    shared = budget.Budget(total=100, user_limit=70)
     for sharer, amount in wishes:
         if shared.may_take(sharer, amount):
             shared.charge(sharer, amount)
@@ -387,7 +387,7 @@ def test_what_may_be_taken_in_parts_may_be_taken_part_by_part(wishes, parts):
 
 
 def test_one_gets_half_and_many_share_the_rest():
-    shared = budget.Budget(total=128, most=128)
+    shared = budget.Budget(total=128, user_limit=128)
     for sharer in ("greedy", "second", "third"):
         while shared.may_take(sharer, 1):
             shared.charge(sharer, 1)

@@ -56,7 +56,7 @@ def test_group_may_be_a_number_that_no_group_here_has():
         settings.group_id(str(settings.LARGEST_GID + 1))
 
 
-def test_source_places_are_those_that_the_source_has():
+def test_source_reads_are_those_that_the_source_has():
     options = types.SimpleNamespace(**vars(own()), peer_timeout_s=5.0, lost_after_s=0.0)
     options.read_deadline_s = 0.0
-    assert settings.exchange(options, has_others=False, source_places=3).source_places == 3
+    assert settings.exchange(options, has_others=False, max_source_reads=3).max_source_reads == 3

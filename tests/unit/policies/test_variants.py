@@ -64,7 +64,7 @@ def test_exchange_gets_the_policies_that_are_its_own():
             "no-hedges", "no-source-first", "no-copy-hints", "ring", "homes-keep", "advertise-full"
         ),
         has_others=True,
-        source_places=3,
+        max_source_reads=3,
     )
     assert not (made.may_hedge or made.may_ask_source_first or made.copies_limit)
     assert made.learns_ring and made.homes_keep

@@ -139,7 +139,7 @@ def test_options_of_acstor_are_what_agents_have_by_default() -> None:
     agent_conf.register_opts(conf)
     conf([], default_config_files=[], default_config_dirs=[])
     own = conf.acstor_agent
-    assert policies.AGENT == agent_settings.exchange(own, has_others=False, source_places=8)
+    assert policies.AGENT == agent_settings.exchange(own, has_others=False, max_source_reads=8)
     assert policies.POLICIES["acstor"].may_refer == agent_settings.policies(own).may_refer
 
 

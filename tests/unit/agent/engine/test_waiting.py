@@ -448,7 +448,7 @@ def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machi
 
 
 def test_read_that_nobody_waits_for_gives_way_to_those_that_others_wait_for():
-    machine = one_machine.Machine(1, source_places=2)
+    machine = one_machine.Machine(1, max_source_reads=2)
     machine.request_chunks([chunk(1), chunk(3)], P.GUEST, "gone", deadline_s=5.0)
     reads = machine.got(actions.ReadSource)
     assert [read.wants for read in reads] == [[chunk(1)], [chunk(3)]]
