@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which network interfaces carry a host's traffic, and how much they carried.
+"""Selects the network interfaces that carry a host's traffic, and counts their bytes.
 
-The bytes of a VLAN pass its lower interface, those of a bond or bridge its ports. So only the
-lowest interfaces are counted, and no byte twice.
+Traffic of a VLAN also passes its lower interface, and traffic of a bond or bridge its ports. So
+only the lowest interfaces count, and each byte counts once.
 """
 
 import dataclasses
@@ -11,25 +11,26 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import NamedTuple
 
-ON_TOP = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
-"""Kinds of interfaces on top of one other."""
-JOINING = frozenset({"bond", "team", "bridge"})
-"""Kinds of interfaces that join several others, their ports."""
-GUESTS = frozenset({"tun", "veth"})
+STACKED_KINDS = frozenset({"vlan", "macvlan", "macvtap", "ipvlan", "ipvtap", "macsec"})
+"""Kinds of interfaces on top of a single lower interface."""
+AGGREGATE_KINDS = frozenset({"bond", "team", "bridge"})
+"""Kinds of interfaces that combine several others, their ports."""
+GUEST_PORT_KINDS = frozenset({"tun", "veth"})
 """Kinds of ports that lead to guests and containers."""
-HEADERS = 1.03
+HEADER_FACTOR = 1.03
 """Bytes on the link per byte of a chunk; drivers count frame headers differently."""
-ACKNOWLEDGEMENTS = 0.02
-"""Bytes on the link in the other direction, per byte of a chunk."""
+ACK_RATIO = 0.02
+"""Bytes of acknowledgements in the other direction, per byte of a chunk."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkInterface:
     """One network interface, as the kernel shows it.
 
-    :param kind: of a virtual one; empty for a physical one
+    :param kind: of a virtual interface, as ``ip link`` names it; empty for a physical one
     :param lower: index of the interface below it, in this namespace; 0: none
     :param master: index of the bond or bridge that it is a port of; 0: none
+    :param received: bytes since the interface exists, as ``sent``
     """
 
     index: int
@@ -42,7 +43,11 @@ class NetworkInterface:
 
 
 class InterfaceSample(NamedTuple):
-    """The counted interfaces at one moment (seconds of the monotonic clock)."""
+    """The counted interfaces at one moment.
+
+    :param at_s: monotonic clock
+    :param link_bytes_s: their capacity in each direction
+    """
 
     at_s: float
     links: list[NetworkInterface]
@@ -71,25 +76,25 @@ def lowest_interfaces(
     known = {link.index: link for link in links}
     found: dict[int, NetworkInterface] = {}
     seen: set[int] = set()
-    ahead = [index for index in wanted if index in known]
-    while ahead:
-        link = known[ahead.pop()]
+    unvisited = [index for index in wanted if index in known]
+    while unvisited:
+        link = known[unvisited.pop()]
         if link.index in seen:
             continue
         seen.add(link.index)
         below = _below(link, known)
-        ahead += below
+        unvisited += below
         if not below:
             found[link.index] = link
     return [found[index] for index in sorted(found)]
 
 
 def _below(link: NetworkInterface, known: Mapping[int, NetworkInterface]) -> list[int]:
-    if link.kind in ON_TOP and link.lower in known:
+    if link.kind in STACKED_KINDS and link.lower in known:
         return [link.lower]
-    if link.kind in JOINING:
+    if link.kind in AGGREGATE_KINDS:
         ports = [port for port in known.values() if port.master == link.index]
-        return [port.index for port in ports if port.kind not in GUESTS]
+        return [port.index for port in ports if port.kind not in GUEST_PORT_KINDS]
     return []
 
 
@@ -112,11 +117,11 @@ def traffic_between(
 
 
 def bytes_on_wire(chunks: TrafficBytes, total: TrafficBytes) -> TrafficBytes:
-    """Return the part of ``total`` for chunks, with headers and acknowledgements.
+    """Estimate the part of ``total`` for chunks, with headers and acknowledgements.
 
     >>> bytes_on_wire(TrafficBytes(1000, 0), TrafficBytes(5000, 10))
     TrafficBytes(received=1030, sent=10)
     """
-    received = int(chunks.received * HEADERS + chunks.sent * ACKNOWLEDGEMENTS)
-    sent = int(chunks.sent * HEADERS + chunks.received * ACKNOWLEDGEMENTS)
+    received = int(chunks.received * HEADER_FACTOR + chunks.sent * ACK_RATIO)
+    sent = int(chunks.sent * HEADER_FACTOR + chunks.received * ACK_RATIO)
     return TrafficBytes(min(received, total.received), min(sent, total.sent))

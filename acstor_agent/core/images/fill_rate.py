@@ -53,7 +53,7 @@ class SpareBandwidth:
 
         An increase of other traffic counts at once, a decrease by half.
         """
-        last, own_bytes = self._last, self._own_bytes * interface_traffic.HEADERS
+        last, own_bytes = self._last, self._own_bytes * interface_traffic.HEADER_FACTOR
         self._last, self._own_bytes = look, 0
         if last is not None and look.at_s > last.at_s:
             received = interface_traffic.traffic_between(last.links, look.links).received

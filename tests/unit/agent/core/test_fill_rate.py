@@ -29,7 +29,7 @@ def test_idle_link_is_taken_nearly_as_a_whole():
     assert spare.spare_bytes_s(link.look()) == fill_rate.SHARE * LINK_BYTES_S
     own = 11_000_000
     spare.count_bytes(own)
-    assert spare.spare_bytes_s(link.look(own * interface_traffic.HEADERS)) == pytest.approx(
+    assert spare.spare_bytes_s(link.look(own * interface_traffic.HEADER_FACTOR)) == pytest.approx(
         0.9 * LINK_BYTES_S
     )
 
