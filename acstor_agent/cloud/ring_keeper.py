@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the current v-node table, from the service, a file or the control socket.
 
-Tables of the service must be signed, also when loaded from the state folder, where they are stored
-for the next start; an untrusted one is deleted, and the service sends the current one again.
-:mod:`acstor_agent.core.cloud.table_rules` decides which table replaces which. The replaced table is
-kept for a while, because its homes have chunks that the new ones lack.
+A table of the service must be signed. The state folder stores it for the next start, which verifies
+it again and deletes an invalid one; the service then sends the current one again.
+:mod:`acstor_agent.core.cloud.table_rules` decides which table replaces which. The replaced table
+stays valid for a while, because its homes have chunks that the new ones lack.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ LOG = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 FORMER_S = 3600.0
-"""How long the replaced table counts, unless a newer table ends it.
+"""How long the replaced table stays valid; the next table ends it earlier.
 
-New homes ask its homes before the source, and its hosts may connect.
+Meanwhile, new homes ask its homes before the source, and its hosts may connect.
 """
-MAX_KEPT_BYTES = 2 * hash_ring.MAX_FILE_BYTES + 1024
-"""Limit of the stored file: the table is JSON text in JSON, so quotes double."""
+MAX_STORED_BYTES = 2 * hash_ring.MAX_FILE_BYTES + 1024
+"""Limit of the stored file: a JSON string with the table's JSON, whose quotes are escaped."""
 
 _Stamp = tuple[int, int, int]
 
@@ -42,16 +42,16 @@ _Stamp = tuple[int, int, int]
 class RingKeeper:
     """Holds the current table.
 
-    :param kept: where tables that did not come from the file are stored
-    :param file: the operator's file, checked every second; None: none
-    :param former_s: how long the replaced table counts
-    :param signers: returns trusted signers; without any, only the operator's tables are accepted
+    :param stored_path: stores the current table, unless it came from the operator's file
+    :param operator_file: a table that the operator may change, checked every second; or None
+    :param former_s: how long the replaced table stays valid
+    :param signers: returns trusted signers; without any, a stored signed table is not used
     """
 
     def __init__(
         self,
-        kept: pathlib.Path,
-        file: pathlib.Path | None,
+        stored_path: pathlib.Path,
+        operator_file: pathlib.Path | None,
         former_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -63,11 +63,11 @@ class RingKeeper:
         self._former_until = 0.0
         self._former_s = former_s
         self._clock = clock
-        self._kept = kept
-        self._file = file
+        self._stored_path = stored_path
+        self._operator_file = operator_file
         self._signers = signers
-        self._stamp: _Stamp | None = None
-        if kept.exists():
+        self._file_stamp: _Stamp | None = None
+        if stored_path.exists():
             self._load_stored()
         self._check_file()
 
@@ -76,7 +76,7 @@ class RingKeeper:
         return self.ring
 
     def former_ring(self) -> hash_ring.Ring | None:
-        """Return the replaced table, while it counts."""
+        """Return the replaced table while it is valid, else None."""
         if self._former is not None and self._clock() >= self._former_until:
             self._former = None
         return self._former
@@ -86,46 +86,48 @@ class RingKeeper:
         return self.ring.epoch if self.is_signed else 0
 
     def revoked_certificates(self) -> dict[str, int]:
-        """Return the revocations of the current table."""
+        """Return the revocations of the current table by host (``Ring.revoked``)."""
         return self.ring.revoked
 
-    def why_not_admitted(self, host: ids.HostId, not_before_s: float) -> str:
+    def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
         """Return why a host may not connect to this one; "" if it may.
 
         :param host: subject of its certificate
-        :param not_before_s: beginning of the certificate, wall clock
+        :param not_before_s: start of the certificate's validity, wall clock
         """
         return table_rules.admission_error(host, not_before_s, self.ring, self.former_ring())
 
     def hosts_at(self, ip: str) -> int:
-        """Return how many hosts that may connect are at an IP address."""
+        """Return the number of hosts of the valid tables at an IP address."""
         former = self.former_ring()
         return max(self.ring.hosts_at(ip), former.hosts_at(ip) if former else 0)
 
     def set_operator_table(self, data: bytes) -> hash_ring.Ring:
-        """Put a table of the operator in force, and store it.
+        """Activate a table from the control socket, and store it.
 
         :raises errors.RingFormatError: it is malformed
         :raises ValueError: it may not replace the current one
         """
         new = hash_ring.decode(data, "the table that was sent")
-        self._put_in_force(new, decision_messages.RingTable(new.epoch, data.decode(), ""))
+        self._replace_table(new, decision_messages.RingTable(new.epoch, data.decode(), ""))
         return new
 
     def rejection_reason(self, epoch: int) -> str:
-        """Return why a signed table of an epoch would be refused; "" if it would not."""
+        """Return why a signed table with this epoch cannot replace the current one, or ""."""
         return table_rules.rejection_reason(
             epoch, self.ring.epoch, is_signed=True, is_current_signed=self.is_signed
         )
 
     def accept_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
-        """Put a table in force after :func:`message_signing.verify_table`, and store it.
+        """Activate a table of the service, and store it.
+
+        The caller has verified ``sent`` by :func:`message_signing.verify_table`.
 
         :raises ValueError: it may not replace the current one
         """
-        self._put_in_force(new, sent)
+        self._replace_table(new, sent)
 
-    def _put_in_force(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
+    def _replace_table(self, new: hash_ring.Ring, sent: decision_messages.RingTable) -> None:
         is_signed = bool(sent.signature)
         why = table_rules.rejection_reason(
             new.epoch, self.ring.epoch, is_signed=is_signed, is_current_signed=self.is_signed
@@ -137,7 +139,7 @@ class RingKeeper:
 
     def _store_table(self, sent: decision_messages.RingTable) -> None:
         try:
-            with atomic_file.atomic_write(self._kept, 0o600, is_durable=False) as file:
+            with atomic_file.atomic_write(self._stored_path, 0o600, is_durable=False) as file:
                 file.write(msgspec.json.encode(sent))
         except OSError as e:
             LOG.warning("ring epoch %d cannot be stored for the next start: %s", sent.epoch, e)
@@ -148,22 +150,27 @@ class RingKeeper:
         except errors.Unusable as e:
             LOG.warning("%s; it is not used", e)
         except (OSError, msgspec.DecodeError, UnicodeError, errors.AcstorError) as e:
-            LOG.warning("dropping the stored table: %s: %s", self._kept, e)
+            LOG.warning("dropping the stored table: %s: %s", self._stored_path, e)
             with contextlib.suppress(OSError):  # a read-only folder: the next start drops it again
-                self._kept.unlink(missing_ok=True)
+                self._stored_path.unlink(missing_ok=True)
         else:
             self._activate(new, is_signed=is_signed)
 
     def _decode_stored(self) -> tuple[hash_ring.Ring, bool]:
-        """Return the stored table, and whether it is signed; Unusable: not verifiable now."""
-        with self._kept.open("rb") as file:
-            raw = file.read(MAX_KEPT_BYTES + 1)
-        if len(raw) > MAX_KEPT_BYTES:
-            raise errors.RingFormatError("a kept table", MAX_KEPT_BYTES, "it is too long")
+        """Return the stored table, and whether it is signed.
+
+        :raises errors.Unusable: it is signed, and there are no signers to verify it by
+        """
+        with self._stored_path.open("rb") as file:
+            raw = file.read(MAX_STORED_BYTES + 1)
+        if len(raw) > MAX_STORED_BYTES:
+            raise errors.RingFormatError("a kept table", MAX_STORED_BYTES, "it is too long")
         sent = msgspec.json.decode(raw, type=decision_messages.RingTable)
         signers = self._signers()
         if sent.signature and not signers:
-            raise errors.Unusable(f"the v-node table in {self._kept}", message_signing.NO_SIGNERS)
+            raise errors.Unusable(
+                f"the v-node table in {self._stored_path}", message_signing.NO_SIGNERS
+            )
         if signers:
             new = message_signing.verify_table(sent, signers)
         else:
@@ -175,25 +182,27 @@ class RingKeeper:
         return new, bool(sent.signature)
 
     async def watch_file(self) -> None:
-        """Follow the operator's file, forever."""
+        """Check the operator's file every second, forever."""
         while True:
             await trio.sleep(LOOK_EVERY_S)
             self._check_file()
 
     def _check_file(self) -> None:
-        if self._file is None:
+        if self._operator_file is None:
             return
         try:
-            status = self._file.stat()
+            status = self._operator_file.stat()
         except OSError as e:
             stamp = None
-            if self._stamp is not None:
-                LOG.warning("ring_file %s: %s; keeping the last table", self._file, e.strerror)
+            if self._file_stamp is not None:
+                LOG.warning(
+                    "ring_file %s: %s; keeping the last table", self._operator_file, e.strerror
+                )
         else:
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if stamp != self._stamp:
-                self._load_file(self._file)
-        self._stamp = stamp
+            if stamp != self._file_stamp:
+                self._load_file(self._operator_file)
+        self._file_stamp = stamp
 
     def _load_file(self, path: pathlib.Path) -> None:
         try:

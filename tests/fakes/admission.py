@@ -16,7 +16,7 @@ class Admission:
         self._why_not = why_not
         self.ring = hash_ring.Ring(0, ())
 
-    def why_not_admitted(self, host: ids.HostId, not_before_s: float) -> str:
+    def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
         """Return why a host is refused; empty: it is not."""
         return self._why_not(host, not_before_s)
 

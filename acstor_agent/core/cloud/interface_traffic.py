@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selects the network interfaces that carry a host's traffic, and counts their bytes.
+"""Selects the network interfaces of a host's traffic, and counts their bytes.
 
 Traffic of a VLAN also passes its lower interface, and traffic of a bond or bridge its ports. So
 only the lowest interfaces count, and each byte counts once.

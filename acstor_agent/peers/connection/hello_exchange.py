@@ -22,10 +22,10 @@ class Admission(Protocol):
     def ring(self) -> hash_ring.Ring:
         """The current v-node table."""
 
-    def why_not_admitted(self, host: ids.HostId, not_before_s: float) -> str:
+    def admission_error(self, host: ids.HostId, not_before_s: float) -> str:
         """Return why a host may not connect; "" if it may.
 
-        :param not_before_s: beginning of its certificate, wall clock
+        :param not_before_s: start of the certificate's validity, wall clock
         """
 
     def hosts_at(self, ip: str) -> int:
@@ -90,10 +90,10 @@ async def _receive_hello(
 def refusal_reason(link: peer_link.Link, host: ids.HostId, admission: Admission) -> str:
     """Return why ``host`` is not admitted on a link; empty if it is."""
     if link.certificate is None:
-        return admission.why_not_admitted(host, math.inf)
+        return admission.admission_error(host, math.inf)
     if link.certificate.host != host:
         return f"its certificate is of {link.certificate.host}"
-    return admission.why_not_admitted(host, link.certificate.not_before_s)
+    return admission.admission_error(host, link.certificate.not_before_s)
 
 
 async def _send(link: peer_link.Link, message: peer_wire.Message) -> None:

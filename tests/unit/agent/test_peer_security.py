@@ -242,7 +242,7 @@ async def test_open_connection_ends_when_its_host_leaves_the_table(pair, monkeyp
     tls = pair()
 
     def may_speak(host, not_before_s):
-        return nobody_but(*allowed).why_not_admitted(host, not_before_s)
+        return nobody_but(*allowed).admission_error(host, not_before_s)
 
     async with (
         serving(tls=tls[SERVER]) as (server, address),

@@ -286,7 +286,7 @@ def poisons():
         "unsigned and huge": msgspec.json.encode(
             {"epoch": (1 << 63) - 1, "table": json.dumps(leap), "signature": ""}
         ),
-        "long": b" " * (ring_keeper.MAX_KEPT_BYTES + 1),
+        "long": b" " * (ring_keeper.MAX_STORED_BYTES + 1),
     }
 
 
@@ -321,14 +321,14 @@ def test_table_that_cannot_be_kept_is_in_force_all_the_same(tmp_path):
 def test_hosts_of_the_tables_may_speak_unless_revoked(joined):
     keeper = joined()
     h1, h2, h3 = (ids.HostId(name) for name in ("h1", "h2", "h3"))
-    assert keeper.why_not_admitted(h1, 100.0)
+    assert keeper.admission_error(h1, 100.0)
     take(keeper, signed(1, "h1", "h2"))
-    assert not keeper.why_not_admitted(h1, 100.0)
+    assert not keeper.admission_error(h1, 100.0)
     take(keeper, signed(2, "h1", revoked={"h1": 101}))
-    assert "revoked" in keeper.why_not_admitted(h1, 100.0)
-    assert not keeper.why_not_admitted(h1, 101.0)
-    assert not keeper.why_not_admitted(h2, 100.0)  # of the former table
-    assert "not on the v-node table" in keeper.why_not_admitted(h3, 100.0)
+    assert "revoked" in keeper.admission_error(h1, 100.0)
+    assert not keeper.admission_error(h1, 101.0)
+    assert not keeper.admission_error(h2, 100.0)  # of the former table
+    assert "not on the v-node table" in keeper.admission_error(h3, 100.0)
 
 
 def test_hosts_of_both_tables_stand_at_their_addresses(tmp_path):
