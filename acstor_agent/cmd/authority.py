@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``acstor-authority``: certificates for clouds without a decision service.
+"""``acstor-authority``: a certificate authority without a decision service.
 
-It creates the files that enrolment creates otherwise: copy the folder of a host to
-``<state_dir>/identity`` there, over a trusted connection. Run it on any host, or offline. The
-authority's key stays in its folder; all files are readable by their owner only.
+It creates the files that a host otherwise gets by enrolment. Copy the folder of a host to its
+``<state_dir>/identity`` over a trusted connection. The command needs no network. The authority's
+key stays in its folder; only the owner can read the files.
 """
 
 import argparse
@@ -19,15 +19,16 @@ from acstor_common.service import console_script
 from acstor_common.util import atomic_file
 
 DAY_S = 86400
-CA_DAYS = 3660
-MAX_DAYS = 3660
+CA_LIFETIME_DAYS = 3660
+MAX_HOST_LIFETIME_DAYS = 3660
+"""Longest validity of a host's certificate."""
 
 
 def main() -> int:
     """Run the command line; return an exit status."""
-    given = _parser().parse_args()
+    args = _parser().parse_args()
     try:
-        given.do(given)
+        args.handler(args)
     except (errors.Unusable, errors.NotAuthenticated, OSError) as e:
         print(f"acstor-authority: {console_script.error_text(e)}", file=sys.stderr)
         return 1
@@ -47,7 +48,10 @@ def _parser() -> argparse.ArgumentParser:
         "--out", metavar="FOLDER", type=pathlib.Path, required=True, help="for its files"
     )
     issue.add_argument(
-        "--days", type=argument_types.number_between(1, MAX_DAYS), default=366, help="its life"
+        "--days",
+        type=argument_types.number_between(1, MAX_HOST_LIFETIME_DAYS),
+        default=366,
+        help="its life",
     )
     _command(commands, "show", "show the authority", _show)
     return parser
@@ -57,11 +61,11 @@ def _command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
     name: str,
     text: str,
-    do: object,
+    handler: object,
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text)
     command.add_argument("folder", metavar="DIR", type=pathlib.Path, help="of the authority")
-    command.set_defaults(do=do)
+    command.set_defaults(handler=handler)
     return command
 
 
@@ -72,33 +76,37 @@ def _host(text: str) -> ids.HostId:
         raise argparse.ArgumentTypeError(str(e)) from e
 
 
-def _init(given: argparse.Namespace) -> None:
-    folder: pathlib.Path = given.folder
+def _init(args: argparse.Namespace) -> None:
+    folder: pathlib.Path = args.folder
     if (folder / certificates.CA_KEY_FILE).exists():
         raise errors.Unusable(
             str(folder), "there is an authority already", "Take another folder for a new one"
         )
-    made = certificates.Authority.create(given.name, time.time(), CA_DAYS * DAY_S)
+    authority = certificates.Authority.create(args.name, time.time(), CA_LIFETIME_DAYS * DAY_S)
     atomic_file.write_secrets(
-        folder, {certificates.CA_FILE: made.certificate_pem, certificates.CA_KEY_FILE: made.key_pem}
+        folder,
+        {
+            certificates.CA_FILE: authority.certificate_pem,
+            certificates.CA_KEY_FILE: authority.key_pem,
+        },
     )
-    _show(given)
+    _show(args)
 
 
-def _issue(given: argparse.Namespace) -> None:
-    folder: pathlib.Path = given.folder
+def _issue(args: argparse.Namespace) -> None:
+    folder: pathlib.Path = args.folder
     bundle = (folder / certificates.CA_FILE).read_bytes()
     authority = certificates.Authority(bundle, (folder / certificates.CA_KEY_FILE).read_bytes())
     key, now_s = certificates.new_key(), time.time()
-    request = certificates.request(given.host, key)
-    certificate = authority.issue_certificate(request, given.host, now_s, given.days * DAY_S)
+    request = certificates.request(args.host, key)
+    certificate = authority.issue_certificate(request, args.host, now_s, args.days * DAY_S)
     files = {"ca.pem": bundle, "cert.pem": certificate, "key.pem": key}
-    atomic_file.write_secrets(given.out, files)
-    print(f"{given.out}: {', '.join(files)} of {given.host}, valid for {given.days} days")
+    atomic_file.write_secrets(args.out, files)
+    print(f"{args.out}: {', '.join(files)} of {args.host}, valid for {args.days} days")
 
 
-def _show(given: argparse.Namespace) -> None:
-    for found in certificates.read_ca((given.folder / certificates.CA_FILE).read_bytes()):
+def _show(args: argparse.Namespace) -> None:
+    for found in certificates.read_ca((args.folder / certificates.CA_FILE).read_bytes()):
         print(certificates.described(found))
 
 

@@ -79,7 +79,7 @@ def _add_command(
     name: str,
     text: str,
     make: Callable[[argparse.Namespace], control_wire.Request],
-    show: Callable[[Any], str] = ctl_tables.show_fields,
+    show: Callable[[Any], str] = ctl_tables.format_fields,
 ) -> argparse.ArgumentParser:
     added: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     added.add_argument(
@@ -94,13 +94,13 @@ def _add_queries(add: _Add) -> None:
         "status",
         "show the status of the agent",
         lambda o: control_wire.Status(),
-        ctl_tables.show_status,
+        ctl_tables.format_status,
     )
     add(
         "timeline",
         "show the timeline of a boot",
         lambda o: control_wire.Timelines(o.id or ""),
-        lambda result: ctl_tables.show_timelines(result["timelines"]),
+        lambda result: ctl_tables.format_timelines(result["timelines"]),
     ).add_argument(
         "id",
         nargs="?",
@@ -111,7 +111,7 @@ def _add_queries(add: _Add) -> None:
         "ring",
         "show the current v-node table",
         lambda o: control_wire.GetRing(),
-        ctl_tables.show_ring,
+        ctl_tables.format_ring,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that ``acstor-agent-ctl`` prints."""
+"""Formats replies of the agent as tables for ``acstor-agent-ctl``."""
 
 import textwrap
 import time
@@ -12,13 +12,13 @@ import prettytable
 from acstor_common.model import boot_timeline
 from acstor_common.service import boot_chart
 
-UNIT_BYTES = 1024 * 1024
+MIB = 1024 * 1024
 WIDTH = 72
 """Width of longer texts."""
 
 
-def show_table(names: list[str], rows: list[list[Any]]) -> str:
-    """Return a table, with columns of numbers aligned right."""
+def format_table(names: list[str], rows: list[list[Any]]) -> str:
+    """Return a table; columns of numbers are aligned right."""
     table = prettytable.PrettyTable(names, align="l")
     for at, name in enumerate(names):
         if all(_is_number(row[at]) for row in rows):
@@ -33,19 +33,19 @@ def _is_number(cell: Any) -> bool:
     return plain.isdigit() or plain == "-"
 
 
-def show_fields(result: dict[str, Any]) -> str:
+def format_fields(result: dict[str, Any]) -> str:
     """Return a table of names and values."""
-    return show_table(["Field", "Value"], [[name, value] for name, value in result.items()])
+    return format_table(["Field", "Value"], [[name, value] for name, value in result.items()])
 
 
 def _mib(count: int | None) -> str:
-    return "-" if count is None else f"{count / UNIT_BYTES:,.1f}"
+    return "-" if count is None else f"{count / MIB:,.1f}"
 
 
-def show_timelines(told: list[dict[str, Any]]) -> str:
-    """Return a list of all boots, and the chart of the last one."""
-    found = msgspec.convert(told, list[boot_timeline.Timeline])
-    if not found:
+def format_timelines(boots: list[dict[str, Any]]) -> str:
+    """Return a table of all boots, and the chart of the last one."""
+    timelines = msgspec.convert(boots, list[boot_timeline.Timeline])
+    if not timelines:
         return "no boot since the start of the agent"
     rows = [
         [
@@ -56,20 +56,20 @@ def show_timelines(told: list[dict[str, Any]]) -> str:
             f"{sum(one.waited_s.values()):.1f}",
             _share(boot_timeline.boot_image_share(one.bytes)),
         ]
-        for one in found
+        for one in timelines
     ]
     names = ["Began", "Server", "Image", "Last read, s", "Waited, s", "Boot image"]
-    return show_table(names, rows) + "\n\n" + boot_chart.draw(found[-1])
+    return format_table(names, rows) + "\n\n" + boot_chart.draw(timelines[-1])
 
 
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def show_ring(table: dict[str, Any]) -> str:
+def format_ring(table: dict[str, Any]) -> str:
     """Return the epoch and a table of the hosts."""
     rows = [[host["host"], host["address"], host["vnodes"]] for host in table["hosts"]]
-    return f"epoch {table['epoch']}\n" + show_table(["Host", "Address", "V-nodes"], rows)
+    return f"epoch {table['epoch']}\n" + format_table(["Host", "Address", "V-nodes"], rows)
 
 
 def _disk_io(io: dict[str, Any]) -> str:
@@ -81,10 +81,10 @@ def _disk_io(io: dict[str, Any]) -> str:
     return f"{io['policy']}, {at_zero}, {waits['met']} of {idle} waits met"
 
 
-def _trouble(trouble: dict[str, Any] | None) -> str:
-    if trouble is None:
+def _fault(fault: dict[str, Any] | None) -> str:
+    if fault is None:
         return "ok"
-    return f"{trouble['what']} (since {_time(trouble['since_s'])})"
+    return f"{fault['what']} (since {_time(fault['since_s'])})"
 
 
 def _waiting(file_id: str, waiting: dict[str, Any]) -> str:
@@ -98,28 +98,28 @@ def _time(clock_s: float) -> str:
 
 def _identity(identity: dict[str, Any]) -> str:
     end_s, enrolment = identity["certificate_not_after_s"], identity["enrolment"]
-    said = [f"certificate until {_time(end_s)}" if end_s else "no certificate"]
+    parts = [f"certificate until {_time(end_s)}" if end_s else "no certificate"]
     if enrolment and enrolment["error"]:
-        said.append(enrolment["error"])
+        parts.append(enrolment["error"])
         if enrolment["fingerprint"]:
-            said.append(f"KEY is {enrolment['fingerprint']}")
+            parts.append(f"KEY is {enrolment['fingerprint']}")
     if enrolment and abs(enrolment["clock_off_s"]) >= 1:
         off_s = enrolment["clock_off_s"]
-        said.append(f"the clock was {abs(off_s):.0f} s {'ahead' if off_s > 0 else 'behind'}")
-    return "; ".join(said)
+        parts.append(f"the clock was {abs(off_s):.0f} s {'ahead' if off_s > 0 else 'behind'}")
+    return "; ".join(parts)
 
 
-def _fill(whole: dict[str, Any] | None) -> str:
-    if whole is None:
+def _fill(fill: dict[str, Any] | None) -> str:
+    if fill is None:
         return "not used"
-    share = f" {100 * whole['cached_share']:.0f} %" if whole["cached_share"] is not None else ""
-    left = f", {whole['remaining_s']:.0f} s left" if whole["remaining_s"] is not None else ""
-    why = f": {whole['why']}" if whole["why"] else ""
-    asked = ", pinned" if whole["is_pinned"] else ""
-    due = _due(whole["due_in_s"], whole["is_late"])
-    is_whole = whole["state"] == "fully_cached"
+    share = f" {100 * fill['cached_share']:.0f} %" if fill["cached_share"] is not None else ""
+    left = f", {fill['remaining_s']:.0f} s left" if fill["remaining_s"] is not None else ""
+    why = f": {fill['why']}" if fill["why"] else ""
+    pinned = ", pinned" if fill["is_pinned"] else ""
+    due = _due(fill["due_in_s"], fill["is_late"])
+    is_complete = fill["state"] == "fully_cached"
     return textwrap.fill(
-        f"{whole['state'].replace('_', ' ')}{'' if is_whole else share}{left}{due}{asked}{why}",
+        f"{fill['state'].replace('_', ' ')}{'' if is_complete else share}{left}{due}{pinned}{why}",
         WIDTH // 2,
     )
 
@@ -132,25 +132,25 @@ def _due(due_in_s: float | None, is_late: bool | None) -> str:
     return f", due in {due_in_s:.0f} s{', will be late' if is_late else ''}"
 
 
-def _turns(loop: dict[str, Any]) -> str:
-    """Describe the duration of event loop iterations; a quantile is a bucket's bound."""
+def _loop_lag(loop: dict[str, Any]) -> str:
+    """Describe the lag of the event loop; a quantile is a bucket's upper bound."""
     most_s = min(loop["p99_s"], loop["longest_s"])
     return f"99 % within {1000 * most_s:.1f} ms, the longest {1000 * loop['longest_s']:.1f} ms"
 
 
-def show_status(status: dict[str, Any]) -> str:
-    """Return tables of the agent, of reads by origin, of images and of disks."""
+def format_status(status: dict[str, Any]) -> str:
+    """Return four tables: the agent, reads by origin, images, disks."""
     about = {
         **_host_fields(status),
         **_traffic_fields(status),
         **_guest_fields(status),
         "Disk policy": _disk_io(status["disk_io"]),
-        "Event loop": _turns(status["event_loop"]),
-        "Peers in backoff": _listed(
+        "Event loop": _loop_lag(status["event_loop"]),
+        "Peers in backoff": _comma_list(
             f"{host} ({left_s:.0f} s left)"
             for host, left_s in status["exchange"]["in_backoff"].items()
         ),
-        "Nova fallbacks": _listed(
+        "Nova fallbacks": _comma_list(
             f"{reason} {times}" for reason, times in status["nova"]["fallbacks"].items() if times
         ),
     }
@@ -160,8 +160,8 @@ def show_status(status: dict[str, Any]) -> str:
     ]
     return "\n".join(
         [
-            show_fields(about),
-            show_table(["Origin", "Read by guests, MiB", "Fetched, MiB"], origins),
+            format_fields(about),
+            format_table(["Origin", "Read by guests, MiB", "Fetched, MiB"], origins),
             _images(status["images"]),
             _disks(status["disks"]),
         ]
@@ -177,8 +177,8 @@ def _host_fields(status: dict[str, Any]) -> dict[str, str]:
         "Ring": f"epoch {status['ring']['epoch']}, {status['ring']['hosts']} hosts",
         "Identity": textwrap.fill(_identity(status["identity"]), WIDTH),
         "Faults": _paragraphs(
-            f"{part}: {trouble['why']} (since {_time(trouble['since_s'])})"
-            for part, trouble in status["faults"].items()
+            f"{part}: {fault['why']} (since {_time(fault['since_s'])})"
+            for part, fault in status["faults"].items()
         ),
     }
 
@@ -188,7 +188,7 @@ def _traffic_fields(status: dict[str, Any]) -> dict[str, str]:
     return {
         "Cache": f"{_mib(cache['stored_bytes'])} of {_mib(cache['limit_bytes'])} MiB, "
         f"{cache['evictions']} evicted, {cache['corrupt_chunks']} corrupt",
-        "Cache folder": _trouble(cache["fault"]),
+        "Cache folder": _fault(cache["fault"]),
         "Read from the source": f"{_mib(exchange['source_bytes'])} MiB",
         "Sent to peers": f"{_mib(exchange['served_bytes'])} MiB",
         "Failovers": f"{exchange['failovers']}, {exchange['invalid_chunks']} invalid chunks",
@@ -205,8 +205,10 @@ def _guest_fields(status: dict[str, Any]) -> dict[str, str]:
             for file_id, file in {**images, **status["disks"]}.items()
             if file["waiting"]
         ),
-        "Lost data": _listed(name for name, image in images.items() if image["lost_reads"]),
-        "Guests on dead mounts": textwrap.fill(_listed(status["guests"]["on_dead_mounts"]), WIDTH),
+        "Lost data": _comma_list(name for name, image in images.items() if image["lost_reads"]),
+        "Guests on dead mounts": textwrap.fill(
+            _comma_list(status["guests"]["on_dead_mounts"]), WIDTH
+        ),
     }
 
 
@@ -214,7 +216,7 @@ def _paragraphs(texts: Iterable[str]) -> str:
     return "\n".join(textwrap.fill(text, WIDTH) for text in texts) or "none"
 
 
-def _listed(items: Iterable[str]) -> str:
+def _comma_list(items: Iterable[str]) -> str:
     return ", ".join(items) or "none"
 
 
@@ -233,7 +235,7 @@ def _images(images: dict[str, Any]) -> str:
         ]
         for image_id, image in images.items()
     ]
-    return show_table(names, rows)
+    return format_table(names, rows)
 
 
 def _disks(disks: dict[str, Any]) -> str:
@@ -242,4 +244,4 @@ def _disks(disks: dict[str, Any]) -> str:
         [disk_id, disk["image_id"] or "-", *(_mib(disk[name]) for name in sizes)]
         for disk_id, disk in disks.items()
     ]
-    return show_table(["Disk", "Image", "MiB", "Written", "Unsynced"], rows)
+    return format_table(["Disk", "Image", "MiB", "Written", "Unsynced"], rows)

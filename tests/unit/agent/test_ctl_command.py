@@ -114,11 +114,11 @@ def test_json_may_stand_before_and_behind_the_command(argv):
 
 
 def test_longest_turn_is_the_longest():
-    shown = ctl_tables._turns({"p99_s": 0.025, "longest_s": 0.0137})
+    shown = ctl_tables._loop_lag({"p99_s": 0.025, "longest_s": 0.0137})
     assert shown == "99 % within 13.7 ms, the longest 13.7 ms"
 
 
 def test_numbers_stand_right_and_words_left_in_a_table():
-    table = ctl_tables.show_table(["Disk", "MiB"], [["a", "1,024.0"], ["longer", "-"]])
+    table = ctl_tables.format_table(["Disk", "MiB"], [["a", "1,024.0"], ["longer", "-"]])
     assert "| a      | 1,024.0 |" in table
     assert "| longer |       - |" in table
