@@ -226,10 +226,10 @@ def test_link_of_an_image_is_replaced_by_the_image(by_hand: Host) -> None:
         ]
     )
     lines = [
-        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "cd"),
-        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "LINK=$(printf"),
-        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "cp"),
-        *documents.section("admin/remove.rst", "Servers that lie on mirrors", "chown"),
+        *documents.section("admin/remove.rst", "Servers whose disks use mirrors", "cd"),
+        *documents.section("admin/remove.rst", "Servers whose disks use mirrors", "LINK=$(printf"),
+        *documents.section("admin/remove.rst", "Servers whose disks use mirrors", "cp"),
+        *documents.section("admin/remove.rst", "Servers whose disks use mirrors", "chown"),
     ]
     by_hand.type([line.replace("IMAGE_ID", IMAGE_ID) for line in lines])
     by_hand.type([f"test ! -L {base}/{name}", f"cmp {IMAGE} {base}/{name}"])
