@@ -5,8 +5,8 @@ A client sends one request and reads replies until one that is not Progress.  Ta
 ``reply``) are stable.
 
 Agent and client may differ in version.  An agent rejects unknown requests and fields, because they
-might matter.  So a new field needs a default with the former meaning, and defaults are not sent;
-fields are never removed.  Unknown fields of replies are ignored.
+might matter.  So a new field needs a default that keeps the former behaviour, encoders omit
+defaults, and fields are never removed.  A client ignores unknown fields of replies.
 """
 
 import enum
@@ -66,15 +66,18 @@ class Status(Request, frozen=True, tag="status"):
 
 
 class Timelines(Request, frozen=True, tag="timelines"):
-    """Returns timelines of boots of an instance or image; empty: of all."""
+    """Returns timelines of boots.
+
+    :param wanted_id: of an instance or an image; empty: all boots
+    """
 
     wanted_id: str = ""
 
 
 class Ensure(Request, frozen=True, tag="ensure"):
-    """Attach an image now, so that opening it does not block.
+    """Attach an image to the mirror now, so that opening it does not block.
 
-    :param head_bytes: bytes to cache from its beginning
+    :param head_bytes: bytes to cache from the start of the image
     :param os_hash_algo: of Glance's hash, if known; chunk maps with another hash are rejected,
         because image IDs can be reused
     """
@@ -98,7 +101,7 @@ class PreSeed(Request, frozen=True, tag="pre-seed"):
 
 
 class Unpin(Request, frozen=True, tag="unpin"):
-    """Undo the pin of a pre-seeded image."""
+    """Remove the pin that :class:`PreSeed` set."""
 
     image_id: str
 
@@ -162,7 +165,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     :param checkpoint_id: also the ID of the disk
     :param owner: the host that took the checkpoint
     :param vault_disk: ID of the disk in vaults
-    :param holders: names and addresses
+    :param holders: names and addresses of the hosts whose vaults have it
     :param backing_file: path of the raw base image
     :param max_bytes: largest disk; 0: the limit for images
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interface of the disk scheduling policies, and the simplest policy.
 
-The disk serves one request at a time: a policy is asked for the next one when
-the disk is free, and may answer None to keep it free although requests wait.
-Then it must name a time at which it is to be asked again.
+The disk serves one request at a time. When it is idle, the scheduler asks the policy for the next
+one. The policy may return None to keep the disk idle although requests are queued; it must then
+return a time from :meth:`Policy.next_timeout`, at which the scheduler asks again.
 """
 
 import abc
@@ -14,7 +14,7 @@ from acstor_agent.core.disk_scheduling import request as requests
 
 
 class WaitEnd(enum.Enum):
-    """Outcome of a wait for the next request of a stream."""
+    """Outcome of an anticipatory wait for the next request of a stream."""
 
     AT_ONCE = "at_once"  # a request worth serving was already pending; the disk was not idle
     MET = "met"  # the disk was idle, and the expected request came
@@ -24,7 +24,7 @@ class WaitEnd(enum.Enum):
 
 
 class Policy(abc.ABC):
-    """Order of service.  Callers pass the time, which never goes backwards."""
+    """Chooses the order of service.  Callers pass a monotonic time."""
 
     def __init__(self) -> None:
         self._ended_waits: list[tuple[requests.Stream, WaitEnd]] = []
@@ -54,7 +54,7 @@ class Policy(abc.ABC):
         """Record that a picked request has been served."""
 
     def next_timeout(self) -> float | None:
-        """Return when to ask again if :meth:`pick_request` said None and nothing else happens."""
+        """Return the time to call :meth:`pick_request` again after it returned None."""
         return None
 
     def slice_s(self, stream: requests.Stream) -> float | None:
@@ -67,23 +67,23 @@ class Fifo(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._waiting: dict[requests.Request, None] = {}
+        self._queue: dict[requests.Request, None] = {}
 
     def add(self, request: requests.Request, now_s: float) -> None:
         """Append a request."""
-        self._waiting[request] = None
+        self._queue[request] = None
 
     def remove(self, request: requests.Request) -> None:
         """Remove a queued request."""
-        del self._waiting[request]
+        del self._queue[request]
 
     def pick_request(self, now_s: float) -> requests.Request | None:
         """Remove and return the first request."""
-        first = next(iter(self._waiting), None)
+        first = next(iter(self._queue), None)
         if first is not None:
-            del self._waiting[first]
+            del self._queue[first]
         return first
 
     def __iter__(self) -> Iterator[requests.Request]:
         """Iterate in the order of arrival."""
-        return iter(self._waiting)
+        return iter(self._queue)

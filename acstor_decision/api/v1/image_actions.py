@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Actions on images: prepare, pre-seed, hydrate, flatten, record boots.
 
-An action is sent to its hosts over the message bus without waiting. Glance shows the progress of a
-preparation; samples of hosts show that of other tasks. The leader sends unacknowledged tasks again.
+The API sends an action to its hosts over the message bus and does not wait for them. Glance shows
+the progress of a preparation; hosts report that of other tasks in their samples. The leader repeats
+a task until its hosts acknowledge it.
 """
 
 import http
@@ -24,7 +25,7 @@ from acstor_decision.api.v1 import images
 from acstor_decision.db import image_queries
 
 REQUEST_BITS = 52
-"""Requests fit into the integers of JSON readers with floating-point numbers."""
+"""Random bits of a task's number: exact even where JSON numbers are floating-point."""
 
 HostNames = Annotated[list[str], msgspec.Meta(max_length=1000)]
 PreviousImages = Annotated[
@@ -126,8 +127,8 @@ class AcceptedTask(msgspec.Struct, frozen=True):
 def prepare(call: operation.Call) -> images.Image:
     """Start the preparation of an image; return the image as it is now."""
     image_id = operation.image_id(call.path["image_id"])
-    record = _visible(call, image_id)
-    if why := _why_not_prepared(record) if record else "":
+    record = _record(call, image_id)
+    if why := _unpreparable_reason(record) if record else "":
         raise operation.RequestRefused(
             http.HTTPStatus.CONFLICT, f"image {image_id} cannot be prepared: {why}"
         )
@@ -139,38 +140,42 @@ def prepare(call: operation.Call) -> images.Image:
 
 def pre_seed(call: operation.Call) -> AcceptedTask:
     """Make hosts fetch and pin an image."""
-    image_id = _prepared(call)
+    image_id = _prepared_image_id(call)
     if call.body.count and call.body.hosts:
         raise operation.RequestRefused(http.HTTPStatus.BAD_REQUEST, "give either hosts or count")
-    chosen = _chosen(call, call.body.hosts)
+    chosen = _select_hosts(call, call.body.hosts)
     if call.body.count:
         rows = call.store.image_hosts(image_id, operation.since_s(call))
-        warm = {row.host for row in rows if row.missing_bytes == 0}
-        chosen = [name for name in chosen if name not in warm][: call.body.count]
-    task = _task(decision_messages.TaskKind.PRE_SEED, image_id)
-    return _give(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
+        complete = {row.host for row in rows if row.missing_bytes == 0}
+        chosen = [name for name in chosen if name not in complete][: call.body.count]
+    task = _new_task(decision_messages.TaskKind.PRE_SEED, image_id)
+    return _send_task(call, task, chosen, is_for_all=not (call.body.hosts or call.body.count))
 
 
 def flatten(call: operation.Call) -> AcceptedTask:
     """Copy an image into the disks that are based on it; Glance may have deleted it."""
     image_id = operation.image_id(call.path["image_id"])
     if not call.store.image_hosts(image_id, operation.since_s(call)):
-        _visible(call, image_id)
-    task = _task(decision_messages.TaskKind.FLATTEN, image_id)
-    return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
+        _record(call, image_id)
+    task = _new_task(decision_messages.TaskKind.FLATTEN, image_id)
+    return _send_task(
+        call, task, _select_hosts(call, call.body.hosts), is_for_all=not call.body.hosts
+    )
 
 
 def record_boots(call: operation.Call) -> AcceptedTask:
     """Record the next boots from an image, for a better boot image."""
-    image_id = _prepared(call)
-    task = _task(decision_messages.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
-    return _give(call, task, _chosen(call, call.body.hosts), is_for_all=not call.body.hosts)
+    image_id = _prepared_image_id(call)
+    task = _new_task(decision_messages.TaskKind.RECORD_BOOTS, image_id, boots=call.body.boots)
+    return _send_task(
+        call, task, _select_hosts(call, call.body.hosts), is_for_all=not call.body.hosts
+    )
 
 
 def prefetch_boot_image(call: operation.Call) -> BroadcastTask:
-    """Announce a new boot image to all hosts; hosts without it fetch it at a boot."""
+    """Announce a new boot image to all hosts; a host without it fetches it at a boot."""
     image_id = operation.image_id(call.path["image_id"])
-    task = _task(
+    task = _new_task(
         decision_messages.TaskKind.PREFETCH_BOOT_IMAGE,
         image_id,
         previous_images=tuple(map(operation.image_id, call.body.previous_images)),
@@ -185,59 +190,59 @@ def hydrate(call: operation.Call) -> AcceptedTask:
     deadline_s = call.body.deadline_s
     due_at_s = call.wall() + deadline_s if deadline_s else 0.0
     kind = decision_messages.TaskKind.HYDRATE
-    return _ask_keepers(call, kind, deadline_s=deadline_s, due_at_s=due_at_s)
+    return _send_to_image_hosts(call, kind, deadline_s=deadline_s, due_at_s=due_at_s)
 
 
 def pause(call: operation.Call) -> AcceptedTask:
     """Stop filling caches with an image."""
-    return _ask_keepers(call, decision_messages.TaskKind.PAUSE)
+    return _send_to_image_hosts(call, decision_messages.TaskKind.PAUSE)
 
 
 def resume(call: operation.Call) -> AcceptedTask:
     """Fill caches with an image at the normal rate: ends a hydrate and a pause."""
-    return _ask_keepers(call, decision_messages.TaskKind.RESUME)
+    return _send_to_image_hosts(call, decision_messages.TaskKind.RESUME)
 
 
 def unpin(call: operation.Call) -> AcceptedTask:
     """Unpin an image, so that it stays only while servers use it."""
-    return _ask_keepers(call, decision_messages.TaskKind.UNPIN)
+    return _send_to_image_hosts(call, decision_messages.TaskKind.UNPIN)
 
 
-def _why_not_prepared(record: image_record.Image) -> str:
-    """Return why an image cannot be prepared; empty if it can or if it is unknown."""
+def _unpreparable_reason(record: image_record.Image) -> str:
+    """Return why an image cannot be prepared; "" if it can or if that is unknown."""
     why = image_record.why_not_served(record)
     is_decided = record.text(artefacts.MESSAGE) == artefacts.fit_message(why)
     return why if is_decided or not record.is_convertible else ""
 
 
-def _ask_keepers(
+def _send_to_image_hosts(
     call: operation.Call, kind: decision_messages.TaskKind, **more: Any
 ) -> AcceptedTask:
     """Send a task to the named hosts, or to all that use an image or pin it."""
     image_id = operation.image_id(call.path["image_id"])
     rows = call.store.image_hosts(image_id, operation.since_s(call))
     if not rows:
-        _visible(call, image_id)
+        _record(call, image_id)
     fills = ((row.host, image_queries.fill_of(row)) for row in rows)
-    keepers = {host for host, whole in fills if whole and (whole.is_used or whole.is_pinned)}
-    chosen = _chosen(call, call.body.hosts)
+    image_hosts = {host for host, fill in fills if fill and (fill.is_used or fill.is_pinned)}
+    chosen = _select_hosts(call, call.body.hosts)
     if not call.body.hosts:
-        chosen = [name for name in chosen if name in keepers]
+        chosen = [name for name in chosen if name in image_hosts]
         if not chosen:
             raise operation.RequestRefused(
                 http.HTTPStatus.CONFLICT, f"no host uses image {image_id} or has it pinned"
             )
-    return _give(call, _task(kind, image_id, **more), chosen, is_for_all=False)
+    return _send_task(call, _new_task(kind, image_id, **more), chosen, is_for_all=False)
 
 
-def _task(
+def _new_task(
     kind: decision_messages.TaskKind, image_id: ids.ImageId, **more: Any
 ) -> decision_messages.ImageTask:
     request = random.getrandbits(REQUEST_BITS)
     return decision_messages.ImageTask(request=request, kind=kind, image_id=image_id, **more)
 
 
-def _give(
+def _send_task(
     call: operation.Call, task: decision_messages.ImageTask, chosen: list[str], *, is_for_all: bool
 ) -> AcceptedTask:
     call.bus.send_task(task, None if is_for_all else chosen)
@@ -245,8 +250,11 @@ def _give(
     return AcceptedTask(task.image_id, task.request, chosen)
 
 
-def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Image | None:
-    """Return Glance's record of an image; None without a client's token."""
+def _record(call: operation.Call, image_id: ids.ImageId) -> image_record.Image | None:
+    """Return Glance's record of an image; None without a client's token.
+
+    :raises operation.RequestRefused: Glance shows the client no such image
+    """
     if call.auth is None:
         return None
     found = call.images.get_images([image_id], call.auth).get(image_id)
@@ -255,10 +263,10 @@ def _visible(call: operation.Call, image_id: ids.ImageId) -> image_record.Image 
     return found
 
 
-def _prepared(call: operation.Call) -> ids.ImageId:
-    """Return the image that the path names; refuse one without a chunk map."""
+def _prepared_image_id(call: operation.Call) -> ids.ImageId:
+    """Return the image ID in the path; refuse an image without a chunk map."""
     image_id = operation.image_id(call.path["image_id"])
-    record = _visible(call, image_id)
+    record = _record(call, image_id)
     if record is not None and artefacts.pointer_of(record, artefacts.Kind.CHUNK_MAP) is None:
         raise operation.RequestRefused(
             http.HTTPStatus.CONFLICT,
@@ -268,7 +276,7 @@ def _prepared(call: operation.Call) -> ids.ImageId:
     return image_id
 
 
-def _chosen(call: operation.Call, wanted: HostNames) -> list[str]:
+def _select_hosts(call: operation.Call, wanted: HostNames) -> list[str]:
     """Return the named hosts, or all that are up, the least loaded first."""
     up = [row for row in call.store.list_hosts() if hosts.is_up(call, row)]
     up.sort(key=lambda row: (max(row.received_bytes_s, row.sent_bytes_s), row.host))
