@@ -48,7 +48,7 @@ ALARM_EARLY_S = 0.1
 """Tolerance for clock differences to the timer."""
 LOOK_AGAIN_S = 2.0
 """Interval of checks for guests while a stop is delayed."""
-RESTART_PAUSE_S = 0.2, 5.0
+RESTART_PAUSE_S = 0.3, 5.0
 """First and longest pause between workers that end at once."""
 STEADY_AFTER_S = 1.0
 """A worker that lived longer is replaced without delay."""
