@@ -40,3 +40,15 @@ class LruTable(collections.OrderedDict[K, V]):
             return None
         self.move_to_end(key)
         return self[key]
+
+    def copy(self) -> "LruTable[K, V]":
+        """Return a table with the same limit, entries and order.
+
+        >>> table = LruTable(limit=2)
+        >>> table["a"] = 1
+        >>> table.copy() == table
+        True
+        """
+        made: LruTable[K, V] = LruTable(self._limit)
+        made.update(self)
+        return made
