@@ -113,9 +113,9 @@ async def test_passing_fault_is_unreachable_and_the_file_is_opened_again(
     real_open = os.open
     opened = []
 
-    def counting_open(name, flags):
+    def counting_open(name, flags, **kwargs):
         opened.append(name)
-        return real_open(name, flags)
+        return real_open(name, flags, **kwargs)
 
     def preadv(*args):
         raise OSError(code, os.strerror(code))
