@@ -11,6 +11,7 @@ A manifest of MAX_ENTRIES has 80 MiB, so it is read in place.
 
 import bisect
 import enum
+import itertools
 import struct
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -194,7 +195,10 @@ class Manifest:
         It scans the manifest once for each of ``name_ranges`` to bound memory.
         """
         for within in name_ranges(len(self)):
-            yield from sorted(self.names_within(within))
+            with memoryview(self._buffer) as view:
+                entries = _ENTRY.iter_unpack(view[HEADER_BYTES:])
+                names = sorted(cid for _, cid in entries if cid[0] in within)  # a set is larger
+            yield from (cid for cid, _ in itertools.groupby(names) if cid != ids.ZERO_CID)
 
     def names_within(self, within: range) -> set[ids.Cid]:
         """Return names whose first byte is in a range; 0.3 us per entry."""
