@@ -60,7 +60,7 @@ class SourceReader:
 
         try:
             with self._scopes[read.number]:
-                await self._source.read_pieces(blob, pieces, told, requester)
+                await self._source.read_pieces(base.PieceRequest(blob, pieces, told, requester))
         except Exception as error:
             why = self._driver.faults.record_fault("a read of the source", error)
             self.last_errors[read.image_id] = why

@@ -123,6 +123,15 @@ ReportOutcomes = Callable[[Answers], None]
 """Called in the event loop's thread; does not wait."""
 
 
+class PieceRequest(NamedTuple):
+    """Pieces of a blob to read, and what to call with their outcomes."""
+
+    blob: Blob
+    pieces: Sequence[Piece]  # of at least one byte each, in any order
+    report: ReportOutcomes
+    requester: Requester = AGENT  # for turns at decoding
+
+
 class BlobState(NamedTuple):
     """Size and version of a blob at a place."""
 
@@ -162,20 +171,12 @@ class Source(abc.ABC):
         return BlobState(size_bytes, tail.hex())
 
     @abc.abstractmethod
-    async def read_pieces(
-        self,
-        blob: Blob,
-        pieces: Sequence[Piece],
-        told: ReportOutcomes,
-        requester: Requester = AGENT,
-    ) -> None:
+    async def read_pieces(self, request: PieceRequest) -> None:
         """Read pieces, and report each once, as soon as it is read or has failed.
 
         Adjacent pieces are one read of the place. All are reported when this returns; a cancelled
         call reports nothing more. Failures are reported, not raised.
 
-        :param pieces: of at least one byte each, in any order
-        :param requester: for turns at decoding
         :raises errors.LocalProtocolError: a range is invalid
         """
 
@@ -193,7 +194,8 @@ class Source(abc.ABC):
         if length == 0 and offset >= 0:
             return b""
         answers: list[tuple[int, Outcome]] = []
-        await self.read_pieces(blob, (Piece(offset, length, content),), answers.extend)
+        pieces = (Piece(offset, length, content),)
+        await self.read_pieces(PieceRequest(blob, pieces, answers.extend))
         [(_, outcome)] = answers
         if isinstance(outcome, Exception):
             # A copy: others may get the same error, and each raise adds to its traceback.
@@ -237,15 +239,9 @@ class Wrapper(Source):
         """Ask the inner source."""
         return await self._inner.find_blob(blob)
 
-    async def read_pieces(
-        self,
-        blob: Blob,
-        pieces: Sequence[Piece],
-        told: ReportOutcomes,
-        requester: Requester = AGENT,
-    ) -> None:
+    async def read_pieces(self, request: PieceRequest) -> None:
         """Ask the inner source."""
-        await self._inner.read_pieces(blob, pieces, told, requester)
+        await self._inner.read_pieces(request)
 
     def os_hash(self, blob: Blob) -> chunk_map.OsHash:
         """Ask the inner source."""

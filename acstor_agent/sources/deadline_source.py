@@ -6,7 +6,6 @@
 
 from collections.abc import Awaitable
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import TypeVar
 
 import trio
@@ -35,33 +34,28 @@ class DeadlineSource(base.Wrapper):
         """Return the state, or fail after a timeout."""
         return await self._ask(f"a look at {blob.name}", lambda: self._inner.find_blob(blob))
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces; those not read in time are unreachable."""
+        pieces = request.pieces
         left, has_error = set(range(len(pieces))), False
 
         def took(answers: base.Answers) -> None:
             nonlocal has_error
             left.difference_update([at for at, _ in answers])
             has_error |= any([isinstance(outcome, Exception) for _, outcome in answers])
-            told(answers)
+            request.report(answers)
 
         deadline_s = self._timeout.deadline_s(sum([piece.length for piece in pieces]))
         began_s = trio.current_time()
         with trio.move_on_after(deadline_s):
-            await self._inner.read_pieces(blob, pieces, took, requester)
+            await self._inner.read_pieces(request._replace(report=took))
             if not has_error:
                 self._timeout.record_answer(trio.current_time() - began_s)
             return
         start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].length
-        error = self._missed(blob.describe_range(start, stop - start), deadline_s)
+        error = self._missed(request.blob.describe_range(start, stop - start), deadline_s)
         if left:
-            told([(at, error) for at in sorted(left)])
+            request.report([(at, error) for at in sorted(left)])
 
     async def aclose(self) -> None:
         """Close the driver, for CLOSE_S at most."""

@@ -13,7 +13,6 @@ import os
 import pathlib
 import random
 from collections.abc import Callable
-from collections.abc import Sequence
 
 import trio
 
@@ -116,20 +115,11 @@ class DownloadSource(base.Source):
         """Return Glance's hash of the stored bytes."""
         return self._source.os_hash(blob)
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces of a copy, as far as it arrives in time."""
-        until_s = trio.current_time() + WAIT_S.get(blob.kind, self._image_wait_s)
-        runs = sorted(driver.runs_of(blob, pieces), key=lambda run: pieces[run[0]].offset)
-        for first, stop in runs:
-            run = driver.Run(
-                blob, pieces[first:stop], self.where, driver.shifted_report(told, first)
-            )
+        until_s = trio.current_time() + WAIT_S.get(request.blob.kind, self._image_wait_s)
+        runs = driver.runs_of(request, self.where)
+        for run in sorted(runs, key=lambda run: run.offset):
             try:
                 await self._fill(run, until_s)
             except errors.ChunkUnavailable as error:

@@ -26,13 +26,13 @@ class Run:
     """Adjacent pieces of a blob, and the buffers that a driver fills."""
 
     def __init__(
-        self, blob: base.Blob, pieces: Sequence[base.Piece], where: str, told: base.ReportOutcomes
+        self, blob: base.Blob, pieces: Sequence[base.Piece], where: str, report: base.ReportOutcomes
     ) -> None:
         self.blob, self.pieces = blob, pieces
         self.offset = pieces[0].offset
         self.length = pieces[-1].offset + pieces[-1].length - self.offset
         self.buffers = [bytearray(piece.length) for piece in pieces]
-        self._where, self._told = where, told
+        self._where, self._report = where, report
         self._ends = [piece.offset + piece.length - self.offset for piece in pieces]
         self._checked: list[errors.ChunkInvalid | None] = []
         self._next = 0  # first piece that is not reported
@@ -63,7 +63,9 @@ class Run:
         if first < len(self.pieces) and self._ends[first] <= count_bytes:
             self.check(count_bytes)
             self._next = len(self._checked)
-            self._told([(n, self._checked[n] or self.buffers[n]) for n in range(first, self._next)])
+            self._report(
+                [(n, self._checked[n] or self.buffers[n]) for n in range(first, self._next)]
+            )
 
     def put(self, data: base.Buffer) -> None:
         """Copy the first bytes from a driver's own buffer."""
@@ -81,7 +83,7 @@ class Run:
         rest = range(self._next, len(self.pieces))
         self._next = len(self.pieces)
         if rest:
-            self._told([(number, error) for number in rest])
+            self._report([(number, error) for number in rest])
 
     def _fault(self, number: int) -> errors.ChunkInvalid | None:
         piece = self.pieces[number]
@@ -117,20 +119,9 @@ class Driver(base.Source):
         :raises errors.SourceUnreachable: a transient fault
         """
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces, adjacent ones as one range."""
-        runs = [
-            Run(
-                blob, pieces[first:stop], self.where, shifted_report(told, first) if first else told
-            )
-            for first, stop in runs_of(blob, pieces)
-        ]
+        runs = list(runs_of(request, self.where))
         if len(runs) == 1:  # nearly always
             await self._read(runs[0])
             return
@@ -170,9 +161,11 @@ def rest_of(
     return []
 
 
-def shifted_report(told: base.ReportOutcomes, by: int) -> base.ReportOutcomes:
+def shifted_report(report: base.ReportOutcomes, by: int) -> base.ReportOutcomes:
     """Return a callback for pieces whose numbers are lower by ``by``."""
-    return lambda answers: told([(number + by, outcome) for number, outcome in answers])
+    if not by:
+        return report
+    return lambda answers: report([(number + by, outcome) for number, outcome in answers])
 
 
 def check_pieces(blob: base.Blob, pieces: Sequence[base.Piece]) -> None:
@@ -186,21 +179,20 @@ def check_pieces(blob: base.Blob, pieces: Sequence[base.Piece]) -> None:
             raise errors.LocalProtocolError(why)
 
 
-def runs_of(blob: base.Blob, pieces: Sequence[base.Piece]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end indices of runs of adjacent pieces.
+def runs_of(request: base.PieceRequest, where: str) -> Iterator[Run]:
+    """Yield the runs of adjacent pieces of a request.
 
     >>> blob = base.Blob(base.ids.ImageId("i"), base.BlobKind.IMAGE)
-    >>> list(runs_of(blob, [base.Piece(0, 4), base.Piece(4, 2), base.Piece(8, 1)]))
-    [(0, 2), (2, 3)]
+    >>> pieces = [base.Piece(0, 4), base.Piece(4, 2), base.Piece(8, 1)]
+    >>> [run.what for run in runs_of(base.PieceRequest(blob, pieces, print), "memory")]
+    ['i.raw bytes 0-5', 'i.raw bytes 8-8']
 
     :raises errors.LocalProtocolError: a piece is empty, or has a negative offset
     """
+    blob, pieces = request.blob, request.pieces
     check_pieces(blob, pieces)
     first = 0
-    for number in range(1, len(pieces)):
-        before = pieces[number - 1]
-        if before.offset + before.length != pieces[number].offset:
-            yield first, number
-            first = number
-    if pieces:
-        yield first, len(pieces)
+    for stop, before in enumerate(pieces, 1):
+        if stop == len(pieces) or before.offset + before.length != pieces[stop].offset:
+            yield Run(blob, pieces[first:stop], where, shifted_report(request.report, first))
+            first = stop

@@ -96,28 +96,20 @@ class LayoutSource(base.Wrapper):
         seen = await self._inner.find_blob(self._stored(blob, found))
         return seen._replace(size_bytes=found.size_bytes)
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read pieces by the image's layout."""
-        if blob.kind is not base.BlobKind.IMAGE:
-            await self._inner.read_pieces(blob, pieces, told, requester)
+        blob, is_image = request.blob, request.blob.kind is base.BlobKind.IMAGE
+        found = self._layout_of(blob.image_id) if is_image else None
+        if not is_image or (found is not None and found.stored.is_identity):
+            await self._inner.read_pieces(request)
             return
-        found = self._layout_of(blob.image_id)
-        if found is not None and found.stored.is_identity:
-            await self._inner.read_pieces(blob, pieces, told, requester)
-            return
-        driver.check_pieces(blob, pieces)
+        driver.check_pieces(blob, request.pieces)
         if found is None:
             why = "how the image is stored is not known here any more"
             error = errors.SourceOverloaded(f"image {blob.image_id}", self.where, why)
-            told([(number, error) for number in range(len(pieces))])
+            request.report([(number, error) for number in range(len(request.pieces))])
             return
-        reading = _Reading(self.where, blob, pieces, told, requester, self._remembered)
+        reading = _Reading(self.where, request, self._remembered)
         reading.plan(found)
         stored = self._stored(blob, found)
         await reading.run(self._inner, stored, self._nursery, self._decoding)
@@ -141,17 +133,11 @@ class _Reading:
     """One call: its pieces, the reads for them, and the bytes that have arrived."""
 
     def __init__(
-        self,
-        where: str,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester,
-        remembered: cluster_cache.ClusterCache,
+        self, where: str, request: base.PieceRequest, remembered: cluster_cache.ClusterCache
     ) -> None:
-        self._where, self._blob, self._pieces = where, blob, pieces
-        self._told: base.ReportOutcomes | None = told
-        self._requester = requester
+        self._where, self._blob, self._pieces = where, request.blob, request.pieces
+        self._report: base.ReportOutcomes | None = request.report
+        self._requester = request.requester
         self._remembered = remembered
         self._known: dict[layout.Extent, base.Buffer] = {}
         self._wrong: set[layout.Extent] = set()  # extents with wrong bytes
@@ -160,7 +146,7 @@ class _Reading:
         self._direct: dict[int, int] = {}  # pieces that equal a tile, by tile
         self._ready: collections.deque[_Wanted] = collections.deque()
         self._is_decoding = False
-        self._left = len(pieces)
+        self._left = len(request.pieces)
         self._done = trio.Event()
 
     def plan(self, found: Layout) -> None:
@@ -213,10 +199,12 @@ class _Reading:
         try:
             self._decode_soon()
             if self._tiles.ranges:
-                await inner.read_pieces(stored, self._stored_pieces(), self._took)
+                await inner.read_pieces(
+                    base.PieceRequest(stored, self._stored_pieces(), self._took)
+                )
             await self._done.wait()
         finally:
-            self._told = None  # do not report after cancellation
+            self._report = None  # do not report after cancellation
             self._ready.clear()
 
     def _stored_pieces(self) -> list[base.Piece]:
@@ -296,9 +284,9 @@ class _Reading:
                     self._tiles.drop(number)
 
     def _tell(self, outcomes: base.Answers) -> None:
-        if outcomes and self._told is not None:
+        if outcomes and self._report is not None:
             self._left -= len(outcomes)
-            self._told(outcomes)
+            self._report(outcomes)
         if not self._left:
             self._done.set()
 

@@ -72,27 +72,23 @@ class SourceClient(base.Source):
             blob, f"a look at {blob.name}", lambda source: source.find_blob(blob)
         )
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read each piece from the first source that gives it."""
+        blob, pieces = request.blob, request.pieces
 
         async def read(
             source: base.Source, numbers: Sequence[int], took: base.ReportOutcomes
         ) -> None:
             if source is self._sources.get(self.failover.copies):
                 self._start_image_copy(blob)
-            await source.read_pieces(blob, [pieces[n] for n in numbers], took, requester)
+            some = [pieces[n] for n in numbers]
+            await source.read_pieces(request._replace(pieces=some, report=took))
 
         def what(number: int) -> str:
             return blob.describe_range(pieces[number].offset, pieces[number].length)
 
         if pieces:
-            await self._run(blob, len(pieces), what, read, told)
+            await self._run(blob, len(pieces), what, read, request.report)
 
     def source_access(self, image_id: ids.ImageId, offset: int) -> placement.SourceAccess:
         """Return how an offset of an image is served."""

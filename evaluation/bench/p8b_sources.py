@@ -115,7 +115,7 @@ async def in_runs(source: base.Source, pieces: list[base.Piece]) -> None:
     for first in range(0, len(pieces), AT_A_TIME):
         some = pieces[first : first + AT_A_TIME]
         told: list[tuple[int, base.Outcome]] = []
-        await source.read_pieces(BLOB, some, told.extend)
+        await source.read_pieces(base.PieceRequest(BLOB, some, told.extend))
         check(some, [outcome for _, outcome in told])
 
 

@@ -196,7 +196,7 @@ WRONG = ids.Content(ids.cid_of(b"other bytes"))
 async def told_of(source, blob, pieces):
     """Return what became of each piece; fail if one is told of twice, or never."""
     told = []
-    await source.read_pieces(blob, pieces, told.extend)
+    await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
     assert sorted(number for number, _ in told) == list(range(len(pieces)))
     return [dict(told)[number] for number in range(len(pieces))]
 
@@ -239,14 +239,14 @@ async def test_each_piece_of_an_absent_blob_is_missing(source):
 @pytest.mark.parametrize("piece", [base.Piece(-1, 10), base.Piece(0, -1), base.Piece(5, 0)])
 async def test_piece_that_is_none_is_a_bug_of_the_caller(source, piece):
     with pytest.raises(errors.LocalProtocolError, match=IMAGE.name):
-        await source.read_pieces(IMAGE, [CHUNKS[0], piece], lambda answers: None)
+        await source.read_pieces(base.PieceRequest(IMAGE, [CHUNKS[0], piece], lambda answers: None))
 
 
 async def test_who_is_cancelled_is_told_no_more(source):
     told = []
     with trio.CancelScope() as scope:
         scope.cancel()
-        await source.read_pieces(IMAGE, CHUNKS, told.extend)
+        await source.read_pieces(base.PieceRequest(IMAGE, CHUNKS, told.extend))
     before = len(told)
     assert (await told_of(source, IMAGE, CHUNKS))[0] == BLOBS[IMAGE][:CHUNK]
     assert len(told) == before

@@ -67,16 +67,10 @@ class MemorySource(reading_source.ReadingSource):
 
     where = "memory"
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Note who reads."""
-        self.streams.append(requester)
-        await super().read_pieces(blob, pieces, told, requester)
+        self.streams.append(request.requester)
+        await super().read_pieces(request)
 
     async def size_bytes(self, blob: base.Blob) -> int:
         """Return the length of BYTES."""

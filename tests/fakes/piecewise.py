@@ -2,7 +2,6 @@
 """A source that tells of one piece after the other, each as it is told to."""
 
 from collections.abc import Mapping
-from collections.abc import Sequence
 
 import trio
 
@@ -39,23 +38,17 @@ class PiecewiseSource(base.Source):
         """Return the length of any blob."""
         return len(self._data)
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Tell of one piece after the other."""
-        self.asked.append([piece.offset for piece in pieces])
+        self.asked.append([piece.offset for piece in request.pieces])
         try:
-            for number, piece in enumerate(pieces):
+            for number, piece in enumerate(request.pieces):
                 await trio.sleep(self.delay_s.get(piece.offset, 0))
                 outcome: base.Outcome = self._data[piece.offset : piece.offset + piece.length]
                 if piece.offset in self.fail:
-                    what = blob.describe_range(piece.offset, piece.length)
+                    what = request.blob.describe_range(piece.offset, piece.length)
                     outcome = self.fail[piece.offset](what, self.where, "by order")
-                told([(number, outcome)])
+                request.report([(number, outcome)])
         except trio.Cancelled:
             self.cancelled += 1
             raise

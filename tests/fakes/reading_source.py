@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """For sources of tests that say what one read of a range gives, and nothing more."""
 
-from collections.abc import Sequence
-
 from acstor_agent.sources import base
 from acstor_agent.sources import driver
 from acstor_common import errors
@@ -14,15 +12,9 @@ class ReadingSource(base.Source):
     Whoever wants ``read`` itself to fail, lie or wait overrides it.
     """
 
-    async def read_pieces(
-        self,
-        blob: base.Blob,
-        pieces: Sequence[base.Piece],
-        told: base.ReportOutcomes,
-        requester: base.Requester = base.AGENT,
-    ) -> None:
+    async def read_pieces(self, request: base.PieceRequest) -> None:
         """Read each run of pieces."""
-        await _Reading(self).read_pieces(blob, pieces, told)
+        await _Reading(self).read_pieces(request)
 
 
 class _Reading(driver.Driver):

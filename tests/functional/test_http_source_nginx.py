@@ -154,7 +154,7 @@ async def test_neighbours_are_one_request_and_no_byte_comes_twice(server):
         for number in wanted
     ]
     told = {}
-    await source.read_pieces(BLOB, pieces, told.update)
+    await source.read_pieces(base.PieceRequest(BLOB, pieces, told.update))
     await source.aclose()
     assert [told[at] for at in range(len(wanted))] == [chunks[number] for number in wanted]
     log = server.log()

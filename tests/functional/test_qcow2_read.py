@@ -51,7 +51,9 @@ def pieces_of(found: chunk_map.ChunkMap) -> list[base.Piece]:
 async def read(source: base.Source, image_id: ids.ImageId, pieces: list[base.Piece]) -> list[bytes]:
     """Return the bytes of each piece; fail if some cannot be had or are told twice."""
     told: list[tuple[int, base.Outcome]] = []
-    await source.read_pieces(base.Blob(image_id, base.BlobKind.IMAGE), pieces, told.extend)
+    await source.read_pieces(
+        base.PieceRequest(base.Blob(image_id, base.BlobKind.IMAGE), pieces, told.extend)
+    )
     assert sorted(number for number, _ in told) == list(range(len(pieces)))
     outcomes = dict(told)
     assert not [one for one in outcomes.values() if isinstance(one, Exception)]

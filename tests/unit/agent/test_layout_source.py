@@ -90,9 +90,10 @@ class Image:
 class OneByOne(base.Wrapper):
     """Reads each piece by itself, so that each can fail by itself."""
 
-    async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
-        for number, piece in enumerate(pieces):
-            await self._inner.read_pieces(blob, [piece], driver.shifted_report(told, number))
+    async def read_pieces(self, request):
+        for number, piece in enumerate(request.pieces):
+            report = driver.shifted_report(request.report, number)
+            await self._inner.read_pieces(request._replace(pieces=[piece], report=report))
 
 
 class Place:
@@ -109,7 +110,7 @@ class Place:
 async def told_of(source, pieces, blob=IMAGE):
     """Return what became of each piece; fail if one is told of twice, or never."""
     told = []
-    await source.read_pieces(blob, pieces, told.extend)
+    await source.read_pieces(base.PieceRequest(blob, pieces, told.extend))
     assert sorted(number for number, _ in told) == list(range(len(pieces)))
     return [dict(told)[number] for number in range(len(pieces))]
 
@@ -173,7 +174,9 @@ async def test_piece_past_the_end_is_missing_and_harms_none_beside_it(nursery):
     assert good == image.bytes_of(image.pieces)
     assert type(missing) is errors.ChunkMissing
     with pytest.raises(errors.LocalProtocolError):
-        await place.source.read_pieces(IMAGE, [base.Piece(-1, 5)], lambda answers: None)
+        await place.source.read_pieces(
+            base.PieceRequest(IMAGE, [base.Piece(-1, 5)], lambda answers: None)
+        )
 
 
 @pytest.mark.parametrize("cluster", [4 * KIB, CHUNK, 4 * CHUNK])
@@ -209,7 +212,7 @@ async def test_who_wants_a_compressed_chunk_takes_turns_by_name(nursery, monkeyp
     around = source_client.SourceClient([place.source])
     guest = base.Requester(requests.Klass.GUEST, "an image/7")
     told = []
-    await around.read_pieces(IMAGE, image.pieces, told.extend, guest)
+    await around.read_pieces(base.PieceRequest(IMAGE, image.pieces, told.extend, guest))
     assert len(told) == len(image.pieces) and set(turns) == {(IMAGE.image_id, guest)}
     await around.read(IMAGE, 0, len(image.data))
     assert set(turns) == {(IMAGE.image_id, guest), (IMAGE.image_id, base.AGENT)}
@@ -315,7 +318,7 @@ async def test_who_is_cancelled_is_told_no_more_and_harms_nobody(nursery):
     place = Place(image, nursery, delay=[1], delay_s=0.1)
     told = []
     with trio.move_on_after(0.02):
-        await place.source.read_pieces(IMAGE, image.pieces, told.extend)
+        await place.source.read_pieces(base.PieceRequest(IMAGE, image.pieces, told.extend))
     before = list(told)
     assert await told_of(place.source, image.pieces) == image.bytes_of(image.pieces)
     assert told == before

@@ -130,10 +130,10 @@ async def test_what_nobody_waits_for_at_the_source_has_no_time(
 
 
 async def test_each_chunk_of_a_range_counts_until_its_own_bytes_come(cloud, autojump_clock):
-    async def one_after_the_other(blob, pieces, told, requester):
-        for number, piece in enumerate(pieces):
+    async def one_after_the_other(request):
+        for number, piece in enumerate(request.pieces):
             await trio.sleep(0.25)
-            told([(number, exchange_cloud.bytes_of(piece.offset // CHUNK))])
+            request.report([(number, exchange_cloud.bytes_of(piece.offset // CHUNK))])
 
     cloud.source.read_pieces = one_after_the_other
     homes = [cloud.home(cloud.want(n)) for n in range(40)]

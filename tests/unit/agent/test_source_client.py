@@ -324,7 +324,7 @@ def part(at):
 async def ask(both):
     """Return what became of PIECES, each told of once."""
     told = []
-    await both.read_pieces(BLOB, PIECES, told.extend)
+    await both.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
     assert sorted(number for number, _ in told) == [0, 1, 2, 3, 4]
     return [dict(told)[number] for number in range(5)]
 
@@ -413,8 +413,8 @@ async def test_pieces_that_both_give_are_told_once_and_are_an_answer_of_both(aut
 class Lingering(piecewise.PiecewiseSource):
     """Has told of everything, and does not end."""
 
-    async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
-        await super().read_pieces(blob, pieces, told)
+    async def read_pieces(self, request):
+        await super().read_pieces(request)
         await trio.sleep(NEVER_S)
 
 
@@ -437,7 +437,7 @@ async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(au
         second = piecewise.PiecewiseSource(DATA, "second")
         both = once([first, second])
         told = []
-        await both.read_pieces(BLOB, PIECES[:1], told.extend)
+        await both.read_pieces(base.PieceRequest(BLOB, PIECES[:1], told.extend))
         assert told == [(0, part(0))]
         assert both.place_health()[0].trouble is None and [] not in second.asked
 
@@ -445,7 +445,7 @@ async def test_source_that_is_asked_when_nothing_is_left_has_answered_nothing(au
 @SILENT
 async def test_source_that_tells_nothing_is_no_answer():
     class Mute(piecewise.PiecewiseSource):
-        async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
+        async def read_pieces(self, request):
             pass
 
     outcomes = await ask(once([Mute(DATA, "first")]))

@@ -37,7 +37,9 @@ def test_wrong_chunk_is_invalid_and_everything_is_named():
 
 async def test_corrupt_read_with_content_is_invalid():
     outcomes = []
-    await source(corrupt=[1]).read_pieces(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+    await source(corrupt=[1]).read_pieces(
+        base.PieceRequest(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+    )
     [(_, outcome)] = outcomes
     with pytest.raises(errors.ChunkInvalid, match=rf"{BLOB.name} bytes 0-6 .* memory"):
         raise outcome
@@ -45,7 +47,9 @@ async def test_corrupt_read_with_content_is_invalid():
 
 async def test_read_that_gives_fewer_bytes_than_asked_may_pass():
     outcomes = []
-    await source(truncate=[1]).read_pieces(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+    await source(truncate=[1]).read_pieces(
+        base.PieceRequest(BLOB, [base.Piece(0, 7, CONTENT)], outcomes.extend)
+    )
     [(number, failure)] = outcomes
     assert number == 0
     assert type(failure) is errors.SourceUnreachable and "fewer bytes" in str(failure)
@@ -133,7 +137,9 @@ async def test_driver_that_tells_nothing_is_told_of():
             pass
 
     outcomes = []
-    await Idle().read_pieces(BLOB, [base.Piece(0, 7), base.Piece(9, 1)], outcomes.extend)
+    await Idle().read_pieces(
+        base.PieceRequest(BLOB, [base.Piece(0, 7), base.Piece(9, 1)], outcomes.extend)
+    )
     assert [(number, type(outcome)) for number, outcome in outcomes] == [
         (0, errors.SourceUnreachable),
         (1, errors.SourceUnreachable),
@@ -145,7 +151,7 @@ async def test_ranges_of_one_call_are_read_beside_each_other_and_each_fails_alon
     inner = faulty_source.FaultySource(memory, delay=range(1, 99), fail=[3])
     told = []
     pieces = [base.Piece(at, 3) for at in range(0, 50, 5)]
-    await inner.read_pieces(BLOB, pieces, told.extend)
+    await inner.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert inner.in_flight_most == driver.RUNS_AT_A_TIME == 4
     outcomes = dict(told)
     assert len(told) == len(outcomes) == len(pieces)
@@ -162,5 +168,5 @@ async def test_ranges_that_were_not_begun_are_not_read_for_who_gave_up(autojump_
     told = []
     with trio.move_on_after(5):
         pieces = [base.Piece(at, 3) for at in range(0, 50, 5)]
-        await inner.read_pieces(BLOB, pieces, told.extend)
+        await inner.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert told == [] and len(inner.reads) == driver.RUNS_AT_A_TIME and not inner.in_flight_now

@@ -139,13 +139,15 @@ async def test_read_that_gives_less_is_continued_in_all_buffers(source, path, mo
     assert await source.read(BLOB, 0, 10) == b"0123456789"
     told = []
     pieces = [base.Piece(1, 4), base.Piece(5, 2), base.Piece(7, 3)]
-    await source.read_pieces(BLOB, pieces, told.extend)
+    await source.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert told == [(0, b"1234"), (1, b"56"), (2, b"789")]
 
 
 async def test_pieces_before_the_end_of_a_file_are_given(source, path):
     told = []
-    await source.read_pieces(BLOB, [base.Piece(6, 2), base.Piece(8, 4)], told.extend)
+    await source.read_pieces(
+        base.PieceRequest(BLOB, [base.Piece(6, 2), base.Piece(8, 4)], told.extend)
+    )
     assert told[0] == (0, b"67")
     assert str(told[1][1]) == (
         f"{BLOB.name} bytes 6-11 is not available from {path}: the file ends at byte 10"
@@ -157,10 +159,14 @@ async def test_many_chunks_are_one_call(source, path, monkeypatch):
     calls, real = [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda *args: calls.append(args) or real(*args))
     told = []
-    await source.read_pieces(BLOB, [base.Piece(2 * n, 2) for n in range(64)], told.extend)
+    await source.read_pieces(
+        base.PieceRequest(BLOB, [base.Piece(2 * n, 2) for n in range(64)], told.extend)
+    )
     assert len(calls) == 1
     assert b"".join(data for _, data in told) == bytes(range(128))
-    await source.read_pieces(BLOB, [base.Piece(n, 1) for n in range(200)], told.extend)
+    await source.read_pieces(
+        base.PieceRequest(BLOB, [base.Piece(n, 1) for n in range(200)], told.extend)
+    )
     assert len(calls) == 1 + 4  # the kernel takes so many buffers and no more
 
 

@@ -274,7 +274,7 @@ async def test_pieces_are_told_of_while_the_others_are_under_way(source, server)
         told.update({number: trio.current_time() for number, _ in answers})
 
     began_s = trio.current_time()
-    await source.read_pieces(BLOB, PIECES, note)
+    await source.read_pieces(base.PieceRequest(BLOB, PIECES, note))
     assert sorted(told) == list(range(8))
     took_s = trio.current_time() - began_s
     assert told[0] - began_s < took_s / 2
@@ -285,7 +285,7 @@ async def test_pieces_are_told_of_while_the_others_are_under_way(source, server)
 async def test_pieces_that_came_before_a_failure_are_kept(source, server):
     server.behaviours = [http_server.half_a_body]
     told = []
-    await source.read_pieces(BLOB, PIECES, told.extend)
+    await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
     outcomes = dict(told)
     assert [outcomes[n] for n in range(4)] == [DATA[p.offset :][: p.length] for p in PIECES[:4]]
     assert {type(outcomes[n]) for n in range(4, 8)} == {errors.SourceUnreachable}
@@ -294,12 +294,12 @@ async def test_pieces_that_came_before_a_failure_are_kept(source, server):
 async def test_pieces_before_the_end_of_a_shorter_blob_are_kept(source, server):
     server.behaviours = [http_server.shorter_blob(3 * 65_536 + 5), http_server.shorter_blob(5)]
     told = []
-    await source.read_pieces(BLOB, PIECES, told.extend)
+    await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
     outcomes = dict(told)
     assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in PIECES[:3]]
     assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.Ended}
     told.clear()
-    await source.read_pieces(BLOB, PIECES, told.extend)
+    await source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
     assert {type(outcome) for _, outcome in told} == {http_range.Ended}
 
 
@@ -312,7 +312,7 @@ async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, 
 
     server.behaviours = [more]
     told = []
-    await source.read_pieces(BLOB, pieces, told.extend)
+    await source.read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     outcomes = dict(told)
     assert [outcomes[n] for n in range(3)] == [DATA[p.offset :][: p.length] for p in pieces[:3]]
     assert {type(outcomes[n]) for n in range(3, 8)} == {http_range.Ended}
@@ -323,7 +323,9 @@ async def test_bytes_behind_the_end_of_a_shorter_blob_are_no_part_of_it(source, 
 async def test_only_what_failed_is_asked_for_again(source, server):
     server.behaviours = [http_server.half_a_body]
     told = []
-    await source_client.SourceClient([source]).read_pieces(BLOB, PIECES, told.extend)
+    await source_client.SourceClient([source]).read_pieces(
+        base.PieceRequest(BLOB, PIECES, told.extend)
+    )
     assert b"".join(dict(told)[n] for n in range(8)) == DATA[: 8 * 65_536]
     assert [asked["range"] for asked in server.asked] == ["bytes=0-524287", "bytes=262144-524287"]
 
@@ -561,7 +563,7 @@ async def tls_source(tls_server, tmp_path):
 async def test_many_pieces_by_tls_are_exact_over_one_connection(tls_source, tls_server):
     for _ in range(3):
         told = []
-        await tls_source.read_pieces(BLOB, PIECES, told.extend)
+        await tls_source.read_pieces(base.PieceRequest(BLOB, PIECES, told.extend))
         assert b"".join(dict(told)[n] for n in range(8)) == DATA[: 8 * 65_536]
     assert await tls_source.size_bytes(BLOB) == len(DATA)
     assert tls_server.connections == 1

@@ -106,7 +106,7 @@ async def test_only_pieces_that_failed_are_asked_for_again(autojump_clock):
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mend)
         pieces = [base.Piece(at, 2) for at in range(0, 10, 2)]
-        await retried(inner, attempts=3).read_pieces(BLOB, pieces, told.extend)
+        await retried(inner, attempts=3).read_pieces(base.PieceRequest(BLOB, pieces, told.extend))
     assert inner.asked == [[0, 2, 4, 6, 8], [2, 8], [2]]
     outcomes = dict(told)
     assert [outcomes[n] for n in (0, 3, 4)] == [b"01", b"67", b"89"]
@@ -118,9 +118,11 @@ async def test_pieces_are_given_on_before_the_others_are_asked_for_again(autojum
     inner = piecewise.PiecewiseSource(b"0123456789", fail={0: errors.SourceUnreachable})
     told_s = {}
     await retried(inner).read_pieces(
-        BLOB,
-        [base.Piece(0, 2), base.Piece(2, 2)],
-        lambda answers: told_s.update({n: trio.current_time() for n, _ in answers}),
+        base.PieceRequest(
+            BLOB,
+            [base.Piece(0, 2), base.Piece(2, 2)],
+            lambda answers: told_s.update({n: trio.current_time() for n, _ in answers}),
+        )
     )
     assert told_s[1] == 0 < told_s[0]
 
@@ -129,7 +131,9 @@ async def test_pieces_are_not_asked_for_again_when_the_caller_is_about_to_give_u
     inner = piecewise.PiecewiseSource(b"0123456789", fail={0: errors.SourceUnreachable})
     told = []
     with trio.fail_after(0.02):
-        await retried(inner).read_pieces(BLOB, [base.Piece(0, 2), base.Piece(2, 2)], told.extend)
+        await retried(inner).read_pieces(
+            base.PieceRequest(BLOB, [base.Piece(0, 2), base.Piece(2, 2)], told.extend)
+        )
     assert [number for number, _ in told] == [1, 0]
     assert inner.asked == [[0, 2]]
 
@@ -233,7 +237,9 @@ async def test_pieces_that_came_in_time_are_told_and_the_rest_is_unreachable(aut
         told_s.update({number: round(trio.current_time()) for number, _ in answers})
 
     source = attempts(inner)
-    await source.read_pieces(BLOB, [base.Piece(at, 10) for at in (0, 10, 20, 30)], note)
+    await source.read_pieces(
+        base.PieceRequest(BLOB, [base.Piece(at, 10) for at in (0, 10, 20, 30)], note)
+    )
     assert told_s == {0: 0, 1: 20, 2: 30, 3: 30}
     assert (outcomes[0], outcomes[1]) == (DATA[:10], DATA[10:20])
     assert {type(outcomes[number]) for number in (2, 3)} == {errors.SourceUnreachable}
@@ -248,17 +254,19 @@ async def test_pieces_that_all_fail_once_keep_their_numbers(autojump_clock, orde
     class Mixed(Flaky):
         asked = 0
 
-        async def read_pieces(self, blob, pieces, told, requester=base.AGENT):
+        async def read_pieces(self, request):
             self.asked += 1
             for at in order:
-                one = pieces[at]
+                one = request.pieces[at]
                 error = errors.SourceUnreachable("a piece", self.where, "a reset")
                 data = DATA[one.offset : one.offset + one.length]
-                told([(at, error if self.asked == 1 else data)])
+                request.report([(at, error if self.asked == 1 else data)])
 
     found = {}
     pieces = [base.Piece(at * 100, 100, None) for at in range(3)]
-    await retried(Mixed()).read_pieces(BLOB, pieces, lambda some: found.update(some))
+    await retried(Mixed()).read_pieces(
+        base.PieceRequest(BLOB, pieces, lambda some: found.update(some))
+    )
     assert found == {at: DATA[at * 100 : at * 100 + 100] for at in range(3)}
 
 
@@ -267,12 +275,12 @@ async def test_bug_of_who_is_told_is_raised_though_nothing_is_left():
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        await retried(Flaky()).read_pieces(BLOB, [base.Piece(0, 3, None)], told)
+        await retried(Flaky()).read_pieces(base.PieceRequest(BLOB, [base.Piece(0, 3, None)], told))
 
 
 async def test_failure_that_a_source_raises_is_that_of_all_its_pieces():
     class Raising(Flaky):
-        async def read_pieces(self, *what):
+        async def read_pieces(self, request):
             raise errors.ChunkMissing("a piece", self.where, "by order")
 
     both = source_client.SourceClient([Raising(), Flaky()])
