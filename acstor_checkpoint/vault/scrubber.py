@@ -49,8 +49,10 @@ class Scrubber:
         vault: vault_store.VaultStore,
         ended: threading.Event,
         wall: Callable[[], float] = time.time,
+        bytes_per_s: int = BYTES_PER_S,
     ) -> None:
         self._vault, self._ended, self._wall = vault, ended, wall
+        self._bytes_per_s = bytes_per_s
 
     def run(self) -> None:
         """Scrub periodically until ``ended`` is set."""
@@ -91,7 +93,7 @@ class Scrubber:
                     raise
                 gone += self._remove_unreadable(*one, e)
             else:
-                if self._ended.wait(length / BYTES_PER_S):
+                if self._ended.wait(length / self._bytes_per_s):
                     break
         return gone
 

@@ -456,15 +456,16 @@ def test_an_altered_file_is_removed(vault: vault_store.VaultStore, at: int) -> N
     assert here(vault) == {NAMES[1]} and vault.quota.usage_by_host() == walked(vault)
 
 
+def fast_scrubber(vault: vault_store.VaultStore) -> scrubber.Scrubber:
+    return scrubber.Scrubber(vault, threading.Event(), bytes_per_s=1 << 40)
+
+
 @pytest.mark.expect_log("corrupt")
-def test_scrubbing_finds_what_a_disk_forgot(
-    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
+def test_scrubbing_finds_what_a_disk_forgot(vault: vault_store.VaultStore) -> None:
     put(vault, *CHUNKS)
     name = checkpoint_encryption.manifest_name(b"a manifest")
     asked(vault, "PUT", f"{PATH}/manifests/{name.hex()}", b"a manifest")
-    work = scrubber.Scrubber(vault, threading.Event())
+    work = fast_scrubber(vault)
     assert work.scrub_all() == 0
     for altered in (NAMES[3], NAMES[9], name):
         (path,) = vault.folder.rglob(altered.hex())
@@ -486,13 +487,12 @@ def unreadable(
 
 @pytest.mark.expect_log("cannot be read")
 def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
-    vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    vault: vault_store.VaultStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
     put(vault, *CHUNKS)
     lost = {unreadable(vault, name).name for name in (NAMES[0], NAMES[5])}
     kept = unreadable(vault, NAMES[7], "/")  # a fault, and no bytes that are gone
-    assert scrubber.Scrubber(vault, threading.Event()).scrub_all() == 2
+    assert fast_scrubber(vault).scrub_all() == 2
     assert here(vault) == set(NAMES) - {NAMES[0], NAMES[5]} and vault.corrupt_files == 2
     assert kept.is_symlink() and all(name in caplog.text for name in (*lost, kept.name))
 
@@ -501,13 +501,12 @@ def test_scrubbing_removes_what_the_disk_cannot_read_and_goes_on(
 def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
     monkeypatch.setattr(scrubber, "MAX_UNREADABLE", 3)
     put(vault, *CHUNKS)
     for name in NAMES:
         unreadable(vault, name)
     with pytest.raises(OSError, match="Input/output error"):
-        scrubber.Scrubber(vault, threading.Event()).scrub_all()
+        fast_scrubber(vault).scrub_all()
     assert len(here(vault)) == len(NAMES) - 3
 
 
@@ -516,7 +515,6 @@ def test_scrubbing_removes_no_whole_vault_whose_disk_has_gone(
 def test_what_can_be_neither_read_nor_removed_ends_no_pass(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
     put(vault, *CHUNKS)
     unreadable(vault, NAMES[0])
 
@@ -524,7 +522,7 @@ def test_what_can_be_neither_read_nor_removed_ends_no_pass(
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(vault, "remove", refuse)
-    assert scrubber.Scrubber(vault, threading.Event()).scrub_all() == 0
+    assert fast_scrubber(vault).scrub_all() == 0
 
 
 @pytest.mark.expect_log("corrupt")
@@ -532,7 +530,6 @@ def test_what_can_be_neither_read_nor_removed_ends_no_pass(
 def test_folder_that_cannot_be_listed_ends_no_pass(
     vault: vault_store.VaultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scrubber, "BYTES_PER_S", 1 << 40)
     put(vault, *CHUNKS)
     (spoilt,) = vault.folder.rglob(NAMES[9].hex())
     spoilt.write_bytes(b"something else")
@@ -545,7 +542,7 @@ def test_folder_that_cannot_be_listed_ends_no_pass(
         return listed(folder)
 
     monkeypatch.setattr(vault_files.os, "listdir", listdir)
-    assert scrubber.Scrubber(vault, threading.Event()).scrub_all() == 1
+    assert fast_scrubber(vault).scrub_all() == 1
 
 
 def test_scrubbing_of_a_vault_that_is_started_again_goes_on_where_it_was(
