@@ -155,6 +155,18 @@ class Machine:
         numbers = (n for n in range(10_000) if self.home_of(n) == home)
         return [next(numbers) for _ in range(skip + 1)][-1]
 
+    def move_home(self, former: str, new: str, vnodes: int) -> int:
+        """Give ``new`` that many v-nodes; return a chunk whose home moved to it."""
+        table_before = self.table
+        self.table = table(8, epoch=2, weights={new: vnodes})
+        self.table_changed(self.table, table_before)
+        return next(
+            n
+            for n in range(5000)
+            if table_before.owners_of(chunk(n).cid, 1) == (former,)
+            and self.table.owners_of(chunk(n).cid, 1) == (new,)
+        )
+
     def request(
         self,
         number: int,

@@ -19,11 +19,6 @@ H2, H3 = ids.HostId("h2"), ids.HostId("h3")
 IMAGES = [ids.ImageId(f"00000000-0000-4000-8000-{n:012d}") for n in range(100)]
 
 
-@pytest.fixture
-def machine():
-    return one_machine.Machine()
-
-
 def ask_batch(machine, count=8, urgency=P.GUEST):
     """Have ``count`` chunks of h2's asked for; return their numbers and the attempts."""
     numbers = [machine.chunk_of("h2", skip) for skip in range(count)]

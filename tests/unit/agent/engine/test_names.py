@@ -45,13 +45,7 @@ def test_name_goes_with_the_last_who_wanted_it():
 
 def test_another_home_is_asked_for_each_name_before_the_source():
     machine = one_machine.Machine()
-    former = machine.table
-    machine.table_changed(one_machine.table(8, epoch=2, weights={"h1": 300}), former)
-    number = next(
-        n
-        for n in range(5000)
-        if machine.home_of(n) == "h1" and former.owners_of(chunk(n).cid, 1) == ("h2",)
-    )
+    number = machine.move_home("h2", "h1", vnodes=300)
     machine.ask_me("h3", machine.request(number, "h3", image_id=HERS))
     asked = [machine.attempt()]
     machine.ask_me("h4", machine.request(number, "h4", image_id=MINE))

@@ -3,8 +3,6 @@
 
 import collections
 
-import pytest
-
 from acstor_agent.engine import actions
 from acstor_agent.engine import failure
 from acstor_agent.engine import priority
@@ -20,11 +18,6 @@ Failure = failure.Failure
 Mode = peer_request.Mode
 Priority = priority.Priority
 H2, H3 = map(ids.HostId, ("h2", "h3"))
-
-
-@pytest.fixture
-def machine():
-    return one_machine.Machine()
 
 
 # Who is named, who has a copy

@@ -21,11 +21,6 @@ Priority = priority.Priority
 H2, H3 = map(ids.HostId, ("h2", "h3"))
 
 
-@pytest.fixture
-def machine():
-    return one_machine.Machine()
-
-
 # Who may have what
 
 
@@ -210,15 +205,7 @@ def test_home_reads_the_source_once_for_all_and_refers_later_ones_while_it_is_bu
 
 def test_relayed_question_reads_the_source_beside_a_relay_and_never_waits_for_it():
     machine = one_machine.Machine()
-    former = machine.core.context.ring.table
-    new = one_machine.table(8, epoch=2, weights={"h1": 80})
-    moved = next(
-        n
-        for n in range(5000)
-        if new.owners_of(chunk(n).cid, 1) == ("h1",)
-        and former.owners_of(chunk(n).cid, 1) == ("h2",)
-    )
-    machine.table_changed(new, former)
+    moved = machine.move_home("h2", "h1", vnodes=80)
     machine.ask_me("h3", machine.request(moved, "h3"))
     assert machine.asks() == {"h2": [(moved, Mode.RELAYED)]}
     machine.ask_me("h4", machine.request(moved, "h4", Mode.RELAYED))
@@ -230,15 +217,7 @@ def test_relayed_question_reads_the_source_beside_a_relay_and_never_waits_for_it
 
 def test_former_home_leaves_to_the_new_one_what_it_has_not_got():
     machine = one_machine.Machine()
-    former = machine.core.context.ring.table
-    new = one_machine.table(8, epoch=2, weights={"h2": 80})
-    moved = next(
-        n
-        for n in range(5000)
-        if former.owners_of(chunk(n).cid, 1) == ("h1",)
-        and new.owners_of(chunk(n).cid, 1) == ("h2",)
-    )
-    machine.table_changed(new, former)
+    moved = machine.move_home("h1", "h2", vnodes=80)
     machine.ask_me("h2", machine.request(moved, "h2", Mode.RELAYED))
     assert machine.answers()[0].failure is Failure.MISSING
 

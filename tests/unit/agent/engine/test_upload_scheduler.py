@@ -21,11 +21,6 @@ Priority = priority.Priority
 H2, H3 = map(ids.HostId, ("h2", "h3"))
 
 
-@pytest.fixture
-def machine():
-    return one_machine.Machine()
-
-
 def test_guest_of_a_peer_makes_its_request_urgent(machine):
     numbers = [machine.chunk_of("h1", skip) for skip in range(3)]
     machine.cache.update(chunk(n).cid for n in numbers)

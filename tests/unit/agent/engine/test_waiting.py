@@ -29,11 +29,6 @@ Mode = peer_request.Mode
 H2, H3 = ids.HostId("h2"), ids.HostId("h3")
 
 
-@pytest.fixture
-def machine():
-    return one_machine.Machine()
-
-
 def test_empty_batch_is_complete_at_once(machine):
     machine.request_chunks([], P.GUEST, "a guest")
     assert machine.completes() == [actions.CompleteRead("a guest", [], None, "")]
@@ -362,13 +357,7 @@ def test_what_neighbours_advertised_counts_as_read_by_others():
 
 def relayed(machine, urgency):
     """Let a home ask its predecessor for a chunk; return the attempt."""
-    former = machine.table
-    machine.table_changed(one_machine.table(8, epoch=2, weights={"h1": 300}), former)
-    number = next(
-        n
-        for n in range(5000)
-        if machine.home_of(n) == "h1" and former.owners_of(chunk(n).cid, 1) == ("h2",)
-    )
+    number = machine.move_home("h2", "h1", vnodes=300)
     machine.ask_me("h3", machine.request(number, "h3", urgency=urgency))
     assert machine.attempt().track is transfer.Track.RELAY
     return number, machine.attempt()
