@@ -7,6 +7,7 @@ from acstor_checkpoint.vault import authorized_hosts
 from acstor_common import errors
 from acstor_common.identity import certificates
 from acstor_common.ring import hash_ring
+from tests.fakes import manual_clock
 from tests.lab import identities
 
 
@@ -18,16 +19,6 @@ def certificate_of(name: str, age_s: float = 0.0) -> certificates.HostCertificat
 def ring_of(*hosts: str, revoked: dict[str, int] | None = None) -> hash_ring.Ring:
     listed = (hash_ring.RingHost(h, f"10.0.0.{n}:7201", 100) for n, h in enumerate(hosts, 1))
     return hash_ring.Ring(7, tuple(listed), revoked=revoked or {})
-
-
-class Clock:
-    """Stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def fault(ring: hash_ring.Ring, certificate: certificates.HostCertificate) -> str:
@@ -57,7 +48,7 @@ def test_a_new_table_is_followed_and_the_last_one_stays() -> None:
             raise errors.Unusable("ring_file", "it is not there")
         return tables.pop(0)
 
-    clock = Clock()
+    clock = manual_clock.ManualClock()
     here, one = authorized_hosts.AuthorizedHosts(ring, clock), certificate_of("h1")
     assert here.why_refused(one) == here.why_refused(one) == ""
     clock.now_s += authorized_hosts.LOOK_EVERY_S
@@ -81,7 +72,7 @@ def test_addresses_of_hosts_are_those_of_the_last_table() -> None:
             raise errors.Unusable("ring_file", "it is not there")
         return tables[0]
 
-    clock = Clock()
+    clock = manual_clock.ManualClock()
     here, ip = authorized_hosts.AuthorizedHosts(ring, clock), "10.0.0.1"
     assert here.hosts_at(ip) == 0
     tables.append(ring_of("h1"))

@@ -10,6 +10,7 @@ import pytest
 
 from acstor_checkpoint.capture import scratch_files
 from acstor_common import errors
+from tests.fakes import manual_clock
 from tests.lab import runs
 
 KIB = 1 << 10
@@ -92,16 +93,6 @@ def test_other_failures_are_what_they_are(
             raise errors.Unusable("export", "it went away")
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.mark.expect_log("the capture is ended")
 @pytest.mark.parametrize("how", ["all files", "file system"])
 def test_one_capture_is_ended_while_its_space_comes_back(
@@ -113,7 +104,7 @@ def test_one_capture_is_ended_while_its_space_comes_back(
     """Its file counts as long as it is there; another one's is ended where it stays."""
     if how == "file system":
         monkeypatch.setattr(scratch_files, "SPARE_BYTES", 1 << 62)
-    clock = Clock()
+    clock = manual_clock.ManualClock(1000.0)
     it = scratch_files.ScratchFiles(
         tmp_path, {"all files": 640, "file system": 1 << 20}[how] * KIB, clock
     )
@@ -134,7 +125,8 @@ def test_one_capture_is_ended_while_its_space_comes_back(
 def test_capture_whose_end_failed_is_ended_again_by_one_thread_at_a_time(
     tmp_path: pathlib.Path, file_of: Callable[[str, int], pathlib.Path]
 ) -> None:
-    clock, answers, asked = Clock(), threading.Event(), list[threading.Thread]()
+    clock = manual_clock.ManualClock(1000.0)
+    answers, asked = threading.Event(), list[threading.Thread]()
 
     def end() -> None:
         asked.append(threading.current_thread())

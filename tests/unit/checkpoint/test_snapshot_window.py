@@ -4,22 +4,15 @@
 import pytest
 
 from acstor_checkpoint.capture import snapshot_window
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.fakes import manual_clock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> manual_clock.ManualClock:
+    return manual_clock.ManualClock()
 
 
-def looks(clock: Clock, should_stop: snapshot_window.ShouldStop) -> float:
+def looks(clock: manual_clock.ManualClock, should_stop: snapshot_window.ShouldStop) -> float:
     """Return after how many seconds it is late."""
     began_s = clock.now_s
     while not should_stop():
@@ -27,7 +20,7 @@ def looks(clock: Clock, should_stop: snapshot_window.ShouldStop) -> float:
     return clock.now_s - began_s
 
 
-def test_moments_are_short_until_some_parts_were_of_no_use(clock: Clock) -> None:
+def test_moments_are_short_until_some_parts_were_of_no_use(clock: manual_clock.ManualClock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
     for stalled_parts in range(5):
         with it.open_window(stalled_parts) as (should_stop, is_long):
@@ -36,7 +29,7 @@ def test_moments_are_short_until_some_parts_were_of_no_use(clock: Clock) -> None
             assert looks(clock, should_stop) == (101 if is_long else 11)
 
 
-def test_one_server_at_a_time_has_a_long_moment(clock: Clock) -> None:
+def test_one_server_at_a_time_has_a_long_moment(clock: manual_clock.ManualClock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
     with it.open_window(9) as (_, is_long), it.open_window(9) as (should_stop, is_other_long):
         assert is_long and not is_other_long
@@ -45,7 +38,7 @@ def test_one_server_at_a_time_has_a_long_moment(clock: Clock) -> None:
         assert is_long
 
 
-def test_who_fails_in_a_long_one_lets_others_have_theirs(clock: Clock) -> None:
+def test_who_fails_in_a_long_one_lets_others_have_theirs(clock: manual_clock.ManualClock) -> None:
     it = snapshot_window.SnapshotWindow(10.0, 100.0, clock)
     with pytest.raises(KeyError), it.open_window(9):
         raise KeyError

@@ -9,16 +9,9 @@ from acstor_common.identity import identity_files
 from acstor_common.identity import signing
 from acstor_common.model import ids
 from tests.fakes import cloud_keys
+from tests.fakes import manual_clock
 
 H1 = ids.HostId("h1")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -33,7 +26,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return manual_clock.ManualClock()
 
 
 @pytest.fixture

@@ -161,12 +161,17 @@ def test_a_revoked_host_is_believed_no_more_and_gets_nothing_until_it_is_allowed
     assert certificates.is_revoked(cloud.read(issued), revoked)
 
 
-def test_a_certificate_of_the_second_of_the_revocation_counts(cloud):
+def enrolled_when_revoked(cloud):
+    """Return a certificate issued in the second in which the host was revoked and allowed."""
     cloud.enrol()
     cloud.keeper.revoke_host(H1)
     cloud.keeper.allow_host(H1)
     csr = certificates.request(H1, cloud.keys[H1])
-    issued = cloud.keeper.enrol_host(H1, "u", "", csr, "")
+    return cloud.keeper.enrol_host(H1, "u", "", csr, "")
+
+
+def test_a_certificate_of_the_second_of_the_revocation_counts(cloud):
+    issued = enrolled_when_revoked(cloud)
     assert cloud.fault(issued) == ""
 
 
@@ -332,11 +337,7 @@ def test_a_revocation_counts_for_what_a_clock_that_was_ahead_has_issued(cloud):
 
 
 def test_a_certificate_is_revoked_in_the_very_second_of_its_issue(cloud):
-    cloud.enrol()
-    cloud.keeper.revoke_host(H1)
-    cloud.keeper.allow_host(H1)
-    csr = certificates.request(H1, cloud.keys[H1])
-    issued = cloud.keeper.enrol_host(H1, "u", "", csr, "")
+    issued = enrolled_when_revoked(cloud)
     cloud.keeper.revoke_host(H1)
     assert certificates.is_revoked(
         cloud.read(issued), cloud.keeper.load_trust_state().list_revoked(cloud.now_s)

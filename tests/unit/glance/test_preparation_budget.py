@@ -9,23 +9,14 @@ from acstor_common import errors
 from acstor_common.image import artefacts
 from acstor_common.model import geometry
 from acstor_glance.prepare import preparation_budget
+from tests.fakes import manual_clock
 
 MIB, CHUNK_MAP = geometry.MIB, artefacts.Kind.CHUNK_MAP
 
 
-class Clock:
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def made(uploaded_bytes: float, ratio: int = 64, clock: Clock | None = None):
+def made(uploaded_bytes: float, ratio: int = 64, clock: manual_clock.ManualClock | None = None):
     return preparation_budget.PreparationBudget(
-        "image 1", uploaded_bytes, ratio, clock=clock or Clock()
+        "image 1", uploaded_bytes, ratio, clock=clock or manual_clock.ManualClock(1000.0)
     )
 
 
@@ -51,7 +42,7 @@ def test_slow_decoder_is_refused_whatever_the_sizes() -> None:
 
 
 def test_deadline_grows_with_the_uploaded_bytes() -> None:
-    clock = Clock()
+    clock = manual_clock.ManualClock(1000.0)
     spent = made(100 * MIB, clock=clock)
     clock.now_s += 400.0
     spent.check_time()
@@ -72,7 +63,7 @@ def test_artefact_is_no_longer_than_its_image() -> None:
 
 
 def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:
-    clock = Clock()
+    clock = manual_clock.ManualClock(1000.0)
     spent = made(2 << 40, clock=clock)
     received = 0
 
@@ -88,7 +79,7 @@ def test_location_that_drips_is_given_up_whatever_length_it_says() -> None:
 
 
 def test_location_that_sends_is_read_to_its_end() -> None:
-    clock = Clock()
+    clock = manual_clock.ManualClock(1000.0)
     spent = made(600 * MIB, clock=clock)
 
     def sending() -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 """vNavigator: densities, units, intervals; the work per request does not grow."""
 
 import math
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -166,6 +167,14 @@ def test_work_for_a_request_does_not_grow_with_the_zones(zones: int, pause_s: fl
     assert found.looked <= 8 * requests
 
 
+def with_times(touches: list[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    """Yield each touched zone with the time of the touch."""
+    now_s = 0.0
+    for zone, pause_s in touches:
+        now_s += pause_s
+        yield zone, now_s
+
+
 @hypothesis.given(TOUCHES)
 def test_sum_over_zones_is_what_equation_4_says(touches: list[tuple[int, float]]) -> None:
     found = navigator.Navigator()
@@ -192,9 +201,7 @@ def test_units_are_one_zone_or_two_and_begin_with_a_dense_one(
     touches: list[tuple[int, float]],
 ) -> None:
     found = navigator.Navigator()
-    now_s = 0.0
-    for zone, pause_s in touches:
-        now_s += pause_s
+    for zone, now_s in with_times(touches):
         found.request_answered(zone * ZONE, now_s)
     for zone in range(42):
         unit = found.unit_at(zone * ZONE)
@@ -213,9 +220,7 @@ def test_regular_units_are_dense_and_hold_what_was_asked_for(
     touches: list[tuple[int, float]],
 ) -> None:
     found = navigator.Navigator()
-    now_s = 0.0
-    for zone, pause_s in touches:
-        now_s += pause_s
+    for zone, now_s in with_times(touches):
         found.request_arrived(zone * ZONE, now_s)
         found.request_answered(zone * ZONE, now_s)
         unit = found.regular_unit_at(zone * ZONE)
