@@ -39,10 +39,11 @@ def workstation(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     for name in filter(None, listing.stdout.decode().split("\0")):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(runs.CHECKOUT / name, tree / name)
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    constraints = ["--constraint", runs.CHECKOUT / "constraints.txt"]
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    pip = [pathlib.Path(sys.executable).with_name("pip"), "--python", folder / "venv/bin/python"]
+    options = ["--quiet", "--no-compile", "--constraint", runs.CHECKOUT / "constraints.txt"]
     subprocess.run(
-        [folder / "venv/bin/pip", "install", "--quiet", *constraints, f"{tree}[osc]"],
+        [*pip, "install", *options, f"{tree}[osc]"],
         check=True,
         timeout=PATIENCE_S,
         env={"PATH": "/usr/bin:/bin", "PBR_VERSION": "0.0.1"},
