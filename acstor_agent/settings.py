@@ -250,8 +250,8 @@ def peer_traffic(own: Options) -> traffic_control.Traffic:
     """Return what bounds and marks what this host and other agents send each other."""
     upload, download = own.peer_upload_limit_mbit, own.peer_download_limit_mbit
     return traffic_control.Traffic(
-        traffic_control.RateLimiter(upload * MBIT_BYTES or math.inf),
-        traffic_control.RateLimiter(download * MBIT_BYTES or math.inf),
+        traffic_control.TrafficLimiter(upload * MBIT_BYTES or math.inf),
+        traffic_control.TrafficLimiter(download * MBIT_BYTES or math.inf),
         own.peer_background_dscp,
     )
 

@@ -82,7 +82,10 @@ class Link:
     _holds = 0  # directions that wait for a rate limit
 
     def __init__(self, sock: socket.socket, early: bytes = b"") -> None:
-        self.upload, self.download = traffic_control.RateLimiter(), traffic_control.RateLimiter()
+        self.upload, self.download = (
+            traffic_control.TrafficLimiter(),
+            traffic_control.TrafficLimiter(),
+        )
         self._sock = sock
         self._low_water_bytes = 1
         self._is_empty = False  # the last call received everything
@@ -123,7 +126,7 @@ class Link:
             if messages:
                 return messages
 
-    async def _wait_for(self, limiter: traffic_control.RateLimiter) -> None:
+    async def _wait_for(self, limiter: traffic_control.TrafficLimiter) -> None:
         if not limiter.is_open:
             self._holds += 1
             try:

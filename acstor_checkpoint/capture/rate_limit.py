@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rate limit shared by all reads of disks for checkpoints."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ class RateLimit:
         ended: threading.Event,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limiter, self._ended = rate_limiter.RateLimiter(rate_bytes_s, clock), ended
+        self._limiter = rate_limiter.RateLimiter(rate_bytes_s or math.inf, clock)
+        self._ended = ended
         self._lock = threading.Lock()
 
     def spend_bytes(self, count_bytes: int) -> None:

@@ -1,34 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rate limit for a single worker in bytes per second."""
+"""Rate limit in bytes per second; whoever moves bytes sleeps itself.
 
+The algorithm is virtual scheduling (generic cell rate algorithm, ITU-T I.371): bytes may be moved
+while there is no debt, and cause a debt.
+"""
+
+import math
 from collections.abc import Callable
 from typing import Final
 
-_AHEAD_S: Final = 0.1
-"""Unused time that is credited at most, so that a pause causes no burst."""
+_BURST_S: Final = 0.1
 
 
 class RateLimiter:
-    """Computes the pauses of one worker, which sleeps itself; rate 0: no limit.
+    """Limits the bytes per second in the long term.
+
+    :param bytes_s: infinite: no limit
+    :param burst_s: unused time that is credited at most, so that a pause causes no burst
 
     >>> now_s = [100.0]
-    >>> pace = RateLimiter(1000, lambda: now_s[0])
-    >>> round(pace.wait_s(600), 3), round(pace.wait_s(100), 3)
+    >>> limiter = RateLimiter(1000, lambda: now_s[0])
+    >>> round(limiter.wait_s(600), 3), round(limiter.wait_s(100), 3)
     (0.5, 0.6)
     >>> now_s[0] += 3600.0
-    >>> round(pace.wait_s(100), 3), round(pace.wait_s(100), 3)
+    >>> round(limiter.wait_s(100), 3), round(limiter.wait_s(100), 3)
     (0.0, 0.1)
     """
 
-    def __init__(self, rate_bytes_s: int, clock: Callable[[], float]) -> None:
-        self._rate_bytes_s, self._clock = rate_bytes_s, clock
-        self._free_at_s = clock() - _AHEAD_S
+    def __init__(
+        self, bytes_s: float, clock: Callable[[], float], burst_s: float = _BURST_S
+    ) -> None:
+        self.bytes_s = bytes_s
+        self.free_s = -math.inf
+        """When the debt is over."""
+        self._clock, self._burst_s = clock, burst_s
 
-    def wait_s(self, count_bytes: int) -> float:
-        """Account for ``count_bytes``, and return how long to wait."""
-        if not self._rate_bytes_s:
-            return 0.0
-        now_s = self._clock()
-        saved_s = max(self._free_at_s, now_s - _AHEAD_S)
-        self._free_at_s = saved_s + count_bytes / self._rate_bytes_s
-        return max(0.0, self._free_at_s - now_s)
+    @property
+    def is_open(self) -> bool:
+        """Whether there is no debt."""
+        return self.free_s == -math.inf or self.free_s <= self._clock()
+
+    def charge_bytes(self, count: int) -> None:
+        """Record moved bytes."""
+        if self.bytes_s < math.inf:
+            since_s = max(self.free_s, self._clock() - self._burst_s)
+            self.free_s = since_s + count / self.bytes_s
+
+    def wait_s(self, count: int) -> float:
+        """Record bytes, and return how long to wait for the end of the debt."""
+        self.charge_bytes(count)
+        return max(0.0, self.free_s - self._clock())

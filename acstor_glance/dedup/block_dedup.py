@@ -9,6 +9,7 @@ opened read-only.
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import stat
 import struct
@@ -97,7 +98,7 @@ class RateLimit:
         wait_s: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pace, self._wait_s = rate_limiter.RateLimiter(bytes_s, clock), wait_s
+        self._pace, self._wait_s = rate_limiter.RateLimiter(bytes_s or math.inf, clock), wait_s
 
     def wait(self, done_bytes: int) -> None:
         """Wait until more may be done; raises Stopped."""

@@ -143,7 +143,8 @@ class MemoryLink(peer_link.Link):
 
     def __init__(self, incoming: Pipe, outgoing: Pipe) -> None:
         self._in, self._out = incoming, outgoing
-        self.upload, self.download = traffic_control.RateLimiter(), traffic_control.RateLimiter()
+        self.upload = traffic_control.TrafficLimiter()
+        self.download = traffic_control.TrafficLimiter()
 
     async def receive(self, receiver: peer_wire.Receiver) -> list[peer_wire.Message] | None:
         """Return the next messages; None when the other side has closed."""

@@ -23,12 +23,12 @@ BOTH_CLASSES = (peer_wire.Priority.PEER, peer_wire.Priority.PREFETCH)
 
 def capped(way, bytes_s=RATE):
     """Return a cap of one direction."""
-    up, down = (traffic_control.RateLimiter(bytes_s if way == one else math.inf) for one in WAYS)
+    up, down = (traffic_control.TrafficLimiter(bytes_s if way == one else math.inf) for one in WAYS)
     return traffic_control.Traffic(up, down)
 
 
 async def test_all_together_move_no_more_than_the_rate(autojump_clock):
-    pace, moved = traffic_control.RateLimiter(RATE), []
+    pace, moved = traffic_control.TrafficLimiter(RATE), []
 
     async def move(size):
         while True:
@@ -48,7 +48,7 @@ async def test_all_together_move_no_more_than_the_rate(autojump_clock):
 
 
 async def test_pause_saves_no_more_than_a_burst(autojump_clock):
-    pace = traffic_control.RateLimiter(RATE)
+    pace = traffic_control.TrafficLimiter(RATE)
     pace.charge_bytes(1)
     await trio.sleep(100.0)
     pace.charge_bytes(int(RATE))
@@ -58,7 +58,7 @@ async def test_pause_saves_no_more_than_a_burst(autojump_clock):
 
 
 async def test_no_cap_never_waits():
-    pace = traffic_control.RateLimiter()
+    pace = traffic_control.TrafficLimiter()
     pace.charge_bytes(1 << 60)
     assert pace.is_open
     with trio.CancelScope() as scope:
