@@ -22,11 +22,9 @@ import math
 from collections.abc import Collection
 from collections.abc import Mapping
 
-import msgspec
-
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
-from acstor_common.model import ids
+from acstor_common.wire import decision_messages
 
 UNNEEDED_S = 120.0
 """An image must be unneeded for so long before its protection is removed."""
@@ -41,26 +39,6 @@ RETRY_S = 30.0
 ANSWER_GAP_S = 60.0
 """Longest interval between answers over which an image counts as unneeded."""
 _GONE = frozenset({"deleted", "pending_delete", "killed"})
-
-
-class NeededImages(msgspec.Struct, frozen=True):
-    """The answer of ``GET /v1/needed-images``; times by the decision service's clock.
-
-    :param is_complete: the list has all needed images
-    :param last_sample_s: time of the last sample of any host; ``first_sample_s`` is the oldest's
-    :param silent_hosts: number of hosts without recent samples
-    """
-
-    images: list[str]
-    is_complete: bool
-    last_sample_s: float | None
-    first_sample_s: float | None
-    silent_hosts: int
-    now_s: float
-
-    def __post_init__(self) -> None:
-        for image_id in self.images:
-            ids.parse_image_id(image_id)
 
 
 class ProtectionStatus(enum.StrEnum):
@@ -149,7 +127,7 @@ class ProtectionState:
     """Protection of images needed or protected; ``now_s`` is of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._told = NeededImages([], False, None, None, 0, 0.0)
+        self._told = decision_messages.NeededImages([], False, None, None, 0, 0.0)
         self._told_at_s = float("-inf")
         self._needed: dict[str, None] = {}  # in the order in which they became needed
         self._known: dict[str, ProtectionStatus] = {}
@@ -158,7 +136,7 @@ class ProtectionState:
         self._again: dict[str, float] = {}
         self._to_note: set[str] = set()
 
-    def set_needed(self, told: NeededImages, now_s: float) -> None:
+    def set_needed(self, told: decision_messages.NeededImages, now_s: float) -> None:
         """Store an answer of the decision service."""
         needed = dict.fromkeys(told.images)
         before = {image_id: None for image_id in self._needed if image_id in needed}

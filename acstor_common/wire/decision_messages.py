@@ -330,6 +330,31 @@ class RingTable(msgspec.Struct, frozen=True):
     signature: Annotated[str, patterns.full_match("([A-Za-z0-9+/]{86}==)?")] = ""
 
 
+class NeededImages(msgspec.Struct, frozen=True):
+    """Images whose data must stay in the image store; times in seconds since 1970.
+
+    :param images: ids of images that a host uses and has not fully cached; at most 10,000, those of
+        the hosts that are known longest first
+    :param is_complete: the list has all such images
+    :param last_sample_s: time of the last sample of any host; null: there is none
+    :param first_sample_s: time of the first sample that the database knows; null: there is none
+    :param silent_hosts: number of hosts whose last sample is older than two minutes and younger
+        than a day; the list lacks images that they began to use since
+    :param now_s: time of this answer
+    """
+
+    images: list[str]
+    is_complete: bool
+    last_sample_s: float | None
+    first_sample_s: float | None
+    silent_hosts: int
+    now_s: float
+
+    def __post_init__(self) -> None:
+        for image_id in self.images:
+            ids.parse_image_id(image_id)
+
+
 _T = TypeVar("_T")
 
 

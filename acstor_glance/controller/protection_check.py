@@ -10,6 +10,7 @@ from typing import NamedTuple
 from oslo_config import cfg
 
 from acstor_common import errors
+from acstor_common.wire import decision_messages
 from acstor_glance import deletion_protection
 from acstor_glance.client import glance_client
 from acstor_glance.controller import protection_reconciler
@@ -67,7 +68,7 @@ def check_protection(conf: cfg.ConfigOpts, images: glance_client.GlanceClient) -
     yield from _standings(needed, images)
 
 
-def _hosts(needed: deletion_protection.NeededImages) -> Finding:
+def _hosts(needed: decision_messages.NeededImages) -> Finding:
     why = ""
     if (
         needed.last_sample_s is None
@@ -96,7 +97,7 @@ def _listeners(reported: list[protection_reconciler.Listener]) -> Finding:
 
 
 def _standings(
-    needed: deletion_protection.NeededImages, images: glance_client.GlanceClient
+    needed: decision_messages.NeededImages, images: glance_client.GlanceClient
 ) -> Iterator[Finding]:
     looked_at, project_id = needed.images[:MOST_LOOKED_AT], images.project_id
     for image_id in looked_at:

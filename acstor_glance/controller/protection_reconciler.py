@@ -24,6 +24,7 @@ from acstor_common.image import image_record
 from acstor_common.model import ids
 from acstor_common.util import log_once
 from acstor_common.util import supervision
+from acstor_common.wire import decision_messages
 from acstor_glance import conf as glance_conf
 from acstor_glance import deletion_protection
 from acstor_glance import metrics
@@ -84,13 +85,13 @@ def fetch_listeners(conf: cfg.ConfigOpts) -> list[Listener]:
     return service.get("/v1/listeners", Listeners, MOST_BYTES).listeners
 
 
-def fetch_needed(conf: cfg.ConfigOpts) -> deletion_protection.NeededImages:
+def fetch_needed(conf: cfg.ConfigOpts) -> decision_messages.NeededImages:
     """Return the images that hosts need."""
     return _ask(decision_client.DecisionClient(conf))
 
 
-def _ask(service: decision_client.DecisionClient) -> deletion_protection.NeededImages:
-    return service.get("/v1/needed-images", deletion_protection.NeededImages, MOST_BYTES)
+def _ask(service: decision_client.DecisionClient) -> decision_messages.NeededImages:
+    return service.get("/v1/needed-images", decision_messages.NeededImages, MOST_BYTES)
 
 
 class ProtectionReconciler:
@@ -180,7 +181,7 @@ class ProtectionReconciler:
         if self._counters is not None:
             self._counters.guarded_at.set(time.time())
 
-    def _protect(self, needed: deletion_protection.NeededImages) -> None:
+    def _protect(self, needed: decision_messages.NeededImages) -> None:
         """Protect needed images first; then look for protection to remove."""
         while self._happened:
             self._known.mark_changed(self._happened.popleft())

@@ -5,8 +5,7 @@ The needs of a silent host count for a day, so that an outage makes no image loo
 revoked host needs nothing.
 """
 
-import msgspec
-
+from acstor_common.wire import decision_messages
 from acstor_decision.api import operation
 from acstor_decision.db import image_queries
 
@@ -15,32 +14,11 @@ LATELY_S = 120.0
 """A host without a sample for this time is silent."""
 
 
-class NeededImages(msgspec.Struct, frozen=True, kw_only=True):
-    """Images whose data must stay in the image store; times in seconds since 1970.
-
-    :param images: ids of images that a host uses and has not fully cached; at most 10,000, those of
-        the hosts that are known longest first
-    :param is_complete: the list has all such images
-    :param last_sample_s: time of the last sample of any host; null: there is none
-    :param first_sample_s: time of the first sample that the database knows; null: there is none
-    :param silent_hosts: number of hosts whose last sample is older than two minutes and younger
-        than a day; the list lacks images that they began to use since
-    :param now_s: time of this answer
-    """
-
-    images: list[str]
-    is_complete: bool
-    last_sample_s: float | None
-    first_sample_s: float | None
-    silent_hosts: int
-    now_s: float
-
-
-def needed(call: operation.Call) -> NeededImages:
+def needed(call: operation.Call) -> decision_messages.NeededImages:
     """Return the images that hosts still need."""
     now_s = call.wall()
     found = call.store.needed_images(now_s - image_queries.KEPT_S, now_s - LATELY_S, MOST)
-    return NeededImages(
+    return decision_messages.NeededImages(
         images=found.image_ids,
         is_complete=found.is_complete,
         last_sample_s=found.heard_s,
@@ -56,7 +34,7 @@ OPERATIONS = (
         "GET",
         "/v1/needed-images",
         "List the images that hosts use and have not fully cached",
-        NeededImages,
+        decision_messages.NeededImages,
         needed,
         # not the agents' role: a compute host must not see images of other tenants
         rule=f"role:acstor-prepare or role:service or {operation.READER}",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from acstor_common.image import artefacts
 from acstor_common.image import image_record
+from acstor_common.wire import decision_messages
 from acstor_glance import deletion_protection
 from tests.fakes import glance_records
 
@@ -29,7 +30,7 @@ def record(image_id=IMAGE, *, protected=False, mark="", **changed):
 
 def needed(*images, now_s=0.0, last_sample_s=0.0, first_sample_s=-DAY_S, is_complete=True):
     """Return what the service tells at a time; all times count from WALL_S."""
-    return deletion_protection.NeededImages(
+    return decision_messages.NeededImages(
         list(images),
         is_complete,
         None if last_sample_s is None else WALL_S + last_sample_s,
@@ -285,7 +286,7 @@ def test_what_is_no_id_of_an_image_is_not_taken():
                 "silent_hosts": 0,
                 "now_s": 1,
             },
-            deletion_protection.NeededImages,
+            decision_messages.NeededImages,
         )
 
 
