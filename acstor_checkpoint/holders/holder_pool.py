@@ -21,6 +21,7 @@ from acstor_common.identity import credentials
 from acstor_common.model import addresses
 from acstor_common.model import ids
 from acstor_common.ring import hash_ring
+from acstor_common.util import backoff
 
 FIRST_BACKOFF_S: Final = 600.0
 MAX_BACKOFF_S: Final = 86400.0
@@ -28,10 +29,10 @@ MAX_BACKOFF_S: Final = 86400.0
 
 
 class _Backoff(NamedTuple):
-    """A host's backoff; ``costly_s`` is that after its last costly failure."""
+    """A host's backoff, and its costly failures so far."""
 
     until_s: float = -math.inf
-    costly_s: float = 0.0
+    costly_failures: int = 0
 
 
 class HolderPool:
@@ -85,11 +86,9 @@ class HolderPool:
         now_s, last = self._clock(), self._backoffs.get(holder, _Backoff())
         if now_s < last.until_s:  # several workers may report one failure
             return
-        costly_s = last.costly_s if now_s < last.until_s + MAX_BACKOFF_S else 0.0
-        if is_costly:
-            costly_s = min(max(FIRST_BACKOFF_S, 2 * costly_s), MAX_BACKOFF_S)
-        pause_s = costly_s if is_costly else FIRST_BACKOFF_S
-        self._backoffs[holder] = _Backoff(now_s + pause_s, costly_s)
+        failures = last.costly_failures if now_s < last.until_s + MAX_BACKOFF_S else 0
+        pause_s = backoff.pause_s(failures if is_costly else 0, FIRST_BACKOFF_S, MAX_BACKOFF_S)
+        self._backoffs[holder] = _Backoff(now_s + pause_s, failures + is_costly)
 
     def _is_usable(self, host: ids.HostId) -> bool:
         is_allowed = not self._allowed or host in self._allowed

@@ -28,6 +28,7 @@ from acstor_checkpoint.restore import recovered_disks
 from acstor_common import errors
 from acstor_common.formats import recovery_marker
 from acstor_common.model import ids
+from acstor_common.util import backoff
 from acstor_common.util import log_once
 from acstor_common.util import supervision
 
@@ -48,7 +49,7 @@ class PullOffline(Protocol):
 
 class _Tried(NamedTuple):
     again_s: float
-    pause_s: float
+    attempts: int
 
 
 class PullLoop:
@@ -193,5 +194,6 @@ class PullLoop:
 
     def _pause(self, instance: ids.ImageId) -> None:
         former = self._tried.get(instance)
-        pause_s = min(2 * former.pause_s, LONGEST_PAUSE_S) if former else FIRST_PAUSE_S
-        self._tried[instance] = _Tried(self._clock() + pause_s, pause_s)
+        attempts = former.attempts if former else 0
+        pause_s = backoff.pause_s(attempts, FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._tried[instance] = _Tried(self._clock() + pause_s, attempts + 1)

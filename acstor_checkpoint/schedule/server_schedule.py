@@ -16,6 +16,7 @@ from acstor_checkpoint.schedule import nova_intervals
 from acstor_common import errors
 from acstor_common.model import checkpoint_intervals
 from acstor_common.model import ids
+from acstor_common.util import backoff
 
 _FIRST_PAUSE_S: Final = 30.0
 """After a failure; doubles with each one, up to the interval."""
@@ -175,7 +176,7 @@ class ServerSchedule:
         if entry is None:
             return 0.0
         longest_s = entry.every_s or entry.promised_s
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(entry.failures, 20), longest_s)
+        pause_s = backoff.pause_s(entry.failures, _FIRST_PAUSE_S, longest_s)
         if is_replaced and not entry.failures:
             pause_s = 0.0
         entry.failures, entry.is_retried = entry.failures + 1, True

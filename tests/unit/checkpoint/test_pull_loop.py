@@ -123,7 +123,7 @@ def test_what_nobody_expected_of_a_disk_that_is_off_is_told_and_tried_again():
     host = Host(server(1))
     host.is_active, host.fault = False, RuntimeError("nobody expected it")
     host.look()
-    assert host.pulling._tried[server(1).instance].pause_s == pull_loop.FIRST_PAUSE_S
+    assert host.pulling._tried[server(1).instance].again_s == host.now_s + pull_loop.FIRST_PAUSE_S
 
 
 def test_loop_ends_after_what_it_pulls(marks):
@@ -186,7 +186,7 @@ def test_one_that_fails_waits_longer_each_time_and_keeps_nobody_from_his_turn():
     tried = []
     for _ in range(10):
         host.look()
-        tried.append(host.pulling._tried[server(1).instance].pause_s)
+        tried.append(host.pulling._tried[server(1).instance].again_s - host.now_s)
         host.now_s += tried[-1]
     assert tried[:3] == [30, 60, 120] and tried[-1] == pull_loop.LONGEST_PAUSE_S
     host.now_s -= 1
