@@ -6,15 +6,13 @@ is refused, never repaired.
 """
 
 import dataclasses
-import struct
 import uuid
 from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import NewType
 
-import blake3
-
 from acstor_common import errors
+from acstor_common.formats import file_header
 from acstor_common.model import geometry
 from acstor_common.model import ids
 
@@ -33,9 +31,10 @@ AT_MARKS = 4096
 UNWRITTEN, UNSYNCED, WRITTEN = 0, 1, 2
 """Marks: the image's bytes; written since the boot named in the file; written and synced."""
 
-_FIELDS = struct.Struct("<8sHHIQQ16s16s")
-_DIGEST_BYTES = 32
-HEADER_BYTES = _FIELDS.size + _DIGEST_BYTES
+_HEADER = file_header.FileHeader(
+    "the state of a disk", MAGIC, VERSION, "HIQQ16s16s", errors.FormatError
+)
+HEADER_BYTES = _HEADER.size_bytes
 
 
 def parse_disk_id(text: str) -> DiskId:
@@ -82,9 +81,7 @@ class DiskHeader:
 
 def pack(header: DiskHeader, boot_id: bytes) -> bytes:
     """Return the beginning of a new state file, up to its marks."""
-    fields = _FIELDS.pack(
-        MAGIC,
-        VERSION,
+    packed = _HEADER.pack(
         0,
         header.cut.chunk_bytes,
         header.cut.size_bytes,
@@ -92,8 +89,7 @@ def pack(header: DiskHeader, boot_id: bytes) -> bytes:
         uuid.UUID(header.disk_id).bytes,
         ids.image_id_bytes(header.image_id),
     )
-    start = (fields + blake3.blake3(fields).digest()).ljust(AT_BOOT_ID, b"\0")
-    return (start + boot_id).ljust(AT_MARKS, b"\0")
+    return (packed.ljust(AT_BOOT_ID, b"\0") + boot_id).ljust(AT_MARKS, b"\0")
 
 
 def unpack(raw: bytes, what: str) -> tuple[DiskHeader, bytes]:
@@ -103,14 +99,7 @@ def unpack(raw: bytes, what: str) -> tuple[DiskHeader, bytes]:
     """
     if len(raw) < AT_MARKS:
         raise errors.FormatError(what, len(raw), "the file ends inside its header")
-    fields = raw[: _FIELDS.size]
-    magic, version, _, chunk_bytes, size_bytes, image_bytes, disk, image = _FIELDS.unpack(fields)
-    if magic != MAGIC:
-        raise errors.FormatError(what, 0, "this is not the state of a disk")
-    if version != VERSION:
-        raise errors.FormatError(what, 8, f"version {version} is unknown, {VERSION} expected")
-    if blake3.blake3(fields).digest() != raw[_FIELDS.size : HEADER_BYTES]:
-        raise errors.FormatError(what, _FIELDS.size, "the header does not match its checksum")
+    _, chunk_bytes, size_bytes, image_bytes, disk, image = _HEADER.unpack(raw, what)
     try:
         header = DiskHeader(
             DiskId(str(uuid.UUID(bytes=disk))),
