@@ -8,6 +8,7 @@ a second for each BYTES_PER_S sent or received.
 
 import contextlib
 import errno
+import http
 import itertools
 import math
 import socket
@@ -228,14 +229,14 @@ class VaultClient:
         self, method: str, path: str, body: Sequence[bytes | bytearray], limit: int = SHORT_BYTES
     ) -> bytes:
         status, data = self._answer(_Request(method, path, body, max(limit, SHORT_BYTES)))
-        if status in (vault_api.OK, vault_api.NO_CONTENT):
+        if status in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT):
             return data
         why = data[:300].decode("utf-8", "replace")
-        if status in (vault_api.NOT_HERE, vault_api.GONE):
+        if status in (http.HTTPStatus.NOT_FOUND, http.HTTPStatus.GONE):
             raise errors.ChunkMissing(path, self.holder, why)
-        if status == vault_api.FULL:
+        if status == http.HTTPStatus.INSUFFICIENT_STORAGE:
             raise errors.VaultFull(self.holder, why)
-        if status >= vault_api.FAULT:
+        if status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise errors.SourceUnreachable(path, self.holder, why)
         raise errors.VaultRefused(self.holder, f"{method} {path}: {status} {why}")
 

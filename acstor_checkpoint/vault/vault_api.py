@@ -21,6 +21,7 @@ recovered on any of them; the data is sealed.
 
 import contextlib
 import errno
+import http
 import logging
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -44,15 +45,13 @@ MAX_BATCH: Final = 4096
 """Chunks that are written and synced together."""
 MAX_MANIFEST_BYTES: Final = checkpoint_manifest.MAX_BYTES + checkpoint_encryption.SEAL_BYTES
 
-OK, NO_CONTENT, BAD, FORBIDDEN, NOT_HERE, GONE = 200, 204, 400, 403, 404, 410
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-LATE, LENGTH_REQUIRED, TOO_LONG, FAULT, FULL = 409, 411, 413, 500, 507
 
 
 class Response(NamedTuple):
     """Status and body of a response."""
 
-    status: int
+    status: http.HTTPStatus
     length: int = 0
     pieces: Iterable[bytes] = ()
 
@@ -77,9 +76,14 @@ class RequestBody:
     def bounded_length(self, limit: int) -> int:
         """Return its length; _Refused if unknown or above the limit."""
         if self.length is None:
-            raise _Refused(LENGTH_REQUIRED, "the length of the body must be announced")
+            raise _Refused(
+                http.HTTPStatus.LENGTH_REQUIRED, "the length of the body must be announced"
+            )
         if self.length > limit:
-            raise _Refused(TOO_LONG, f"{self.length} bytes, at most {limit} are taken")
+            raise _Refused(
+                http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"{self.length} bytes, at most {limit} are taken",
+            )
         return self.length
 
     def iter_rest(self) -> Iterator[bytes]:
@@ -99,7 +103,7 @@ class RequestBody:
 
 
 class _Refused(Exception):
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(self, status: http.HTTPStatus, why: str) -> None:
         super().__init__(status, why)
         self.status, self.why = status, why
 
@@ -145,21 +149,24 @@ class VaultApi:
             except _Refused as e:
                 answer = _text_response(e.status, e.why)
             except ValueError as e:
-                answer = _text_response(BAD, str(e))
+                answer = _text_response(http.HTTPStatus.BAD_REQUEST, str(e))
             except errors.VaultFull as e:
-                answer = _text_response(FULL, e.what)
+                answer = _text_response(http.HTTPStatus.INSUFFICIENT_STORAGE, e.what)
             except errors.VaultRefused as e:
-                answer = _text_response(LATE, e.why)
+                answer = _text_response(http.HTTPStatus.CONFLICT, e.why)
             except errors.ChunkInvalid as e:
-                answer = _text_response(GONE, e.why)
+                answer = _text_response(http.HTTPStatus.GONE, e.why)
             except errors.ChunkMissing:
-                answer = _text_response(NOT_HERE, "it is not here")
+                answer = _text_response(http.HTTPStatus.NOT_FOUND, "it is not here")
             except OSError as e:
                 LOG.error("%s %s of %s: %s", method, target, host, e)
                 is_full = e.errno in _FULL
                 self._vault.quota.refused[quota.Bound.DISK] += is_full
                 answer = _text_response(
-                    FULL if is_full else FAULT, e.strerror or "the folder cannot be used"
+                    http.HTTPStatus.INSUFFICIENT_STORAGE
+                    if is_full
+                    else http.HTTPStatus.INTERNAL_SERVER_ERROR,
+                    e.strerror or "the folder cannot be used",
                 )
             yield answer
 
@@ -174,9 +181,12 @@ class VaultApi:
         place = _parse(target)
         handler = self._table.get((method, place.what, bool(place.name)))
         if handler is None:
-            raise _Refused(NOT_HERE, f"there is no {method} of that")
+            raise _Refused(http.HTTPStatus.NOT_FOUND, f"there is no {method} of that")
         if method != "GET" and host != place.owner:
-            raise _Refused(FORBIDDEN, f"what is kept for {place.owner} is not {host}'s to change")
+            raise _Refused(
+                http.HTTPStatus.FORBIDDEN,
+                f"what is kept for {place.owner} is not {host}'s to change",
+            )
         if method != "GET":
             self._vault.begin_connection(place.of, body.connection)
             return handler(place, body, stack)
@@ -188,8 +198,8 @@ class VaultApi:
 
     def _disks(self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         if place.disk:
-            raise _Refused(NOT_HERE, "a disk is read by its manifests")
-        return _text_response(OK, "\n".join(self._vault.list_disks(place.owner)))
+            raise _Refused(http.HTTPStatus.NOT_FOUND, "a disk is read by its manifests")
+        return _text_response(http.HTTPStatus.OK, "\n".join(self._vault.list_disks(place.owner)))
 
     def _manifests(
         self, place: _Place, _body: RequestBody, _stack: contextlib.ExitStack
@@ -201,7 +211,7 @@ class VaultApi:
         kept = stack.enter_context(
             self._vault.open_object(place.of, object_names.Kind(place.what), name)
         )
-        return Response(OK, kept.length, kept.iter_bytes())
+        return Response(http.HTTPStatus.OK, kept.length, kept.iter_bytes())
 
     def _put_chunks(
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
@@ -219,7 +229,7 @@ class VaultApi:
                 left -= object_names.CHUNK_HEADER.size + length
             if left:
                 raise ValueError(f"more than {MAX_BATCH} chunks, or not whole ones")
-        return Response(NO_CONTENT)
+        return Response(http.HTTPStatus.NO_CONTENT)
 
     def _put_manifest(
         self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack
@@ -227,7 +237,7 @@ class VaultApi:
         length, name = body.bounded_length(MAX_MANIFEST_BYTES), object_names.parse_name(place.name)
         with self._vault.open_batch(place.of, body.connection) as batch:
             batch.add(object_names.Kind.MANIFEST, name, length, body.iter_all(length))
-        return Response(NO_CONTENT)
+        return Response(http.HTTPStatus.NO_CONTENT)
 
     def _missing(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
         return _data_response(b"".join(self._vault.missing_chunks(place.of, _names(body))))
@@ -237,11 +247,14 @@ class VaultApi:
         if not retained and within == object_names.ALL_FIRST_BYTES:
             raise ValueError("nothing is to stay: that is a DELETE")
         return _text_response(
-            OK, str(self._vault.retain_only(place.of, retained, body.connection, within))
+            http.HTTPStatus.OK,
+            str(self._vault.retain_only(place.of, retained, body.connection, within)),
         )
 
     def _drop(self, place: _Place, body: RequestBody, _stack: contextlib.ExitStack) -> Response:
-        return _text_response(OK, str(self._vault.delete_disk(place.of, body.connection)))
+        return _text_response(
+            http.HTTPStatus.OK, str(self._vault.delete_disk(place.of, body.connection))
+        )
 
 
 _Handler = Callable[[_Place, RequestBody, contextlib.ExitStack], Response]
@@ -256,14 +269,14 @@ def _names(body: RequestBody) -> object_names.NameList:
 def _parse(target: str) -> _Place:
     parts = target.split("/")
     if not 3 <= len(parts) <= 6 or parts[:2] != ["", "v1"] or not all(parts[2:]):
-        raise _Refused(NOT_HERE, "there is no such path")
+        raise _Refused(http.HTTPStatus.NOT_FOUND, "there is no such path")
     return _Place(ids.parse_host_id(parts[2]), *parts[3:])
 
 
 def _data_response(data: bytes) -> Response:
-    return Response(OK, len(data), [data])
+    return Response(http.HTTPStatus.OK, len(data), [data])
 
 
-def _text_response(status: int, text: str) -> Response:
+def _text_response(status: http.HTTPStatus, text: str) -> Response:
     data = text.encode()
     return Response(status, len(data), [data])

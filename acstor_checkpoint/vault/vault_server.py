@@ -10,6 +10,7 @@ servers such as cheroot (10 and 11) run them in the accepting thread.
 """
 
 import contextlib
+import http
 import itertools
 import logging
 import socket
@@ -212,7 +213,9 @@ class VaultServer:
 
 def _send(channel: tls_channel.TlsChannel, answer: vault_api.Response) -> None:
     length = (
-        [] if answer.status == vault_api.NO_CONTENT else [("content-length", str(answer.length))]
+        []
+        if answer.status == http.HTTPStatus.NO_CONTENT
+        else [("content-length", str(answer.length))]
     )
     channel.send(h11.Response(status_code=answer.status, headers=length))
     channel.send_body(answer.pieces, answer.length)

@@ -2,6 +2,7 @@
 """What is in the folder is what is kept, and each step that can fail leaves it so."""
 
 import errno
+import http
 import os
 import pathlib
 import random
@@ -130,16 +131,18 @@ def test_late_request_of_an_earlier_connection_drops_nothing(vault: vault_store.
         with vault_api.VaultApi(vault).answer_request(H1, method, target, body) as answer:
             return answer.status
 
-    assert asked_by(2, "POST", f"{PATH}/missing", object_names.pack_names(NAMES)) == vault_api.OK
-    assert asked_by(1, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == vault_api.LATE
-    assert asked_by(1, "DELETE", PATH) == vault_api.LATE
+    assert (
+        asked_by(2, "POST", f"{PATH}/missing", object_names.pack_names(NAMES)) == http.HTTPStatus.OK
+    )
+    assert asked_by(1, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == http.HTTPStatus.CONFLICT
+    assert asked_by(1, "DELETE", PATH) == http.HTTPStatus.CONFLICT
     assert here(vault) == set(NAMES)
-    assert asked_by(2, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == vault_api.OK
+    assert asked_by(2, "POST", f"{PATH}/keep/00-ff", NAMES[0]) == http.HTTPStatus.OK
     assert here(vault) == {NAMES[0]}
-    assert asked_by(3, "DELETE", PATH) == vault_api.OK
+    assert asked_by(3, "DELETE", PATH) == http.HTTPStatus.OK
     chunk = object_names.CHUNK_HEADER.pack(NAMES[1], 100) + CHUNKS[1].data
-    assert asked_by(3, "PUT", f"{PATH}/chunks", chunk) == vault_api.NO_CONTENT
-    assert asked_by(2, "DELETE", PATH) == vault_api.LATE
+    assert asked_by(3, "PUT", f"{PATH}/chunks", chunk) == http.HTTPStatus.NO_CONTENT
+    assert asked_by(2, "DELETE", PATH) == http.HTTPStatus.CONFLICT
 
 
 def test_list_of_what_stays_has_a_limit(
@@ -148,8 +151,11 @@ def test_list_of_what_stays_has_a_limit(
     monkeypatch.setattr(object_names, "MAX_NAMES", 2)
     put(vault, *CHUNKS[:3])
     target = f"{PATH}/keep/00-ff"
-    assert asked(vault, "POST", target, object_names.pack_names(NAMES[:3]))[0] == vault_api.TOO_LONG
-    assert asked(vault, "POST", target, object_names.pack_names(NAMES[:2]))[0] == vault_api.OK
+    assert (
+        asked(vault, "POST", target, object_names.pack_names(NAMES[:3]))[0]
+        == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    )
+    assert asked(vault, "POST", target, object_names.pack_names(NAMES[:2]))[0] == http.HTTPStatus.OK
 
 
 @pytest.mark.parametrize("most", [3, 100])
@@ -167,7 +173,7 @@ def test_list_of_what_stays_comes_in_parts(
     ):
         covered += within
         target = f"{PATH}/keep/{within[0]:02x}-{within[-1]:02x}"
-        assert asked(vault, "POST", target, b"".join(some))[0] == vault_api.OK
+        assert asked(vault, "POST", target, b"".join(some))[0] == http.HTTPStatus.OK
     assert covered == list(object_names.ALL_FIRST_BYTES)
     assert here(vault) == set(NAMES[:7]) and vault.list_manifests(DISK) == [name]
     assert vault.quota.usage_by_host() == walked(vault)
@@ -390,7 +396,7 @@ def test_new_disks_and_manifests_count_as_what_is_listed_for_them(
         data = b"manifest %d" % number
         name = checkpoint_encryption.manifest_name(data)
         target = f"/v1/h1/{uuid.UUID(int=1)}/manifests/{name.hex()}"
-        assert asked(vault, "PUT", target, data)[0] == vault_api.NO_CONTENT
+        assert asked(vault, "PUT", target, data)[0] == http.HTTPStatus.NO_CONTENT
     asked_of += 100 * (vault_store.MAX_MANIFESTS + 2 * lookup_rate.OF_REQUEST)
     assert now_s == pytest.approx(asked_of / lookup_rate.OF_HOST.per_s, rel=0.02)
 
@@ -659,8 +665,8 @@ def test_nothing_may_stay_of_a_range_and_something_must_of_all(
 ) -> None:
     """All chunks of a large disk may be equal, so no name begins with most bytes."""
     put(vault, *CHUNKS)
-    assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == vault_api.BAD
-    assert asked(vault, "POST", f"{PATH}/keep/00-7f")[0] == vault_api.OK
+    assert asked(vault, "POST", f"{PATH}/keep/00-ff")[0] == http.HTTPStatus.BAD_REQUEST
+    assert asked(vault, "POST", f"{PATH}/keep/00-7f")[0] == http.HTTPStatus.OK
     assert here(vault) == {name for name in NAMES if name[0] > 0x7F} != set()
 
 
@@ -673,8 +679,14 @@ def test_what_is_read_counts_for_who_reads_it(
     spent = list[tuple[str, int]]()
     monkeypatch.setattr(vault.lookup_rate, "spend_lookups", lambda *words: spent.append(words))
     h3 = ids.HostId("h3")
-    assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[0].hex()}", host=h3) == (vault_api.OK, data)
+    assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[0].hex()}", host=h3) == (
+        http.HTTPStatus.OK,
+        data,
+    )
     assert spent == [(h3, lookup_rate.OF_REQUEST), (h3, 10)]
     spent.clear()
-    assert asked(vault, "GET", f"{PATH}/chunks/{NAMES[1].hex()}", host=h3)[0] == vault_api.NOT_HERE
+    assert (
+        asked(vault, "GET", f"{PATH}/chunks/{NAMES[1].hex()}", host=h3)[0]
+        == http.HTTPStatus.NOT_FOUND
+    )
     assert spent == [(h3, lookup_rate.OF_REQUEST)]
