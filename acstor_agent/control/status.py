@@ -186,13 +186,13 @@ def of_reads(read: counters.ReadCounters | None, fetched: counters.Tally) -> dic
 
 
 def of_shares(
-    sharing: replication.Replication | None, promised: pins.ImagePins
+    replicas: replication.Replication | None, image_pins: pins.ImagePins
 ) -> dict[str, int] | None:
     """Return the parts of images kept for other hosts; None without replication."""
-    if sharing is None:
+    if replicas is None:
         return None
-    images, total_bytes = promised.for_others()
-    return {"images": images, "bytes": total_bytes, **sharing.report_counts()}
+    images, total_bytes = image_pins.for_others()
+    return {"images": images, "bytes": total_bytes, **replicas.report_counts()}
 
 
 def of_image(

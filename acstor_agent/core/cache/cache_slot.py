@@ -212,7 +212,7 @@ class SizeGroup:
         self.with_free: dict[Slab, None] = {}
         self.evictions = 0
 
-    def next_victim(self, newcomer: int) -> Slot | None:
+    def next_victim(self, newcomer_rank: int) -> Slot | None:
         """Return the next victim for a newcomer's rank; park held slots on the way.
 
         Return none of a class above the newcomer's while a lower class has chunks, even if all are
@@ -220,7 +220,7 @@ class SizeGroup:
         """
         has_cheaper = False
         for keep_class, order in zip(CLASSES, self.orders, strict=True):
-            if has_cheaper and keep_class > newcomer:
+            if has_cheaper and keep_class > newcomer_rank:
                 return None
             while (slot := order.next_victim()) is not None:
                 if not slot.holds:

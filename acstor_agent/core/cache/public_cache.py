@@ -210,10 +210,10 @@ class PublicCache:
         else:
             self.pins.remove(cid, length)
 
-    def lacking_bytes(self, more: Mapping[int, int]) -> int:
-        """Return the bytes that the limit lacks for all pins and ``more`` slots by size."""
-        sizes = self.pins.slots.keys() | more.keys()
-        slots = {size: self.pins.slots.get(size, 0) + more.get(size, 0) for size in sizes}
+    def lacking_bytes(self, added_slots: Mapping[int, int]) -> int:
+        """Return the bytes that the limit lacks for all pins and added slots by size."""
+        sizes = self.pins.slots.keys() | added_slots.keys()
+        slots = {size: self.pins.slots.get(size, 0) + added_slots.get(size, 0) for size in sizes}
         return cache_pins.lacking_bytes(slots, self.limit_bytes, self._slabs.slab_bytes)
 
     def shrink_to_limit(self) -> list[SlabAction]:
@@ -363,16 +363,16 @@ class PublicCache:
             slot.order.remove(slot)
         self._count(slot, -1)
 
-    def _count(self, slot: cache_slot.Slot, by: int) -> None:
+    def _count(self, slot: cache_slot.Slot, delta: int) -> None:
         slab, keep_class = slot.slab, slot.keep_class
         rank = cache_slot.PINNED if slot.is_pinned else keep_class
-        slab.group.chunks[rank] += by
-        slab.class_counts[rank] += by
-        self.class_chunks[keep_class] += by
-        self.class_bytes[keep_class] += by * slot.length
+        slab.group.chunks[rank] += delta
+        slab.class_counts[rank] += delta
+        self.class_chunks[keep_class] += delta
+        self.class_bytes[keep_class] += delta * slot.length
         if slot.is_pinned:
-            self.pinned_chunks += by
-            self.pinned_bytes += by * slot.length
+            self.pinned_chunks += delta
+            self.pinned_bytes += delta * slot.length
 
     def _list(self, slot: cache_slot.Slot) -> None:
         self._index[slot.cid] = slot
@@ -393,7 +393,7 @@ class PublicCache:
             slab.free.append(slot.slot_no)
             slab.group.with_free[slab] = None
 
-    def _make_room(self, group: cache_slot.SizeGroup, newcomer: int) -> list[SlabAction]:
+    def _make_room(self, group: cache_slot.SizeGroup, newcomer_rank: int) -> list[SlabAction]:
         """Free a slot: by a new slab, an eviction, or eviction of slabs of other sizes."""
         layout = group.layout
         if not layout.slot_count:
@@ -402,10 +402,10 @@ class PublicCache:
             )
         if self._slabs.surplus_bytes(layout) <= 0:
             return self._add_slab(group, [])
-        victim = group.next_victim(newcomer)
+        victim = group.next_victim(newcomer_rank)
         if victim is None or self._is_time_to_compare(group):
             victims = self._slabs.victims_for(layout)
-            if victims and victims[-1].value < self._price(group, newcomer, victim):
+            if victims and victims[-1].value < self._price(group, newcomer_rank, victim):
                 return self._add_slab(group, victims)
         if victim is None:
             raise errors.CacheFull(layout.slot_bytes, self.limit_bytes, "everything is in use")
@@ -415,13 +415,13 @@ class PublicCache:
         return []
 
     def _price(
-        self, group: cache_slot.SizeGroup, newcomer: int, victim: cache_slot.Slot | None
+        self, group: cache_slot.SizeGroup, newcomer_rank: int, victim: cache_slot.Slot | None
     ) -> tuple[int, int]:
         """Return the bound of value below which a slab of another size may be evicted."""
         if victim is not None:
             return victim.keep_class, victim.used_at
         if any(group.chunks):
-            return newcomer + 1, 0
+            return newcomer_rank + 1, 0
         return len(cache_slot.CLASSES), 0
 
     def _is_time_to_compare(self, group: cache_slot.SizeGroup) -> bool:
