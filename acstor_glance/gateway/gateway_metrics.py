@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of the gateway; ``doc/source/admin/gateway.rst`` lists them.
+"""Prometheus metrics of the gateway; ``doc/source/admin/gateway.rst`` explains some.
 
 All processes of the WSGI server write to files in ``PROMETHEUS_MULTIPROC_DIR`` (prometheus-client's
 multiprocess mode) and listen at the same address (SO_REUSEPORT), and any of them answers for all.
