@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prometheus metrics of a listener; ``doc/source/admin/glance.rst`` lists them."""
+"""Prometheus metrics of a listener; ``doc/source/admin/glance.rst`` explains some."""
 
 import collections
 from collections.abc import Callable
