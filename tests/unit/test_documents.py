@@ -72,7 +72,6 @@ LEFT: dict[tuple[str, str], str] = {
     ("admin/decision.rst", "rabbitmqctl"): "needs RabbitMQ's own node, with its cookie",
     ("admin/failures.rst", "virsh"): "needs an instance with a broken disk",
     ("admin/nova.rst", "virsh"): "a synopsis; test_nova_moves.py flattens with libvirt's own words",
-    ("admin/remove.rst", "virsh"): "needs an instance; test_nova_moves.py flattens one",
     (
         "admin/gateway.rst",
         "uwsgi",
