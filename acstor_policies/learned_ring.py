@@ -69,11 +69,11 @@ class LearnedRing(base.Lockstep):
 
         :return: None: links have no queues, or nobody is in step with it
         """
-        context, want, host = self._context, asker.want, asker.host
+        context, ref, host = self._context, asker.ref, asker.host
         if asker.priority is PREFETCH or not context.uploads.has_met_queue(context.now):
             return None
-        here, home = context.ring.here, context.ring.home(want.place)
-        place = want.image_id, host, want.offset, context.now
+        here, home = context.ring.here, context.ring.home(ref.place)
+        place = ref.image_id, host, ref.offset, context.now
         self.steps.record_read(*place)
         others = [one for one in self.steps.in_step(*place) if one != here and is_named(one)]
         if not others:
@@ -88,8 +88,8 @@ class LearnedRing(base.Lockstep):
 
         It does where guests here, which are in step with it, are about to read the same.
         """
-        context, want = self._context, asker.want
+        context, ref = self._context, asker.ref
         if asker.mode is RELAYED or (transfer is not None and transfer.attempts):
             return 0.0
-        is_near = self.steps.is_near(want.image_id, context.ring.here, want.offset, context.now)
+        is_near = self.steps.is_near(ref.image_id, context.ring.here, ref.offset, context.now)
         return AWAITED_S if is_near else 0.0

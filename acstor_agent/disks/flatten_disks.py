@@ -48,7 +48,7 @@ async def flatten(
     came = await bulk_fetch.fetch_all(
         ((place, image.chunk_ref_of(place[1])) for place in needed),
         chunks.background_fetch(exchange.Priority.FLATTEN),
-        lambda want: chunks.has_chunk(want.cid),
+        lambda ref: chunks.has_chunk(ref.cid),
         report,
         total_bytes=sum(image.map.geometry.chunk_length(chunk_no) for _, chunk_no in needed),
         keep=keep,

@@ -48,13 +48,13 @@ class RaisePriority(NamedTuple):
 
 
 class ReadSource(NamedTuple):
-    """Read consecutive chunks of an image; report them by index in ``wants``."""
+    """Read consecutive chunks of an image; report them by index in ``refs``."""
 
     number: int
     image_id: ids.ImageId
     priority: priority_.Priority
     who: Hashable  # takes turns: opener or image for local reads, else the peer
-    wants: list[chunk_ref.ChunkRef]
+    refs: list[chunk_ref.ChunkRef]
 
 
 class CancelSourceRead(NamedTuple):
@@ -110,7 +110,7 @@ class SendChunk(NamedTuple):
     """Answer a request with one chunk; if the cache fails, feed ``cache_read_failed``."""
 
     number: int
-    want: chunk_ref.ChunkRef
+    ref: chunk_ref.ChunkRef
     data: transfer.Bytes
     priority: priority_.Priority
 
@@ -119,13 +119,13 @@ class SendRun(NamedTuple):
     """Answer a request for a run from the cache: one ``SendChunk`` for each chunk."""
 
     number: int
-    wants: Sequence[chunk_ref.ChunkRef]  # with consecutive numbers
+    refs: Sequence[chunk_ref.ChunkRef]  # with consecutive numbers
     priority: priority_.Priority
 
     def iter_chunks(self) -> Iterator[SendChunk]:
         """Yield the chunks."""
-        for number, want in enumerate(self.wants, self.number):
-            yield SendChunk(number, want, None, self.priority)
+        for number, ref in enumerate(self.refs, self.number):
+            yield SendChunk(number, ref, None, self.priority)
 
 
 class SendRefusal(NamedTuple):

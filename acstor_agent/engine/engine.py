@@ -184,8 +184,8 @@ class Engine:
         priority: priority.Priority,
     ) -> None:
         """Fetch several batches, each with its own token, as :meth:`request_chunks` does."""
-        for token, wants in batches:
-            self.pending.request_chunks(wants, priority, token, math.inf, is_patient=False)
+        for token, refs in batches:
+            self.pending.request_chunks(refs, priority, token, math.inf, is_patient=False)
 
     @_event
     def cancel_reads(self, *tokens: Hashable) -> None:
@@ -241,7 +241,7 @@ class Engine:
     def source_read_progressed(
         self, number: int, told: Iterable[tuple[int, transfer_.Bytes | Failure]]
     ) -> None:
-        """Take chunks or failures of a read, by index in ``wants``; more may follow."""
+        """Take chunks or failures of a read, by index in ``refs``; more may follow."""
         self._responses.source_answered(number, told)
 
     @_event

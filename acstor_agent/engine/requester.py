@@ -44,7 +44,7 @@ class ServedRequest(NamedTuple):
 
     number: int
     request: chunk_ref.Request
-    wants: Sequence[chunk_ref.ChunkRef]
+    refs: Sequence[chunk_ref.ChunkRef]
     priority: priority_.Priority
     deadline_s: float
 
@@ -54,7 +54,7 @@ class PendingRequest:
 
     __slots__ = (
         *("data", "deadline_s", "host", "link", "mode"),
-        *("number", "priority", "request", "want"),
+        *("number", "priority", "request", "ref"),
     )
 
     def __init__(
@@ -64,5 +64,5 @@ class PendingRequest:
         self.request, self.number = request, number
         self.mode, self.priority = request.mode, request.priority
         self.deadline_s = deadline_s
-        self.want: Any = None  # until it is authorized
+        self.ref: Any = None  # until it is authorized
         self.data: Any = None  # while missing, or if the cache has the bytes

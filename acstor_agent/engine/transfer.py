@@ -64,21 +64,21 @@ class Track(enum.IntEnum):
 class Waiter:
     """A local reader of a batch, which gets one answer."""
 
-    __slots__ = ("deadline_s", "got", "is_done", "is_patient", "left", "token", "wants")
+    __slots__ = ("deadline_s", "got", "is_done", "is_patient", "left", "refs", "token")
 
     def __init__(
         self,
         token: Hashable,
-        wants: list[chunk_ref.ChunkRef],
+        refs: list[chunk_ref.ChunkRef],
         is_patient: bool,
         deadline_s: float = math.inf,
     ) -> None:
         self.token = token  # identifies the reader for the shell
-        self.wants = wants
+        self.refs = refs
         self.is_patient = is_patient  # retry while bytes may still arrive
         self.deadline_s = deadline_s
-        self.got: list[Bytes] = [None] * len(wants)
-        self.left = len(wants)  # chunks that are missing
+        self.got: list[Bytes] = [None] * len(refs)
+        self.left = len(refs)  # chunks that are missing
         self.is_done = False
 
 
@@ -120,7 +120,7 @@ class Attempt:
         return self.numbers[0]
 
     @property
-    def want(self) -> chunk_ref.ChunkRef:
+    def first_ref(self) -> chunk_ref.ChunkRef:
         """The first chunk."""
         return self.refs[0]
 
@@ -206,7 +206,7 @@ class Transfer:
         return self.names[0]
 
     @property
-    def want(self) -> chunk_ref.ChunkRef:
+    def first_ref(self) -> chunk_ref.ChunkRef:
         """The first chunk, under the name that is tried first."""
         return self.names[0][0]
 
@@ -297,8 +297,8 @@ class Transfer:
         self.waiters = [entry for entry in self.waiters if not entry[0].is_done]
         self.gone = 0
         if len(self.names) > 1 and self.is_wanted:
-            wanted = {waiter.wants[at[0]].image_id for waiter, at in self.waiters}
-            wanted.update(asker.want.image_id for asker in self.peer_requests)
+            wanted = {waiter.refs[at[0]].image_id for waiter, at in self.waiters}
+            wanted.update(asker.ref.image_id for asker in self.peer_requests)
             names = [name for name in self.names if name[0].image_id in wanted]
             self.names = tuple(names) or self.names
 

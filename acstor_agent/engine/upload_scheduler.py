@@ -67,11 +67,11 @@ class UploadScheduler:
         """Whether requesters should ask another host."""
         return self._turns.length >= BUSY_QUEUE
 
-    def has_slot(self, receiver: Requester, wants: Sequence[chunk_ref.ChunkRef]) -> bool:
+    def has_slot(self, receiver: Requester, refs: Sequence[chunk_ref.ChunkRef]) -> bool:
         """Return whether answers with these chunks may be sent at once."""
-        if self._turns.length or self.used + len(wants) > self.places.count:
+        if self._turns.length or self.used + len(refs) > self.places.count:
             return False
-        before_last = receiver.undelivered + _cost_of(wants[:-1])
+        before_last = receiver.undelivered + _cost_of(refs[:-1])
         return not self._is_full(receiver) and before_last < UNDELIVERED_BYTES
 
     def _is_full(self, receiver: Requester) -> bool:
@@ -86,7 +86,7 @@ class UploadScheduler:
     def _put(self, asker: PendingRequest) -> None:
         receiver = asker.link.receiver
         if receiver.undelivered < UNDELIVERED_BYTES:
-            receiver.undelivered += _cost(asker.want)
+            receiver.undelivered += _cost(asker.ref)
             self._turns.put_item(asker.priority, asker.host, asker)
         else:
             asker.data = None
@@ -100,13 +100,13 @@ class UploadScheduler:
         without = full.host if full is not None and self._is_full(full) else None
         asker = self._turns.take_next(without=without)
         if asker is not None:
-            asker.link.receiver.undelivered -= _cost(asker.want)
+            asker.link.receiver.undelivered -= _cost(asker.ref)
         return asker
 
     def remove(self, asker: PendingRequest) -> bool:
         """Remove an answer; return whether it was queued."""
         if self._turns.remove(asker.priority, asker.host, asker):
-            asker.link.receiver.undelivered -= _cost(asker.want)
+            asker.link.receiver.undelivered -= _cost(asker.ref)
             self.unpark(asker.link.receiver)
             return True
         return self._parked.remove(asker.priority, asker.host, asker)
@@ -121,18 +121,18 @@ class UploadScheduler:
             self._put(asker)
 
     def chunks_sent(
-        self, link: RequesterLink, wants: Sequence[chunk_ref.ChunkRef], now: float
+        self, link: RequesterLink, refs: Sequence[chunk_ref.ChunkRef], now: float
     ) -> None:
         """Record that chunks were sent on a connection."""
-        cost = _cost_of(wants)
+        cost = _cost_of(refs)
         link.undelivered += cost
         link.receiver.undelivered += cost
         if not link.is_slow:
-            link.places += len(wants)
-            link.receiver.places += len(wants)
+            link.places += len(refs)
+            link.receiver.places += len(refs)
             if self._is_full(link.receiver):
                 self._full_receiver = link.receiver
-            self.used += len(wants)
+            self.used += len(refs)
         if link.watched_s is None:
             if self._watched and not self._turns and link.undelivered < UNDELIVERED_BYTES // 2:
                 self._unwatched[link] = None
@@ -182,7 +182,7 @@ class UploadScheduler:
         for link in links:
             link.receiver.places = link.receiver.undelivered = 0
         for asker in self._turns:
-            asker.link.receiver.undelivered += _cost(asker.want)
+            asker.link.receiver.undelivered += _cost(asker.ref)
         for link in links:
             link.receiver.places += link.places
             link.receiver.undelivered += link.undelivered
@@ -226,12 +226,12 @@ class UploadScheduler:
         link.is_due = True
 
 
-def _cost_of(wants: Sequence[chunk_ref.ChunkRef]) -> int:
-    return sum([want.length for want in wants]) + ANSWER_BYTES * len(wants)
+def _cost_of(refs: Sequence[chunk_ref.ChunkRef]) -> int:
+    return sum([ref.length for ref in refs]) + ANSWER_BYTES * len(refs)
 
 
-def _cost(want: chunk_ref.ChunkRef) -> int:
-    return want.length + ANSWER_BYTES
+def _cost(ref: chunk_ref.ChunkRef) -> int:
+    return ref.length + ANSWER_BYTES
 
 
 FEW = 3

@@ -53,10 +53,10 @@ class BackgroundFetch(Generic[T]):
 
     def _ask(self, runs: "list[_Run[T]]") -> None:
         self._left.update(dict.fromkeys(runs))
-        self._left_chunks += sum([len(run.wants) for run in runs])
+        self._left_chunks += sum([len(run.refs) for run in runs])
         if not runs:
             return
-        batches = [(run, run.wants) for run in runs]
+        batches = [(run, run.refs) for run in runs]
         request = self._driver.core.request_batches
         if why := self._driver.handle_event(request, batches, self._priority):
             self._cancel_runs(runs)  # what was started before the engine failed
@@ -87,17 +87,17 @@ class BackgroundFetch(Generic[T]):
         """Take the answer for a run; request its missing chunks one by one."""
         if run not in self._left:
             return
-        if answer.failure is None or len(run.wants) == 1:
+        if answer.failure is None or len(run.refs) == 1:
             self._take(run, answer)
             return
         self._forget(run)
         again: list[_Run[T]] = []
-        for thing, want, fetched in zip(run.things, run.wants, answer.chunks, strict=True):
+        for thing, ref, fetched in zip(run.things, run.refs, answer.chunks, strict=True):
             if fetched is None:
-                again.append(_Run(self, (thing,), (want,)))
+                again.append(_Run(self, (thing,), (ref,)))
             else:
                 self._came.append((thing, fetched))
-        if len(again) < len(run.wants):
+        if len(again) < len(run.refs):
             self._more.set()
         self._ask(again)
 
@@ -114,7 +114,7 @@ class BackgroundFetch(Generic[T]):
 
     def _forget(self, run: "_Run[T]") -> None:
         del self._left[run]
-        self._left_chunks -= len(run.wants)
+        self._left_chunks -= len(run.refs)
 
 
 def _runs(
@@ -122,16 +122,16 @@ def _runs(
 ) -> Iterator[tuple[tuple[T, ...], tuple[read_request.ChunkRef, ...]]]:
     """Group items, in order, by runs of adjacent chunks of one image."""
     run: list[tuple[T, read_request.ChunkRef]] = []
-    for thing, want in things:
+    for thing, ref in things:
         last = run[-1][1] if run else None
         if last is not None and not (
             len(run) < run_chunks
-            and last.image_id == want.image_id
-            and last.offset + last.length == want.offset
+            and last.image_id == ref.image_id
+            and last.offset + last.length == ref.offset
         ):
             yield tuple([one for one, _ in run]), tuple([one for _, one in run])
             run = []
-        run.append((thing, want))
+        run.append((thing, ref))
     if run:
         yield tuple([one for one, _ in run]), tuple([one for _, one in run])
 
@@ -139,15 +139,15 @@ def _runs(
 class _Run(Generic[T]):
     """Chunks that are requested together: the token of a waiter in the engine."""
 
-    __slots__ = ("_ahead", "things", "wants")
+    __slots__ = ("_ahead", "refs", "things")
 
     def __init__(
         self,
         ahead: BackgroundFetch[T],
         things: tuple[T, ...],
-        wants: tuple[read_request.ChunkRef, ...],
+        refs: tuple[read_request.ChunkRef, ...],
     ) -> None:
-        self._ahead, self.things, self.wants = ahead, things, wants
+        self._ahead, self.things, self.refs = ahead, things, refs
 
     def complete(self, answer: actions.CompleteRead) -> None:
         """Take the answer."""
@@ -156,4 +156,4 @@ class _Run(Generic[T]):
     @property
     def what(self) -> str:
         """The first chunk, in words."""
-        return read_request.in_words(self.wants[0])
+        return read_request.in_words(self.refs[0])

@@ -165,17 +165,17 @@ class Exchange(engine_driver.EngineDriver):
         """The name of this host."""
         return self.core.context.ring.here
 
-    def is_home_of(self, want: chunk_ref.ChunkRef) -> bool:
+    def is_home_of(self, ref: chunk_ref.ChunkRef) -> bool:
         """Return whether this host is the home of a chunk."""
-        return self.core.context.ring.is_home(want.place)
+        return self.core.context.ring.is_home(ref.place)
 
-    def home_of(self, want: chunk_ref.ChunkRef) -> ids.HostId | None:
+    def home_of(self, ref: chunk_ref.ChunkRef) -> ids.HostId | None:
         """Return the home of a chunk."""
-        return self.core.context.ring.home(want.place)
+        return self.core.context.ring.home(ref.place)
 
-    def holders_bitmap(self, want: chunk_ref.ChunkRef) -> int:
+    def holders_bitmap(self, ref: chunk_ref.ChunkRef) -> int:
         """Return the bitmap of the segment's chunks that holders other than the home have."""
-        return self.core.context.holders_bitmap(want)
+        return self.core.context.holders_bitmap(ref)
 
     def has_chunk(self, cid: ids.Cid) -> bool:
         """Return whether a chunk is in the cache."""
@@ -183,7 +183,7 @@ class Exchange(engine_driver.EngineDriver):
 
     def request_chunks(
         self,
-        wants: Sequence[chunk_ref.ChunkRef],
+        refs: Sequence[chunk_ref.ChunkRef],
         priority: Priority = Priority.GUEST,
         deadline_s: float = math.inf,
         told: Callable[[str], None] = lambda why: None,
@@ -194,10 +194,10 @@ class Exchange(engine_driver.EngineDriver):
         :param is_patient: retry while bytes may still arrive, if a guest waits
         :param told: called with what is waited for, each time that all providers failed
         """
-        wish = read_request.ReadRequest(self, wants, deadline_s, told)
+        wish = read_request.ReadRequest(self, refs, deadline_s, told)
         until_s, guest = self.clock() + deadline_s, disk_io.current_guest()
         if why := self.handle_event(
-            self.core.request_chunks, wants, priority, wish, until_s, is_patient, guest
+            self.core.request_chunks, refs, priority, wish, until_s, is_patient, guest
         ):
             wish.cancel()  # what was started before the engine failed
             wish.complete(actions.CompleteRead(wish, [], Failure.UNREACHABLE, why))
@@ -205,7 +205,7 @@ class Exchange(engine_driver.EngineDriver):
 
     async def fetch_chunk(
         self,
-        want: chunk_ref.ChunkRef,
+        ref: chunk_ref.ChunkRef,
         priority: Priority,
         deadline_s: float = math.inf,
         is_patient: bool = True,
@@ -214,22 +214,22 @@ class Exchange(engine_driver.EngineDriver):
 
         :raises errors.AcstorError: see :meth:`read_request.ReadRequest.wait`
         """
-        here = await self._cache.read_chunk(want.cid) if want.cid in self._cache else None
+        here = await self._cache.read_chunk(ref.cid) if ref.cid in self._cache else None
         if here is not None:
             return FetchedChunk(here, Origin.CACHE)
-        with self.request_chunks((want,), priority, deadline_s, is_patient=is_patient) as wish:
+        with self.request_chunks((ref,), priority, deadline_s, is_patient=is_patient) as wish:
             return (await wish.wait())[0]
 
     def background_fetch(self, priority: Priority) -> background_fetch.BackgroundFetch[Any]:
         """Return a background fetch; ``priority`` is one of the engine's prefetch limits."""
         return background_fetch.BackgroundFetch(self, priority)
 
-    def prefetch_soon(self, wants: Sequence[chunk_ref.ChunkRef]) -> None:
+    def prefetch_soon(self, refs: Sequence[chunk_ref.ChunkRef]) -> None:
         """Prefetch chunks that a guest is about to read; failures are not reported."""
         here = self._cache.contents
-        wants = [want for want in wants if want.cid not in here]
-        if wants:
-            self.handle_event(self.core.request_chunks, wants, Priority.READAHEAD, None)
+        refs = [ref for ref in refs if ref.cid not in here]
+        if refs:
+            self.handle_event(self.core.request_chunks, refs, Priority.READAHEAD, None)
 
     def announcement_received(self, host: ids.HostId, news: peer_wire.SegmentNews) -> None:
         """Take an announcement of a peer."""
@@ -270,7 +270,7 @@ class Exchange(engine_driver.EngineDriver):
         if complete.failure is not None:
             complete = complete._replace(why=self._in_words(wish, complete.why))
         if complete.failure is Failure.LOST:
-            image_id = wish.wants[0].image_id
+            image_id = wish.refs[0].image_id
             untold = self._log_limit.take_line((image_id, "lost"), self.clock())
             if untold is not None:
                 LOG.error(
@@ -295,7 +295,7 @@ class Exchange(engine_driver.EngineDriver):
 
     def _in_words(self, wish: read_request.ReadRequest, why: str) -> str:
         """Return why chunks are missing, with the source's last error for their image."""
-        said = self._source_reader.last_errors.get(wish.wants[0].image_id)
+        said = self._source_reader.last_errors.get(wish.refs[0].image_id)
         return f"{why}; {said}" if said else why
 
     def _log_backoff(self, alone: actions.ReportBackoff) -> None:

@@ -172,15 +172,15 @@ class PeerServer:
                 return peer_wire.Refuse(number, code)
 
     def _read_nowait(self, given: list[actions.SendChunk]) -> Sequence[read_request.Bytes | None]:
-        return self._cache.read_chunks_nowait([one.want.cid for one in given]) if given else ()
+        return self._cache.read_chunks_nowait([one.ref.cid for one in given]) if given else ()
 
     def _read_run_nowait(self, given: actions.SendRun) -> peer_wire.Chunk | None:
         """Return a run as a message; None if that would wait, or its length is wrong."""
-        wants = given.wants
-        data = self._cache.read_run_nowait([want.cid for want in wants])
-        if data is None or len(data) != sum([want.length for want in wants]):
+        refs = given.refs
+        data = self._cache.read_run_nowait([ref.cid for ref in refs])
+        if data is None or len(data) != sum([ref.length for ref in refs]):
             return None
-        return peer_wire.Chunk(given.number, data, wants[0].length)
+        return peer_wire.Chunk(given.number, data, refs[0].length)
 
     async def _read(
         self,
@@ -191,7 +191,7 @@ class PeerServer:
         data = None
         with scope, disk_io.use_stream(map_lookup.stream_of(connection.host, given.priority)):
             try:
-                data = await self._cache.read_chunk(given.want.cid)
+                data = await self._cache.read_chunk(given.ref.cid)
             except Exception as error:
                 self._driver.faults.record_fault("a chunk for a peer", error)
         reads = self._reads.get(connection, {})
@@ -244,7 +244,7 @@ class PeerServer:
 
 def _answer(given: actions.SendChunk, data: read_request.Bytes) -> server_connection.Answer:
     """Return the message for a chunk; refuse it if the map states another length."""
-    if len(data) != given.want.length:
-        LOG.error("%d bytes are %s, not %d", len(data), given.want.cid.hex(), given.want.length)
+    if len(data) != given.ref.length:
+        LOG.error("%d bytes are %s, not %d", len(data), given.ref.cid.hex(), given.ref.length)
         return peer_wire.Refuse(given.number, peer_wire.RefuseCode.MISSING)
     return peer_wire.Chunk(given.number, data)

@@ -36,16 +36,16 @@ class ReadRequest:
     :param told: called with what is waited for
     """
 
-    __slots__ = ("_answer", "_came", "_deadline_s", "_driver", "tell", "wants")
+    __slots__ = ("_answer", "_came", "_deadline_s", "_driver", "refs", "tell")
 
     def __init__(
         self,
         driver: engine_driver.EngineDriver,
-        wants: Sequence[ChunkRef],
+        refs: Sequence[ChunkRef],
         deadline_s: float,
         told: Callable[[str], None],
     ) -> None:
-        self.wants, self.tell = wants, told
+        self.refs, self.tell = refs, told
         self._deadline_s, self._driver = deadline_s, driver
         self._came = trio.Event()
         self._answer: actions.CompleteRead | None = None
@@ -67,7 +67,7 @@ class ReadRequest:
         self._came.set()
 
     async def wait(self) -> Sequence[FetchedChunk]:
-        """Return the chunks, in the order of ``wants``.
+        """Return the chunks, in the order of ``refs``.
 
         :raises errors.ChunkLost: a chunk is lost
         :raises errors.DeadlineExceeded: the deadline passed
@@ -85,7 +85,7 @@ class ReadRequest:
     @property
     def what(self) -> str:
         """The chunks, in words."""
-        first, count = self.wants[0], len(self.wants)
+        first, count = self.refs[0], len(self.refs)
         more = f" and {count - 1} more" if count > 1 else ""
         return f"{in_words(first)}{more}"
 
@@ -104,9 +104,9 @@ def error_of(answer: actions.CompleteRead, what: str) -> errors.ChunkUnavailable
     return _ERRORS.get(answer.failure, errors.SourceUnreachable)(what, PEERS, answer.why)
 
 
-def in_words(want: ChunkRef) -> str:
+def in_words(ref: ChunkRef) -> str:
     """Return a description of a chunk."""
-    return f"chunk {want.cid.hex()[:12]} (image {want.image_id}, byte {want.offset})"
+    return f"chunk {ref.cid.hex()[:12]} (image {ref.image_id}, byte {ref.offset})"
 
 
 def failure_of(error: Exception) -> Failure:

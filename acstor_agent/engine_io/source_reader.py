@@ -47,9 +47,9 @@ class SourceReader:
             scope.cancel()
 
     async def _read(self, read: actions.ReadSource) -> None:
-        blob, offset = base.blob_at(read.image_id, read.wants[0].offset)
-        begin = read.wants[0].offset - offset
-        pieces = [base.Piece(want.offset - begin, want.length, want.content) for want in read.wants]
+        blob, offset = base.blob_at(read.image_id, read.refs[0].offset)
+        begin = read.refs[0].offset - offset
+        pieces = [base.Piece(ref.offset - begin, ref.length, ref.content) for ref in read.refs]
         requester = base.Requester(_KLASSES.get(read.priority, Klass.FILL), str(read.who))
         began_s, left = trio.current_time(), len(pieces)
 

@@ -47,9 +47,9 @@ class EventFanout:
             if heard.here and not self._is_for_others(image.map.image_id):
                 image.prefetch.chunks_advertised(heard.here)
             for some in heard.evictable:
-                for _, want in image.prefetch.chunks_of(some):
-                    if self._chunks.home_of(want) == heard.host:
-                        self._chunks.counters.demoted += self._cache.demote_chunk(want.cid)
+                for _, ref in image.prefetch.chunks_of(some):
+                    if self._chunks.home_of(ref) == heard.host:
+                        self._chunks.counters.demoted += self._cache.demote_chunk(ref.cid)
 
     def chunk_evicted(self, cid: ids.Cid) -> None:
         """Record an eviction from the cache."""

@@ -269,7 +269,7 @@ class Cloud(authorization.ChunkMaps):
         way = self.tree.links_between(sender.number, receiver.number) if given else ()
         for answer in given:
             what = connection, sender, receiver, [answer], answer is given[-1]
-            network.send(self.agenda, way, answer.want.length, MESSAGE_S, arrive, *what)
+            network.send(self.agenda, way, answer.ref.length, MESSAGE_S, arrive, *what)
 
     def _arrive(
         self, connection: Hashable, sender: Host, to: Host, answers: list[Any], is_last: bool
@@ -282,14 +282,14 @@ class Cloud(authorization.ChunkMaps):
 
     def read_source(self, host: Host, read: actions.ReadSource) -> None:
         """Read each chunk from the storage, which always succeeds."""
-        for index, chunk in enumerate(read.wants):
+        for index, chunk in enumerate(read.refs):
             size_bytes = self._packed.get(chunk.cid, chunk.length)
             self.read_storage(host, size_bytes, self._gave, host, read, index, self.now)
 
     def _gave(self, host: Host, read: actions.ReadSource, index: int, asked_s: float) -> None:
         if read.priority.is_urgent:
             host.record_wait(None, self.now - asked_s)
-        told = [(index, self.content_of(read.wants[index].cid))]
+        told = [(index, self.content_of(read.refs[index].cid))]
         host.run_actions(host.core.source_read_progressed(self.now, read.number, told))
 
     def read_storage(

@@ -244,8 +244,8 @@ class Host:
         for answer in reply.split_runs():
             if isinstance(answer, actions.SendChunk):
                 if answer.data is None:
-                    answer = answer._replace(data=self.cache[answer.want.cid])
-                size_bytes += answer.want.length
+                    answer = answer._replace(data=self.cache[answer.ref.cid])
+                size_bytes += answer.ref.length
             sent.append(answer)
         self._under[connection] = self._under.get(connection, 0) + 1
         self.world.send_on(

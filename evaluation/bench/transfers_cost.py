@@ -36,7 +36,7 @@ HOLDERS = 1_000_000
 GUEST = priority.Priority.GUEST
 
 
-def wants(count: int, first: int = 0) -> list[chunk_ref.ChunkRef]:
+def chunk_refs(count: int, first: int = 0) -> list[chunk_ref.ChunkRef]:
     """Return so many chunks of one image."""
     found = []
     for number in range(first, first + count):
@@ -56,7 +56,7 @@ def answer(machine: one_machine.Machine, todo: list[actions.Action], now: float)
             given = [(number, b"") for number, _, _ in action.iter_chunks()]
             completed += answer(machine, machine.core.chunks_arrived(now, action.host, given), now)
         elif isinstance(action, actions.ReadSource):
-            told = [(index, b"") for index in range(len(action.wants))]
+            told = [(index, b"") for index in range(len(action.refs))]
             completed += answer(
                 machine, machine.core.source_read_progressed(now, action.number, told), now
             )
@@ -74,7 +74,7 @@ def us_a_chunk(one_home: bool) -> float:
     :param one_home: all chunks of a batch have one home, as where few hosts are
     """
     machine = one_machine.Machine(hosts=2 if one_home else HOSTS)
-    chunks = wants(CHUNKS)
+    chunks = chunk_refs(CHUNKS)
     if one_home:
         chunks = [chunk for chunk in chunks if machine.core.context.ring.home(chunk.oid) != "h1"]
     now, done = 0.0, 0
@@ -143,7 +143,7 @@ def told(count: int, of_one: int, length: int) -> location_index.LocationIndex:
 def given(count: int, of_one: int, length: int) -> referrals.Referrals:
     """Return ``count`` hosts that were given chunks, so many of each chunk, in whole segments."""
     known = referrals.Referrals(host_interning.HostInterning(), limit_bytes=1 << 40)
-    rng, [ref] = random.Random(1), wants(1)
+    rng, [ref] = random.Random(1), chunk_refs(1)
     for _ in range(count // of_one // length):
         name = ids.Oid(rng.getrandbits(64))
         refs = [ref._replace(segment=name, bit=1 << at) for at in range(length)]
@@ -161,7 +161,7 @@ def main() -> int:
     }.items():
         costs = [cost() for _ in range(TURNS)]
         print(f"{what}: {statistics.median(costs):.1f} us a chunk (best {min(costs):.1f})")
-    _CHUNKS.extend(wants(CHUNKS))
+    _CHUNKS.extend(chunk_refs(CHUNKS))
     size = bytes_of(under_way)
     print(f"a chunk under way, wanted in batches of {BATCH}: {size / CHUNKS:.0f} bytes")
     for make, length in itertools.product((told, given), (1, segments.MOST_CHUNKS)):

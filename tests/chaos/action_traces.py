@@ -115,8 +115,8 @@ def play(seed: int, say: Callable[[str], object]) -> tuple[Outcome, BaseExceptio
                 case actions.SendAnswers():
                     given = [isinstance(one, actions.SendChunk) for one in one.split_runs()]
                     counts["given"] += sum(given)
-                case actions.ReadSource(wants=wants):
-                    counts["read"] += len(wants)
+                case actions.ReadSource(refs=refs):
+                    counts["read"] += len(refs)
                 case actions.Store(runs=runs):
                     counts["stored"] += sum([len(run.refs) for run in runs])
             say(f"{host.world.now:.9f} {host.name} {text_of(one)}\n")

@@ -104,15 +104,15 @@ def neighbours_of(host: Any) -> frozenset[ids.HostId]:
 
 def check_given(host: Any, given: actions.SendChunk, data: bytes) -> None:
     """Check that nothing leaves but what its CID says, and by a name by which it came."""
-    want = given.want
-    if data != host.world.content_of(want.cid):
+    ref = given.ref
+    if data != host.world.content_of(ref.cid):
         raise Broken(f"{host.name} gives what is not the content that it was asked for")
-    if given.data is not None or (want.cid, want.oid) in host.came:
+    if given.data is not None or (ref.cid, ref.oid) in host.came:
         return
     if isinstance(host.rights.names, place_identity.ByOid):
         return  # whatever it came as
-    is_of_content = want.oid == ids.oid_of(want.cid)
-    if want.cid not in host.found or not (is_of_content or want.image_id in (host.attached or ())):
+    is_of_content = ref.oid == ids.oid_of(ref.cid)
+    if ref.cid not in host.found or not (is_of_content or ref.image_id in (host.attached or ())):
         raise Broken(f"{host.name} gives a chunk as one of an image by which it did not come")
 
 

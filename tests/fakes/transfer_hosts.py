@@ -198,7 +198,7 @@ class Host(virtual_host.Host):
                 host = self.world.host_of(reply.connection)
                 giving_checks.check_referral(self, host, answer.hosts)
             if isinstance(answer, actions.SendChunk):
-                data = answer.data if answer.data is not None else self.cache[answer.want.cid]
+                data = answer.data if answer.data is not None else self.cache[answer.ref.cid]
                 giving_checks.check_given(self, answer, data)
         super()._reply(reply)
 

@@ -40,18 +40,18 @@ class Source:
 
     def read(self, world: Any, host: Any, read: actions.ReadSource) -> None:
         """Answer a host, as well as it can."""
-        for chunk in read.wants:
+        for chunk in read.refs:
             self.reads[chunk.cid] += 1
             self.under_way[chunk.cid] += 1
             self.at_once += self.under_way[chunk.cid] > 1
-        left = set(range(len(read.wants)))
-        for index in range(len(read.wants)):
+        left = set(range(len(read.refs)))
+        for index in range(len(read.refs)):
             self._send(world, host, read, index, left)
 
     def _send(
         self, world: Any, host: Any, read: actions.ReadSource, index: int, left: set[int]
     ) -> None:
-        chunk, life = read.wants[index], host.lives
+        chunk, life = read.refs[index], host.lives
 
         def arrive() -> None:
             self.under_way[chunk.cid] -= 1
@@ -65,7 +65,7 @@ class Source:
     def _tell(
         self, world: Any, host: Any, read: actions.ReadSource, index: int, is_last: bool
     ) -> None:
-        told = [(index, self._what(world, read.wants[index]))]
+        told = [(index, self._what(world, read.refs[index]))]
         host.run_actions(host.core.source_read_progressed(world.now, read.number, told))
         if is_last:
             host.run_actions(host.core.source_ended(world.now, read.number))

@@ -412,7 +412,7 @@ def _check_transfer(host: Host, transfer: transfer_.Transfer) -> None:
         raise Broken(f"{host.name}: {in_time} are asked for one content, and none of them is late")
     awaits_local_read = transfer.awaits_local_read and host.core.context.settings.learns_ring
     if transfer.is_idle and not awaits_local_read:
-        raise Broken(f"{host.name}: nothing of {transfer.want.offset // CHUNK} is under way")
+        raise Broken(f"{host.name}: nothing of {transfer.first_ref.offset // CHUNK} is under way")
     is_moving = transfer.attempts or transfer.relay or transfer.read is not None
     if transfer.is_fetching and not is_moving:
         raise Broken(f"{host.name}: a travel that goes nowhere")

@@ -38,10 +38,10 @@ NAMED = 3
 class BroadcastLookup:
     """One lookup."""
 
-    __slots__ = ("asked", "attempts", "departed", "has_slot", "left", "silent", "transfer", "want")
+    __slots__ = ("asked", "attempts", "departed", "has_slot", "left", "ref", "silent", "transfer")
 
-    def __init__(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
-        self.transfer, self.want = transfer, want
+    def __init__(self, transfer: transfer_.Transfer, ref: chunk_ref.ChunkRef) -> None:
+        self.transfer, self.ref = transfer, ref
         self.attempts: list[transfer_.Attempt] = []
         self.left: list[ids.HostId] = []  # not asked yet
         self.silent: list[ids.HostId] = []
@@ -63,10 +63,10 @@ class BroadcastLookups:
         self._waiting: fair_queue.FairQueue[BroadcastLookup] = fair_queue.FairQueue()
         self._places = CHUNKS_AT_ONCE
 
-    def start_lookup(self, transfer: transfer_.Transfer, want: chunk_ref.ChunkRef) -> None:
+    def start_lookup(self, transfer: transfer_.Transfer, ref: chunk_ref.ChunkRef) -> None:
         """Queue a lookup of a chunk under an image for which the source denied it."""
-        search = transfer.search = BroadcastLookup(transfer, want)
-        self._waiting.put_item(GUEST, want.image_id, search)
+        search = transfer.search = BroadcastLookup(transfer, ref)
+        self._waiting.put_item(GUEST, ref.image_id, search)
         self._start()
 
     def release_slot(self) -> None:
@@ -78,10 +78,10 @@ class BroadcastLookups:
         while self._places and (search := self._waiting.take_next()) is not None:
             self._places -= 1
             search.has_slot = True
-            context, want = self._context, search.want
+            context, ref = self._context, search.ref
             hosts = context.ring.other_hosts()
             search.departed = self.image_denials.departed_hosts(hosts, context.now)
-            left = self._denials.hosts_to_ask((want.cid, want.image_id), hosts, context.now)
+            left = self._denials.hosts_to_ask((ref.cid, ref.image_id), hosts, context.now)
             alone = context.peers.in_backoff(context.now)
             search.asked = len(left)
             search.silent = [host for host in left if host in alone]
@@ -92,7 +92,7 @@ class BroadcastLookups:
         context = self._context
         mode, track = peer_request.Mode.HELD_ONLY, transfer_.Track.LOOKUP
         while search.left and len(search.attempts) < HOSTS_AT_ONCE:
-            refs = (search.want,)
+            refs = (search.ref,)
             what = (search.transfer, search.left.pop(), mode, refs, track, context.now)
             search.attempts.append(context.requests_out.send_when_credited(*what))
         if not search.attempts:
@@ -106,7 +106,7 @@ class BroadcastLookups:
         assert attempt.host is not None
         search.attempts.remove(attempt)
         if failure is Failure.MISSING:
-            what = search.want.cid, search.want.image_id
+            what = search.ref.cid, search.ref.image_id
             self._denials.record_denial(what, attempt.host, self._context.now)
         else:
             search.silent.append(attempt.host)
@@ -117,7 +117,7 @@ class BroadcastLookups:
         search: BroadcastLookup | None = transfer.search
         if search is None:
             return
-        self._waiting.remove(GUEST, search.want.image_id, search)
+        self._waiting.remove(GUEST, search.ref.image_id, search)
         transfer.search = None
         for attempt in search.attempts:
             self._context.requests_out.cancel_attempt(attempt, self._context.now)
@@ -126,7 +126,7 @@ class BroadcastLookups:
 
     def is_active(self, search: BroadcastLookup) -> bool:
         """Return whether a lookup has pending requests or is queued."""
-        is_next = self._waiting.is_queued(GUEST, search.want.image_id, search)
+        is_next = self._waiting.is_queued(GUEST, search.ref.image_id, search)
         return bool(search.attempts) or is_next
 
     def recount_places(self) -> None:
@@ -141,7 +141,7 @@ class BroadcastLookups:
         free_s = context.now + QUESTION_S * search.asked
         context.timers.put(free_s, timers.Due.LOOKUP_SLOT, None)
         transfer.search = None
-        more_s = self.image_denials.record_denial(search.want.image_id, context.now)
+        more_s = self.image_denials.record_denial(search.ref.image_id, context.now)
         silent = [*search.silent, *search.departed]
         failure, why, lost_in_s = Failure.UNREACHABLE, "", 0.0
         if silent:
@@ -154,4 +154,4 @@ class BroadcastLookups:
             lost_in_s = more_s
         else:
             failure, why = Failure.LOST, "the source and all other hosts say that they have not"
-        self._on_failure(transfer, search.want, failure, why, lost_in_s)
+        self._on_failure(transfer, search.ref, failure, why, lost_in_s)

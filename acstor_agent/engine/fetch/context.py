@@ -70,26 +70,26 @@ class Context:
         return self.ring.is_reachable(host) and self.peers.is_usable(host, self.now)
 
     def upstreams_of(
-        self, want: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool
+        self, ref: chunk_ref.ChunkRef, requester: ids.HostId | None, is_moved: bool
     ) -> list[ids.HostId]:
         """Return the hosts that this host, acting as home, asks before the source."""
-        given = self._source_access(want.image_id, want.offset)
+        given = self._source_access(ref.image_id, ref.offset)
         if given is placement.SourceAccess.WHOLE_HERE:
             return []
-        found = self.ring.upstreams_of(want.place, requester, is_moved)
+        found = self.ring.upstreams_of(ref.place, requester, is_moved)
         is_whole = given is placement.SourceAccess.WHOLE
-        return self.ring.with_image_homes(found, want.image_id) if is_whole else found
+        return self.ring.with_image_homes(found, ref.image_id) if is_whole else found
 
-    def is_left_to_new_home(self, want: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
+    def is_left_to_new_home(self, ref: chunk_ref.ChunkRef, requester: ids.HostId) -> bool:
         """Return whether this host, a former home, leaves a chunk to the new home."""
-        if not self.ring.is_left_to_new_home(want.place, requester):
+        if not self.ring.is_left_to_new_home(ref.place, requester):
             return False
-        access = self._source_access(want.image_id, want.offset)
+        access = self._source_access(ref.image_id, ref.offset)
         return access is not placement.SourceAccess.WHOLE_HERE
 
-    def reachable_holders(self, want: chunk_ref.ChunkRef) -> list[ids.HostId]:
+    def reachable_holders(self, ref: chunk_ref.ChunkRef) -> list[ids.HostId]:
         """Return the holders of a chunk that may be asked instead of its home."""
-        return self._givers(want.place, self.locations.holders_of_chunk(want))
+        return self._givers(ref.place, self.locations.holders_of_chunk(ref))
 
     def _givers(self, place: ids.Oid, holders: list[ids.HostId]) -> list[ids.HostId]:
         if not holders:
@@ -104,10 +104,10 @@ class Context:
             and not self.peers.is_in_backoff(host, self.now)
         ]
 
-    def holders_bitmap(self, want: chunk_ref.ChunkRef) -> int:
-        """Return the bitmap of the chunks in the segment of ``want`` with such holders."""
-        bits_of = dict(self.locations.holders_of_segment(want))
+    def holders_bitmap(self, ref: chunk_ref.ChunkRef) -> int:
+        """Return the bitmap of the chunks in the segment of ``ref`` with such holders."""
+        bits_of = dict(self.locations.holders_of_segment(ref))
         bits = 0
-        for host in self._givers(want.place, [*bits_of]):
+        for host in self._givers(ref.place, [*bits_of]):
             bits |= bits_of[host]
         return bits

@@ -93,8 +93,8 @@ class PendingReads:
         self._record_position(batch, priority)
         index = 0
         while index < len(batch):
-            want = batch[index]
-            if context.kept and (kept := context.kept.get(want.key)) is not None:
+            ref = batch[index]
+            if context.kept and (kept := context.kept.get(ref.key)) is not None:
                 waiter.got[index] = kept
                 waiter.left -= 1
                 index += 1
@@ -103,7 +103,7 @@ class PendingReads:
             index += transfer.count
             if is_guest:
                 transfer.opener = transfer.opener or opener
-                self._start_for_guest(transfer, want, is_source_first)
+                self._start_for_guest(transfer, ref, is_source_first)
                 is_source_first = self.selection.preference.is_source_first  # one chunk is a probe
             else:
                 self._queue_prefetch(transfer, priority)
@@ -170,13 +170,13 @@ class PendingReads:
             context.lockstep.read_here(last.image_id, last.offset)
 
     def _start_for_guest(
-        self, transfer: Transfer, want: chunk_ref.ChunkRef, is_source_first: bool
+        self, transfer: Transfer, ref: chunk_ref.ChunkRef, is_source_first: bool
     ) -> None:
         search: broadcast_lookup.BroadcastLookup | None = transfer.search
-        if search is not None and search.want.image_id != want.image_id:
+        if search is not None and search.ref.image_id != ref.image_id:
             self.lookups.end_lookup(transfer)  # it serves readers of another image
         if transfer.retry is not None:
-            self.retries.retry_now(transfer, want.image_id)
+            self.retries.retry_now(transfer, ref.image_id)
         elif transfer.search is not None:
             return
         elif not transfer.is_fetching:
@@ -328,7 +328,7 @@ class PendingReads:
 
     def _look_up_or_pause(self, transfer: Transfer, failure: Failure) -> None:
         waiting = [(waiter, at[0]) for waiter, at in transfer.waiters if not waiter.is_done]
-        wanted = {waiter.wants[first].image_id for waiter, first in waiting}
+        wanted = {waiter.refs[first].image_id for waiter, first in waiting}
         names = (name[0] for name in transfer.names if name[0].image_id in wanted)
         denied = next((name for name in names if name.image_id in transfer.denied), None)
         if denied is not None:
@@ -347,7 +347,7 @@ class PendingReads:
     def _lookup_failed(
         self,
         transfer: Transfer,
-        want: chunk_ref.ChunkRef,
+        ref: chunk_ref.ChunkRef,
         failure: Failure,
         why: str,
         lost_in_s: float,
@@ -355,11 +355,11 @@ class PendingReads:
         """Fail readers of a lost chunk's image; pause for the others."""
         if failure is Failure.LOST:
             for waiter, at in transfer.waiters.copy():
-                if not waiter.is_done and waiter.wants[at[0]].image_id == want.image_id:
+                if not waiter.is_done and waiter.refs[at[0]].image_id == ref.image_id:
                     self._complete(waiter, failure, why)
         self._fail_impatient(transfer, failure, why)
         if transfer.waiters:
-            self._pause(transfer, why, want if lost_in_s else None, lost_in_s)
+            self._pause(transfer, why, ref if lost_in_s else None, lost_in_s)
         else:
             self._end_travel(transfer)
         self._context.transfers.drop_if_done(transfer)
@@ -412,7 +412,7 @@ class PendingReads:
     def deadline_passed(self, waiter: Waiter) -> None:
         """Fail a waiter whose deadline passed."""
         if not waiter.is_done:
-            transfers = (self._context.transfers.get(want.key) for want in waiter.wants)
+            transfers = (self._context.transfers.get(ref.key) for ref in waiter.refs)
             whys = (transfer.why for transfer in transfers if transfer is not None)
             self._complete(waiter, Failure.LATE, next(filter(None, whys), ""))
 
@@ -434,14 +434,14 @@ class PendingReads:
         waiter.is_done = True
         if self._waiters.get(waiter.token) is waiter:
             del self._waiters[waiter.token]
-        wants, got, waiter.wants, waiter.got = waiter.wants, waiter.got, [], []
+        refs, got, waiter.refs, waiter.got = waiter.refs, waiter.got, [], []
         if not waiter.left:
             return
         left = collections.Counter(
             [
                 transfer
-                for want, data in zip(wants, got, strict=True)
-                if data is None and (transfer := self._context.transfers.get(want.key)) is not None
+                for ref, data in zip(refs, got, strict=True)
+                if data is None and (transfer := self._context.transfers.get(ref.key)) is not None
             ]
         )
         for transfer, chunks in left.items():

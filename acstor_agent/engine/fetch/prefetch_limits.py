@@ -45,7 +45,7 @@ class PrefetchLimits:
 
     def put(self, transfer: Transfer, queue: Priority) -> Transfer | None:
         """Queue a transfer; return a transfer that is dropped for it, if any."""
-        image_id = transfer.want.image_id
+        image_id = transfer.first_ref.image_id
         transfer.prefetch_queue, transfer.prefetch_flow = queue, image_id
         if (
             self.waiting.put_item(queue, image_id, transfer) <= QUEUED_PREFETCHES

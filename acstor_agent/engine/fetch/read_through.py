@@ -49,7 +49,7 @@ class ReadThrough:
             self.raise_priority(transfer, priority, requester)
             return
         context = self._context
-        found = context.upstreams_of(transfer.want, requester, is_moved)
+        found = context.upstreams_of(transfer.first_ref, requester, is_moved)
         transfer.upstreams = [h for h in found if context.is_usable(h)]
         if transfer.upstreams:
             self._relay(transfer, transfer.upstreams.pop(0), transfer.refs)
@@ -82,7 +82,7 @@ class ReadThrough:
     ) -> None:
         """Raise the priority of the relay and the read."""
         if transfer.read is not None:
-            who = requester or transfer.want.image_id
+            who = requester or transfer.first_ref.image_id
             opener = None if requester else transfer.opener
             self._context.source_reads.raise_priority(transfer.read, priority, who, opener)
         if transfer.relay is not None:
@@ -117,7 +117,9 @@ class ReadThrough:
         assert attempt.host is not None
         if failure in _GIVES_UP:
             self._context.ring.drop_departed_host(attempt.host)
-        name = transfer.next_name(attempt.want.image_id) if failure in DENIALS_OF_IMAGE else None
+        name = (
+            transfer.next_name(attempt.first_ref.image_id) if failure in DENIALS_OF_IMAGE else None
+        )
         if name is not None:
             self._relay(transfer, attempt.host, name)
         elif transfer.upstreams:
@@ -129,7 +131,7 @@ class ReadThrough:
 
     def source_failed(self, transfer: Transfer, failure: Failure) -> None:
         """Read under the next image's name, or fail."""
-        image_id, transfer.read = transfer.read.want.image_id, None
+        image_id, transfer.read = transfer.read.first_ref.image_id, None
         if failure in DENIALS_OF_IMAGE:
             if failure is Failure.MISSING:
                 transfer.denied = (*transfer.denied, image_id)

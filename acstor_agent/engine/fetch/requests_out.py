@@ -77,7 +77,7 @@ class RequestsOut:
             self._out.add_request(host, attempt)
             attempt.sent_s, peer.credit_used_bytes = now, credit_used_bytes
         else:
-            peer.line.put_item(attempt.priority, attempt.want.image_id, attempt)
+            peer.line.put_item(attempt.priority, attempt.first_ref.image_id, attempt)
             self._send_more(peer, now)
         return attempt
 
@@ -88,7 +88,7 @@ class RequestsOut:
         peer = self._book.get_or_create(attempt.host)
         peer.asks.update(dict.fromkeys(part.numbers, part))
         if part.sent_s is None:
-            peer.line.put_item(part.priority, part.want.image_id, part)
+            peer.line.put_item(part.priority, part.first_ref.image_id, part)
         else:
             self._out.add_split_request(attempt, part)
 
@@ -115,7 +115,7 @@ class RequestsOut:
         if attempt.host is None:
             return
         if attempt.sent_s is None:
-            line, who = self._book.get_or_create(attempt.host).line, attempt.want.image_id
+            line, who = self._book.get_or_create(attempt.host).line, attempt.first_ref.image_id
             line.remove(before, who, attempt)
             line.put_item(priority, who, attempt)
         elif attempt.priority.at_peer is PEER is not before.at_peer:
@@ -235,7 +235,7 @@ class RequestsOut:
     def _end(self, peer: peer_state.Peer, attempt: Attempt, now: float) -> None:
         self._remove_attempt(peer, attempt)
         if attempt.sent_s is None:
-            peer.line.remove(attempt.priority, attempt.want.image_id, attempt)
+            peer.line.remove(attempt.priority, attempt.first_ref.image_id, attempt)
             return
         peer.credit_used_bytes -= attempt.length
         self._send_more(peer, now)
@@ -259,7 +259,7 @@ class RequestsOut:
             for attempt in asks:
                 attempt.watch_with(self._new)
                 if attempt.sent_s is None:
-                    peer.line.put_item(attempt.priority, attempt.want.image_id, attempt)
+                    peer.line.put_item(attempt.priority, attempt.first_ref.image_id, attempt)
             for attempt in attempts:
                 if not is_awaited(attempt):
                     self.cancel_attempt(attempt, now)

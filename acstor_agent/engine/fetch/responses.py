@@ -64,7 +64,7 @@ class Responses:
             self._pending.selection.preference.peers_took(now - min(guests), now)
         for attempt, chunks in given:
             if len(context.lockstep):
-                context.lockstep.gave(attempt.want.image_id, host)
+                context.lockstep.gave(attempt.first_ref.image_id, host)
             if attempt.track is not Track.PROBE:
                 self._chunks_came(attempt.transfer, chunks, attempt)
 
@@ -150,7 +150,7 @@ class Responses:
         if reads:
             self._source_gave(reads)
         for read, what in told:
-            transfer = context.transfers.get(read.want.key)
+            transfer = context.transfers.get(read.first_ref.key)
             if transfer is None or transfer.read is not read:
                 continue
             if isinstance(what[0], Failure):
@@ -162,7 +162,7 @@ class Responses:
     def _source_gave(self, reads: list[source_reads.SourceRead]) -> None:
         """Record the latency of the source, by its oldest read."""
         context, now = self._context, self._context.now
-        for image_id in {read.want.image_id for read in reads}:
+        for image_id in {read.first_ref.image_id for read in reads}:
             self._pending.lookups.image_denials.clear_denial(image_id)
         oldest = min(reads, key=lambda read: read.begun_s)
         silent_s = now - max(oldest.begun_s, context.peers.source_gave_s)

@@ -33,7 +33,7 @@ class Pause:
 
     def __init__(self, transfer: transfer.Transfer) -> None:
         self.transfer = transfer
-        self.who = transfer.want.image_id  # whose turn it takes when due
+        self.who = transfer.first_ref.image_id  # whose turn it takes when due
         self.line: priority.Priority | None = None  # its priority when due
 
 

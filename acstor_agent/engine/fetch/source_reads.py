@@ -52,7 +52,7 @@ class SourceRead:
         self.wanted_s = self.begun_s = now
 
     @property
-    def want(self) -> chunk_ref.ChunkRef:
+    def first_ref(self) -> chunk_ref.ChunkRef:
         """The first chunk."""
         return self.refs[0]
 
@@ -173,9 +173,9 @@ class SourceReads:
         """Start a range; emit its action first, so that its end is reported if this fails."""
         self._last_number += 1
         number, found = self._last_number, _Range(first)
-        wants = [ref for read in reads for ref in read.refs]
-        whose = wants[0].image_id, first.priority, first.opener or first.who
-        self._out.others.append(actions.ReadSource(number, *whose, wants))
+        refs = [ref for read in reads for ref in read.refs]
+        whose = refs[0].image_id, first.priority, first.opener or first.who
+        self._out.others.append(actions.ReadSource(number, *whose, refs))
         self._ranges[number], at = found, 0
         for read in reads:
             read.number, read.begun_s = number, now

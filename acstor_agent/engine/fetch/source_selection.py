@@ -71,19 +71,19 @@ class SourceSelection:
         transfer.front.clear()
         if transfer.priority <= READAHEAD:  # all its chunks have the same holders
             context.overlap.record_overlap(
-                bool(context.locations.holders_of_chunk(transfer.want)), transfer.count
+                bool(context.locations.holders_of_chunk(transfer.first_ref)), transfer.count
             )
         if is_source_first or transfer.priority.asks_holders_only:
             self._reset_places(transfer, is_source_first)
             self.ask_next_provider(transfer)
             return
-        want = transfer.want
-        home, mode = context.ring.home(want.place), Mode.HOME
+        ref = transfer.first_ref
+        home, mode = context.ring.home(ref.place), Mode.HOME
         if home == context.ring.here:
             home = None
         elif home is not None:
-            mode = context.ring.home_mode(home, want.place)
-        holders = context.locations.holders_of_chunk(want)
+            mode = context.ring.home_mode(home, ref.place)
+        holders = context.locations.holders_of_chunk(ref)
         if (holders and holders != [home]) or len(context.lockstep):
             is_simple = False
         else:
@@ -160,9 +160,9 @@ class SourceSelection:
             self._reset_places(transfer)  # first use, or a new table
 
     def _places(self, transfer: Transfer, is_source_first: bool) -> Iterator[Provider]:
-        ring, want, asked = self._context.ring, transfer.want, transfer.asked
+        ring, ref, asked = self._context.ring, transfer.first_ref, transfer.asked
         refs = transfer.refs
-        source, home = Provider(None, Mode.HOME, refs), ring.home(want.place)
+        source, home = Provider(None, Mode.HOME, refs), ring.home(ref.place)
         is_own = home is None or home == ring.here
         if is_source_first and not is_own:
             self.source_firsts += transfer.count
@@ -182,18 +182,18 @@ class SourceSelection:
             yield from self._other_owners(transfer)
 
     def _predecessor(self, transfer: Transfer, home: ids.HostId | None) -> Iterator[Provider]:
-        context, want = self._context, transfer.want
+        context, ref = self._context, transfer.first_ref
         assert home is not None
-        host = context.lockstep.predecessor(want.image_id, home)
+        host = context.lockstep.predecessor(ref.image_id, home)
         if host is None or not _is_new(transfer, host) or not context.is_usable(host):
             return
         is_home = host == home
-        mode = context.ring.home_mode(host, want.place) if is_home else Mode.HELD
+        mode = context.ring.home_mode(host, ref.place) if is_home else Mode.HELD
         yield Provider(host, mode, transfer.refs)
 
     def _holders(self, transfer: Transfer, home: ids.HostId | None) -> list[ids.HostId]:
         context = self._context
-        hosts = context.reachable_holders(transfer.want)
+        hosts = context.reachable_holders(transfer.first_ref)
         pending = context.peers.pending_attempts
         is_holders_only = transfer.priority.asks_holders_only
         if home is not None and home != context.ring.here and not is_holders_only:
@@ -203,18 +203,18 @@ class SourceSelection:
         return hosts[: max(0, HOLDERS - sum(not as_home for _, as_home in transfer.asked))]
 
     def _homes(self, transfer: Transfer) -> Iterator[Provider]:
-        ring, want, asked = self._context.ring, transfer.want, transfer.asked
+        ring, ref, asked = self._context.ring, transfer.first_ref, transfer.asked
         refs = transfer.refs
-        for host in ring.owners_of(want.place, placement.OWNERS_ASKED):
+        for host in ring.owners_of(ref.place, placement.OWNERS_ASKED):
             homes = {host for host, as_home in asked if as_home and host is not None}
             if host == ring.here or len(homes) >= ACTING_HOMES:
                 return
             if host not in homes and self._context.is_usable(host):
-                yield Provider(host, ring.home_mode(host, want.place), refs)
+                yield Provider(host, ring.home_mode(host, ref.place), refs)
 
     def _other_owners(self, transfer: Transfer) -> Iterator[Provider]:
-        context, want, refs = self._context, transfer.want, transfer.refs
-        owners = context.ring.owners_of(want.place, placement.OWNERS_ASKED)
+        context, ref, refs = self._context, transfer.first_ref, transfer.refs
+        owners = context.ring.owners_of(ref.place, placement.OWNERS_ASKED)
         others = (h for h in owners if h != context.ring.here and _is_new(transfer, h))
         for host in itertools.islice(filter(context.is_usable, others), LAST_RESORTS):
             yield Provider(host, Mode.HELD, refs)
@@ -232,11 +232,11 @@ class SourceSelection:
         transfer.attempts.remove(attempt)
         self.fallbacks += 0 if attempt.is_excused(failure) else transfer.count
         if attempt.host is not None and not attempt.mode.reads_source:
-            context.lockstep.failed(attempt.want.image_id, attempt.host)
+            context.lockstep.failed(attempt.first_ref.image_id, attempt.host)
         if attempt.priority is GUEST:
             self.preference.peers_took(context.now - attempt.at_s, context.now)
         if failure in read_through.DENIALS_OF_IMAGE:
-            name = transfer.next_name(attempt.want.image_id)
+            name = transfer.next_name(attempt.first_ref.image_id)
             if name is not None:
                 transfer.front.insert(0, Provider(attempt.host, attempt.mode, name))
         self._failed(transfer, failure)
@@ -260,7 +260,7 @@ class SourceSelection:
         transfer, context = attempt.transfer, self._context
         transfer.attempts.remove(attempt)
         if len(hosts) == 1:  # the next one in step; a tree has a choice
-            context.lockstep.named(attempt.want.image_id, hosts[0])
+            context.lockstep.named(attempt.first_ref.image_id, hosts[0])
         places = [
             Provider(host, Mode.HELD_ONLY, attempt.refs)
             for host in hosts[:MOST_REFERRALS]

@@ -92,7 +92,7 @@ class Transfers(dict[chunk_ref.Key, transfer_.Transfer]):
 
     def split_read(self, read: source_reads.SourceRead, some: list[int]) -> source_reads.SourceRead:
         """Split some chunks, by index, off a source read and its transfer."""
-        transfer = self.get(read.want.key)
+        transfer = self.get(read.first_ref.key)
         if transfer is None or transfer.read is not read:
             return self._reads.split(read, some)
         found: source_reads.SourceRead = self.split(transfer, some).read

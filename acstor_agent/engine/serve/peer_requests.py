@@ -84,19 +84,19 @@ class PeerRequests:
                 askers = [PendingRequest(link, request, n, deadline_s) for n in numbers]
                 self._refuse_all(askers, Failure.BUSY)
                 continue
-            wants = self._rights.authorize(host, request)
-            if isinstance(wants, list) and self._may_give_run(link.receiver, request, wants):
-                self._give_run(link, request, wants, deadline_s)
+            refs = self._rights.authorize(host, request)
+            if isinstance(refs, list) and self._may_give_run(link.receiver, request, refs):
+                self._give_run(link, request, refs, deadline_s)
                 continue
             askers = [PendingRequest(link, request, n, deadline_s) for n in numbers]
             self._add_requests(askers)
-            if wants is None:
+            if refs is None:
                 unknown.append(request)
-            elif isinstance(wants, str):
-                self._refuse_all(askers, Failure.MISSING, wants)
+            elif isinstance(refs, str):
+                self._refuse_all(askers, Failure.MISSING, refs)
             else:
-                for asker, want in zip(askers, wants, strict=True):
-                    self._go_on(asker, want)
+                for asker, ref in zip(askers, refs, strict=True):
+                    self._go_on(asker, ref)
         if unknown:
             context.out.others.append(actions.LookUpContents(connection, host, unknown))
 
@@ -127,19 +127,19 @@ class PeerRequests:
         """Continue requests whose images were looked up."""
         for request, contents in found:
             waiting = list(self._waiting(connection, request.numbers))
-            askers = [a for a in waiting if a.request is request and a.want is None]
+            askers = [a for a in waiting if a.request is request and a.ref is None]
             if not askers:
                 continue  # cancelled, or authorized already
             if isinstance(contents, Failure):
                 self._refuse_all(askers, contents, self._rights.not_looked_up(contents))
                 continue
-            wants = self._rights.authorize(askers[0].host, request, contents)
-            assert wants is not None
-            if isinstance(wants, str):
-                self._refuse_all(askers, Failure.MISSING, wants)
+            refs = self._rights.authorize(askers[0].host, request, contents)
+            assert refs is not None
+            if isinstance(refs, str):
+                self._refuse_all(askers, Failure.MISSING, refs)
                 continue
             for asker in askers:
-                self._go_on(asker, wants[asker.number - request.number])
+                self._go_on(asker, refs[asker.number - request.number])
 
     def is_waiting(self, asker: PendingRequest) -> bool:
         """Return whether a request is pending on an open connection."""
@@ -157,45 +157,45 @@ class PeerRequests:
         self,
         receiver: requester.Requester,
         request: chunk_ref.Request,
-        wants: Sequence[chunk_ref.ChunkRef],
+        refs: Sequence[chunk_ref.ChunkRef],
     ) -> bool:
         """Return whether a run is cached and may be sent as one answer now."""
         context, uploads = self._context, self.uploads
-        if len(wants) == 1 or context.settings.learns_ring:
+        if len(refs) == 1 or context.settings.learns_ring:
             return False
-        cids = [want.cid for want in wants]
+        cids = [ref.cid for ref in refs]
         if len(set(cids)) < len(cids) or not all(map(context.cache.__contains__, cids)):
             return False
-        if not uploads.has_slot(receiver, wants):
+        if not uploads.has_slot(receiver, refs):
             return False
         rights = self._rights
-        return rights.names.may_give_all(wants) or all(
-            [rights.may_give(want, request.mode) for want in wants]
+        return rights.names.may_give_all(refs) or all(
+            [rights.may_give(ref, request.mode) for ref in refs]
         )
 
     def _give_run(
         self,
         link: requester.RequesterLink,
         request: chunk_ref.Request,
-        wants: Sequence[chunk_ref.ChunkRef],
+        refs: Sequence[chunk_ref.ChunkRef],
         deadline_s: float,
     ) -> None:
         context, host, priority = self._context, link.receiver.host, request.priority
         if priority is not PREFETCH:
-            context.overlap.record_overlap(True, len(wants))
+            context.overlap.record_overlap(True, len(refs))
         if request.mode is not RELAYED and self._is_named(host):
-            known = self.referrals.record_served(wants, host, priority)
-            self._hint_surplus_copies(host, wants, known)
-        self.given += len(wants)
-        context.out.add_reply(link.connection, actions.SendRun(request.number, wants, priority))
-        given = requester.ServedRequest(request.number, request, wants, priority, deadline_s)
+            known = self.referrals.record_served(refs, host, priority)
+            self._hint_surplus_copies(host, refs, known)
+        self.given += len(refs)
+        context.out.add_reply(link.connection, actions.SendRun(request.number, refs, priority))
+        given = requester.ServedRequest(request.number, request, refs, priority, deadline_s)
         link.given.update(dict.fromkeys(request.numbers, given))
-        self.uploads.chunks_sent(link, wants, context.now)
+        self.uploads.chunks_sent(link, refs, context.now)
 
-    def _go_on(self, asker: PendingRequest, want: chunk_ref.ChunkRef) -> None:
-        asker.want = want
+    def _go_on(self, asker: PendingRequest, ref: chunk_ref.ChunkRef) -> None:
+        asker.ref = ref
         if asker.priority is not PREFETCH:
-            self._context.overlap.record_overlap(self._is_shared(want))
+            self._context.overlap.record_overlap(self._is_shared(ref))
         if self._is_referred(asker):
             return
         if self._is_here(asker):
@@ -203,28 +203,26 @@ class PeerRequests:
         else:
             self._fetch_chunk(asker)
 
-    def _is_shared(self, want: chunk_ref.ChunkRef) -> bool:
+    def _is_shared(self, ref: chunk_ref.ChunkRef) -> bool:
         """Return whether another reader has requested the chunk before."""
         context = self._context
-        return (
-            want.cid in context.cache or want.key in context.transfers or want.key in context.kept
-        )
+        return ref.cid in context.cache or ref.key in context.transfers or ref.key in context.kept
 
     def _is_here(self, asker: PendingRequest) -> bool:
-        is_cached = asker.want.cid in self._context.cache
-        return is_cached and self._rights.may_give(asker.want, asker.mode)
+        is_cached = asker.ref.cid in self._context.cache
+        return is_cached and self._rights.may_give(asker.ref, asker.mode)
 
     # Chunks that are not cached
 
     def _fetch_chunk(self, asker: PendingRequest) -> None:
         """Let a request wait for a transfer, and start a read if its mode allows."""
         context, receiver, mode = self._context, asker.link.receiver, asker.mode
-        if (kept := context.kept.get(asker.want.key)) is not None:
+        if (kept := context.kept.get(asker.ref.key)) is not None:
             asker.data = kept
             self._give_chunk(asker)
             return
-        transfer = context.transfers.single_transfer(asker.want.key)
-        is_left = mode is RELAYED and context.is_left_to_new_home(asker.want, asker.host)
+        transfer = context.transfers.single_transfer(asker.ref.key)
+        is_left = mode is RELAYED and context.is_left_to_new_home(asker.ref, asker.host)
         if not mode.reads_source or is_left:
             self._join(asker, transfer)
             return
@@ -232,7 +230,7 @@ class PeerRequests:
         if is_new and receiver.begun >= TRANSFERS_OF_A_PEER:
             self._refuse(asker, Failure.BUSY)
             return
-        transfer = context.transfers.get_or_create((asker.want,), asker.priority)
+        transfer = context.transfers.get_or_create((asker.ref,), asker.priority)
         if is_new and transfer.charged_to is None:
             transfer.charged_to = receiver
             receiver.begun += 1
@@ -252,7 +250,7 @@ class PeerRequests:
         if not wait_s:
             self._refuse(asker, Failure.MISSING)
             return
-        transfer = transfer or self._context.transfers.get_or_create((asker.want,), asker.priority)
+        transfer = transfer or self._context.transfers.get_or_create((asker.ref,), asker.priority)
         asker.deadline_s = min(asker.deadline_s, self._context.now + wait_s)
         transfer.peer_requests[asker] = None
 
@@ -282,7 +280,7 @@ class PeerRequests:
         given = link.given.pop(number, None) if link is not None else None
         if link is not None and given is not None and number not in link.peer_requests:
             asker = PendingRequest(link, given.request, number, given.deadline_s)
-            asker.want, asker.priority = given.wants[number - given.number], given.priority
+            asker.ref, asker.priority = given.refs[number - given.number], given.priority
             self._add_requests([asker])
             self._fetch_chunk(asker)
 
@@ -294,10 +292,10 @@ class PeerRequests:
             self._refuse(asker, Failure.BUSY)
             return
         if asker.mode is not RELAYED and self._is_named(asker.host):
-            wants = (asker.want,)
-            known = self.referrals.record_served(wants, asker.host, asker.priority)
-            self._hint_surplus_copies(asker.host, wants, known)
-        if self.uploads.has_slot(asker.link.receiver, (asker.want,)):
+            refs = (asker.ref,)
+            known = self.referrals.record_served(refs, asker.host, asker.priority)
+            self._hint_surplus_copies(asker.host, refs, known)
+        if self.uploads.has_slot(asker.link.receiver, (asker.ref,)):
             self._answer(asker)
         else:
             self.uploads.put(asker, self._context.now)
@@ -321,7 +319,7 @@ class PeerRequests:
             return ()
         hosts = context.lockstep.refer(asker, self._is_named) if learns_ring else None
         if hosts is None and is_tree:
-            hosts = self.referrals.referrals_for(asker.want, asker.host, asker.priority)
+            hosts = self.referrals.referrals_for(asker.ref, asker.host, asker.priority)
             if len(hosts) == 1 and learns_ring:
                 hosts += (context.ring.here,)  # alone it would be the next one in step
         return hosts or ()
@@ -330,38 +328,38 @@ class PeerRequests:
         """Name hosts that can give a content sooner than this one, if there are any."""
         hosts = self._referral(asker)
         if hosts:
-            self._hint_surplus_copies(asker.host, (asker.want,), [asker.want.oid])
+            self._hint_surplus_copies(asker.host, (asker.ref,), [asker.ref.oid])
             self.referred += 1
             self._end(asker, actions.SendReferral(asker.number, hosts))
         return bool(hosts)
 
     def _hint_surplus_copies(
-        self, host: ids.HostId, wants: Sequence[chunk_ref.ChunkRef], known: Container[ids.Oid]
+        self, host: ids.HostId, refs: Sequence[chunk_ref.ChunkRef], known: Container[ids.Oid]
     ) -> None:
         """Queue eviction hints for the oldest holders of chunks with too many copies."""
         context, limit = self._context, self._context.settings.copies_limit
         news, is_hinted = context.announcements, host in context.announcements.hints
         if not limit or not (known or is_hinted):
             return
-        for want in wants:
-            if not context.ring.is_home(want.place):
+        for ref in refs:
+            if not context.ring.is_home(ref.place):
                 continue
             if is_hinted:
-                news.withdraw_hint(host, want)
-            if want.oid in known and (
-                (holder := self.referrals.take_surplus(want, limit)) is not None
+                news.withdraw_hint(host, ref)
+            if ref.oid in known and (
+                (holder := self.referrals.take_surplus(ref, limit)) is not None
             ):
-                news.hint_eviction(holder, want)
+                news.hint_eviction(holder, ref)
 
     def _answer(self, asker: PendingRequest) -> None:
         self.given += 1
-        link, want = asker.link, asker.want
-        self.uploads.chunks_sent(link, (want,), self._context.now)
+        link, ref = asker.link, asker.ref
+        self.uploads.chunks_sent(link, (ref,), self._context.now)
         if asker.data is None:
             how = asker.priority, asker.deadline_s
-            what = asker.number, asker.request, (want,)
+            what = asker.number, asker.request, (ref,)
             link.given[asker.number] = requester.ServedRequest(*what, *how)
-        self._end(asker, actions.SendChunk(asker.number, want, asker.data, asker.priority))
+        self._end(asker, actions.SendChunk(asker.number, ref, asker.data, asker.priority))
 
     def _send_more(self) -> None:
         """Answer queued requests while there are slots; evicted chunks are fetched again."""
@@ -412,7 +410,7 @@ class PeerRequests:
         context, alive = self._context, []
         for link in self._links.values():
             for asker in [a for a in link.peer_requests.values() if a.deadline_s <= context.now]:
-                is_held = asker.want is not None and not asker.mode.reads_source
+                is_held = asker.ref is not None and not asker.mode.reads_source
                 self._detach_request(asker)
                 self._refuse(asker, Failure.MISSING if is_held else Failure.UNREACHABLE)
             if link.peer_requests and context.now - link.alive_s >= context.settings.timeout_s / 3:
@@ -451,7 +449,7 @@ class PeerRequests:
         for link in links:
             link.receiver.requests += len(link.peer_requests)
         for asker in [asker for link in links for asker in link.peer_requests.values()]:
-            if asker.want and not (self._transfer_of(asker) or self.uploads.is_waiting(asker)):
+            if asker.ref and not (self._transfer_of(asker) or self.uploads.is_waiting(asker)):
                 self._refuse(asker, Failure.UNREACHABLE)
 
     def raise_priority(self, connection: Hashable, numbers: Iterable[int]) -> None:
@@ -459,7 +457,7 @@ class PeerRequests:
         for asker in self._waiting(connection, numbers):
             if asker.priority <= PEER:
                 continue
-            is_in_line = asker.want is not None and self.uploads.remove(asker)
+            is_in_line = asker.ref is not None and self.uploads.remove(asker)
             asker.priority = PEER
             transfer = self._transfer_of(asker)
             if is_in_line:
@@ -485,9 +483,9 @@ class PeerRequests:
         if transfer is not None:
             del transfer.peer_requests[asker]
             self._context.transfers.drop_if_done(transfer)
-        elif asker.want is not None:
+        elif asker.ref is not None:
             self.uploads.remove(asker)
 
     def _transfer_of(self, asker: PendingRequest) -> transfer.Transfer | None:
-        transfer = self._context.transfers.get(asker.want.key) if asker.want else None
+        transfer = self._context.transfers.get(asker.ref.key) if asker.ref else None
         return transfer if transfer is not None and asker in transfer.peer_requests else None

@@ -262,18 +262,18 @@ class BackgroundFill:
     async def _fetch(
         self, filling: _Slice, numbers: list[int], ahead: background_fetch.BackgroundFetch[int]
     ) -> None:
-        wants: list[tuple[int, chunk_ref.ChunkRef]] = []
+        refs: list[tuple[int, chunk_ref.ChunkRef]] = []
         for number in numbers:
-            want = self._chunks.chunk_ref_of(filling.map, number)
+            ref = self._chunks.chunk_ref_of(filling.map, number)
             try:
                 # read by a guest, or in a frame of the boot image
-                if want.cid in self._pins.cache or await self._unpack(want.image_id, want.cid):
+                if ref.cid in self._pins.cache or await self._unpack(ref.image_id, ref.cid):
                     filling.has_come(number)
                 else:
-                    wants.append((number, want))
+                    refs.append((number, ref))
             except errors.AcstorError as e:
                 filling.chunk_failed(number, str(e))
-        ahead.request_chunks(wants)
+        ahead.request_chunks(refs)
 
     def _take(self, filling: _Slice, number: int, outcome: background_fetch.Outcome) -> None:
         if isinstance(outcome, errors.AcstorError):

@@ -114,12 +114,12 @@ class BootImagePrefetch:
         if self._is_mirrored(image_id):  # its guests load it themselves
             return {"done_bytes": 0}
         begun_s = trio.current_time()
-        wants = self._in_order(await self._look_up(image_id, task))
-        total_bytes = sum(want.length for want in wants)
-        missing = [want for want in wants if not self._chunks.has_chunk(want.cid)]
-        self._take_room(image_id, total_bytes, sum(want.length for want in missing))
-        for want in wants:
-            self._cache.keep_ahead(want.cid)
+        refs = self._in_order(await self._look_up(image_id, task))
+        total_bytes = sum(ref.length for ref in refs)
+        missing = [ref for ref in refs if not self._chunks.has_chunk(ref.cid)]
+        self._take_room(image_id, total_bytes, sum(ref.length for ref in missing))
+        for ref in refs:
+            self._cache.keep_ahead(ref.cid)
         came_bytes = await self._fetch(missing, report, total_bytes)
         self._counters.ahead += 1
         LOG.info(
@@ -153,11 +153,11 @@ class BootImagePrefetch:
                 return False
         return True
 
-    def _in_order(self, wants: Sequence[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
+    def _in_order(self, refs: Sequence[chunk_ref.ChunkRef]) -> list[chunk_ref.ChunkRef]:
         """Sort frames: those that this host is the home of first."""
-        homes = bytearray(map(self._chunks.is_home_of, wants))
+        homes = bytearray(map(self._chunks.is_home_of, refs))
         first = pre_seed.first_chunk_of(self._here)
-        return [wants[at] for at in pre_seed.chunks_in_order(homes, first)]
+        return [refs[at] for at in pre_seed.chunks_in_order(homes, first)]
 
     def _take_room(self, image_id: ids.ImageId, total_bytes: int, missing_bytes: int) -> None:
         what = f"the boot image of image {image_id}"
@@ -171,29 +171,29 @@ class BootImagePrefetch:
         self, missing: Sequence[chunk_ref.ChunkRef], report: bulk_fetch.Report, total_bytes: int
     ) -> int:
         left, came_bytes = collections.deque(missing), 0
-        here_bytes = total_bytes - sum(want.length for want in missing)
+        here_bytes = total_bytes - sum(ref.length for ref in missing)
         with self._chunks.background_fetch(exchange.Priority.HYDRATE) as ahead:
             while left or ahead:
                 if left and len(ahead) < UNDER_WAY:
-                    want = left.popleft()
-                    await self._wait_for_turn(want.length)
-                    ahead.request_chunks([(want, want)])
+                    ref = left.popleft()
+                    await self._wait_for_turn(ref.length)
+                    ahead.request_chunks([(ref, ref)])
                     continue
                 with trio.move_on_after(FETCH_S) as waiting:
-                    for want, outcome in await ahead.wait_for_arrivals():
+                    for ref, outcome in await ahead.wait_for_arrivals():
                         if isinstance(outcome, errors.AcstorError):
                             raise outcome
-                        came_bytes += self._keep(want)
+                        came_bytes += self._keep(ref)
                 await report(here_bytes + came_bytes, total_bytes)
                 if waiting.cancelled_caught:
                     raise errors.DeadlineExceeded("a part of a boot image", FETCH_S)
         return came_bytes
 
-    def _keep(self, want: chunk_ref.ChunkRef) -> int:
-        if not self._cache.keep_ahead(want.cid):
+    def _keep(self, ref: chunk_ref.ChunkRef) -> int:
+        if not self._cache.keep_ahead(ref.cid):
             raise errors.Unusable("a part of a boot image", "arrived, and the cache has no space")
-        self._counters.ahead_bytes += want.length
-        return want.length
+        self._counters.ahead_bytes += ref.length
+        return ref.length
 
     async def _wait_for_turn(self, length: int) -> None:
         """Wait for the rate limit, then until no guest waits."""

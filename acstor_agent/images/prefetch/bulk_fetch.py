@@ -76,11 +76,11 @@ async def fetch_all(
         with ahead:
             async for some in _some_of(things, ahead, is_here):
                 async with trio.open_nursery() as nursery:
-                    for (thing, want), became in some:
+                    for (thing, ref), became in some:
                         if keep is None or isinstance(became, errors.AcstorError):
-                            came.record_result(thing, want.length, became)
+                            came.record_result(thing, ref.length, became)
                         else:
-                            nursery.start_soon(_keep_one, came, thing, want.length, became, keep)
+                            nursery.start_soon(_keep_one, came, thing, ref.length, became, keep)
         reporting.cancel_scope.cancel()
     return came
 

@@ -70,7 +70,7 @@ async def pre_seed(
     came = await bulk_fetch.fetch_all(
         ((chunk_no, image.chunk_ref_of(chunk_no)) for chunk_no in order),
         chunks.background_fetch(exchange.Priority.PRE_SEED),
-        lambda want: want.cid == ids.ZERO_CID or chunks.has_chunk(want.cid),
+        lambda ref: ref.cid == ids.ZERO_CID or chunks.has_chunk(ref.cid),
         report,
         total_bytes=cut.size_bytes,
     )

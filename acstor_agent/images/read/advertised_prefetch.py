@@ -73,10 +73,10 @@ class AdvertisedPrefetch:
         return self._chunks.has_chunk(cid) or self._is_covered(cid)
 
     def _note(self, chunks: list[tuple[int, chunk_ref.ChunkRef]]) -> None:
-        wants = [one for one in chunks if not self._is_here(one[1].cid)]
-        given = self._chunks.holders_bitmap(wants[0][1]) if wants else 0
-        for chunk_no, want in wants:
-            if want.bit & given:
+        refs = [one for one in chunks if not self._is_here(one[1].cid)]
+        given = self._chunks.holders_bitmap(refs[0][1]) if refs else 0
+        for chunk_no, ref in refs:
+            if ref.bit & given:
                 self.prefetcher.chunk_advertised(self._index.first_same(chunk_no))
 
     def chunks_of(self, some: segments.Chunks) -> list[tuple[int, chunk_ref.ChunkRef]]:
@@ -161,10 +161,10 @@ class AdvertisedPrefetch:
     def _not_here(self) -> list[tuple[int, chunk_ref.ChunkRef]]:
         found = []
         for chunk_no in self._next:
-            want = self._chunks.chunk_ref_of(self._map, chunk_no)
-            if self._chunks.has_chunk(want.cid):
+            ref = self._chunks.chunk_ref_of(self._map, chunk_no)
+            if self._chunks.has_chunk(ref.cid):
                 self.states.apply_event(chunk_no, _E.PREFETCH_ARRIVED)
             else:
-                found.append((chunk_no, want))
+                found.append((chunk_no, ref))
         self._next = []
         return found

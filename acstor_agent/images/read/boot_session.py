@@ -368,10 +368,10 @@ class BootSession:
     ) -> tuple[dict[ids.Cid, memoryview], counters.Origin]:
         chunks, offset = self._host.chunks, base.AT_BOOT_IMAGE + frame.offset
         of = self._map.image_id, self._map.scope_keys
-        want = chunks.want_at(*of, offset, frame.stored_bytes, frame.cid)
+        ref = chunks.want_at(*of, offset, frame.stored_bytes, frame.cid)
         patience_s = self._host.frame_patience_s
         under_way = self.loading
-        fetched = await chunks.fetch_chunk(want, priority, patience_s, is_patient=False)
+        fetched = await chunks.fetch_chunk(ref, priority, patience_s, is_patient=False)
         under_way.frame_arrived(frame, fetched.origin)
         found = await trio.to_thread.run_sync(
             boot_frames.unpack_checked, self._map, frame, fetched.data, self._what

@@ -296,9 +296,9 @@ class Mirror:
 
     def _wish(self, numbers: list[int]) -> read_request.ReadRequest:
         self.prefetch.guest_requested(numbers)
-        wants, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
+        refs, guest = self._chunks.chunk_refs_of(self.map, numbers), read_request.Priority.GUEST
         return self._chunks.request_chunks(
-            wants, guest, self._reads.deadline_s, read_admission.wait_noter()
+            refs, guest, self._reads.deadline_s, read_admission.wait_noter()
         )
 
     def _put_all(
@@ -381,10 +381,10 @@ class Mirror:
             for chunk_no in range(start // size, -(-min(stop, self.size_bytes) // size))
             if chunk_no not in guest_requested
         ]
-        wants = [w for w in self._chunks.chunk_refs_of(self.map, numbers) if w.cid != ids.ZERO_CID]
+        refs = [w for w in self._chunks.chunk_refs_of(self.map, numbers) if w.cid != ids.ZERO_CID]
         if not self.boots.covers_nothing:
-            wants = [want for want in wants if not self.boots.covers_chunk(want.cid)]
-        self._chunks.prefetch_soon(wants)
+            refs = [ref for ref in refs if not self.boots.covers_chunk(ref.cid)]
+        self._chunks.prefetch_soon(refs)
 
 
 def _is_missing(steps: list[_Step]) -> bool:

@@ -56,8 +56,8 @@ def test_chunks_that_lie_side_by_side_are_wanted_together(core, ahead, numbers, 
 
 
 def test_chunks_of_two_images_are_no_run(core, ahead):
-    wants = [one_machine.chunk(0), one_machine.chunk(1, one_machine.OTHER)]
-    ahead.request_chunks(enumerate(wants))
+    refs = [one_machine.chunk(0), one_machine.chunk(1, one_machine.OTHER)]
+    ahead.request_chunks(enumerate(refs))
     assert numbers_of(core) == [[0], [1]]
 
 

@@ -124,11 +124,11 @@ async def test_frames_and_chunks_that_are_wanted_at_once_are_read_each_where_the
     raw = host.add_boot_image(DATA, TRACE)
     image, frame = await attached(host), raw[100:300]
     place = base.AT_BOOT_IMAGE + 100, len(frame)
-    wants = [
+    refs = [
         host.chunks.want_at(one_host.IMAGE, (), *place, ids.cid_of(frame)),
         host.chunks.chunk_ref_of(image.map, 5),
     ][::at]
-    with host.chunks.request_chunks(wants, deadline_s=one_host.DEADLINE_S) as wish:
+    with host.chunks.request_chunks(refs, deadline_s=one_host.DEADLINE_S) as wish:
         came = [bytes(fetched.data) for fetched in await wish.wait()]
     assert came == [frame, DATA[5 * CHUNK : 6 * CHUNK]][::at]
     assert sorted(host.source.reads[-2:]) == [(100, len(frame)), (5 * CHUNK, CHUNK)]
@@ -419,7 +419,7 @@ async def test_head_that_cannot_be_deleted_ends_nothing(host, monkeypatch):
 
 async def test_neighbours_news_of_chunks_in_the_boot_image_start_no_prefetch(host, monkeypatch):
     image = await loaded(host)
-    monkeypatch.setattr(host.chunks, "holders_bitmap", lambda want: 1)
+    monkeypatch.setattr(host.chunks, "holders_bitmap", lambda ref: 1)
     cid = image.map.cid_of(5)
     image.prefetch.chunks_advertised(announced.alone(ids.oid_of(cid)))
     assert image.prefetch.states.under_way == 0

@@ -126,8 +126,8 @@ def of_frame(frame):
 
 async def test_whole_chunks_that_the_own_map_names_may_be_asked_for(host, image_id):
     for chunk_no in (0, 4, 9):
-        want = await host.ask(image_id, chunk_no)
-        assert (want.image_id, want.offset, want.cid) == (
+        ref = await host.ask(image_id, chunk_no)
+        assert (ref.image_id, ref.offset, ref.cid) == (
             image_id,
             chunk_no * CHUNK,
             CIDS[chunk_no],

@@ -29,7 +29,7 @@ async def test_home_of_a_chunk_may_say_that_a_copy_goes_first_and_nobody_else(ho
     image = await host.mirrors.attach_image(one_host.IMAGE)
     await image.read(0, len(DATA))
     of_h2 = {image.map.cid_of(number) for number in (1, 4)}
-    host.chunks.home_of = lambda want: H2 if want.cid in of_h2 else H3
+    host.chunks.home_of = lambda ref: H2 if ref.cid in of_h2 else H3
     heard = event_fanout.EventFanout(host.chunks, host.mirrors, host.cache)
     demoted = []
     host.cache.demote_chunk = lambda cid: demoted.append(cid) or True

@@ -64,24 +64,24 @@ async def cloud(tmp_path):
 async def test_guest_does_not_wait_behind_what_was_asked_for_ahead(cloud):
     """A giver whose uplink stands still has a line; a guest wants what is last in it."""
     giver, reader = cloud.hosts["h1"], cloud.hosts["h2"]
-    wants = [want for n in range(40) if cloud.home(want := cloud.want(n)) == "h1"]
-    for want in wants:
-        with giver.request_chunks((want,)) as wish:
+    refs = [ref for n in range(40) if cloud.home(ref := cloud.chunk_ref(n)) == "h1"]
+    for ref in refs:
+        with giver.request_chunks((ref,)) as wish:
             await wish.wait()
     uplink = giver.core.requests.uploads
     uplink.places.count = 0
-    with reader.request_chunks(wants, Priority.HYDRATE):
-        await nets.wait_until(lambda: len(uplink) == len(wants))
-        with reader.request_chunks(wants[-1:]) as wish:
+    with reader.request_chunks(refs, Priority.HYDRATE):
+        await nets.wait_until(lambda: len(uplink) == len(refs))
+        with reader.request_chunks(refs[-1:]) as wish:
             await nets.wait_until(lambda: Priority.PEER in priorities(giver))
             uplink.places.count = 1
             [connection] = cloud.nets["h1"]._answering
             giver.handle_event(giver.core.answers_delivered, [connection])
             with trio.fail_after(3):
                 await wish.wait()
-            came = [want for want in wants if reader.has_chunk(want.cid)]
+            came = [ref for ref in refs if reader.has_chunk(ref.cid)]
     assert connection.klass is peer_wire.Klass.BULK  # it was asked for once
-    assert wants[-1] in came and len(came) < len(wants) / 2
+    assert refs[-1] in came and len(came) < len(refs) / 2
 
 
 async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
@@ -89,13 +89,13 @@ async def test_home_that_reads_a_slow_source_sends_keepalives(tmp_path):
     async with exchange_cloud.running(tmp_path, ("h1", "h2"), **chosen) as cloud:
         await cloud.join()
         cloud.source.delay_s = 2.0
-        want = next(want for n in range(40) if cloud.home(want := cloud.want(n)) == "h1")
-        with trio.fail_after(10), cloud.hosts["h2"].request_chunks((want,)) as wish:
+        ref = next(ref for n in range(40) if cloud.home(ref := cloud.chunk_ref(n)) == "h1")
+        with trio.fail_after(10), cloud.hosts["h2"].request_chunks((ref,)) as wish:
             home = cloud.hosts["h2"].core.context.peers.get(ids.HostId("h1"))
             await nets.wait_until(lambda: home.last_heard_s)
-            assert not cloud.hosts["h2"].has_chunk(want.cid)
+            assert not cloud.hosts["h2"].has_chunk(ref.cid)
             await wish.wait()
-        assert cloud.source.reads == [want.offset]
+        assert cloud.source.reads == [ref.offset]
 
 
 def priorities(giver):

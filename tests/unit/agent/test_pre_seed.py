@@ -21,7 +21,7 @@ async def host(tmp_path):
         yield made
 
 
-async def seed(host, report=None, is_home=lambda want: False, first_chunk=0):
+async def seed(host, report=None, is_home=lambda ref: False, first_chunk=0):
     async def ignore(done_bytes, total_bytes):
         pass
 
@@ -50,7 +50,7 @@ async def test_own_chunks_come_first_and_the_others_in_turn(host):
     host.chunks.core.pending.prefetch_limits._left[exchange.Priority.PRE_SEED] = 1
     before = len(host.source.reads)
     first_half = {image.map.cid_of(n) for n in range(len(image.map) // 2, len(image.map))}
-    await seed(host, is_home=lambda want: want.cid in first_half, first_chunk=5)
+    await seed(host, is_home=lambda ref: ref.cid in first_half, first_chunk=5)
     offsets = [offset for offset, _ in host.source.reads[before:]]
     home, others = offsets[: len(first_half) - 1], offsets[len(first_half) :]
     assert min(home) >= len(DATA) // 2 - CHUNK
@@ -110,7 +110,7 @@ async def test_others_have_their_turns_while_homes_are_looked_for(host, monkeypa
     monkeypatch.setattr(pre_seed, "LOOKS_IN_A_ROW", 8)
     turns, looks = 0, collections.Counter()
 
-    def is_home(want):
+    def is_home(ref):
         looks[turns] += 1
         return False
 

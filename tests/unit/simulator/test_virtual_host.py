@@ -54,7 +54,7 @@ def read_all(world: cloud.Cloud, reader: cloud.Host, within_s: float = 60.0) -> 
     assert not left and len(reader.cache) >= len(IMAGE.chunks)
 
 
-def refuse(found: peer_requests.PeerRequests, asker: Any, want: Any) -> None:
+def refuse(found: peer_requests.PeerRequests, asker: Any, ref: Any) -> None:
     found._refuse(asker, failure.Failure.MISSING)
 
 

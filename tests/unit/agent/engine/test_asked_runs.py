@@ -46,7 +46,7 @@ def given(machine):
 def test_run_that_is_here_is_given_in_one_event_and_nothing_waits(machine):
     machine.ask_me("h2", run(machine))
     assert given(machine) == [*NUMBERS]
-    assert {answer.want.cid for answer in machine.answers()} == machine.cache
+    assert {answer.ref.cid for answer in machine.answers()} == machine.cache
     assert not len(machine.core.requests) and machine.core.requests.given == COUNT
     assert machine.core.requests.uploads.used == COUNT
     machine.answers_delivered(["h2"])
@@ -58,7 +58,7 @@ def test_what_is_not_here_of_a_run_is_read_and_the_rest_is_given(machine):
     machine.ask_me("h2", run(machine))
     assert given(machine) == [4, 5, 7, 8, 9, 10, 11]
     (read,) = machine.got(actions.ReadSource)
-    assert [want.cid for want in read.wants] == [chunk(6).cid]
+    assert [ref.cid for ref in read.refs] == [chunk(6).cid]
     machine.source_read_progressed(read.number, [(0, data_of(6))])
     assert given(machine) == [6]
 

@@ -29,7 +29,7 @@ def ask_batch(machine, count=8, urgency=P.GUEST):
 
 
 def give(machine, attempts):
-    chunks = [(a.number, data_of(a.want.offset // one_machine.CHUNK)) for a in attempts]
+    chunks = [(a.number, data_of(a.first_ref.offset // one_machine.CHUNK)) for a in attempts]
     return machine.chunks_arrived(H2, chunks)
 
 
@@ -131,9 +131,7 @@ def test_host_that_leaves_both_tables_with_a_batch_may_still_answer_it(machine):
     assert len(machine.got(actions.Store)[0].runs) == 4
     machine.connection_lost(H2, None)
     asked = {n for ns in machine.asks().values() for n, _ in ns}
-    reads = {
-        w.offset // one_machine.CHUNK for r in machine.got(actions.ReadSource) for w in r.wants
-    }
+    reads = {w.offset // one_machine.CHUNK for r in machine.got(actions.ReadSource) for w in r.refs}
     assert asked | reads == set(numbers[4:]) and "h2" not in machine.asks()
 
 

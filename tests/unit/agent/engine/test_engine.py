@@ -34,7 +34,7 @@ def alive(kind):
     return sum(type(one) is kind for one in gc.get_objects())
 
 
-def want(machine, number, token="a guest", urgency=Priority.GUEST):
+def request(machine, number, token="a guest", urgency=Priority.GUEST):
     return machine.request_chunks([chunk(number)], urgency, token)
 
 
@@ -55,10 +55,10 @@ def test_batch_is_asked_of_each_home_in_one_action_and_answered_once(machine):
     assert {m for ns in asked.values() for _, m in ns} == {Mode.HOME}
     for attempt in attempts:
         assert not machine.completes()
-        give(machine, attempt, attempt.want.offset // one_machine.CHUNK)
+        give(machine, attempt, attempt.first_ref.offset // one_machine.CHUNK)
     if own:
         for number, found in machine.core.context.source_reads._ranges.copy().items():
-            offsets = [(n, read.want.offset) for n, read in found.reads.items()]
+            offsets = [(n, read.first_ref.offset) for n, read in found.reads.items()]
             told = [(n, data_of(offset // one_machine.CHUNK)) for n, offset in offsets]
             machine.source_read_progressed(number, told)
     (done,) = machine.completes()
@@ -73,7 +73,7 @@ def test_what_has_come_is_remembered_by_nothing_though_its_time_is_not_over(mach
     machine.request_chunks([chunk(n) for n in numbers], Priority.GUEST, "a guest")
     assert alive(transfer.Attempt) == alive(transfer.Transfer) == len(numbers)
     for attempt in [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]:
-        give(machine, attempt, attempt.want.offset // one_machine.CHUNK)
+        give(machine, attempt, attempt.first_ref.offset // one_machine.CHUNK)
     assert len(machine.completes()) == 1
     assert machine.core.next_s is None  # no timer wakes for it
     del attempt
@@ -83,9 +83,9 @@ def test_what_has_come_is_remembered_by_nothing_though_its_time_is_not_over(mach
 
 def test_own_chunk_is_read_from_the_source_stored_as_home_and_told(machine):
     number = machine.chunk_of("h1")
-    want(machine, number)
+    request(machine, number)
     (read,) = machine.got(actions.ReadSource)
-    assert read.wants == [chunk(number)]
+    assert read.refs == [chunk(number)]
     machine.source_read_progressed(read.number, [(0, b"bytes")])
     (store,) = machine.got(actions.Store)
     assert store.runs[0].is_kept and store.runs[0].giver is None and store.runs[0].is_own
@@ -128,8 +128,8 @@ def test_where_homes_keep_who_reads_for_others_keeps_it():
 def test_what_lies_together_of_an_image_is_one_read(machine):
     machine = one_machine.Machine(hosts=1)
     machine.request_chunks([chunk(n) for n in (3, 4, 5, 9)], Priority.GUEST, 1)
-    wants = [read.wants for read in machine.got(actions.ReadSource)]
-    assert wants == [[chunk(3), chunk(4), chunk(5)], [chunk(9)]]
+    refs = [read.refs for read in machine.got(actions.ReadSource)]
+    assert refs == [[chunk(3), chunk(4), chunk(5)], [chunk(9)]]
 
 
 def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
@@ -137,7 +137,7 @@ def test_same_chunk_twice_in_a_batch_and_by_many_is_fetched_once(machine):
     machine.request_chunks([chunk(number), chunk(number)], Priority.GUEST, "twice")
     attempt = machine.attempt()
     for token in range(1000):
-        want(machine, number, token)
+        request(machine, number, token)
         assert not machine.got(actions.RequestChunks)
     give(machine, attempt, number)
     assert len(machine.completes()) == 1001
@@ -148,11 +148,11 @@ def test_holder_goes_before_the_home_unless_it_has_more_to_answer(machine):
     numbers = [machine.chunk_of("h2", skip) for skip in range(3)]
     machine = one_machine.Machine(topology=topologies.all_hosts)
     machine.announcement_received(H3, announced(*map(chunk, numbers)), [], [])
-    want(machine, numbers[0], 0)
+    request(machine, numbers[0], 0)
     assert machine.asks() == {"h3": [(numbers[0], Mode.HELD)]}
-    want(machine, numbers[1], 1)
+    request(machine, numbers[1], 1)
     assert machine.asks() == {"h2": [(numbers[1], Mode.HOME)]}
-    want(machine, numbers[2], 2)
+    request(machine, numbers[2], 2)
     assert machine.asks() == {"h3": [(numbers[2], Mode.HELD)]}
 
 
@@ -161,7 +161,7 @@ def prefetching():
     machine = one_machine.Machine(topology=topologies.all_hosts)
     number = machine.chunk_of("h2")
     machine.announcement_received(H3, announced(chunk(number)), [], [])
-    want(machine, number, "prefetch", Priority.ADVERTISED)
+    request(machine, number, "prefetch", Priority.ADVERTISED)
     return machine, number, machine.attempt()
 
 
@@ -175,7 +175,7 @@ def test_what_was_merely_advertised_is_asked_of_holders_alone():
 
 def test_guest_who_joins_a_prefetch_makes_it_ask_everybody():
     machine, number, attempt = prefetching()
-    want(machine, number)
+    request(machine, number)
     machine.peer_refused(H3, [(attempt.number, Failure.MISSING)])
     assert machine.asks() == {"h2": [(number, Mode.HOME)]}
     give(machine, machine.attempt(), number)
@@ -188,7 +188,7 @@ def test_who_acts_for_a_home_is_asked_then_the_source_then_who_may_have_it(machi
     first_two = machine.table.owners_of(chunk(number).cid)[:2]
     if "h1" in first_two:
         pytest.skip("h1 acts as the home")
-    want(machine, number)
+    request(machine, number)
     asked = []
     for _ in range(2):
         attempt = machine.attempt()
@@ -209,7 +209,7 @@ def test_who_acts_for_a_home_is_asked_then_the_source_then_who_may_have_it(machi
 
 def test_who_is_no_guest_is_told_why_and_nothing_goes_on(machine):
     machine = one_machine.Machine(hosts=1)
-    want(machine, 1, "ahead", Priority.READAHEAD)
+    request(machine, 1, "ahead", Priority.READAHEAD)
     machine.source_ended(machine.got(actions.ReadSource)[0].number, Failure.UNREACHABLE)
     (done,) = machine.completes()
     assert (done.failure, done.chunks) == (Failure.UNREACHABLE, [None])
@@ -231,7 +231,7 @@ def test_deadline_ends_the_wait_with_the_reason(machine):
 
 def test_cancelled_waiter_is_never_answered_and_what_was_under_way_is_stored(machine):
     number = machine.chunk_of("h2")
-    want(machine, number)
+    request(machine, number)
     attempt = machine.attempt()
     machine.cancel_reads("a guest")
     give(machine, attempt, number)
@@ -250,7 +250,7 @@ def test_lost_connection_sends_all_its_chunks_elsewhere_and_is_one_failure(machi
 
 def test_liar_is_left_alone_at_once_and_the_chunk_comes_from_elsewhere(machine):
     number = machine.chunk_of("h2")
-    want(machine, number)
+    request(machine, number)
     attempt = machine.attempt()
     machine.peer_refused(H2, [(attempt.number, Failure.INVALID)])
     assert machine.got(actions.ReportBackoff)[0].host == "h2"
@@ -259,7 +259,7 @@ def test_liar_is_left_alone_at_once_and_the_chunk_comes_from_elsewhere(machine):
 
 def test_answers_nobody_asked_for_doubled_or_from_another_host_change_nothing(machine):
     number = machine.chunk_of("h2")
-    want(machine, number)
+    request(machine, number)
     attempt = machine.attempt()
     assert not machine.chunks_arrived(H3, [(attempt.number, b"x")])
     assert not machine.chunks_arrived(H2, [(attempt.number + 7, b"x")])
@@ -271,7 +271,7 @@ def test_answers_nobody_asked_for_doubled_or_from_another_host_change_nothing(ma
 
 def test_referral_is_followed_once_and_ends_at_who_referred(machine):
     number = machine.chunk_of("h2")
-    want(machine, number)
+    request(machine, number)
     first = machine.attempt()
     machine.peer_referred(H2, first.number, (H1, H3, ids.HostId("unknown"), ids.HostId("h4")))
     assert machine.asks() == {"h3": [(number, Mode.HELD_ONLY)]}
@@ -286,7 +286,7 @@ def test_referral_is_followed_once_and_ends_at_who_referred(machine):
 
 def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
     number = machine.chunk_of("h2")
-    want(machine, number)
+    request(machine, number)
     slow = machine.attempt()
     machine.wait(0.6)
     if machine.got(actions.RequestChunks):
@@ -302,7 +302,7 @@ def test_late_attempt_is_raced_and_the_winner_ends_it(machine):
 
 def test_home_that_refers_late_has_nobody_asked_beside_the_place_that_was_raced(machine):
     number = machine.chunk_of("h2")
-    want(machine, number)
+    request(machine, number)
     asked = machine.attempt()
     machine.wait(0.6)
     hedged = machine.attempt()
@@ -346,7 +346,7 @@ def test_bytes_asked_of_one_peer_are_bounded_and_guests_overtake(machine):
     assert {len(ask.attempts) for ask in machine.got(actions.RequestChunks)} == {
         peer_request.MAX_BATCH
     }
-    want(machine, numbers[-1])
+    request(machine, numbers[-1])
     assert not machine.got(actions.RequestChunks)
     give(machine, sent[0], numbers[0])
     assert machine.asks() == {"h2": [(numbers[-1], Mode.HOME)]}
@@ -363,14 +363,14 @@ def test_lanes_bound_what_nobody_waits_for_and_the_cache_stops_them():
     assert not machine.got(actions.RequestChunks)
     machine.room_changed(True)
     assert len(machine.asks()["h2"]) == 1
-    want(machine, numbers[7])
+    request(machine, numbers[7])
     assert machine.asks() == {"h2": [(numbers[7], Mode.HOME)]}
     assert machine.attempt().priority is Priority.GUEST
 
 
 def test_image_that_is_gone_does_not_take_the_same_content_of_another_one_along():
     machine = one_machine.Machine(hosts=1)
-    want(machine, 1, "gone")
+    request(machine, 1, "gone")
     read = machine.got(actions.ReadSource)[0]
     machine.request_chunks([chunk(1, one_machine.OTHER)], Priority.GUEST, "there")
     machine.source_ended(read.number, Failure.MISSING)
@@ -382,7 +382,7 @@ def test_image_that_is_gone_does_not_take_the_same_content_of_another_one_along(
 
 def test_chunk_is_lost_when_the_source_and_every_host_say_no_for_long_enough():
     machine = one_machine.Machine(hosts=4, lost_after_s=30.0)
-    want(machine, machine.chunk_of("h1"))
+    request(machine, machine.chunk_of("h1"))
     asked = set()
     while not machine.completes():
         assert machine.now < 60
@@ -406,7 +406,7 @@ def test_chunk_is_lost_when_the_source_and_every_host_say_no_for_long_enough():
 
 def test_silent_host_leaves_hope_that_nothing_is_lost():
     machine = one_machine.Machine(hosts=3)
-    want(machine, machine.chunk_of("h1"))
+    request(machine, machine.chunk_of("h1"))
     for _ in range(60):
         todo = machine.last
         for action in todo:
@@ -426,7 +426,7 @@ def test_host_that_left_the_ring_is_no_place():
     machine = one_machine.Machine(hosts=3)
     number = machine.chunk_of("h3")
     machine.table_changed(one_machine.table(2, epoch=2), None)
-    want(machine, number)
+    request(machine, number)
     assert "h3" not in machine.asks()
 
 
@@ -441,7 +441,7 @@ def test_new_home_is_told_that_it_is_one():
         if former.owners_of(chunk(n).cid, 1) != new.owners_of(chunk(n).cid, 1)
         and machine.home_of(n) != "h1"
     ]
-    want(machine, moved[0])
+    request(machine, moved[0])
     assert machine.attempt().mode is Mode.NEW_HOME
 
 
@@ -464,17 +464,17 @@ def test_answered_batch_leaves_no_bytes_behind_in_its_deadline(machine):
     (waiter,) = machine.core.pending._waiters.values()
     give(machine, machine.attempt(), number)
     assert machine.completes()[0].chunks == [data_of(number)]
-    assert (waiter.got, waiter.wants) == ([], [])
+    assert (waiter.got, waiter.refs) == ([], [])
 
 
 def test_late_answer_of_a_peer_that_was_forgotten_meanwhile_is_not_taken_for_another_one(machine):
     number = machine.chunk_of("h2")
-    want(machine, number)
+    request(machine, number)
     former = machine.attempt().number
     machine.connection_lost(H2)
     machine.table_changed(one_machine.table(1, epoch=2), None)
     machine.table_changed(machine.table, None)
-    want(machine, machine.chunk_of("h2", skip=1), 2)
+    request(machine, machine.chunk_of("h2", skip=1), 2)
     assert machine.attempt().host == "h2" and machine.attempt().number != former
 
 
@@ -484,7 +484,7 @@ def test_lane_goes_on_when_what_was_in_it_failed():
     machine.request_chunks([chunk(3)], Priority.HYDRATE, 2)
     machine.source_ended(1, Failure.UNREACHABLE)
     assert machine.completes()[0].failure is Failure.UNREACHABLE
-    assert [read.wants for read in machine.got(actions.ReadSource)] == [[chunk(3)]]
+    assert [read.refs for read in machine.got(actions.ReadSource)] == [[chunk(3)]]
 
 
 def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
@@ -493,7 +493,7 @@ def test_host_on_trial_is_raced_at_once_and_shows_how_it_is(machine):
     for _ in range(2):
         book.record_failure(H2, Failure.UNREACHABLE, machine.now)
     machine.wait(1.0)
-    want(machine, numbers[0])
+    request(machine, numbers[0])
     asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     assert asked[0].host == "h2"
     if len(asked) == 2:
@@ -514,7 +514,7 @@ def test_trial_without_an_answer_in_the_usual_time_is_a_failure(machine):
     for _ in range(2):
         book.record_failure(H2, Failure.UNREACHABLE, machine.now)
     machine.wait(1.0)
-    want(machine, number)
+    request(machine, number)
     asked = [a for ask in machine.got(actions.RequestChunks) for a in ask.attempts]
     if len(asked) == 2:
         give(machine, asked[1], number)

@@ -71,8 +71,8 @@ class Machine(stateful.RuleBasedStateMachine):
                         del self.asked[host, number]
                 case actions.ReadSource(number):
                     under_way = {w.cid for read in self.listened() for w in read}
-                    assert not under_way & {want.cid for want in action.wants}
-                    self.reads[number] = dict(enumerate(action.wants))
+                    assert not under_way & {ref.cid for ref in action.refs}
+                    self.reads[number] = dict(enumerate(action.refs))
                 case actions.CancelSourceRead(number):
                     del self.reads[number]
                 case actions.Store(runs):
@@ -94,13 +94,13 @@ class Machine(stateful.RuleBasedStateMachine):
         reads = self.machine.core.context.source_reads._ranges
         for number, read in self.reads.items():
             left = reads[number].reads if number in reads else ()
-            yield [want for index, want in read.items() if index in left]
+            yield [ref for index, ref in read.items() if index in left]
 
     def answered(self, connection, answer):
         number = self.requests.pop((connection, answer.number))
         if isinstance(answer, actions.SendChunk):
             right = one_machine.chunk(number)
-            assert answer.want.cid == right.cid
+            assert answer.ref.cid == right.cid
             assert answer.data in (None, one_machine.data_of(number))
             assert answer.data is not None or right.cid in self.machine.cache
         elif isinstance(answer, actions.SendReferral):
@@ -114,7 +114,7 @@ class Machine(stateful.RuleBasedStateMachine):
         urgency=st.sampled_from(OWN),
         within_s=st.sampled_from((0.05, 3.0, float("inf"))),
     )
-    def want(self, numbers, image, urgency, within_s):
+    def request(self, numbers, image, urgency, within_s):
         numbers = [n for n in numbers if one_machine.chunk(n).cid not in self.machine.cache]
         if numbers:
             self.next += 1
@@ -180,7 +180,7 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule(data=st.data(), again=st.booleans())
     def peer_gives(self, data, again):
         (host, number), attempt = self.one_asked(data)
-        chunk = attempt.want.offset // one_machine.CHUNK
+        chunk = attempt.first_ref.offset // one_machine.CHUNK
         given = [(number, one_machine.data_of(chunk))] * (1 + again)
         self.do(self.machine.chunks_arrived(host, given))
 
@@ -303,7 +303,7 @@ class Machine(stateful.RuleBasedStateMachine):
         while self.waiting and self.machine.now < end_s:
             for (host, number), attempt in list(self.asked.items()):
                 self.asked.pop((host, number), None)
-                chunk = attempt.want.offset // one_machine.CHUNK
+                chunk = attempt.first_ref.offset // one_machine.CHUNK
                 given = [(number, one_machine.data_of(chunk))]
                 self.do(self.machine.chunks_arrived(host, given))
             for number, read in list(self.reads.items()):

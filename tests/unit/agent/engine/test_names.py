@@ -21,7 +21,7 @@ KEY = ids.ScopeKey(bytes(32))
 
 def gives_mine(host, attempt):
     """Refuse what is asked for in another image's name."""
-    return b"right" if attempt.want.image_id == MINE else F.MISSING
+    return b"right" if attempt.first_ref.image_id == MINE else F.MISSING
 
 
 def test_peer_that_refuses_one_image_is_asked_for_the_next():
@@ -51,7 +51,7 @@ def test_another_home_is_asked_for_each_name_before_the_source():
     machine.ask_me("h4", machine.request(number, "h4", image_id=MINE))
     machine.peer_refused(ids.HostId("h2"), [(asked[0].number, F.MISSING)])
     asked.append(machine.attempt())
-    assert [attempt.want.image_id for attempt in asked] == [HERS, MINE]
+    assert [attempt.first_ref.image_id for attempt in asked] == [HERS, MINE]
     assert {attempt.mode for attempt in asked} == {peer_request.Mode.RELAYED}
     machine.chunks_arrived(ids.HostId("h2"), [(asked[1].number, b"right")])
     assert [answer.data for answer in machine.answers()] == [b"right"] * 2
@@ -64,7 +64,7 @@ def test_one_images_keys_or_length_do_not_judge_what_another_one_wants():
     batch = [plain, plain._replace(keys=(KEY,)), plain._replace(length=512)]
     for token, wanted in enumerate(batch):
         machine.request_chunks([wanted], P.GUEST, token)
-        assert machine.attempt().want == wanted
+        assert machine.attempt().first_ref == wanted
         assert machine.core.requested_chunk("h2", machine.attempt().number) == wanted
     assert len(machine.core) == 3
 
@@ -78,8 +78,10 @@ def test_chunk_is_lost_for_those_of_an_image_that_was_denied_long_enough_only():
     asked = collections.Counter()
 
     def peer(host, attempt):
-        asked[attempt.want.image_id] += 1
-        has_it = attempt.want.image_id == MINE and host not in tables.owners_of(attempt.want.oid, 8)
+        asked[attempt.first_ref.image_id] += 1
+        has_it = attempt.first_ref.image_id == MINE and host not in tables.owners_of(
+            attempt.first_ref.oid, 8
+        )
         return b"right" if has_it else F.MISSING
 
     machine.request_chunks([chunk(other, THIRD)], P.GUEST, "denied for long")
@@ -160,9 +162,9 @@ def test_guest_does_not_wait_for_the_search_of_what_another_image_has_not_got():
         t for t in machine.core.context.transfers.values() if t.search and not t.search.asked
     ]
     assert len(waiting) > 20 and hosts == {"h2", "h3", "h4"}
-    machine.request_chunks([waiting[-1].want._replace(image_id=MINE)], P.GUEST, "mine")
+    machine.request_chunks([waiting[-1].first_ref._replace(image_id=MINE)], P.GUEST, "mine")
     assert [read.image_id for read in machine.got(actions.ReadSource)] == [HERS]
-    done = machine.play(0.1, peer, lambda want: b"right" if want.image_id == MINE else F.MISSING)
+    done = machine.play(0.1, peer, lambda ref: b"right" if ref.image_id == MINE else F.MISSING)
     assert done["mine"].chunks == [b"right"]
 
 
@@ -175,7 +177,7 @@ def test_searches_have_turns_image_by_image():
     asked = collections.Counter()
 
     def peer(host, attempt):
-        asked[attempt.want.image_id] += 1
+        asked[attempt.first_ref.image_id] += 1
         return F.MISSING
 
     machine.play(1.0, peer, lambda _: F.MISSING)

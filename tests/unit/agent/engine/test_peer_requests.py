@@ -28,7 +28,7 @@ def test_chunk_that_is_here_is_given_to_who_proves_to_know_it(machine):
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2"))
     (given,) = machine.answers()
-    assert (given.want.cid, given.data) == (chunk(1).cid, None)
+    assert (given.ref.cid, given.data) == (chunk(1).cid, None)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_by_place_a_chunk_is_given_under_the_name_by_which_it_came():
     oid = names.oid_of(one_machine.IMAGE, one_machine.CHUNK, chunk(1).cid)
     names.record_names([chunk(1)._replace(oid=oid)])
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD))
-    assert machine.answers()[0].want.cid == chunk(1).cid
+    assert machine.answers()[0].ref.cid == chunk(1).cid
 
 
 def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
@@ -82,7 +82,7 @@ def test_by_oid_a_chunk_is_given_under_the_name_of_another_image():
     machine.cache.add(chunk(1).cid)
     machine.ask_me("h2", machine.request(1, "h2", Mode.HELD, image_id=one_machine.OTHER))
     given = machine.answers()[0]
-    assert given.want.cid == chunk(1).cid and given.want.image_id == one_machine.OTHER
+    assert given.ref.cid == chunk(1).cid and given.ref.image_id == one_machine.OTHER
 
 
 @pytest.mark.parametrize("now", [True, False])
@@ -125,7 +125,7 @@ def test_what_was_looked_up_is_answered_once_with_what_was_found(machine):
     found.append((four, Failure.WITHHELD))
     machine.contents_looked_up("h2", found)
     given, unproven, nothing, unknown = machine.answers()
-    assert given.want.cid == chunk(1).cid and given.want.image_id == UNKNOWN
+    assert given.ref.cid == chunk(1).cid and given.ref.image_id == UNKNOWN
     assert unproven.failure is nothing.failure is Failure.MISSING
     assert unknown.failure is Failure.WITHHELD
     machine.contents_looked_up("h2", found)
@@ -168,7 +168,7 @@ def test_what_the_cache_cannot_read_is_brought_though_it_was_answered(machine):
     (read,) = machine.got(actions.ReadSource)
     machine.source_read_progressed(read.number, [(0, data_of(number))])
     (given,) = machine.answers()
-    assert given == actions.SendChunk(5, given.want, data_of(number), Priority.PEER)
+    assert given == actions.SendChunk(5, given.ref, data_of(number), Priority.PEER)
     for connection, request in (("h2", 5), ("h2", 7), ("h9", 5)):
         machine.cache_read_failed(connection, request)
         assert not machine.last
@@ -349,4 +349,4 @@ def test_home_asks_the_former_home_then_that_of_the_outer_group_then_the_source(
     for other in others:
         assert machine.asks() == {other: [(number, Mode.RELAYED)]}
         machine.peer_refused(other, [(machine.attempt().number, Failure.MISSING)])
-    assert [read.wants for read in machine.got(actions.ReadSource)] == [[chunk(number)]]
+    assert [read.refs for read in machine.got(actions.ReadSource)] == [[chunk(number)]]

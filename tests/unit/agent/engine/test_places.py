@@ -93,11 +93,11 @@ def test_what_comes_again_wakes_those_who_wait_longest_and_not_all():
     machine.play(20.0, source=lambda _: F.UNREACHABLE)  # pauses are as long as they get
     paused = [t for t in machine.core.context.transfers.values() if t.retry is not None]
     assert len(paused) > retries.WOKEN + 1
-    one = paused[-1].want
+    one = paused[-1].first_ref
     machine.request_chunks([one], P.GUEST, "one more")
     [read] = machine.got(actions.ReadSource)
     machine.source_read_progressed(read.number, [(0, b"it is back")])
-    woken = [want for read in machine.got(actions.ReadSource) for want in read.wants]
+    woken = [ref for read in machine.got(actions.ReadSource) for ref in read.refs]
     assert len(woken) == retries.WOKEN and one not in woken
 
 
@@ -124,7 +124,9 @@ def test_read_that_a_guest_is_about_to_want_does_not_give_way_to_others():
     machine.request_chunks([chunk(n) for n in theirs], P.GUEST, "comes")
     for _ in mine:
         machine.room_changed(True)  # one at each event
-    left = {t.want.offset // one_machine.CHUNK for t in machine.core.context.transfers.values()}
+    left = {
+        t.first_ref.offset // one_machine.CHUNK for t in machine.core.context.transfers.values()
+    }
     assert 0 in left and not left & set(mine[1:])
 
 

@@ -98,7 +98,7 @@ class Scene:
                 for number in numbers:
                     self.asked.pop((host, number), None)
             case actions.ReadSource(number):
-                self.reads[number] = dict(enumerate(action.wants))
+                self.reads[number] = dict(enumerate(action.refs))
             case actions.CancelSourceRead(number):
                 self.reads.pop(number, None)
             case actions.Store(runs):
@@ -113,7 +113,7 @@ class Scene:
 
     # What everybody does
 
-    def want(self, token, numbers, urgency=P.GUEST, within_s=60.0):
+    def request(self, token, numbers, urgency=P.GUEST, within_s=60.0):
         self.waiting.add(token)
         until_s = self.machine.now + within_s
         if self.feed("request_chunks", [chunk(n) for n in numbers], urgency, token, until_s):
@@ -143,7 +143,7 @@ class Scene:
             if self.asked.pop((host, number), None) is None:
                 continue
             if odd is None or at % 3:
-                data = data_of(attempt.want.offset // one_machine.CHUNK)
+                data = data_of(attempt.first_ref.offset // one_machine.CHUNK)
                 self.feed("chunks_arrived", host, [(number, data)])
             elif isinstance(odd, Failure):
                 self.feed("peer_refused", host, [(number, odd)])
@@ -151,10 +151,10 @@ class Scene:
                 self.feed("peer_referred", host, number, odd)
 
     def source_answers(self, why=None):
-        for number, wants in list(self.reads.items()):
+        for number, refs in list(self.reads.items()):
             if self.reads.pop(number, None) is None:
                 continue
-            given = [(n, why or data_of(w.offset // one_machine.CHUNK)) for n, w in wants.items()]
+            given = [(n, why or data_of(w.offset // one_machine.CHUNK)) for n, w in refs.items()]
             self.feed("source_read_progressed", number, given)
             self.feed("source_ended", number)
 
@@ -220,37 +220,37 @@ def leave(scene):
 def guests(scene):
     """Guests and what is fetched ahead for them, of peers that refer, refuse, lie and are late."""
     scene.feed("announcement_received", PEERS[0], [chunk(n).oid for n in range(0, 40, 5)], [], [])
-    scene.want("first", range(6))
-    scene.want("twice", [2, 3])
-    scene.want("ahead", range(10, 16), P.READAHEAD)
+    scene.request("first", range(6))
+    scene.request("twice", [2, 3])
+    scene.request("ahead", range(10, 16), P.READAHEAD)
     each = [(f"each {n}", (chunk(n),)) for n in range(20, 26)]
     scene.waiting.update(token for token, _ in each)
     if scene.feed("request_batches", each, P.ADVERTISED):
         for token, _ in each:
             scene.cancel(token)
     scene.peers_answer((PEERS[1], PEERS[2]))
-    scene.want("hurried", [14, 15, 24])
+    scene.request("hurried", [14, 15, 24])
     scene.peers_answer(Failure.BUSY)
     scene.source_answers()
-    scene.want("killed", range(30, 36))
+    scene.request("killed", range(30, 36))
     scene.cancel("killed")
     scene.peers_answer(Failure.INVALID)
     scene.wait(1.0)
     scene.feed("table_changed", one_machine.table(5, epoch=2), scene.machine.table)
-    scene.want("late", range(40, 44), within_s=0.3)
+    scene.request("late", range(40, 44), within_s=0.3)
     scene.wait(0.4)
 
 
 def nobody_has_it(scene):
     """What the source has not got, and what it does not give for a while."""
-    scene.want("gone", range(4), within_s=20.0)
+    scene.request("gone", range(4), within_s=20.0)
     for _ in range(6):
         for host, number in list(scene.asked):
             if scene.asked.pop((host, number), None) is not None:
                 scene.feed("peer_refused", host, [(number, Failure.MISSING)])
         scene.source_answers(Failure.MISSING)
         scene.wait(0.2)
-    scene.want("away", range(10, 13))
+    scene.request("away", range(10, 13))
     scene.feed("connection_lost", PEERS[0])
     scene.source_answers(Failure.UNREACHABLE)
     scene.wait(0.3)
@@ -259,7 +259,7 @@ def nobody_has_it(scene):
 
 def peers(scene):
     """Peers who ask for what is here, on its way and nowhere, hurry, and leave."""
-    scene.want("first", range(4))
+    scene.request("first", range(4))
     scene.source_answers()
     scene.peers_answer()
     scene.ask_me(PEERS[0], 0, 1, 2, 3)
@@ -291,16 +291,16 @@ def in_step(scene):
     scene.ask_me(PEERS[0], 0, 1, 2, mode=held)
     scene.wait(0.1)
     scene.feed("answers_delivered", PEERS)  # late: links have queues
-    scene.want("near", [5, 6])
+    scene.request("near", [5, 6])
     scene.peers_answer(PEERS[1:2])
     scene.ask_me(PEERS[1], 7, 8, mode=Mode.HELD)  # which guests are about to read
     scene.ask_me(PEERS[2], 7, mode=Mode.HELD)
-    scene.want("next", [7, 9])
+    scene.request("next", [7, 9])
     scene.peers_answer(Failure.MISSING)
     scene.source_answers()
     scene.feed("answers_delivered", PEERS)
     for n in range(10, 14):
-        scene.want(f"later {n}", [n])
+        scene.request(f"later {n}", [n])
         scene.peers_answer(Failure.MISSING)
     scene.wait(1.0)
 

@@ -103,7 +103,7 @@ def test_chunks_of_other_owners_or_images_and_chunks_twice_are_other_transfers(m
     machine.request_chunks(batch, P.GUEST, "mixed")
     assert [one.count for one in transfers(machine)] == [1, 1, 1]
     numbers = first, first, second, other, second
-    machine.play(1.0, lambda host, attempt: data_of(attempt.want.offset // one_machine.CHUNK))
+    machine.play(1.0, lambda host, attempt: data_of(attempt.first_ref.offset // one_machine.CHUNK))
     assert not len(machine.core) and len(numbers) == len(batch)
 
 
@@ -280,7 +280,7 @@ class Player:
         self.rng, self.machine = random.Random(seed), new_machine()
         self.asked, self.read, self.done = {}, {}, {}
 
-    def want(self, batch, token):
+    def request(self, batch, token):
         self.machine.request_chunks(batch, self.rng.choice((P.GUEST, P.READAHEAD)), token)
 
     def _some(self, owed):
@@ -328,7 +328,7 @@ class Player:
             for number in cancel.numbers:
                 self.asked.pop((cancel.host, number), None)
         for read in self.machine.got(actions.ReadSource):
-            for index, ref in enumerate(read.wants):
+            for index, ref in enumerate(read.refs):
                 self.read[read.number, index] = ref.offset // one_machine.CHUNK
         for one in self.machine.completes():
             assert one.token not in self.done
@@ -348,7 +348,7 @@ def test_whatever_peers_and_the_source_do_each_guest_gets_his_bytes(seed):
         for token in range(12)
     }
     for token, batch in batches.items():
-        player.want(batch, token)
+        player.request(batch, token)
         player.look()
         for _ in range(rng.randint(0, 20)):
             player.step()

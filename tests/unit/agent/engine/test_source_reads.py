@@ -30,7 +30,7 @@ def chunks(*numbers):
 
 
 def wants_of(found):
-    return [tuple(read.wants) for read in found]
+    return [tuple(read.refs) for read in found]
 
 
 def told(reads, number, *indices):
@@ -64,7 +64,7 @@ def test_who_reads_much_of_an_image_keeps_no_other_guest_of_it_waiting(out):
     for number in (301, 303):
         reads.read(chunks(number), P.GUEST, "image", 0.0, "image/2")
     first = begun(out, reads)
-    assert {read.who: tuple(read.wants) for read in first} == {
+    assert {read.who: tuple(read.refs) for read in first} == {
         "image/1": chunks(0),
         "image/2": chunks(301),
     }
@@ -106,7 +106,7 @@ class Steps:
         self.made.append(self.reads.read(wanted, priority, who, 0.0, opener))
 
     def start(self, *_):
-        self.seen += [want for read in begun(self.out, self.reads) for want in read.wants]
+        self.seen += [ref for read in begun(self.out, self.reads) for ref in read.refs]
 
     def end(self, number, *_):
         self.reads.end_range(number)
@@ -163,7 +163,7 @@ def test_neighbours_that_wait_become_one_range(out):
     for number in (3, 1, 2, 0, 5):
         reads.read(chunks(number), P.READAHEAD, "image", 0.0)
     [first] = begun(out, reads)
-    assert tuple(first.wants) == chunks(0, 1, 2, 3)
+    assert tuple(first.refs) == chunks(0, 1, 2, 3)
     assert len(told(reads, first.number, 0, 1, 2, 3)) == 4
     assert wants_of(begun(out, reads)) == [chunks(5)]
 
@@ -174,7 +174,7 @@ def test_read_of_a_guest_takes_no_neighbour_that_is_less_urgent(out):
     reads.read(chunks(1), P.GUEST, "image", 0.0)
     reads.read(chunks(0), P.GUEST, "image", 0.0)
     [first] = begun(out, reads)
-    assert (first.priority, tuple(first.wants)) == (P.GUEST, chunks(0, 1))
+    assert (first.priority, tuple(first.refs)) == (P.GUEST, chunks(0, 1))
     reads.end_range(first.number)
     reads.read(chunks(3), P.GUEST, "image", 0.0)
     reads.read(chunks(4), P.PREFETCH, "h2", 0.0)
@@ -188,7 +188,7 @@ def test_range_has_a_mebibyte_at_most_but_for_a_chunk_that_is_longer(out, monkey
         reads.read(chunks(number), P.GUEST, "image", 0.0)
     reads.read(chunks(*range(10, 15)), P.GUEST, "image", 0.0)
     reads.read((chunk(40)._replace(length=9 * CHUNK),), P.GUEST, "image", 0.0)
-    lengths = [len(read.wants) for read in begun(out, reads)]
+    lengths = [len(read.refs) for read in begun(out, reads)]
     assert lengths == [3, 3, 1, 3, 1, 2]
 
 
@@ -198,7 +198,7 @@ def test_chunks_that_do_not_follow_each_other_are_ranges_of_their_own(out):
     reads.read(chunks(9), P.GUEST, "image", 0.0)
     reads.read((chunk(7)._replace(image_id=OTHER),), P.GUEST, "image", 0.0)
     found = begun(out, reads)
-    ranges = [[want.offset // CHUNK for want in read.wants] for read in found]
+    ranges = [[ref.offset // CHUNK for ref in read.refs] for read in found]
     assert sorted(ranges) == [[0, 1], [5, 6], [7], [8], [9]] and read.refs == chunks(0, 1)
 
 
@@ -212,7 +212,7 @@ def test_read_that_becomes_urgent_goes_before_others_and_is_made_once(out):
     reads.raise_priority(first, P.GUEST, "other")  # it is under way
     assert reads.end_range(first.number) == [first]
     (read,) = begun(out, reads)
-    assert tuple(read.wants) == chunks(29) and len(reads) == len(others)
+    assert tuple(read.refs) == chunks(29) and len(reads) == len(others)
 
 
 def test_place_is_free_when_all_of_a_range_is_told_and_each_chunk_is_told_once(out):

@@ -33,7 +33,7 @@ def test_guest_of_a_peer_makes_its_request_urgent(machine):
     )
     machine.core.requests.uploads.places.count = 64
     machine.answers_delivered(["h2"])
-    order = [given.want.offset // one_machine.CHUNK for given in machine.answers()]
+    order = [given.ref.offset // one_machine.CHUNK for given in machine.answers()]
     assert sorted(order) == sorted([*numbers, numbers[0]]) and order[0] == numbers[2]
     machine.answers_delivered(["h2", "h3"])
     assert not any(vars_of(found) for found in machine.core.requests.receivers.values())
@@ -120,7 +120,7 @@ def flood(machine, connection, host, count, first=0, **more):
 
 
 def given_bytes(machine):
-    return sum(a.want.length for a in machine.answers() if isinstance(a, actions.SendChunk))
+    return sum(a.ref.length for a in machine.answers() if isinstance(a, actions.SendChunk))
 
 
 def test_receiver_that_does_not_read_is_given_so_much_and_no_more(machine):
@@ -170,8 +170,8 @@ def test_bytes_that_wait_for_who_does_not_read_are_let_go_of(machine):
     given = 0
     ranges = machine.core.context.source_reads._ranges
     for read in iter(lambda: next(iter(ranges), None), None):
-        wants = [found.want for found in ranges[read].reads.values()]
-        gave = [data_of(found.offset // one_machine.CHUNK) for found in wants]
+        refs = [found.first_ref for found in ranges[read].reads.values()]
+        gave = [data_of(found.offset // one_machine.CHUNK) for found in refs]
         machine.source_read_progressed(read, list(enumerate(gave)))
         given += given_bytes(machine)
     (receiver,) = machine.core.requests.receivers.values()

@@ -117,15 +117,15 @@ def test_new_guest_does_not_wait_for_the_pause_of_what_was_in_vain():
         machine.wait(0.1)
     paused = [t for t in machine.core.context.transfers.values() if t.retry is not None]
     assert len(paused) > 1500
-    wanted = paused[-1].want
+    wanted = paused[-1].first_ref
     machine.request_chunks([wanted._replace(image_id=one_machine.IMAGE)], P.GUEST, "new")
     found = list(machine.last)
     for _ in range(3):
         for number in list(machine.core.context.source_reads._ranges):
             found += machine.source_ended(number, F.UNREACHABLE)
         found += machine.wait(0.02)
-    reads = [want for read in found if isinstance(read, actions.ReadSource) for want in read.wants]
-    assert wanted.cid in [want.cid for want in reads]
+    reads = [ref for read in found if isinstance(read, actions.ReadSource) for ref in read.refs]
+    assert wanted.cid in [ref.cid for ref in reads]
 
 
 def test_what_is_tried_again_is_bounded_and_each_image_has_its_turn():
@@ -137,12 +137,14 @@ def test_what_is_tried_again_is_bounded_and_each_image_has_its_turn():
     for _ in range(400):
         reads = machine.core.context.source_reads._ranges
         if machine.now >= 10:
-            tried += [(machine.now, r.want) for one in reads.values() for r in one.reads.values()]
+            tried += [
+                (machine.now, r.first_ref) for one in reads.values() for r in one.reads.values()
+            ]
         for number in list(reads):
             machine.source_ended(number, F.UNREACHABLE)
         machine.wait(0.05)
     assert len(tried) <= 1.1 * 200 * 10
-    others = [at_s for at_s, want in tried if want.image_id == one_machine.OTHER]
+    others = [at_s for at_s, ref in tried if ref.image_id == one_machine.OTHER]
     assert max(b - a for a, b in itertools.pairwise(others)) < 3.0
 
 
@@ -165,7 +167,7 @@ def test_lanes_have_turns_among_images():
     seen = []
     for _ in range(20):
         for number, found in list(machine.core.context.source_reads._ranges.items()):
-            seen += [read.want.image_id for read in found.reads.values()]
+            seen += [read.first_ref.image_id for read in found.reads.values()]
             machine.source_read_progressed(number, [(n, b"") for n in found.reads])
     assert abs(seen.count(one_machine.IMAGE) - seen.count(one_machine.OTHER)) <= 3
 
@@ -192,13 +194,13 @@ def test_what_waits_for_its_turn_is_taken_back_with_the_last_who_wants_it():
     machine = one_machine.Machine(1, background_limit=2)
     machine.request_batches([(n, (chunk(n),)) for n in range(9)], P.PRE_SEED)
     [read] = machine.got(actions.ReadSource)
-    assert len(read.wants) == 2
+    assert len(read.refs) == 2
     machine.request_chunks([chunk(5)], P.PRE_SEED, "another")
     machine.request_chunks([chunk(6)], P.READAHEAD, None)
     machine.cancel_reads(*range(2, 9))
-    assert [one.offset // one_machine.CHUNK for one in read.wants] == [0, 1]
+    assert [one.offset // one_machine.CHUNK for one in read.refs] == [0, 1]
     lanes_, transfers = machine.core.pending.prefetch_limits, machine.core.context.transfers
-    left = {one.want.offset // one_machine.CHUNK for one in transfers.values()}
+    left = {one.first_ref.offset // one_machine.CHUNK for one in transfers.values()}
     assert left == {0, 1, 5, 6}
     assert len(lanes_) == 1 and lanes_.under_way == 3  # what a guest is about to read has begun
     machine.cancel_reads(0, 1, "another")
@@ -258,7 +260,7 @@ def test_nothing_is_fetched_ahead_while_the_cache_is_behind():
     for first in range(0, 1024, 64):
         machine.request_chunks([chunk(n) for n in range(first, first + 64)], P.GUEST, first)
         for read in machine.got(actions.ReadSource):
-            machine.source_read_progressed(read.number, [(n, b"") for n in range(len(read.wants))])
+            machine.source_read_progressed(read.number, [(n, b"") for n in range(len(read.refs))])
             chunks += machine.got(actions.Store)[0].runs
     machine.request_chunks([chunk(5000)], P.HYDRATE, "ahead")
     assert not machine.last
@@ -433,20 +435,20 @@ def test_guest_who_joins_read_ahead_hurries_it_in_the_line_and_at_the_peer(machi
     machine.request_chunks([chunk(numbers[5]), chunk(numbers[-1])], P.GUEST, "a guest")
     assert machine.got(actions.RaisePriority) == [actions.RaisePriority(H2, [asked[5].number])]
     machine.chunks_arrived(H2, [(asked[0].number, data_of(numbers[0]))])
-    assert machine.attempt().want == chunk(numbers[-1])
+    assert machine.attempt().first_ref == chunk(numbers[-1])
 
 
 def test_read_that_nobody_waits_for_gives_way_to_those_that_others_wait_for():
     machine = one_machine.Machine(1, max_source_reads=2)
     machine.request_chunks([chunk(1), chunk(3)], P.GUEST, "gone", deadline_s=5.0)
     reads = machine.got(actions.ReadSource)
-    assert [read.wants for read in reads] == [[chunk(1)], [chunk(3)]]
+    assert [read.refs for read in reads] == [[chunk(1)], [chunk(3)]]
     machine.cancel_reads("gone")
     assert not machine.last  # it goes on: it may be of use
     machine.request_chunks([chunk(5)], P.GUEST, "waits")
     assert machine.got(actions.CancelSourceRead) == [
         actions.CancelSourceRead(reads[1].number)
     ]  # and no more
-    assert [wanted.wants for wanted in machine.got(actions.ReadSource)] == [[chunk(5)]]
+    assert [wanted.refs for wanted in machine.got(actions.ReadSource)] == [[chunk(5)]]
     machine.request_chunks([chunk(7)], P.GUEST, "waits, too")
     assert machine.got(actions.CancelSourceRead) == [actions.CancelSourceRead(reads[0].number)]
