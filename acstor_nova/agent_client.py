@@ -71,18 +71,18 @@ class AgentClient:
         :param head_bytes: length of the beginning, which the agent fetches because Nova reads it
         :param os_hash: Glance's hash, to compare; omitted for an old agent
         """
-        asked = control_wire.Ensure(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
+        asked = control_wire.AttachImage(image_id, head_bytes, os_hash.algo, os_hash.value.hex())
         try:
             answer = self._ask(asked)
         except errors.AgentRefused as e:
             if e.kind != errors.RemoteProtocolError.__name__ or not os_hash.algo:
                 raise
-            answer = self._ask(control_wire.Ensure(image_id, head_bytes))
+            answer = self._ask(control_wire.AttachImage(image_id, head_bytes))
         return Stored(answer["disk_format"], answer["stored_bytes"])
 
     def detach_image(self, image_id: str) -> None:
         """Detach an image that no process has open and no disk is based on."""
-        self._ask(control_wire.Drop(image_id))
+        self._ask(control_wire.DetachImage(image_id))
 
     def pre_seed(self, image_id: str, timeout_s: float) -> None:
         """Fetch all of an image to this host."""
@@ -100,7 +100,7 @@ class AgentClient:
         self, instance_id: str, timeout_s: float, *, is_taken_back: bool = False
     ) -> None:
         """Let reads of an instance fail instead of wait, as it is powered off; or not."""
-        self._ask(control_wire.SwitchedOff(instance_id, is_taken_back), timeout_s)
+        self._ask(control_wire.PowerOff(instance_id, is_taken_back), timeout_s)
 
     def count_fallback(self, reason: control_wire.Fallback, times: int) -> None:
         """Add fallbacks to the agent's counters."""
@@ -121,7 +121,7 @@ class AgentClient:
 
     def list_recovered(self) -> list[dict[str, Any]]:
         """Return the disks made of checkpoints."""
-        disks: list[dict[str, Any]] = self._ask(control_wire.Recovered())["disks"]
+        disks: list[dict[str, Any]] = self._ask(control_wire.ListRestoredDisks())["disks"]
         return disks
 
     def drop_disk(self, disk_id: str) -> None:

@@ -28,8 +28,8 @@ from acstor_common.wire import control_wire
 LOG = logging.getLogger(__name__)
 
 _ImageRequest = (
-    control_wire.Ensure
-    | control_wire.Drop
+    control_wire.AttachImage
+    | control_wire.DetachImage
     | control_wire.PreSeed
     | control_wire.Unpin
     | control_wire.SetFillMode
@@ -40,7 +40,7 @@ _DiskRequest = (
     | control_wire.DropDisk
     | control_wire.Flatten
     | control_wire.AttachCheckpoint
-    | control_wire.Recovered
+    | control_wire.ListRestoredDisks
 )
 
 
@@ -81,7 +81,7 @@ class ControlRequests:
                 return await trio.to_thread.run_sync(self._status)
             case control_wire.Timelines(wanted_id):
                 return {"timelines": self._timelines.timelines_of(wanted_id)}
-            case control_wire.SwitchedOff(instance_id, is_taken_back):
+            case control_wire.PowerOff(instance_id, is_taken_back):
                 instance_id = ids.parse_image_id(instance_id)
                 return {"processes": await self._stuck.switched_off(instance_id, is_taken_back)}
             case control_wire.CountFallback(reason, times):
@@ -103,9 +103,9 @@ class ControlRequests:
         self, request: _ImageRequest, report: control_socket.Report
     ) -> Any:
         match request:
-            case control_wire.Ensure():
+            case control_wire.AttachImage():
                 return await self._ensure(request)
-            case control_wire.Drop(image_id):
+            case control_wire.DetachImage(image_id):
                 return await self._drop(ids.parse_image_id(image_id))
             case control_wire.PreSeed(image_id):
                 return await self._images.pre_seed(image_id, report)
@@ -128,10 +128,10 @@ class ControlRequests:
                 return await self._disks.flatten_disk(disk_header.parse_disk_id(disk_id), report)
             case control_wire.AttachCheckpoint():
                 return await self._disks.attach_checkpoint(request)
-            case control_wire.Recovered():
+            case control_wire.ListRestoredDisks():
                 return await self._disks.list_restored()
 
-    async def _ensure(self, request: control_wire.Ensure) -> dict[str, Any]:
+    async def _ensure(self, request: control_wire.AttachImage) -> dict[str, Any]:
         began_s = time.monotonic()
         expected = image_record.parse_os_hash(request.os_hash_algo, request.os_hash_value)
         found = await self._images.attach(request.image_id, request.head_bytes, expected)

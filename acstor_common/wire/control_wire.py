@@ -74,7 +74,7 @@ class Timelines(Request, frozen=True, tag="timelines"):
     wanted_id: str = ""
 
 
-class Ensure(Request, frozen=True, tag="ensure"):
+class AttachImage(Request, frozen=True, tag="ensure"):
     """Attach an image to the mirror now, so that opening it does not block.
 
     :param head_bytes: bytes to cache from the start of the image
@@ -88,7 +88,7 @@ class Ensure(Request, frozen=True, tag="ensure"):
     os_hash_value: Annotated[str, msgspec.Meta(max_length=MAX_HASH_TEXT)] = ""
 
 
-class Drop(Request, frozen=True, tag="drop"):
+class DetachImage(Request, frozen=True, tag="drop"):
     """Detach an image that no guest uses."""
 
     image_id: str
@@ -121,7 +121,7 @@ class SetFillMode(Request, frozen=True, tag="set-fill-mode"):
             raise ValueError(f"fill mode {self.mode} takes no deadline")
 
 
-class SwitchedOff(Request, frozen=True, tag="switched-off"):
+class PowerOff(Request, frozen=True, tag="switched-off"):
     """Nova is powering an instance off: fail its guest's pending reads.
 
     :param is_taken_back: power-off was cancelled
@@ -182,7 +182,7 @@ class AttachCheckpoint(Request, frozen=True, tag="attach-checkpoint"):
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-class Recovered(Request, frozen=True, tag="recovered"):
+class ListRestoredDisks(Request, frozen=True, tag="recovered"):
     """Returns disks created from checkpoints, and their progress."""
 
 
@@ -236,18 +236,18 @@ class Progress(Reply, frozen=True, tag="progress"):
 AnyRequest = (
     Status
     | Timelines
-    | Ensure
-    | Drop
+    | AttachImage
+    | DetachImage
     | PreSeed
     | Unpin
     | SetFillMode
-    | SwitchedOff
+    | PowerOff
     | Zeros
     | Flatten
     | MakeDisk
     | DropDisk
     | AttachCheckpoint
-    | Recovered
+    | ListRestoredDisks
     | CountFallback
     | SetRing
     | SetDiskPolicy
@@ -263,7 +263,7 @@ _encoder = msgspec.json.Encoder()
 def encode(message: Request | Reply) -> bytes:
     r"""Return a message as a line.
 
-    >>> encode(Ensure("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
+    >>> encode(AttachImage("7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"))
     b'{"op":"ensure","image_id":"7d2c1f9e-5d6b-4a5c-9c61-1e1b5b1f0a11"}\n'
     """
     return _encoder.encode(message) + b"\n"

@@ -103,7 +103,7 @@ class Nova:
         bases = evacuation.RecoveringBase, imagebackend.MirrorBase, self.stock
         self.backend = type("Acstor", bases, {"host": self.host})
         self.answers = {
-            control_wire.Ensure: attached("raw", SIZE),
+            control_wire.AttachImage: attached("raw", SIZE),
             control_wire.PreSeed: scripted_agent.done({}),
             control_wire.CountFallback: scripted_agent.done(),
         }

@@ -139,7 +139,7 @@ class DeletedCheckpoint(msgspec.Struct, frozen=True):
     checkpoint_id: str
 
 
-def every(call: operation.Call) -> Checkpoints:
+def list_checkpoints(call: operation.Call) -> Checkpoints:
     """Return checkpoints."""
     page = call.query
     if page.instance:
@@ -148,7 +148,7 @@ def every(call: operation.Call) -> Checkpoints:
     return Checkpoints([_shown(row) for row in rows])
 
 
-def one(call: operation.Call) -> Checkpoint:
+def show_checkpoint(call: operation.Call) -> Checkpoint:
     """Return one checkpoint."""
     return _shown(_row(call))
 
@@ -290,11 +290,13 @@ OPERATIONS = (
         "/v1/checkpoints",
         "List checkpoints of servers",
         Checkpoints,
-        every,
+        list_checkpoints,
         SEES,
         query=CheckpointPage,
     ),
-    operation.Operation("checkpoint:get", "GET", _ONE, "Show a checkpoint", Checkpoint, one, SEES),
+    operation.Operation(
+        "checkpoint:get", "GET", _ONE, "Show a checkpoint", Checkpoint, show_checkpoint, SEES
+    ),
     operation.Operation(
         "checkpoint:create",
         "POST",

@@ -144,7 +144,7 @@ def forget(call: operation.Call) -> ForgottenHost:
 
 def _told(call: operation.Call, what: str) -> hosts.HostDetail:
     _log(call, what)
-    return hosts.one(call)
+    return hosts.show_host(call)
 
 
 def _log(call: operation.Call, what: str) -> None:

@@ -136,7 +136,7 @@ class HostPage(operation.Page, frozen=True, forbid_unknown_fields=True):
     sort: Annotated[str, patterns.full_match(f"({'|'.join(SORTED_BY)})(:(asc|desc))?")] = "host"
 
 
-def every(call: operation.Call) -> Hosts:
+def list_hosts(call: operation.Call) -> Hosts:
     """Return hosts that sent samples or requested a certificate."""
     page: HostPage = call.query
     found = (host for host in _in_order(call, page) if _is_wanted(host, page))
@@ -188,7 +188,7 @@ def _of_ids(call: operation.Call, marker: str) -> Iterator[Host]:
         yield Host(**_fields(call, row, enrolled.get(name), owners))
 
 
-def one(call: operation.Call) -> HostDetail:
+def show_host(call: operation.Call) -> HostDetail:
     """Return one host."""
     name = operation.host_id(call.path["host"])
     row, enrolled = call.store.get_host(name), call.store.get_enrolment(name)
@@ -226,7 +226,7 @@ def _set_drained(call: operation.Call, is_drained: bool) -> HostDetail:
     name = operation.host_id(call.path["host"])
     if not call.store.set_drained(name, is_drained):
         raise operation.not_found(f"host {name}")
-    return one(call)
+    return show_host(call)
 
 
 def _owners(call: operation.Call) -> dict[str, rings.Owner]:
@@ -296,9 +296,11 @@ def _fields(
 
 OPERATIONS = (
     operation.Operation(
-        "host:list", "GET", "/v1/hosts", "List hosts", Hosts, every, query=HostPage
+        "host:list", "GET", "/v1/hosts", "List hosts", Hosts, list_hosts, query=HostPage
     ),
-    operation.Operation("host:get", "GET", "/v1/hosts/{host}", "Show a host", HostDetail, one),
+    operation.Operation(
+        "host:get", "GET", "/v1/hosts/{host}", "Show a host", HostDetail, show_host
+    ),
     operation.about_host(
         "drain",
         "Move all v-nodes away from a host",

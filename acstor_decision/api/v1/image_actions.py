@@ -135,7 +135,7 @@ def prepare(call: operation.Call) -> images.Image:
     has_failed = artefacts.state_of(record) is artefacts.State.FAILED if record else False
     wanted = decision_messages.ImageWanted(image_id, call.body.force or has_failed)
     call.bus.request_preparation(wanted, random.getrandbits(REQUEST_BITS))
-    return images.one(call) if record else images.unknown(image_id)
+    return images.show_image(call) if record else images.unknown(image_id)
 
 
 def pre_seed(call: operation.Call) -> AcceptedTask:

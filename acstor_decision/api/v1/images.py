@@ -155,7 +155,7 @@ class ImagePage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     marker: Annotated[str, msgspec.Meta(max_length=36)] = ""
 
 
-def every(call: operation.Call) -> Images:
+def list_images(call: operation.Call) -> Images:
     """Return the images in hosts' caches."""
     found: list[Image] = []
     marker, limit = call.query.marker, call.query.limit
@@ -173,7 +173,7 @@ def every(call: operation.Call) -> Images:
     return Images(found[:limit])
 
 
-def one(call: operation.Call) -> ImageDetail:
+def show_image(call: operation.Call) -> ImageDetail:
     """Return one image."""
     image_id = operation.image_id(call.path["image_id"])
     shown = records(call, [image_id]).get(image_id)
@@ -286,7 +286,7 @@ OPERATIONS = (
         "/v1/images",
         "List the images in hosts' caches",
         Images,
-        every,
+        list_images,
         query=ImagePage,
     ),
     operation.Operation(
@@ -295,7 +295,7 @@ OPERATIONS = (
         "/v1/images/{image_id}",
         "Show an image and its parents",
         ImageDetail,
-        one,
+        show_image,
     ),
     operation.Operation(
         "image:hosts",

@@ -43,7 +43,7 @@ class Listeners(msgspec.Struct, frozen=True):
     listeners: list[Listener]
 
 
-def every(call: operation.Call) -> Listeners:
+def list_listeners(call: operation.Call) -> Listeners:
     """Return the listeners."""
     return Listeners([_shown(row, call.wall()) for row in call.store.list_listeners()])
 
@@ -53,7 +53,7 @@ def report(call: operation.Call) -> Listeners:
     if not call.store.record_listener(call.body.listener, call.wall()):
         message = f"the limit of {listener_queries.MOST} listeners is reached"
         raise operation.RequestRefused(http.HTTPStatus.CONFLICT, message)
-    return every(call)
+    return list_listeners(call)
 
 
 def _shown(row: models.Listener, now_s: float) -> Listener:
@@ -71,7 +71,7 @@ OPERATIONS = (
         "/v1/listeners",
         "List the Glance listeners",
         Listeners,
-        every,
+        list_listeners,
         rule=f"{RULE} or {operation.READER}",
     ),
     operation.Operation(

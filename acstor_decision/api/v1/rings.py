@@ -88,7 +88,7 @@ def current(call: operation.Call) -> Ring:
     return _shown(newest[0])
 
 
-def one(call: operation.Call) -> Ring:
+def show_table(call: operation.Call) -> Ring:
     """Return the table of an epoch."""
     text = call.path["epoch"]
     if not text.isascii() or not text.isdigit() or len(text) > 18:
@@ -167,6 +167,11 @@ OPERATIONS = (
         query=RingPage,
     ),
     operation.Operation(
-        "ring:get_epoch", "GET", "/v1/rings/{epoch}", "Show the v-node table of an epoch", Ring, one
+        "ring:get_epoch",
+        "GET",
+        "/v1/rings/{epoch}",
+        "Show the v-node table of an epoch",
+        Ring,
+        show_table,
     ),
 )

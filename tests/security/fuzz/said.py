@@ -63,7 +63,7 @@ def _frame_seeds() -> list[bytes]:
         peer_wire.Refuse(1, peer_wire.RefuseCode.MISSING),
         peer_wire.Cancel((1,)),
         peer_wire.Cancel((1, 2**32 - 1)),
-        peer_wire.Hurry((7, 2**32 - 1)),
+        peer_wire.RaisePriority((7, 2**32 - 1)),
         peer_wire.Ping(7),
         peer_wire.Pong(7),
         peer_wire.Advertise(announced.alone(1, 2, 3)),
@@ -228,7 +228,7 @@ CONTROL_REQUEST = _line_target(
     control_wire.decode_request,
     [
         control_wire.Status(),
-        control_wire.Ensure(stored.IMAGE, 4096),
+        control_wire.AttachImage(stored.IMAGE, 4096),
         control_wire.MakeDisk(stored.DISK, stored.IMAGE, 1 << 20),
         control_wire.CountFallback(control_wire.Fallback.DISK_FORMAT, 3),
         control_wire.SetRing(msgspec.Raw(b'{"version":1,"epoch":1,"hosts":[]}')),

@@ -17,8 +17,8 @@ KEPT = pathlib.Path(__file__).parents[2] / "data" / "control-wire.json"
     "request_",
     [
         control_wire.Status(),
-        control_wire.Ensure(IMAGE),
-        control_wire.Drop(IMAGE),
+        control_wire.AttachImage(IMAGE),
+        control_wire.DetachImage(IMAGE),
         control_wire.PreSeed(IMAGE),
         control_wire.SetFillMode(IMAGE, control_wire.FillMode.URGENT, 90.0),
         control_wire.Zeros(IMAGE),
@@ -94,6 +94,6 @@ def test_every_request_is_among_those_that_are_kept():
 
 
 def test_field_that_another_version_does_not_know_is_not_sent_without_need():
-    assert json.loads(control_wire.encode(control_wire.Ensure(IMAGE))) == {
+    assert json.loads(control_wire.encode(control_wire.AttachImage(IMAGE))) == {
         "op": "ensure", "image_id": IMAGE
     }  # fmt: skip

@@ -26,9 +26,9 @@ def client(path):
 
 def test_answers_are_returned(path, client):
     answers = {
-        control_wire.Ensure: scripted_agent.done({"disk_format": "qcow2", "stored_bytes": 7}),
+        control_wire.AttachImage: scripted_agent.done({"disk_format": "qcow2", "stored_bytes": 7}),
         control_wire.Status: scripted_agent.done({"host": "h1"}),
-        control_wire.SwitchedOff: scripted_agent.done({"processes": 1}),
+        control_wire.PowerOff: scripted_agent.done({"processes": 1}),
         control_wire.CountFallback: scripted_agent.done(),
         control_wire.Zeros: scripted_agent.done(
             {"size_bytes": 9 << 16, "chunk_bytes": 1 << 16, "zeros": b"\xff\x01"}
@@ -43,10 +43,10 @@ def test_answers_are_returned(path, client):
         client.notify_power_off(IMAGE, 20.0)
         client.count_fallback(control_wire.Fallback.DISK_FORMAT, 3)
     assert agent.asked == [
-        control_wire.Ensure(IMAGE),
+        control_wire.AttachImage(IMAGE),
         control_wire.Zeros(IMAGE),
         control_wire.Status(),
-        control_wire.SwitchedOff(IMAGE),
+        control_wire.PowerOff(IMAGE),
         control_wire.CountFallback(control_wire.Fallback.DISK_FORMAT, 3),
     ]
 
@@ -59,7 +59,7 @@ def test_progress_is_waited_out(path, client):
 
 
 def test_refusal_has_its_kind(path, client):
-    answers = {control_wire.Ensure: scripted_agent.failed("ChunkMissing", "no map")}
+    answers = {control_wire.AttachImage: scripted_agent.failed("ChunkMissing", "no map")}
     with (
         scripted_agent.running(path, answers),
         pytest.raises(errors.AgentRefused, match="no map") as e,

@@ -104,7 +104,7 @@ def nova(tmp_path, api):
 @pytest.fixture
 def agent(nova):
     told = [{"checkpoint_id": NEW, "instance_id": INSTANCE, "image_id": nova_backend.IMAGE}]
-    nova.answers[control_wire.Recovered] = scripted_agent.done({"disks": told})
+    nova.answers[control_wire.ListRestoredDisks] = scripted_agent.done({"disks": told})
     nova.answers[control_wire.DropDisk] = scripted_agent.done({})
     with scripted_agent.running(nova.socket, nova.answers) as running:
         yield running
@@ -242,7 +242,7 @@ def test_image_that_was_downloaded_is_lain_on_as_it_is(nova, agent):
 def test_mirror_that_was_lost_is_an_error_in_words(nova, agent):
     nova.base.parent.mkdir()
     nova.base.symlink_to(nova.mirror)
-    agent.answers[control_wire.Ensure] = scripted_agent.failed("ChunkLost", "it cannot be had")
+    agent.answers[control_wire.AttachImage] = scripted_agent.failed("ChunkLost", "it cannot be had")
     with pytest.raises(nova_backend.CannotStartError, match="it cannot be had"):
         evacuate(nova)
 
@@ -326,15 +326,15 @@ def test_start_fetches_nothing_for_what_lies_on_a_checkpoint(nova, agent, api):
 
 
 def test_agent_is_told_before_a_guest_on_a_checkpoint_is_ended(nova, agent):
-    agent.answers[control_wire.SwitchedOff] = scripted_agent.done({})
+    agent.answers[control_wire.PowerOff] = scripted_agent.done({})
     evacuate(nova)
     imagebackend.notify_power_off(nova.host, INSTANCE)
-    assert asked(agent, control_wire.SwitchedOff) == [control_wire.SwitchedOff(INSTANCE)]
+    assert asked(agent, control_wire.PowerOff) == [control_wire.PowerOff(INSTANCE)]
 
 
 def test_start_without_the_checkpoint_on_this_host_says_why(nova, agent):
     made = evacuate(nova)
-    agent.answers[control_wire.Recovered] = scripted_agent.done({"disks": []})
+    agent.answers[control_wire.ListRestoredDisks] = scripted_agent.done({"disks": []})
     with pytest.raises(nova_backend.CannotStartError, match="on the host that it was recovered on"):
         made.libvirt_info("none")
 
@@ -347,7 +347,7 @@ def test_start_makes_the_link_beneath_again(nova, agent):
     nova.base.unlink()
     made.libvirt_info("none")
     assert os.readlink(nova.base) == str(nova.mirror)
-    agent.answers[control_wire.Ensure] = scripted_agent.failed("ChunkLost", "it is nowhere")
+    agent.answers[control_wire.AttachImage] = scripted_agent.failed("ChunkLost", "it is nowhere")
     with pytest.raises(nova_backend.CannotStartError, match="it is nowhere"):
         made.libvirt_info("none")
 
@@ -517,6 +517,6 @@ def test_only_an_evacuation_is_noted():
 
 def test_agent_that_is_too_old_refuses(nova):
     failed = scripted_agent.failed("RemoteProtocolError", "what is that")
-    with scripted_agent.running(nova.socket, {control_wire.Recovered: failed}):
+    with scripted_agent.running(nova.socket, {control_wire.ListRestoredDisks: failed}):
         with pytest.raises(errors.AgentRefused):
             agent_client.AgentClient(str(nova.socket), 5.0).list_recovered()

@@ -38,7 +38,7 @@ def test_disk_lies_on_the_mirror_and_nothing_is_downloaded(nova, agent):
     made = nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
     assert nova.inspected == [(nova_backend.IMAGE, str(nova.mirror))]
-    assert agent.asked == [control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)]
+    assert agent.asked == [control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)]
     assert made.libvirt_info("none").driver_cache == "writeback"
     assert not nova.host.fallbacks.total
 
@@ -48,11 +48,11 @@ def test_agent_is_told_the_hash_that_glance_has_now_also_where_the_link_is_there
     nova.spawn()
     nova.image["os_hash_value"] = "cd" * 64
     nova.spawn()
-    told = [one.os_hash_value for one in agent.asked if isinstance(one, control_wire.Ensure)]
+    told = [one.os_hash_value for one in agent.asked if isinstance(one, control_wire.AttachImage)]
     assert told == ["ab" * 64, "cd" * 64]
     nova.image = None  # Glance does not answer: a cached image boots all the same
     nova.spawn()
-    assert agent.asked[-1] == control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)
+    assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)
 
 
 def test_start_asks_for_the_bytes_that_the_disk_was_made_on(nova, agent):
@@ -64,18 +64,18 @@ def test_start_asks_for_the_bytes_that_the_disk_was_made_on(nova, agent):
     assert agent.asked[-1].os_hash_value == "ab" * 64
     made._instance.system_metadata = {imagebackend.NOTE: "damaged"}
     made.libvirt_info("none")
-    assert agent.asked[-1] == control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)
+    assert agent.asked[-1] == control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)
 
 
 def test_agent_that_is_too_old_to_compare_is_asked_without_a_hash(nova, agent):
-    attached = agent.answers[control_wire.Ensure]
+    attached = agent.answers[control_wire.AttachImage]
 
     def older(request):
         if request.os_hash_algo:
             return control_wire.encode(control_wire.Failed("RemoteProtocolError", "unknown field"))
         return attached(request)
 
-    agent.answers[control_wire.Ensure] = older
+    agent.answers[control_wire.AttachImage] = older
     nova.image |= {"os_hash_algo": "sha512", "os_hash_value": "ab" * 64}
     nova.spawn().libvirt_info("none")
     assert os.readlink(nova.base) == str(nova.mirror)
@@ -84,7 +84,7 @@ def test_agent_that_is_too_old_to_compare_is_asked_without_a_hash(nova, agent):
 
 @pytest.mark.parametrize("is_in_glance", [True, False])
 def test_disk_of_a_qcow2_image_lies_on_its_raw_view(nova, agent, is_in_glance):
-    agent.answers[control_wire.Ensure] = nova_backend.attached("qcow2", SIZE // 3)
+    agent.answers[control_wire.AttachImage] = nova_backend.attached("qcow2", SIZE // 3)
     nova.image |= {"disk_format": "qcow2", "size": SIZE // 3}
     if not is_in_glance:
         nova.image = None
@@ -102,7 +102,7 @@ def test_disks_without_an_image_are_made_as_ever(nova):
 
 
 def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
-    agent.answers[control_wire.Ensure] = nova_backend.attached("qcow2", SIZE // 5)
+    agent.answers[control_wire.AttachImage] = nova_backend.attached("qcow2", SIZE // 5)
     nova.image |= {"disk_format": "vmdk", "size": SIZE // 3}
     nova.spawn()
     assert os.readlink(nova.base) == str(nova.mirror)
@@ -115,7 +115,7 @@ def test_disk_of_an_image_that_was_converted_lies_on_its_raw_view(nova, agent):
 @pytest.mark.expect_log("falls back to Nova's download")
 def test_image_that_was_not_converted_is_downloaded(nova, agent, disk_format, kind):
     failed = control_wire.encode(control_wire.Failed(kind, "nothing of it is there"))
-    agent.answers[control_wire.Ensure] = lambda request: failed
+    agent.answers[control_wire.AttachImage] = lambda request: failed
     nova.image |= {"disk_format": disk_format}
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
@@ -160,7 +160,7 @@ def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, option
         nova.conf.set_override(name, value, group="glance")
     nova.spawn(**options)
     assert nova.host.fallbacks.total == {reason: 1}
-    assert control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES) not in agent.asked
+    assert control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES) not in agent.asked
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_request_that_is_not_eligible_is_downloaded(nova, agent, changes, option
 )
 @pytest.mark.expect_log("no such thing")
 def test_image_that_the_agent_refuses_is_downloaded(nova, agent, kind, reason):
-    agent.answers[control_wire.Ensure] = scripted_agent.failed(kind, "no such thing")
+    agent.answers[control_wire.AttachImage] = scripted_agent.failed(kind, "no such thing")
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
     assert nova.host.fallbacks.total == {reason: 1}
@@ -228,11 +228,11 @@ def test_reason_that_an_older_agent_refuses_keeps_no_other_from_being_told(nova,
 
 @pytest.mark.expect_log("agent-unreachable")
 def test_agent_that_hangs_is_waited_for_once(nova, agent, monkeypatch):
-    agent.answers[control_wire.Ensure] = lambda request: b""
+    agent.answers[control_wire.AttachImage] = lambda request: b""
     monkeypatch.setattr(agent_client, "TIMEOUT_S", 0.2)
     nova.spawn()
     assert nova.base.read_bytes() == DOWNLOADED
-    assert agent.asked == [control_wire.Ensure(IMAGE, mirror_link.HEAD_BYTES)]
+    assert agent.asked == [control_wire.AttachImage(IMAGE, mirror_link.HEAD_BYTES)]
 
 
 @pytest.mark.expect_log("mirror-unreadable")
@@ -245,7 +245,9 @@ def test_mirror_that_cannot_be_read_is_not_linked(nova, agent):
 @pytest.mark.expect_log("mirror-lost")
 def test_linked_mirror_whose_beginning_is_nowhere_is_replaced_unread(nova, agent):
     nova.spawn()
-    agent.answers[control_wire.Ensure] = scripted_agent.failed("DeadlineExceeded", "30 s are over")
+    agent.answers[control_wire.AttachImage] = scripted_agent.failed(
+        "DeadlineExceeded", "30 s are over"
+    )
     nova.mirror.unlink()
     os.mkfifo(nova.mirror)  # who opens it waits for ever
     nova.spawn()
@@ -379,14 +381,14 @@ def test_request_to_cache_what_is_not_eligible_is_nova_s(nova, agent):
 
 
 def test_agent_is_told_of_an_instance_that_is_switched_off_if_it_lies_on_a_mirror(nova, agent):
-    nova.answers[control_wire.SwitchedOff] = scripted_agent.done({"processes": 1})
+    nova.answers[control_wire.PowerOff] = scripted_agent.done({"processes": 1})
     nova.spawn()
     del agent.asked[:]
     imagebackend.notify_power_off(nova.host, INSTANCE)
     imagebackend.notify_power_off(nova.host, INSTANCE, is_taken_back=True)
     assert agent.asked == [
-        control_wire.SwitchedOff(INSTANCE),
-        control_wire.SwitchedOff(INSTANCE, is_taken_back=True),
+        control_wire.PowerOff(INSTANCE),
+        control_wire.PowerOff(INSTANCE, is_taken_back=True),
     ]
     nova.base.unlink()
     nova.base.write_bytes(bytes(SIZE))
@@ -402,7 +404,7 @@ def test_agent_that_hangs_refuses_or_is_away_keeps_no_instance_on(nova, monkeypa
     with scripted_agent.running(nova.socket, nova.answers) as agent:
         nova.spawn()
         for answer in answers:
-            agent.answers[control_wire.SwitchedOff] = answer
+            agent.answers[control_wire.PowerOff] = answer
             imagebackend.notify_power_off(nova.host, INSTANCE)
     imagebackend.notify_power_off(nova.host, INSTANCE)
     assert caplog.text.count(f"instance {INSTANCE}: its reads may delay its end") == 3
